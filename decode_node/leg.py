@@ -206,9 +206,9 @@ class DecodeLeg:
         self._first_steps.step_ends()
         self._source.step_over()
         self._counters.count(outputs)
-        sampled = [token_event(output, self._first_steps.times_of(output)) for output in outputs]
-        events = [event for event in sampled if event is not None]
-        events, self._first_events = self._first_events + events, []
+        times_of = self._first_steps.times_of
+        events, self._first_events = self._first_events, []
+        events += [event for output in outputs if (event := token_event(output, times_of(output))) is not None]
         return events
 
     def sent(self, now_s: float) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from device.base import STEP_TIMEOUT_S, Array, Graph
 
 _Outputs = TypeVar("_Outputs")
+_NO_GUARD = nullcontext()
 
 
 class HostStaging:
@@ -24,7 +25,7 @@ class HostStaging:
 
     def put(self, values: Array, capacity: int = 0) -> Tensor:
         """See `Staging.put`."""
-        return torch.from_numpy(np.ascontiguousarray(values))
+        return torch.from_numpy(values if values.flags.c_contiguous else np.ascontiguousarray(values))
 
     def upload(self) -> None:
         """See `Staging.upload`."""
@@ -70,7 +71,7 @@ class HostDevice:
 
     def guard(self) -> AbstractContextManager[None]:
         """See `Device.guard`."""
-        return nullcontext()
+        return _NO_GUARD
 
     def synchronize(self) -> None:
         """See `Device.synchronize`."""

@@ -94,12 +94,14 @@ class StepCounters:
     def count(self, outputs: Sequence[RequestOutput], *, is_step: bool = True) -> None:
         """Count one step, or if that is counted elsewhere some of its outputs."""
         self._steps.inc(is_step)
-        self._computed.inc(sum(output.num_step_tokens for output in outputs))
+        self._computed.inc(sum([output.num_step_tokens for output in outputs]))
         sampled = [output for output in outputs if output.token is not None]
-        num_forced = sum(len(output.forced) for output in sampled)
+        num_forced = sum([len(output.forced) for output in sampled])
         self._generated.inc(len(sampled) + num_forced)
-        self._forced.inc(num_forced)
-        self._cached.inc(sum(output.num_cached_tokens for output in sampled if output.output_index == 0))
+        if num_forced:
+            self._forced.inc(num_forced)
+        if num_cached := sum([output.num_cached_tokens for output in sampled if output.output_index == 0]):
+            self._cached.inc(num_cached)
 
     def count_delivered(self, num_tokens: int, num_cached_tokens: int) -> None:
         """Count the prompt of a handoff: all of its tokens were transferred, except those that were cached here."""

@@ -141,10 +141,14 @@ def _open_envelope(frame: bytes) -> bytes:
 
 
 class _Field(Protocol):
-    """How values of one type travel. `wire_type` is what msgspec encodes, and validates when it decodes."""
+    """How values of one type travel. `wire_type` is what msgspec encodes, and validates when it decodes.
+    `keeps_empty`: None and what has no items travel as they are, so that nothing need be called for them."""
 
     @property
     def wire_type(self) -> Any: ...
+
+    @property
+    def keeps_empty(self) -> bool: ...
 
     def to_wire(self, value: Any) -> Any:
         """The value that is encoded. Raises `InvalidMessage` when it has more items than a peer accepts."""
@@ -160,6 +164,7 @@ class _Scalar:
     """Travels as it is."""
 
     wire_type: Any
+    keeps_empty: bool = True
 
     def to_wire(self, value: Any) -> Any:
         return value
@@ -170,6 +175,8 @@ class _Scalar:
 
 class _PackedNumbers:
     """See `Packed`."""
+
+    keeps_empty = False
 
     def __init__(self, packed: Packed) -> None:
         self._typecode = packed.typecode
@@ -202,6 +209,7 @@ class _Optional:
 
     def __init__(self, inner: _Field) -> None:
         self._inner = inner
+        self.keeps_empty = inner.keeps_empty
         self.wire_type = inner.wire_type | None
 
     def to_wire(self, value: Any) -> Any:
@@ -213,6 +221,8 @@ class _Optional:
 
 class _Items:
     """`tuple[X, ...]`."""
+
+    keeps_empty = True
 
     def __init__(self, item: _Field, max_items: int) -> None:
         self._item = item
@@ -234,6 +244,8 @@ class _Record:
     The struct of a message, unlike that of a record inside another one, carries the tag.
     """
 
+    keeps_empty = True  # an instance is never empty
+
     def __init__(self, kind: type[Any], *, is_message: bool = False) -> None:
         if not dataclasses.is_dataclass(kind):
             raise TypeError(f"{kind.__name__} is not a dataclass")
@@ -254,13 +266,15 @@ class _Record:
     def to_wire(self, value: Any) -> Any:
         values = list(self._values(value))
         for place, field in self._converted:
-            values[place] = field.to_wire(values[place])
+            if values[place] or not field.keeps_empty:
+                values[place] = field.to_wire(values[place])
         return self.wire_type(*values)
 
     def from_wire(self, value: Any) -> Any:
         values: list[Any] = list(msgspec.structs.astuple(value))
         for place, field in self._converted:
-            values[place] = field.from_wire(values[place])
+            if values[place] or not field.keeps_empty:
+                values[place] = field.from_wire(values[place])
         try:
             return self.kind(*values)
         except Exception as error:  # a record may validate itself; whatever it finds is this message's error

@@ -99,6 +99,13 @@ class DecodingParams:
         """True when a token can be sampled only once the value of the one before it is known on the host."""
         return self.grammar is not None or self.needs_history
 
+    @property
+    def takes_largest(self) -> bool:
+        """True when each token is that of the largest logit, of which nothing else is asked."""
+        if self.temperature != 0.0 or self.logprobs is not None or self.min_tokens or self.needs_last_token:
+            return False
+        return not (self.logit_bias_ids or self.allowed_token_ids)
+
     def with_at_most(self, max_tokens: int | None) -> DecodingParams:
         """These parameters with another `max_tokens`. Raises `InvalidRequest` when it is less than `min_tokens`."""
         if max_tokens == self.max_tokens:

@@ -1,8 +1,12 @@
 """What a grammar costs a decode step: `python -m bench.limits.grammar_step [MODEL] [--batch 8] [--rounds 10]`.
 
-One engine decodes a batch of requests that must write JSON, and the same batch without a grammar, in turns. The lower
-quartiles of both and their ratio are printed, by the clock and by the processor time of all threads, which a busy
-machine changes less; and the median ratio of neighbouring rounds. Many short rounds say more than a few long ones.
+One engine decodes a batch of requests, without a grammar and with one in each of them, in turns. Two grammars are
+measured: objects, of which many tokens are forced, so that steps have more of them; and a text, in which nothing is
+forced, so that steps have as many tokens as without a grammar.
+
+By the clock, which is the time that a step takes, and by the processor time of all threads, which a busy machine
+changes less: the lower quartiles of all rounds and their ratio, and the median ratio of neighbouring rounds. Many short
+rounds say more than a few long ones.
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from engine.build import build_engine
@@ -36,25 +39,31 @@ _SCHEMA = {
     "minItems": 1000,
 }
 """So long that no answer of the measurement ends."""
+GRAMMARS = {"objects": Grammar.json_schema(_SCHEMA), "a text": Grammar.regex("([a-z]{1,9} ){1000}")}
 
 
 class Round(NamedTuple):
-    """Seconds of a decode step with all requests in it: the median by the clock, and the processor time of a mean
-    one, and that for each of its tokens: where a grammar forces tokens a step has more of them."""
+    """Seconds of a decode step with all requests in it, and of each of its tokens: by the clock, the step's as a median
+    and the token's as a mean, and as processor time."""
 
-    wall_s: float
-    cpu_s: float
+    step_s: float
+    token_s: float
+    step_cpu_s: float
     token_cpu_s: float
+    tokens_per_step: float
 
 
-def measure_round(core: EngineCore, batch: int, grammar: Grammar | None) -> Round:
+def measure_round(core: EngineCore, batch: int, temperature: float, grammar: Grammar | None) -> Round:
     """Of `NUM_STEPS` steps."""
     keys = [RequestKey.numbered(number + 1) for number in range(batch)]
     for number, key in enumerate(keys):
-        params = DecodingParams(
-            temperature=0.8, seed=number, max_tokens=8 * NUM_STEPS, ignore_eos=True, grammar=grammar
+        core.add(
+            key,
+            (*_PROMPT, 20 + number),
+            DecodingParams(
+                temperature=temperature, seed=number, max_tokens=8 * NUM_STEPS, ignore_eos=True, grammar=grammar
+            ),
         )
-        core.add(key, _PROMPT, replace(params, grammar=grammar))
     while len(core.step()) < batch:
         continue
     times, num_tokens = [], 0
@@ -67,7 +76,8 @@ def measure_round(core: EngineCore, batch: int, grammar: Grammar | None) -> Roun
     cpu_s = time.process_time() - cpu_begun_s
     for key in keys:
         core.abort(key)
-    return Round(statistics.median(times), cpu_s / NUM_STEPS, cpu_s / num_tokens)
+    step_s, token_s = statistics.median(times), sum(times) / num_tokens
+    return Round(step_s, token_s, cpu_s / NUM_STEPS, cpu_s / num_tokens, num_tokens / NUM_STEPS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,30 +87,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: greedy")
     parser.add_argument("--load-format", default="auto", help="dummy: random weights of the shape that MODEL has")
     flags = parser.parse_args(argv)
     settings = EngineSettings(
         model=flags.model, num_threads=flags.threads, max_num_seqs=flags.batch, load_format=flags.load_format
     )
     core = build_engine(settings, allocate_private).core
-    grammar = Grammar.json_schema(_SCHEMA)
-    measure_round(core, flags.batch, grammar)
-    free: list[Round] = []
-    bound: list[Round] = []
-    for _ in range(flags.rounds):
-        free.append(measure_round(core, flags.batch, None))
-        bound.append(measure_round(core, flags.batch, grammar))
-    sys.stdout.write(f"batch {flags.batch}, {flags.rounds} rounds\n")
-    for place, name in enumerate(("clock, a step", "processor, a step", "processor, a token")):
-        sys.stdout.write(_line(name, [each[place] for each in free], [each[place] for each in bound]))
+    kinds = {"": None, **GRAMMARS}
+    rounds: dict[str, list[Round]] = {name: [] for name in kinds}
+    for number in range(-1, flags.rounds):
+        for name, grammar in kinds.items():
+            found = measure_round(core, flags.batch, flags.temperature, grammar)
+            if number >= 0:  # the first is for caches, and for grammars to be compiled
+                rounds[name].append(found)
+    sys.stdout.write(f"batch {flags.batch}, {flags.rounds} rounds, temperature {flags.temperature:g}\n")
+    for name in GRAMMARS:
+        _report(name, rounds[""], rounds[name])
     return 0
+
+
+def _report(name: str, free: Sequence[Round], bound: Sequence[Round]) -> None:
+    per_step = [statistics.mean(each.tokens_per_step for each in rounds) for rounds in (free, bound)]
+    sys.stdout.write(f"{name}: {per_step[0]:.2f} tokens in a step without a grammar, {per_step[1]:.2f} with one\n")
+    for place, what in enumerate(("clock, a step", "clock, a token", "processor, a step", "processor, a token")):
+        sys.stdout.write(_line(what, [each[place] for each in free], [each[place] for each in bound]))
 
 
 def _line(name: str, free: Sequence[float], bound: Sequence[float]) -> str:
     ratios = [with_one / without for with_one, without in zip(bound, free, strict=True)]
     without, with_one = _lower_quartile(free), _lower_quartile(bound)
     return (
-        f"{name}: {1000 * without:.3f} ms without a grammar, {1000 * with_one:.3f} ms with one, "
+        f"  {name}: {1000 * without:.4f} ms without a grammar, {1000 * with_one:.4f} ms with one, "
         f"ratio {with_one / without:.3f}; of neighbouring rounds {statistics.median(ratios):.3f} "
         f"({min(ratios):.3f} to {max(ratios):.3f})\n"
     )

@@ -25,11 +25,36 @@ _STAGED_VALUE_BYTES = 8
 _STAGING_GAP_BYTES = 64
 
 
-class SequenceShare(NamedTuple):
+class PlannedShare(Protocol):
     """One sequence's part of a step: its tokens start .. start + num_tokens - 1, KV in the slots of `block_table`.
 
-    In the flattened batch, sequences lie one after another in the order of the plan.
+    In the flattened batch, sequences lie one after another in the order of the plan. The shares of the scheduler have
+    this, and `SequenceShare` has nothing else.
     """
+
+    @property
+    def start(self) -> int:
+        """See the class."""
+        ...
+
+    @property
+    def num_tokens(self) -> int:
+        """See the class."""
+        ...
+
+    @property
+    def block_table(self) -> Sequence[int]:
+        """See the class."""
+        ...
+
+    @property
+    def context_len(self) -> int:
+        """Tokens the last token of the share attends to, itself included."""
+        ...
+
+
+class SequenceShare(NamedTuple):
+    """See `PlannedShare`."""
 
     start: int
     num_tokens: int
@@ -37,7 +62,7 @@ class SequenceShare(NamedTuple):
 
     @property
     def context_len(self) -> int:
-        """Tokens the last token of the share attends to, itself included."""
+        """See `PlannedShare`."""
         return self.start + self.num_tokens
 
 
@@ -117,7 +142,7 @@ class AttentionBackend(Attention, Protocol):
     Neither call waits for the device, nor asks it for a value.
     """
 
-    def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
+    def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """Prepare for one step over `shares`; valid until the next plan. Block tables must cover every context.
 
         Inputs for the device are put into `staging`, which the caller uploads before the first `run`. `layer_stored` is

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from device.base import Staging
-from engine.attention.base import SequenceShare, StatePiece
+from engine.attention.base import PlannedShare, StatePiece
 from engine.attention.paged_kv import PagedKv
 from wire.layout import STATE
 
@@ -51,7 +51,7 @@ class BlockStates:
         self.pieces: Sequence[StatePiece] = ()
         """See `KeepsStates.pieces`."""
 
-    def plan(self, shares: Sequence[SequenceShare], staging: Staging) -> None:
+    def plan(self, shares: Sequence[PlannedShare], staging: Staging) -> None:
         """Prepare for one step over `shares`: see `AttentionBackend.plan`."""
         if not self._states:
             return
@@ -88,7 +88,7 @@ class BlockStates:
         """See `KeepsStates.carried`."""
         return self._states[layer][:, num_before:]
 
-    def _cut(self, begin: int, share: SequenceShare) -> Iterator[StatePiece]:
+    def _cut(self, begin: int, share: PlannedShare) -> Iterator[StatePiece]:
         """The pieces of a share whose first token is the token `begin` of the step."""
         size, at = self._block_size, share.start
         while at < share.context_len:

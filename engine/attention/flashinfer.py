@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from device.base import Array, Staging
-from engine.attention.base import LayerStored, SequenceShare
+from engine.attention.base import LayerStored, PlannedShare
 from engine.attention.flashinfer_limits import GRAPH_INT_WORKSPACE_BYTES, uses_tensor_cores
 from engine.attention.paged_kv import PagedKv
 from engine.cache.block_pool import BlockTable, pack_blocks
@@ -90,7 +90,7 @@ class PageTable:
     positions: Array
 
     @classmethod
-    def of(cls, shares: Sequence[SequenceShare], block_size: int) -> PageTable:
+    def of(cls, shares: Sequence[PlannedShare], block_size: int) -> PageTable:
         """The table of `shares`; blocks behind a context are left out."""
         counts = np.array([share.num_tokens for share in shares], dtype=np.int64)
         contexts = np.array([share.start for share in shares], dtype=np.int64) + counts
@@ -223,7 +223,7 @@ class FlashInferAttention:
         self._num_decodes = 0
         self._layer_stored: LayerStored | None = None
 
-    def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
+    def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """See `AttentionBackend.plan`."""
         self._layer_stored = layer_stored
         pages = PageTable.of(shares, self._pool.block_size)
@@ -272,7 +272,7 @@ class FlashInferAttention:
             wrapper.plan(indptr, indices, last_page_len, *group.shape, **group.options)
 
     def _plan_prefills(
-        self, pages: PageTable, staged: _StagedPages, first: int, shares: Sequence[SequenceShare]
+        self, pages: PageTable, staged: _StagedPages, first: int, shares: Sequence[PlannedShare]
     ) -> None:
         first_page = int(pages.indptr[first])
         queries = torch.from_numpy(_starts(np.array([share.num_tokens for share in shares[first:]])))
@@ -308,7 +308,7 @@ class FlashInferDecodes:
         self._pages: _StagedPages | None = None
         self._layer_stored: LayerStored | None = None
 
-    def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
+    def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """See `AttentionBackend.plan`. Raises `ValueError` for other steps than those this was made for."""
         if len(shares) != self._num_sequences or any(share.num_tokens != 1 for share in shares):
             raise ValueError(f"this backend takes {self._num_sequences} shares of one token")
@@ -359,7 +359,7 @@ class FlashInferDecodes:
         return wrapper
 
 
-def _num_leading_decodes(shares: Sequence[SequenceShare]) -> int:
+def _num_leading_decodes(shares: Sequence[PlannedShare]) -> int:
     return next((count for count, share in enumerate(shares) if share.num_tokens != 1), len(shares))
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from device.base import Staging
-from engine.attention.base import PLAIN, LayerRule, LayerStored, SequenceShare
+from engine.attention.base import PLAIN, LayerRule, LayerStored, PlannedShare
 from engine.attention.paged_kv import PagedKv
 from engine.cache.block_pool import BlockTable, pack_blocks
 from engine.native.arguments import (
@@ -118,7 +118,7 @@ class NativeAttention:
         )
         return _Layer(BatonStore(kv=paged), attention)
 
-    def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
+    def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """See `AttentionBackend.plan`. Nothing is staged: the kernels read the host's memory."""
         self._layer_stored = layer_stored
         tables = [_as_packed(share.block_table) for share in shares]
@@ -126,7 +126,7 @@ class NativeAttention:
             (share.start, share.num_tokens, *table.buffer_info()) for share, table in zip(shares, tables, strict=True)
         ]
         sequences, plan = array("q", chain.from_iterable(values)), self._plan
-        plan.sequences, plan.num_sequences = sequences.buffer_info()[0], len(shares)
+        plan.sequences, plan.num_sequences = sequences.buffer_info()[0], len(values)
         planned = self._kernels.plan(plan)
         if planned == PLAN_TOO_LARGE:
             plan = self._make_room(plan, sequences.buffer_info()[0])
@@ -193,5 +193,5 @@ class NativeAttention:
 
 def _as_packed(block_table: Sequence[int]) -> BlockTable:
     """As the pool packs it: 32 bits a block."""
-    is_packed = isinstance(block_table, array) and block_table.typecode == "i"
+    is_packed = type(block_table) is array and block_table.typecode == "i"
     return cast("BlockTable", block_table) if is_packed else pack_blocks(block_table)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from device.base import Staging
-from engine.attention.base import PLAIN, LayerRule, LayerStored, SequenceShare, StatePiece
+from engine.attention.base import PLAIN, LayerRule, LayerStored, PlannedShare, StatePiece
 from engine.attention.block_states import BlockStates
 from engine.attention.paged_kv import PagedKv
 from wire.errors import InvalidSetting
@@ -98,7 +98,7 @@ class _GroupPlan:
     prompts: Sequence[_PromptPlan]
 
 
-def begun_blocks(shares: Sequence[SequenceShare], block_size: int) -> list[int]:
+def begun_blocks(shares: Sequence[PlannedShare], block_size: int) -> list[int]:
     """The blocks that a step begins and does not fill; they are zeroed before it. What lies behind the last token gets
     the weight zero, but zero times NaN is NaN: whatever a block held before must not reach the request that has it
     now."""
@@ -212,12 +212,12 @@ class TorchAttention:
         self._plans: list[_GroupPlan] = []
         self._layer_stored: LayerStored | None = None
 
-    def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
+    def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """See `AttentionBackend.plan`."""
         self._layer_stored = layer_stored
         # in memory that ranks share, this rank could wipe what another has stored: the runner does it before the step
         begun = () if self._is_shared else begun_blocks(shares, self._block_size)
-        decodes: list[tuple[int, SequenceShare]] = []
+        decodes: list[tuple[int, PlannedShare]] = []
         prompts: list[_PromptInputs] = []
         self._states.plan(shares, staging)
         slots = staging.put(self._slots_of_new_tokens(shares))
@@ -359,7 +359,7 @@ class TorchAttention:
         weights = self._score_workspace[1, :num_elements].view(shape)
         return torch.softmax(scores, dim=-1, out=weights)
 
-    def _put_decodes(self, decodes: Sequence[tuple[int, SequenceShare]], staging: Staging) -> _DecodeInputs:
+    def _put_decodes(self, decodes: Sequence[tuple[int, PlannedShare]], staging: Staging) -> _DecodeInputs:
         contexts = np.array([share.context_len for _, share in decodes], dtype=np.int64)
         num_blocks = -(-int(contexts.max()) // self._block_size)
         tables = np.empty((len(decodes), num_blocks), dtype=np.int64)
@@ -373,7 +373,7 @@ class TorchAttention:
             tables=staging.put(tables.reshape(-1)),
         )
 
-    def _slots_of_new_tokens(self, shares: Sequence[SequenceShare]) -> np.ndarray:
+    def _slots_of_new_tokens(self, shares: Sequence[PlannedShare]) -> np.ndarray:
         """See `_StepInputs.slots`."""
         slots = []
         for share in shares:

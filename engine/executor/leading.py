@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from device.base import STEP_TIMEOUT_S, DeviceFailed
-from engine.attention.base import LayerStored, SequenceShare
+from engine.attention.base import LayerStored
 from engine.attention.torch_backend import begun_blocks
 from engine.executor.base import Leader
 from engine.executor.messages import Compute, Share
@@ -80,8 +80,7 @@ class LeadingRunner(ModelRunner):
 
     def _wipe_begun(self, step: Step) -> None:
         """See `begun_blocks`: a backend leaves it to the runner where blocks are shared."""
-        shares = [SequenceShare(each.start, each.num_tokens, each.block_table) for each in step.requests]
-        for block in begun_blocks(shares, self._block_size):
+        for block in begun_blocks(step.requests, self._block_size):
             self._blocks[block].zero_()
 
 
@@ -170,7 +169,7 @@ def _order(step: Step, inputs: StepInputs) -> Compute:
         Share(each.start, each.num_tokens, np.asarray(each.block_table, dtype=np.int32).tobytes())
         for each in step.requests
     )
-    due = [end for end, _ in due_requests(step, inputs)]
+    due, _ = due_requests(step, inputs)
     scored: Sequence[int] = scored_rows(step, inputs.last_tokens).tolist() if step.spans else ()
     return Compute(shares, inputs.token_ids.tobytes(), _rows(scored), _rows(due))
 

@@ -244,6 +244,18 @@ class BatonArgmax(Structure):
     ]
 
 
+class BatonSample(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("found", BatonArgmax),
+        ("rows", c_void_p),
+        ("parameters", c_void_p),
+        ("num_sampled", c_int64),
+        ("parameter_stride", c_int64),
+    ]
+
+
 class BatonStep(Structure):
     """See kernels.h."""
 

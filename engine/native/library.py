@@ -26,7 +26,7 @@ from engine.native.arguments import DTYPES, BatonCall, BatonPlan, BatonQuantized
 from wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
-_INTERFACE = 5
+_INTERFACE = 6
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
 _SHARED_BYTES = 1 << 24
@@ -71,6 +71,7 @@ class Kernels:
         self.gate = self._call("gate", arguments.BatonGate)
         self.gather = self._call("gather", arguments.BatonGather)
         self.argmax = self._call("argmax", arguments.BatonArgmax)
+        self.sample = self._call("sample", arguments.BatonSample)
         self.quantized_pack = self._call("quantized_pack", BatonQuantizedPack)
         self.quantized_linear = self._call("quantized_linear", arguments.BatonQuantizedLinear)
 

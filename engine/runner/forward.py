@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 from torch import Tensor
 
 from device.base import Staging
-from engine.attention.base import Attention, AttentionBackend, LayerStored, SequenceShare
+from engine.attention.base import Attention, AttentionBackend, LayerStored, PlannedShare
 from engine.models.base import RunnableDecoder
 from engine.runner.inputs import StepInputs, fill_pending
 from engine.runner.prompt_scoring import PromptScoring
@@ -111,7 +111,7 @@ class EagerSteps:
     def stage(
         self,
         inputs: StepInputs,
-        shares: Sequence[SequenceShare],
+        shares: Sequence[PlannedShare],
         layer_stored: LayerStored | None,
         scoring: PromptScoring | None,
     ) -> EagerForward:

@@ -1,7 +1,7 @@
 """Masks of grammars: which tokens the rows of a step may sample, as bits.
 
-Owns the stacking on the host, where matchers compute their masks without Python's lock while the device is busy with
-the step before, and how the bits are applied. Has no state between steps. A row for which no token is left holds -inf
+Owns the stacking on the host, where matchers compute their masks without Python's lock, and how the bits are applied;
+when that happens is `engine.runner.step_masks`. Has no state between steps. A row for which no token is left holds -inf
 alone after this, which the sampler reports as it reports NaN.
 
 Letters: G rows with a grammar, V vocabulary, W bytes of a mask.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from device.base import Array, Device, Graph, Staging
-from engine.attention.base import AttentionBackend, SequenceShare
+from engine.attention.base import AttentionBackend, PlannedShare, SequenceShare
 from engine.models.base import RunnableDecoder
 from engine.runner.forward import DueRows
 from engine.runner.inputs import StepInputs, fill_pending
@@ -119,7 +119,7 @@ class DecodeGraphs:
                 progress(done, len(self._sizes))
         return len(self._recorded)
 
-    def stage(self, inputs: StepInputs, shares: Sequence[SequenceShare]) -> GraphForward | None:
+    def stage(self, inputs: StepInputs, shares: Sequence[PlannedShare]) -> GraphForward | None:
         """Stage a step, right behind what `begin` puts. None when no graph can compute it."""
         if len(inputs.token_ids) != len(shares):
             return None
@@ -158,7 +158,7 @@ class DecodeGraphs:
         self,
         size: int,
         inputs: StepInputs,
-        shares: Sequence[SequenceShare],
+        shares: Sequence[PlannedShare],
         attention: AttentionBackend,
         staging: Staging,
     ) -> tuple[Tensor, Tensor, Tensor]:

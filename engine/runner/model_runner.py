@@ -3,32 +3,35 @@
 Owns the decoder, the attention backend and the sampler of one device, the staging memory, and the tokens that the last
 step sampled. Knows no queues, leases or nodes: it is given a `Step` and returns tokens.
 
-A step goes to the device in one upload and comes back in one fetch; between them nothing asks the device for a value,
-so a launch returns while the device computes. All of a step is read in its launch. A token that the step before samples
-does not pass through the host: `sampled` holds one for each row of the last step, and the next step's inputs name the
-row.
+A step goes to the device in one upload, masks of grammars in another while it is computed, and comes back in one fetch;
+between them nothing asks the device for a value, so a launch returns while the device computes. All of a step is read
+in its launch. A token that the step before samples does not pass through the host: `sampled` holds one for each row of
+the last step, and the next step's inputs name the row.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from device.base import Device, HostCopy
-from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
+from engine.attention.base import AttentionBackend, LayerStored
 from engine.models.base import RunnableDecoder
 from engine.runner.base import RunningStep
 from engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
+from engine.runner.grammar_masks import Masks
 from engine.runner.graphs import DecodeGraphs, ReportProgress
 from engine.runner.inputs import StepInputs, read_inputs
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.prompt_scoring import PromptScoring
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import SamplingPlan
+from engine.runner.step_masks import step_masks
 from engine.scheduler.request import PromptScores, SampledToken, ScheduledRequest, Step
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
@@ -36,22 +39,39 @@ from wire.sampling import DecodingParams
 _NO_ENDS = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """See `RunningStep`. `keys` are the requests of the plan's rows. `scored`: what the step found out about prompts,
-    and a copy of that."""
+class SampledRows(Protocol):
+    """The tokens of a step's rows, on their way to the host."""
 
-    keys: tuple[RequestKey, ...]
+    def tokens(self) -> list[SampledToken | None]:
+        """Wait for them; None for a row without a number. Raises as `HostCopy.wait`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedRows:
+    """See `SampledRows`. `outputs`: what sampling by `plan` has returned."""
+
     plan: SamplingPlan
     outputs: HostCopy
+
+    def tokens(self) -> list[SampledToken | None]:
+        """See `SampledRows.tokens`."""
+        arrays = self.outputs.wait()
+        return self.plan.tokens(arrays) if arrays else []
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """See `RunningStep`. `keys` are the requests of the sampled rows. `scored`: what the step found out about prompts,
+    and a copy of that."""
+
+    keys: Sequence[RequestKey]
+    rows: SampledRows
     scored: tuple[PromptScoring, HostCopy] | None = None
 
     def result(self) -> Mapping[RequestKey, SampledToken]:
         """See `RunningStep.result`."""
-        arrays = self.outputs.wait()
-        if not self.keys:
-            return {}
-        sampled = zip(self.keys, self.plan.tokens(arrays), strict=True)
+        sampled = zip(self.keys, self.rows.tokens(), strict=True)
         return {key: token for key, token in sampled if token is not None}
 
     def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
@@ -67,7 +87,7 @@ class PlannedStep(NamedTuple):
 
     step: Step
     inputs: StepInputs
-    due: Sequence[tuple[int, ScheduledRequest]]
+    due: Sequence[ScheduledRequest]
     rows: DueRows
     plan: SamplingPlan
     scoring: PromptScoring | None
@@ -95,12 +115,16 @@ class ModelRunner:
         self._device = device
         self._limits = limits
         self._staging = device.staging(staging_bytes(limits))
+        num_spare_cores = len(os.sched_getaffinity(0)) - torch.get_num_threads()
+        self._masks = step_masks(device, sampler.vocab_size, self._staging, num_spare_cores)
         self._sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
         self._eager = EagerSteps(
             decoder, run or decoded_pass(decoder, attention), attention, self._staging, self._sampled
         )
         self._graphs: DecodeGraphs | None = None
         self._sampled_rows: dict[RequestKey, int] = {}
+        # entered in every step: as a decorator it would be made anew each time, which takes 30 us
+        self._inference = torch.inference_mode()
 
     @torch.inference_mode()
     def record_graphs(self, progress: ReportProgress | None = None) -> int:
@@ -116,7 +140,7 @@ class ModelRunner:
             self._decoder,
             self._device,
             self._staging,
-            lambda: self._begin((), 0),
+            lambda: self._begin((), (), 0),
             self._sampled,
             self._limits.max_decodes,
             self._limits.spare_block,
@@ -145,12 +169,11 @@ class ModelRunner:
                 self.launch(step).result()
         self._sampled_rows = {}
 
-    @torch.inference_mode()
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         """See `Runner.launch`. Raises `TokenUnknown` for a pending token that the last step does not sample."""
         inputs = read_inputs(step, self._sampled_rows)
         told = None if layer_stored is None else lambda: self._device.notify(layer_stored)
-        with self._device.guard():
+        with self._inference, self._device.guard():
             try:
                 return self._launch(step, inputs, told)
             except Exception:
@@ -164,8 +187,8 @@ class ModelRunner:
 
     def _plan(self, step: Step, inputs: StepInputs) -> PlannedStep:
         """Begin staging, and read of `step` all that may change once it was launched."""
-        due = due_requests(step, inputs)
-        rows, plan = self._begin(due, len(inputs.token_ids))
+        ends, due = due_requests(step, inputs)
+        rows, plan = self._begin(ends, due, len(inputs.token_ids))
         scoring = PromptScoring(step, inputs.last_tokens, self._staging) if step.spans else None
         return PlannedStep(step, inputs, due, rows, plan, scoring)
 
@@ -175,28 +198,38 @@ class ModelRunner:
         plan = plan.stage_changes(self._staging)
         self._staging.upload()
         self._copy_blocks(step)
-        logits = forward.compute(rows)
+        self._masks.begin(plan.grammar_rows)
+        try:
+            logits = forward.compute(rows)
+        finally:  # after an error too: nobody may use a matcher meanwhile
+            masks = self._masks.finish()
         scored = None if scoring is None else (scoring, self._device.fetch(scoring.outputs))
         if logits is None:
             self._sampled_rows = {}
-            return LaunchedStep((), plan, self._device.fetch(()), scored)
-        requests = [request for _, request in due]
-        outputs = self._sampler.sample(plan, logits)
-        self._store_sampled(requests, outputs[0])
-        keys = tuple(request.key for request in requests)
-        return LaunchedStep(keys, plan, self._device.fetch(outputs), scored)
+            return LaunchedStep((), FetchedRows(plan, self._device.fetch(())), scored)
+        return LaunchedStep([request.key for request in due], self._sample(plan, due, logits, masks), scored)
 
-    def _begin(self, due: Sequence[tuple[int, ScheduledRequest]], num_tokens: int) -> tuple[DueRows, SamplingPlan]:
+    def _sample(
+        self, plan: SamplingPlan, due: Sequence[ScheduledRequest], logits: torch.Tensor, masks: Masks | None
+    ) -> SampledRows:
+        if not self.is_asynchronous and (largest := self._sampler.sample_largest(plan, logits)) is not None:
+            return largest
+        outputs = self._sampler.sample(plan, logits, masks)
+        self._store_sampled(due, outputs[0])
+        return FetchedRows(plan, self._device.fetch(outputs))
+
+    def _begin(
+        self, ends: Sequence[int], due: Sequence[ScheduledRequest], num_tokens: int
+    ) -> tuple[DueRows, SamplingPlan]:
         """Begin staging with what has a fixed room, so that the inputs of graphs lie behind it where they always lie.
 
-        `due`: requests that sample, and the places of their last tokens.
+        `due`: what samples; `ends`: the places of the last tokens.
         """
         self._staging.begin()
         max_num_rows = self._limits.max_num_seqs
-        ends = [end for end, _ in due]
         are_all = len(due) == num_tokens and ends == list(range(num_tokens))
         index = self._staging.put(_NO_ENDS if are_all else np.array(ends, dtype=np.int64), max_num_rows)
-        plan = self._sampler.plan([request for _, request in due], self._staging, max_num_rows)
+        plan = self._sampler.plan(due, self._staging, max_num_rows)
         return DueRows(len(due), None if are_all else index), plan
 
     def _copy_blocks(self, step: Step) -> None:
@@ -211,25 +244,29 @@ class ModelRunner:
     ) -> Forward:
         """Stage the step for a graph when there is one that does all that is wanted, else for operation by
         operation."""
-        shares = [SequenceShare(r.start, r.num_tokens, r.block_table) for r in step.requests]
         if self._graphs is not None and layer_stored is None and scoring is None:
-            recorded = self._graphs.stage(inputs, shares)
+            recorded = self._graphs.stage(inputs, step.requests)
             if recorded is not None:
                 return recorded
-        return self._eager.stage(inputs, shares, layer_stored, scoring)
+        return self._eager.stage(inputs, step.requests, layer_stored, scoring)
 
-    def _store_sampled(self, requests: list[ScheduledRequest], token_ids: torch.Tensor) -> None:
+    def _store_sampled(self, requests: Sequence[ScheduledRequest], token_ids: torch.Tensor) -> None:
         """Store sampled tokens for the next step, also when a step between cannot be launched. token_ids: [N]."""
         if self.is_asynchronous:
             self._sampled[: len(requests)].copy_(token_ids)
             self._sampled_rows = {request.key: row for row, request in enumerate(requests)}
 
 
-def due_requests(step: Step, inputs: StepInputs) -> list[tuple[int, ScheduledRequest]]:
-    """What samples in this step, with the places of its last token: requests, and each of their forks as a request."""
-    due: list[tuple[int, ScheduledRequest]] = []
+def due_requests(step: Step, inputs: StepInputs) -> tuple[list[int], Sequence[ScheduledRequest]]:
+    """The places of the last tokens of what samples in this step, and what does: requests, and each of their forks as
+    a request."""
+    alone = [request for request in step.requests if request.needs_sample and not request.forks]
+    if len(alone) == len(step.requests):
+        return inputs.last_tokens, alone
+    ends: list[int] = []
+    due: list[ScheduledRequest] = []
     for end, request in zip(inputs.last_tokens, step.requests, strict=True):
         if request.needs_sample:
-            due.append((end, request))
-            due += [(end, request._replace(key=fork.key, params=fork.params)) for fork in request.forks]
-    return due
+            due += (request, *(request._replace(key=fork.key, params=fork.params) for fork in request.forks))
+            ends += [end] * (1 + len(request.forks))
+    return ends, due

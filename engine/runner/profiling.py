@@ -18,6 +18,7 @@ from engine.runner.grammar_masks import MaskSource
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.prompt_scoring import PromptScoring
 from engine.runner.sampler import Sampler
+from engine.runner.step_masks import MasksBehindLaunch
 from engine.scheduler.request import PromptSpan, ScheduledRequest, Step
 from wire.request_key import RequestKey
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
@@ -46,6 +47,7 @@ class _HardestRequest:
     num_prompt_tokens: int = 1
     params: DecodingParams = _HARDEST
     matcher: MaskSource | None = field(default_factory=_AnyToken)
+    takes_largest: bool = False
 
 
 class StorelessAttention:
@@ -96,7 +98,9 @@ def profile(
         hidden = decoder.forward(token_ids, positions, attention or StorelessAttention())
         scoring.score(decoder, hidden)
         scores = device.fetch(scoring.outputs)
-        device.fetch(sampler.sample(plan, decoder.logits(hidden[:num_rows]))).wait()
+        masks = MasksBehindLaunch(sampler.vocab_size, staging)
+        masks.begin(plan.grammar_rows)
+        device.fetch(sampler.sample(plan, decoder.logits(hidden[:num_rows]), masks.finish())).wait()
         scores.wait()
     device.synchronize()
 

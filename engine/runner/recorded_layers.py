@@ -65,18 +65,34 @@ class RecordedLayers:
             rotations = self._rotations.gather(kernels, positions)
             delta = decoder.run_layers(residual, rotations, attention)
         self.recording = Recording(kernels, notes, delta, sizes.max_tokens)
+        self._rows, self._delta = FirstRows(self.residual), FirstRows(self.recording.output)
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> RecordedStream:
         """See `ForwardPass`."""
-        num_tokens = len(token_ids)
-        if num_tokens > len(self.residual):
-            raise RuntimeError(f"a step of {num_tokens} tokens; there is room for {len(self.residual)}")
-        residual = self.residual[:num_tokens]
+        num_tokens = token_ids.shape[0]
+        if num_tokens > self._rows.capacity:
+            raise RuntimeError(f"a step of {num_tokens} tokens; there is room for {self._rows.capacity}")
+        residual = self._rows.of(num_tokens)
         if self._embedded is None:
             residual.copy_(self._decoder.embed(token_ids, positions))
         self._rotations.extend(self._attention.num_positions)
         self._attention.replay(self.recording, token_ids, positions)
-        return RecordedStream(self._decoder, self.head, residual, self.recording.output[:num_tokens])
+        return RecordedStream(self._decoder, self.head, residual, self._delta.of(num_tokens))
+
+
+class FirstRows:
+    """The first rows of a tensor, as many as a step has. Most steps have as many as the one before them."""
+
+    def __init__(self, whole: Tensor) -> None:
+        self._whole = self._rows = whole
+        self._count = whole.shape[0]
+        self.capacity = whole.shape[0]
+
+    def of(self, count: int) -> Tensor:
+        """The first `count` rows, of at most `capacity`."""
+        if self._count != count:
+            self._rows, self._count = self._whole[:count], count
+        return self._rows
 
 
 class RotationTables:
@@ -130,12 +146,13 @@ class RecordedHead:
                 kernels.gather(gather_of(gathered[-1], table, DUE, rows))
             logits = decoder.head(gathered[0], gathered[1])
         self._recording = Recording(kernels, notes, logits, max_rows)
+        self._logits = FirstRows(self._recording.output)
 
     def logits(self, due: DueRows) -> Tensor:
         """[N, V] in the model's dtype, of the step that `layers` has computed last."""
         self._step.due = (self._first if due.index is None else due.index).data_ptr()
         self._recording.replay(self._step, due.count)
-        return self._recording.output[: due.count]
+        return self._logits.of(due.count)
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ sampled from are not normalised, and a truncated row is the beginning of its sor
 depends on how many tokens a neighbour looks at. On a GPU the order of a sum may vary with the number of rows: a token
 then differs where its noise lies within a float64 rounding of a border.
 
-On a CPU with kernels, logits come in the model's own dtype. Rows that are greedy, whatever their grammar, are read once
-by a kernel; a row is made float32, for the operations here, where it needs any of them.
+On a CPU with kernels, logits come in the model's own dtype. Rows that are greedy, or drawn from all tokens, are read by
+kernels, whatever their grammar; a row is made float32, for the operations here, where it needs any of them.
 
 Rows are sampled in passes, whose float64 intermediates fit a cache on the host, and a fixed share of memory elsewhere.
 
@@ -31,8 +31,9 @@ from torch import Tensor
 
 from device.base import Staging
 from engine.native.library import Kernels
-from engine.runner.grammar_masks import apply_masks
-from engine.runner.native_argmax import argmax
+from engine.runner.grammar_masks import Masks, apply_masks
+from engine.runner.native_sampling import argmax, draw, largest_of_rows
+from engine.runner.plain_rows import LargestRows
 from engine.runner.sampling_plan import NARROW_WIDTH, Changes, SampledRequest, SampleGroup, SamplingPlan, plan_sampling
 from wire.sampling import MAX_TOP_LOGPROBS
 
@@ -58,9 +59,9 @@ class Sampler:
         """
         return plan_sampling(requests, self._eos_token_ids, self.vocab_size, staging, max_num_rows)
 
-    def sample(self, plan: SamplingPlan, logits: Tensor) -> tuple[Tensor, ...]:
-        """logits: [N, V] float32, contiguous, changed in place; with kernels, of any dtype that they have. Returns what
-        `plan.tokens` needs once fetched:
+    def sample(self, plan: SamplingPlan, logits: Tensor, masks: Masks | None = None) -> tuple[Tensor, ...]:
+        """logits: [N, V] float32, contiguous, changed in place; with kernels, of any dtype that they have. `masks`: of
+        the plan's rows with a grammar. Returns what `plan.tokens` needs once fetched:
 
         token ids [N] int64, each below V; whether a row held numbers alone and a token that may be sampled [N] bool;
         with logprobs, those of the chosen tokens of the P rows that report any [P] float32; with top logprobs, ids and
@@ -70,23 +71,37 @@ class Sampler:
         wide = logits if is_wide else _widened(logits, plan.wide_rows)
         original = _log_probabilities(plan, wide) if plan.reports else None
         _change(plan, wide)
-        largest, token_ids, is_valid = self._best(plan, logits, wide)
-        outputs = [token_ids, is_valid]
-        for group in plan.groups:
-            _sample_group(group, wide, largest, token_ids)
+        if self._kernels is None:
+            if masks is not None:
+                apply_masks(masks, wide)
+            largest, token_ids = wide.max(dim=-1)
+            outputs = [token_ids, largest > -torch.inf]
+            for group in plan.groups:
+                _sample_group(group, wide, largest, token_ids)
+        else:
+            outputs = self._sample_natively(self._kernels, plan, logits, wide, masks)
         if original is not None:
-            outputs += _report(plan, original, token_ids)
+            outputs += _report(plan, original, outputs[0])
         return tuple(outputs)
 
-    def _best(self, plan: SamplingPlan, logits: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The largest logits [N] and their tokens [N] once masks are applied, in `wide` as well; and whether a row is
-        neither NaN nor ruled out as a whole [N] bool."""
-        if self._kernels is not None:
-            return argmax(self._kernels, logits, plan.masks, wide, plan.wide_rows)
-        if plan.masks is not None:
-            apply_masks(plan.masks, wide)
-        largest, token_ids = wide.max(dim=-1)
-        return largest, token_ids, largest > -torch.inf
+    def _sample_natively(
+        self, kernels: Kernels, plan: SamplingPlan, logits: Tensor, wide: Tensor, masks: Masks | None
+    ) -> list[Tensor]:
+        """Token ids and whether they are valid, see `sample`. What masks rule out is -inf in the wide rows then."""
+        found = argmax(kernels, logits, masks, wide, plan.wide_rows)
+        for group in plan.groups:
+            if group.width == 0:
+                draw(kernels, found, group)
+            else:
+                _sample_group(group, wide, found.values, found.token_ids)
+        return [found.token_ids, found.is_valid]
+
+    def sample_largest(self, plan: SamplingPlan, logits: Tensor) -> LargestRows | None:
+        """What `sample` would return, on the host already; None where more than the largest logits is asked for, or
+        where torch has to find them."""
+        if self._kernels is None or plan.grammar_rows or plan.wide_rows or plan.groups:
+            return None
+        return LargestRows(*largest_of_rows(self._kernels, logits))
 
 
 def _widened(logits: Tensor, rows: Sequence[int]) -> Tensor:

@@ -5,11 +5,11 @@ each row's parameters and noise; and, on the return path, from fetched arrays to
 `engine.runner.sampler` owns the operations.
 
 Arrays with a few values a row come first in the staging memory and have a fixed room there: what is staged after them
-lies where it lay in the step before. Lists of changed logits come last.
+lies where it lay in the step before. Lists of changed logits come last; masks of grammars are sent after the step.
 
-Those (bias, penalties, withheld and allowed tokens, masks of grammars) have no useful bound: a penalty names every
-token of a long context. They share `CHANGE_BYTES` of staging memory; what finds no room there stays on the host, and
-sampling brings it over with a plain, slow copy.
+Lists (bias, penalties, withheld and allowed tokens) have no useful bound: a penalty names every token of a long
+context. They share `CHANGE_BYTES` of staging memory, as masks do `MASK_BYTES`; what finds no room there stays on the
+host, and sampling brings it over with a plain, slow copy.
 
 Letters: N rows (requests that sample in this step), R rows of one group, C changed logits, V vocabulary.
 """
@@ -21,6 +21,7 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -30,7 +31,8 @@ from torch import Tensor
 
 from device.base import Array, Staging
 from device.staging import staged_bytes
-from engine.runner.grammar_masks import GrammarRow, Masks, MaskSource, stack_masks
+from engine.runner.grammar_masks import GrammarRow, MaskSource
+from engine.runner.plain_rows import plain_tokens
 from engine.scheduler.request import PENDING_TOKEN, SampledToken
 from wire.messages import TokenLogprobs
 from wire.request_key import RequestKey
@@ -38,6 +40,8 @@ from wire.sampling import DecodingParams
 
 CHANGE_BYTES = 4 * 2**20
 """Room in staging memory for the changed logits of a step, some 350,000 of them."""
+MASK_BYTES = 4 * 2**20
+"""Room for the masks of a step, of 220 rows with 150,000 tokens."""
 NARROW_WIDTH = 1024
 """A row that needs at most this number of its best tokens in order is not sorted."""
 
@@ -73,6 +77,11 @@ class SampledRequest(Protocol):
         """What knows which tokens the grammar of the request allows next; None without a grammar."""
         ...
 
+    @property
+    def takes_largest(self) -> bool:
+        """Whether `params` are known to ask for the largest logit alone."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
@@ -84,7 +93,7 @@ class Changes:
     places: Tensor
     values: Tensor
 
-    def staged(self, room: _Room) -> Changes:
+    def staged(self, room: StagingRoom) -> Changes:
         """The same on the device, where there is room."""
         return Changes(room.put(self.places), room.put(self.values))
 
@@ -112,9 +121,9 @@ class SamplingPlan:
     """One step's sampling. Tensors are staged: valid in stream order from the upload to the next step's staging.
 
     `withheld`: tokens that are sampled only when nothing else is left. `allowed`: the tokens of some rows beside which
-    no other is sampled; its values are the numbers of those rows. `masks`: of the rows with a grammar.
+    no other is sampled; its values are the numbers of those rows. `grammar_rows`: those whose masks sampling needs.
     reported_rows: [rows with logprobs] int64, None when all rows have them. `wide_rows`: those that need more than the
-    largest of their masked logits.
+    largest of their masked logits, or one that is drawn from all of them.
     """
 
     num_rows: int
@@ -124,7 +133,7 @@ class SamplingPlan:
     presence: Changes | None
     withheld: Changes | None
     allowed: Changes | None
-    masks: Masks | None
+    grammar_rows: tuple[GrammarRow, ...]
     groups: tuple[SampleGroup, ...]
     reported_rows: Tensor | None
     reports: tuple[tuple[int, int], ...]
@@ -133,23 +142,11 @@ class SamplingPlan:
     def stage_changes(self, staging: Staging) -> SamplingPlan:
         """This plan with its changed logits staged."""
         kinds = (self.bias, self.repetition, self.presence, self.withheld, self.allowed)
-        if self.masks is None and kinds == (None,) * 5:
-            return self
-        room = _Room(staging)
-        masks = None if self.masks is None else self.masks.staged(room.put)
         if kinds == (None,) * 5:
-            ends = (masks, self.groups, self.reported_rows, self.reports)
-            return SamplingPlan(self.num_rows, self.wide_rows, *kinds, *ends)  # `replace` takes three times as long
+            return self
+        room = StagingRoom(staging, CHANGE_BYTES)
         bias, repetition, presence, withheld, allowed = (kind and kind.staged(room) for kind in kinds)
-        return replace(
-            self,
-            bias=bias,
-            repetition=repetition,
-            presence=presence,
-            withheld=withheld,
-            allowed=allowed,
-            masks=masks,
-        )
+        return replace(self, bias=bias, repetition=repetition, presence=presence, withheld=withheld, allowed=allowed)
 
     @property
     def reports_top(self) -> bool:
@@ -160,8 +157,7 @@ class SamplingPlan:
         """The sampled tokens, from the fetched outputs of `Sampler.sample`; None for a row that held NaN."""
         token_ids, is_number = arrays[0].tolist(), arrays[1].tolist()
         if not self.reports:
-            pairs = zip(token_ids, is_number, strict=True)
-            return [SampledToken(token_id, None) if valid else None for token_id, valid in pairs]
+            return plain_tokens(token_ids, is_number)
         logprobs: list[TokenLogprobs | None] = [None] * self.num_rows
         chosen = arrays[2].tolist()
         top_ids, top_logprobs = (array.tolist() for array in arrays[3:]) if self.reports_top else ([], [])
@@ -180,8 +176,9 @@ def uniform_noise(seed: int, choice: int, position: int) -> float:
 
 
 def sampling_bytes(max_num_rows: int) -> int:
-    """Staging memory that `plan_sampling` needs at most for `max_num_rows` rows."""
-    return staged_bytes(3 * max_num_rows, np.int64) + staged_bytes(4 * max_num_rows, np.float64) + CHANGE_BYTES
+    """Staging memory that `plan_sampling` and masks need at most for `max_num_rows` rows."""
+    rows = staged_bytes(3 * max_num_rows, np.int64) + staged_bytes(4 * max_num_rows, np.float64)
+    return rows + CHANGE_BYTES + MASK_BYTES
 
 
 def plan_sampling(
@@ -195,10 +192,10 @@ def plan_sampling(
 
     Room is kept for `max_num_rows` rows.
     """
-    others = [(row, request) for row, request in enumerate(requests) if not _is_largest(request)]
+    others = [(row, request) for row, request in enumerate(requests) if not request.takes_largest]
     if not others:
-        groups, reported = _stage_rows((), (), staging, max_num_rows)
-        return SamplingPlan(len(requests), (), None, None, None, None, None, None, groups, reported, ())
+        _stage_rows((), (), staging, max_num_rows)
+        return _plan_of_largest(len(requests))
     kinds = bias, repetition, presence, withheld, allowed = tuple(_Changes(vocab_size) for _ in range(5))
     sampled: list[_SampledRow] = []
     grammar_rows: list[GrammarRow] = []
@@ -226,8 +223,7 @@ def plan_sampling(
             grammar_rows.append(GrammarRow(row, request.matcher, params.allowed_token_ids, unwanted))
         if params.temperature != 0.0:
             sampled.append(_sampled_row(row, request, vocab_size))
-    # all rows report: their names are not needed
-    reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []
+    reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []  # all rows need no names
     groups, reported = _stage_rows(sampled, reported_rows, staging, max_num_rows)
     return SamplingPlan(
         num_rows=len(requests),
@@ -237,26 +233,24 @@ def plan_sampling(
         presence=presence.joined(),
         withheld=withheld.joined(),
         allowed=allowed.joined(),
-        masks=stack_masks(grammar_rows, vocab_size) if grammar_rows else None,
+        grammar_rows=tuple(grammar_rows),
         groups=groups,
         reported_rows=reported,
         reports=tuple(reports),
     )
 
 
-def _is_largest(request: SampledRequest) -> bool:
-    """Whether its token is that of the largest logit, of which nothing else is asked."""
-    params = request.params
-    if params.temperature != 0.0 or request.matcher is not None or params.logprobs is not None:
-        return False
-    return not (params.needs_history or params.logit_bias_ids or params.allowed_token_ids or params.min_tokens)
+@cache
+def _plan_of_largest(num_rows: int) -> SamplingPlan:
+    """The plan of rows that all take the largest logit. There are no more of these than rows in a step."""
+    return SamplingPlan(num_rows, (), None, None, None, None, None, (), (), None, ())
 
 
 def _wide_rows(
     sampled: Sequence[_SampledRow], reports: Sequence[tuple[int, int]], kinds: Sequence[_Changes]
 ) -> list[int]:
     """See `SamplingPlan`, in their order."""
-    rows = {row.row for row in sampled}
+    rows = {row.row for row in sampled if row.width}
     rows.update(row for row, _ in reports)
     for changes in kinds:
         rows.update(changes.rows)
@@ -283,12 +277,12 @@ def _stage_rows(
     return groups, integers[2 * len(sampled) :] if reported_rows else None
 
 
-class _Room:
-    """Gives out `CHANGE_BYTES` of staging memory until they are used up."""
+class StagingRoom:
+    """Gives out `num_bytes` of staging memory until they are used up."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: Staging, num_bytes: int) -> None:
         self._staging = staging
-        self._num_bytes = CHANGE_BYTES
+        self._num_bytes = num_bytes
 
     def put(self, values: Tensor) -> Tensor:
         """`values` on the device, or still on the host when they do not fit."""

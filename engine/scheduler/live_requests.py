@@ -147,8 +147,10 @@ class LiveRequests:
         decoding: list[Request] = []
         prompts: list[Request] = []
         for request in sorted(self.running.values(), key=_ARRIVAL):
-            if not request.awaits_last_token:
-                (decoding if request.num_uncomputed_tokens == 1 else prompts).append(request)
+            if request.num_pending_tokens and request.awaits_last_token:
+                continue
+            is_decoding = len(request.token_ids) - request.num_computed_tokens == 1
+            (decoding if is_decoding else prompts).append(request)
         if num_stages > 1:
             at_most = -(-len(decoding) // num_stages)
             decoding = [request for request in decoding if not request.num_pending_tokens][:at_most]

@@ -33,18 +33,16 @@ class OutputEnds:
 
     def finish_reason(self, request: Request) -> str:
         """Why the last known token of `request`, which is new, ends it, or ""."""
-        params, num_tokens = request.params, request.num_known_tokens
+        params, num_tokens = request.params, len(request.token_ids) - request.num_pending_tokens
         last = request.token_ids[num_tokens - 1]
-        if num_tokens - request.num_prompt_tokens >= params.min_tokens:
-            if last in self._eos_token_ids and not params.ignore_eos:
-                return FINISH_STOP
-            if last in params.stop_token_ids:
-                return FINISH_STOP
+        is_end = (last in self._eos_token_ids and not params.ignore_eos) or last in params.stop_token_ids
+        if is_end and num_tokens - request.num_prompt_tokens >= params.min_tokens:
+            return FINISH_STOP
         if request.matcher is not None:
             request.matcher.take(last)
             if request.matcher.is_complete:
                 return FINISH_COMPLETE
-        return FINISH_LENGTH if request.is_full(num_tokens) else ""
+        return FINISH_LENGTH if num_tokens >= request.most_tokens else ""
 
     def jump(self, request: Request, output: RequestOutput) -> RequestOutput:
         """`output`, the newest of `request`, with the tokens that its grammar forces next; they are added to

@@ -45,7 +45,8 @@ class Matcher(Protocol):
         ...
 
     def forced_token(self) -> int | None:
-        """The only token that may be next; None when there are several, or none."""
+        """The only token that may be next; None when there are several, or none, or when it would take a mask to
+        know."""
         ...
 
     def fork(self, output: Sequence[int]) -> Matcher:
@@ -89,7 +90,8 @@ class Request:
 
     `token_ids` is the prompt and everything generated; `num_computed_tokens` of them have their KV in `block_table`.
     `first_token_only`: the request leaves after one token, and its blocks are held for a handoff. `num_cached_tokens`
-    is set at the first admission: prompt tokens that were found in the prefix cache or by a reservation.
+    is set at the first admission: prompt tokens that were found in the prefix cache or by a reservation. `most_tokens`:
+    prompt and output together can have no more. `takes_largest`: what the parameters say.
 
     While steps are in flight, their tokens count as computed, and the last `num_pending_tokens` of `token_ids` are
     `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`.
@@ -121,6 +123,14 @@ class Request:
     is_wanted: bool = True
     block_copy: BlockCopy | None = None
     matcher: Matcher | None = None
+    most_tokens: int = field(init=False)
+    takes_largest: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.takes_largest = self.params.takes_largest
+        self.most_tokens = self.max_total_tokens
+        if self.params.max_tokens is not None:
+            self.most_tokens = min(self.num_prompt_tokens + self.params.max_tokens, self.max_total_tokens)
 
     @property
     def is_ready(self) -> bool:
@@ -160,14 +170,7 @@ class Request:
         """Whether the token that a step in flight samples for it is its last, whichever token that is."""
         if not self.num_pending_tokens:
             return False
-        return self.first_token_only or not self.is_wanted or self.is_full(len(self.token_ids))
-
-    def is_full(self, num_tokens: int) -> bool:
-        """Whether `num_tokens` tokens are the most that the request may have."""
-        max_tokens = self.params.max_tokens
-        if max_tokens is not None and num_tokens - self.num_prompt_tokens >= max_tokens:
-            return True
-        return num_tokens >= self.max_total_tokens
+        return self.first_token_only or not self.is_wanted or len(self.token_ids) >= self.most_tokens
 
 
 class ScheduledRequest(NamedTuple):
@@ -178,6 +181,7 @@ class ScheduledRequest(NamedTuple):
     `needs_sample`: this reaches the last token there is, so that the next one can be sampled. `arrival`: which of the
     requests that ever had this key. With `needs_sample`, a token of each of `forks` is sampled after the same tokens.
     `block_copy` is made before anything is computed. `matcher` knows which tokens may be sampled, None: all.
+    `takes_largest`: that of `params`, so that it is not found out in every step; where it is false they say.
     """
 
     key: RequestKey
@@ -192,6 +196,12 @@ class ScheduledRequest(NamedTuple):
     forks: tuple[Fork, ...] = ()
     block_copy: BlockCopy | None = None
     matcher: Matcher | None = None
+    takes_largest: bool = False
+
+    @property
+    def context_len(self) -> int:
+        """Tokens that the last one of the share attends to, itself included."""
+        return self.start + self.num_tokens
 
 
 class PromptSpan(NamedTuple):

@@ -1,8 +1,7 @@
 """The scheduler: turns "tokens still to compute" into steps under one token budget.
 
 Owns what each step computes, and what its result means for the requests in it; their order is `LiveRequests`' and their
-blocks are `RequestBlocks`'. Knows no tensors, models, nodes or transports: it is built from a block pool and a few
-numbers, and runs thousands of steps a second in tests.
+blocks are `RequestBlocks`'. Knows no tensors, models, nodes or transports.
 
 There are no phases. A request has known tokens and computed tokens; a step computes some of the difference. Requests
 that need a single token (they are decoding) are served first, so no stream waits for the prompt of another request; the
@@ -104,11 +103,12 @@ def _scheduled(request: Request, count: int) -> ScheduledRequest:
         request.num_prompt_tokens,
         request.block_table,
         request.params,
-        count == request.num_uncomputed_tokens,
+        count == len(request.token_ids) - request.num_computed_tokens,
         request.arrival,
         request.forks,
         None if request.num_steps_in_flight else request.block_copy,
         request.matcher,
+        request.takes_largest,
     )
 
 
@@ -216,10 +216,10 @@ class Scheduler:
 
         The caller removes those that have left.
         """
-        owner = self.requests.owner
-        owned = [(request, share) for share in step.requests if (request := owner(share)) is not None]
-        outputs: list[RequestOutput] = []
-        for request, share in owned:
+        running, outputs = self.requests.running, list[RequestOutput]()
+        for share in step.requests:
+            if (request := running.get(share.key)) is None or request.arrival != share.arrival:
+                continue
             output = self._apply(request, share, sampled.get(share.key))
             if share.needs_sample and share.forks:
                 outputs += self._fork(output, request, sampled)
@@ -243,8 +243,7 @@ class Scheduler:
     def rewind(self, step: Step) -> None:
         """Record that `step`, the newest in flight, was not computed: its requests are where they were before it."""
         for share in step.requests:
-            request = self.requests.owner(share)
-            if request is None:
+            if (request := self.requests.owner(share)) is None:
                 continue
             request.num_computed_tokens = share.start
             request.num_steps_in_flight -= 1
@@ -261,7 +260,7 @@ class Scheduler:
         request.num_steps_in_flight -= 1
         if share.block_copy is not None:
             self.blocks.end_copy(request)
-        num_known, finish_reason = request.num_known_tokens, ""
+        num_known, finish_reason = len(request.token_ids) - request.num_pending_tokens, ""
         if share.needs_sample:
             request.num_pending_tokens -= 1
             if token is not None:
@@ -313,11 +312,12 @@ class Scheduler:
         """One token for each of `decoding`, and of those that came with their KV, while the budget lasts; and prompts
         with the rest of it."""
         running, has_room = self.requests.running, self.blocks.has_room
-        budget = self.limits.max_num_batched_tokens
+        budget, block_size = self.limits.max_num_batched_tokens, self.limits.block_size
         shares: dict[RequestKey, ScheduledRequest] = {}
         spans: list[PromptSpan] = []
         for request in decoding:
-            if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
+            has_slot = len(request.block_table) * block_size >= len(request.token_ids)  # a preempted one has none
+            if budget > 0 and (has_slot or (request.key in running and self._make_room(request, shares))):
                 shares[request.key] = _scheduled(request, 1)
                 budget -= 1
         while budget > 0 and self._first_is_computed and (admitted := self._admit()) is not None:

@@ -16,16 +16,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-import numpy as np
-import numpy.typing as npt
-
 from engine.scheduler.request import ScheduledRequest, Step
 from wire.step_cost import StepCost, StepWork
 
 _KEPT, _KEPT_WHEN_WRONG = 0.998, 0.95
 """What a step's weight is after one more: half after 350 steps, or after 14 when predictions have been wrong lately."""
 _WRONG = 0.5
-_SCALES = np.array((1.0, 64.0, 65536.0, 8.0, 8192.0))
+_SCALES = (1.0, 64.0, 65536.0, 8.0, 8192.0)
 """Usual sizes of what is counted: parameters of about the same size are found sooner."""
 _ORDER = (1, 3, 0, 2, 4)
 """Tokens of prompts, requests that decode, the step itself, pairs, contexts."""
@@ -49,15 +46,15 @@ SMALLEST_CHUNK = 16
 
 def work_of(step: Step) -> StepWork:
     """What `step` computes. The last token of a prompt alone counts as decoding, which it is like."""
-    prompt = pairs = decodes = context = 0
-    for share in step.requests:
+    chunks = [share for share in step.requests if share.num_tokens != 1]
+    decodes = len(step.requests) - len(chunks)
+    context = sum([share.start for share in step.requests])
+    prompt = pairs = 0
+    for share in chunks:
         count = share.num_tokens
-        if count == 1:
-            decodes += 1
-            context += share.start
-        else:
-            prompt += count
-            pairs += count * share.start + count * (count + 1) // 2
+        prompt += count
+        pairs += count * share.start + count * (count + 1) // 2
+        context -= share.start
     return StepWork(prompt, pairs, decodes, context)
 
 
@@ -73,9 +70,10 @@ class StepCosts:
         self._clock = clock
         self._launched: deque[tuple[float, StepWork]] = deque()
         self._ended_s = 0.0
-        self._products = np.zeros((5, 5))
-        self._sums = np.zeros(5)
-        self._parameters = np.zeros(5)
+        # lists: numpy takes ten times as long for so few numbers when a step has emptied the caches
+        self._products = [[0.0] * len(_SCALES) for _ in _SCALES]
+        self._sums = [0.0] * len(_SCALES)
+        self._parameters = [0.0] * len(_SCALES)
         self._num_steps = 0
         self._num_learned = 0
 
@@ -110,17 +108,16 @@ class StepCosts:
     def _learn(self, work: StepWork, seconds: float) -> None:
         features = _features(work)
         if self.cost is not None:
-            predicted = float(features @ self._parameters)
+            predicted = sum(map(float.__mul__, features, self._parameters))
             error = abs(predicted - seconds) / seconds
             self.relative_error += _ERROR_SHARE * (min(error, 1.0) - self.relative_error)
             predicted = max(predicted, _SMALLEST_S)
             seconds = min(max(seconds, predicted / _LARGEST_FACTOR), _LARGEST_FACTOR * predicted)
-        features = features / seconds
+        features = [each / seconds for each in features]
         kept = _KEPT if self.relative_error < _WRONG else _KEPT_WHEN_WRONG
-        self._products *= kept
-        self._products += np.outer(features, features)
-        self._sums *= kept
-        self._sums += features
+        for row, feature in zip(self._products, features, strict=True):
+            row[:] = [kept * each + feature * other for each, other in zip(row, features, strict=True)]
+        self._sums = [kept * each + feature for each, feature in zip(self._sums, features, strict=True)]
         self._num_learned += 1
         if self._num_learned % _STEPS_A_FIT == 0:
             self._fit()
@@ -128,22 +125,19 @@ class StepCosts:
     def _fit(self) -> None:
         """One parameter after the other, each as good as it can be beside the others, again and again; those first that
         shall have what is not told apart."""
-        products, parameters = self._products.tolist(), self._parameters.tolist()
-        sums = self._sums.tolist()
+        products, sums, parameters = self._products, self._sums, self._parameters
         for _ in range(_SWEEPS):
             for number in _ORDER:
                 row = products[number]
                 if row[number] > 0.0:
                     rest = sum(map(float.__mul__, row, parameters)) - row[number] * parameters[number]
                     parameters[number] = max(0.0, (sums[number] - rest) / row[number])
-        self._parameters = np.array(parameters)
-        self.cost = StepCost(*(self._parameters / _SCALES).tolist())
+        self.cost = StepCost(*(each / scale for each, scale in zip(parameters, _SCALES, strict=True)))
 
 
-def _features(work: StepWork) -> npt.NDArray[np.float64]:
+def _features(work: StepWork) -> list[float]:
     """The step itself and what it counts, each by its scale."""
-    features: npt.NDArray[np.float64] = np.array((1.0, *work)) / _SCALES
-    return features
+    return [count / scale for count, scale in zip((1.0, *work), _SCALES, strict=True)]
 
 
 class StepBound:

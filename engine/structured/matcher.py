@@ -84,7 +84,11 @@ class GrammarMatcher:
         return bits
 
     def forced_token(self) -> int | None:
-        """The only token that may be next; None when there are several, or none."""
+        """See `Matcher.forced_token`."""
+        matcher = self._current()
+        # where the grammar leaves a choice of bytes, which costs little to ask, hardly ever one token alone fits
+        if matcher is None or not matcher.compute_ff_bytes():
+            return None
         mask = self.mask()
         if mask is None:
             return None

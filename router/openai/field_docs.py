@@ -99,8 +99,8 @@ RESPONSES: Mapping[str, str] = {
     "safety_identifier": "A string, which the answer repeats.",
     "text": "`format`: `text`, `json_object`, or `json_schema` with a schema. `verbosity` is ignored.",
     "tool_choice": '`none`, `auto`, `required`, or `{"type": "function", "name": ...}`.',
-    "tools": "Functions, at most 512. `web_search` and `image_generation`, which agents offer unasked, are ignored; "
-    "other tools are refused.",
+    "tools": "Functions, at most 512. `web_search`, `image_generation` and a `namespace` with functions of its own, "
+    "which agents offer unasked, are ignored; other tools are refused.",
     "truncation": "`disabled`.",
     "user": "A string, which the answer repeats.",
 }

@@ -30,7 +30,11 @@ _IGNORABLE: IgnoredTable = {
 }
 _SERVERS_OWN = ("image_generation", "web_search", "web_search_2025_08_26", "web_search_preview")
 """Tools that a server would run and that models do without: agents offer them unasked."""
-_SERVERS_OWN_TABLE: IgnoredTable = dict.fromkeys(_SERVERS_OWN, Ignored("the router runs no tools"))
+_IGNORABLE_KINDS: IgnoredTable = {
+    **dict.fromkeys(_SERVERS_OWN, Ignored("the router runs no tools")),
+    # Codex groups what it has for sub-agents so; models do without
+    "namespace": Ignored("the model is told of functions that belong to no group"),
+}
 
 
 def _read_tools(value: Any, info: ValidationInfo) -> tuple[Mapping[str, Any], ...]:
@@ -42,8 +46,8 @@ def _read_tool(tool: Any, path: Path, notes: IgnoredFields) -> Mapping[str, Any]
     if not isinstance(tool, dict):
         raise field_error("must be an object", path)
     kind = tool.get("type")
-    if kind in _SERVERS_OWN:
-        refuse_or_ignore(notes, kind, tool, _SERVERS_OWN_TABLE, "tools[]", (*path, "type"))
+    if isinstance(kind, str) and kind in _IGNORABLE_KINDS:
+        refuse_or_ignore(notes, kind, tool, _IGNORABLE_KINDS, "tools[]", (*path, "type"))
         return None
     if kind != "function":
         raise field_error("must be 'function': no other tools are served", (*path, "type"), UNSUPPORTED)
@@ -80,7 +84,7 @@ _TOOL = {
     "properties": {"type": {"const": "function"}, **FUNCTION["properties"]},
     "required": ["type", "name"],
 }
-_SERVERS_TOOL = {"type": "object", "properties": {"type": {"enum": [*_SERVERS_OWN]}}, "required": ["type"]}
+_IGNORED_TOOL = {"type": "object", "properties": {"type": {"enum": [*_IGNORABLE_KINDS]}}, "required": ["type"]}
 _NAMED = {
     "type": "object",
     "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
@@ -89,7 +93,7 @@ _NAMED = {
 ResponsesTools = Annotated[
     tuple[Mapping[str, Any], ...],
     PlainValidator(_read_tools),
-    WithJsonSchema({"type": "array", "items": {"anyOf": [_TOOL, _SERVERS_TOOL]}, "maxItems": MAX_TOOLS}),
+    WithJsonSchema({"type": "array", "items": {"anyOf": [_TOOL, _IGNORED_TOOL]}, "maxItems": MAX_TOOLS}),
 ]
 ResponsesToolChoice = Annotated[
     ToolChoice,

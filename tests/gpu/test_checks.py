@@ -12,7 +12,7 @@ from torch import Tensor
 from device.base import Device, Staging
 from device.emulated import EmulatedDevice
 from device.host import HostDevice
-from engine.attention.base import AttentionBackend, LayerStored, SequenceShare
+from engine.attention.base import AttentionBackend, LayerStored, PlannedShare
 from engine.attention.torch_backend import TorchAttention
 from tests.gpu.attention import (
     BATCHES,
@@ -40,7 +40,7 @@ class Wrapped:
         self.kv = kv
         self.right = TorchAttention(paged_of(kv, windows))
 
-    def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
+    def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         self.right.plan(shares, staging, layer_stored)
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Wrapped:
 
 
 class ForgetsTheFirstToken(Wrapped):
-    def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
+    def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         super().plan(shares, staging, layer_stored)
         for share in shares:
             if share.start:
@@ -127,7 +127,7 @@ def test_a_recording_that_reads_the_first_plan_again_is_seen() -> None:
             return self
 
         def plan(
-            self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None
+            self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None
         ) -> None:
             if not hasattr(self, "first"):
                 self.first = shares

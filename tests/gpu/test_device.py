@@ -17,6 +17,7 @@ from device.host import HostDevice
 from engine.runner.grammar_masks import MaskSource
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import sampling_bytes
+from engine.runner.step_masks import MasksBehindLaunch
 from engine.scheduler.request import SampledToken
 from kvtransfer.integrity import DOT64
 from kvtransfer.pools.base import Checksums
@@ -40,6 +41,7 @@ class Mix:
     num_prompt_tokens: int
     params: DecodingParams
     matcher: MaskSource | None = None
+    takes_largest: bool = False
 
 
 class RandomMask:
@@ -88,7 +90,9 @@ def sample(requests: Sequence[Mix], logits: Tensor, device: Device) -> list[Samp
     staging.begin()
     plan = sampler.plan(requests, staging).stage_changes(staging)
     staging.upload()
-    outputs = sampler.sample(plan, logits.to(device.torch_device, copy=True))
+    masks = MasksBehindLaunch(sampler.vocab_size, staging)
+    masks.begin(plan.grammar_rows)
+    outputs = sampler.sample(plan, logits.to(device.torch_device, copy=True), masks.finish())
     return plan.tokens(device.fetch(outputs).wait())
 
 

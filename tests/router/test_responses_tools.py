@@ -193,7 +193,11 @@ async def test_what_agents_offer_unasked_is_ignored(server: Server, prompts: Pro
     await _answers(server, prompts, "Hello.")
     reply = await _post(
         server,
-        tools=[TOOL, {"type": "web_search", "external_web_access": True}],
+        tools=[
+            TOOL,
+            {"type": "web_search", "external_web_access": True},
+            {"type": "namespace", "name": "multi_agent_v1", "description": "Sub-agents.", "tools": [TOOL]},
+        ],
         reasoning={"effort": "medium", "summary": "auto"}, include=["reasoning.encrypted_content"], store=False,
         text={"verbosity": "low"}, client_metadata={"a": "b"}, prompt_cache_key="x", max_tool_calls=3,
     )  # fmt: skip
@@ -202,6 +206,7 @@ async def test_what_agents_offer_unasked_is_ignored(server: Server, prompts: Pro
         "client_metadata is ignored: this endpoint knows no such field",
         "max_tool_calls is ignored: it limits tools that the server runs, and there are none",
         "tools[].web_search is ignored: the router runs no tools",
+        "tools[].namespace is ignored: the model is told of functions that belong to no group",
         "text.verbosity is ignored: models are told in the conversation how much to say",
         "reasoning.summary is ignored: reasoning is told as it is",
     ]

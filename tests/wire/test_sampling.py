@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from wire.errors import InvalidRequest
+from wire.grammar import Grammar
 from wire.sampling import DecodingParams, SamplingParams
 
 ALLOWED: list[tuple[str, list[Any]]] = [
@@ -115,3 +116,28 @@ def test_nodes_see_everything_of_the_users_parameters_but_the_text() -> None:
     node = user.decoding()
     assert type(node) is DecodingParams
     assert all(getattr(node, field.name) == getattr(user, field.name) for field in fields(DecodingParams))
+
+
+ASKS_MORE: dict[str, Any] = {
+    "temperature": 0.5,
+    "logprobs": 0,
+    "min_tokens": 1,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "bad_word_ids": ((3,),),
+    "allowed_token_ids": (1, 2),
+    "grammar": Grammar("regex", "a+"),
+}
+
+
+@pytest.mark.parametrize("name", ASKS_MORE)
+def test_greedy_rows_that_ask_for_more_than_the_largest_logit_say_so(name: str) -> None:
+    assert not DecodingParams(**{"temperature": 0.0, name: ASKS_MORE[name]}).takes_largest
+
+
+def test_what_a_greedy_row_takes_is_the_largest_logit_whatever_would_cut_its_distribution() -> None:
+    biased = DecodingParams(temperature=0.0, logit_bias_ids=(1,), logit_bias_values=(2.0,))
+
+    assert DecodingParams(temperature=0.0, top_k=3, top_p=0.5, min_p=0.1, stop_token_ids=(1,)).takes_largest
+    assert not biased.takes_largest

@@ -151,6 +151,7 @@ void baton_norm_rotate(BatonPool* pool, const BatonNormRotate* arguments) {
 void baton_gate(BatonPool* pool, const BatonGate* arguments) { pool->table.gate(pool->threads, *arguments); }
 void baton_gather(BatonPool* pool, const BatonGather* arguments) { pool->table.gather(pool->threads, *arguments); }
 void baton_argmax(BatonPool* pool, const BatonArgmax* arguments) { pool->table.argmax(pool->threads, *arguments); }
+void baton_sample(BatonPool* pool, const BatonSample* arguments) { pool->table.sample(pool->threads, *arguments); }
 
 void baton_replay(BatonPool* pool, const BatonCall* calls, int64_t num_calls, const BatonStep* step, int64_t num_rows) {
     const baton::Replay replay = {*pool, *step, num_rows};

@@ -19,6 +19,7 @@ struct KernelTable {
     void (*gate)(Pool&, const BatonGate&);
     void (*gather)(Pool&, const BatonGather&);
     void (*argmax)(Pool&, const BatonArgmax&);
+    void (*sample)(Pool&, const BatonSample&);
     int64_t (*quantized_bytes)(const BatonQuantizedPack&);
     void (*quantized_pack)(Pool&, const BatonQuantizedPack&);
     void (*quantized_linear)(Pool&, const BatonQuantizedLinear&);

@@ -16,7 +16,7 @@ extern "C" {
 enum BatonDtype : int32_t { BATON_FLOAT32 = 0, BATON_BFLOAT16 = 1, BATON_FLOAT16 = 2 };
 
 // Raise it with every change of what follows: `engine/native/library.py` loads no other version.
-constexpr int32_t BATON_INTERFACE = 5;
+constexpr int32_t BATON_INTERFACE = 6;
 int32_t baton_interface(void);
 
 // The dispatch levels that this processor can run, best first, as a list of names separated by commas.
@@ -222,6 +222,19 @@ struct BatonArgmax {
     int32_t dtype;
 };
 void baton_argmax(BatonPool* pool, const BatonArgmax* arguments);
+
+// Replaces the token ids of `rows` [num_sampled], of those that baton_argmax has found with these arguments: each row that
+// is valid gets the first token at which the sum of weights exp((logit - largest) / temperature) exceeds `noise` times the
+// sum of all. What a mask rules out has no weight, nor has what is below min_p.
+//
+// parameters: [4][parameter_stride], for each of `rows`: temperature, noise, nothing, min_p.
+struct BatonSample {
+    BatonArgmax found;
+    const int64_t* rows;
+    const double* parameters;
+    int64_t num_sampled, parameter_stride;
+};
+void baton_sample(BatonPool* pool, const BatonSample* arguments);
 
 // --- a list of calls that is made again and again, for steps of any size
 

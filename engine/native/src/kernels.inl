@@ -7,6 +7,7 @@ namespace {
 #include "simd.h"
 #include "elementwise.inl"
 #include "argmax.inl"
+#include "sampling.inl"
 namespace products {
 #include "linear.inl"
 #include "quantized.inl"
@@ -31,6 +32,7 @@ namespace paged {
                                          BATON_LEVEL::gate, \
                                          BATON_LEVEL::gather, \
                                          BATON_LEVEL::argmax, \
+                                         BATON_LEVEL::sample, \
                                          BATON_LEVEL::products::quantized_bytes, \
                                          BATON_LEVEL::products::quantized_pack, \
                                          BATON_LEVEL::products::quantized_linear}

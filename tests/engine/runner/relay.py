@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from device.base import Device, Staging
-from engine.attention.base import LayerStored, SequenceShare
+from engine.attention.base import LayerStored, PlannedShare
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
 from engine.models.loading import load_weights
@@ -47,7 +47,7 @@ class PagedAttention:
         self._is_recordable = is_recordable
         self._layer_stored: LayerStored | None = None
 
-    def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
+    def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """See `AttentionBackend.plan`."""
         self._layer_stored = layer_stored
         tables = np.full((len(shares), MAX_BLOCKS), shares[0].block_table[0], dtype=np.int64)

@@ -12,7 +12,7 @@ import torch
 from device.base import Array, Device, Staging
 from device.emulated import EmulatedDevice, EmulatedGraph, EmulatedStaging
 from device.host import HostDevice
-from engine.attention.base import LayerStored, SequenceShare
+from engine.attention.base import LayerStored, PlannedShare
 from engine.models.decoder import Decoder
 from engine.runner.inputs import TokenUnknown
 from engine.runner.limits import RunnerLimits, graph_sizes
@@ -282,7 +282,7 @@ class WanderingAttention(PagedAttention):
         super().__init__(kv)
         self._num_plans = 0
 
-    def plan(self, shares: Sequence[SequenceShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
+    def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """See `AttentionBackend.plan`."""
         self._num_plans += 1
         if self._num_plans > 1:

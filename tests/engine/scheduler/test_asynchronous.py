@@ -105,7 +105,7 @@ def test_a_request_whose_pending_token_is_its_last_is_not_in_the_step_ahead(is_f
 def test_a_request_at_the_end_of_its_context_is_not_in_the_step_ahead() -> None:
     scheduler, _ = new_scheduler()
     full = request(key_of("full"), params=DecodingParams(ignore_eos=True))
-    full.max_total_tokens = 6
+    full.most_tokens = 6
     scheduler.add(full)
     first = launched(scheduler)
     assert scheduler.schedule_ahead() is None

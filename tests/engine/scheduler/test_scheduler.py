@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -218,7 +219,7 @@ def test_a_request_ends_with_its_context() -> None:
 def test_output_of_an_earlier_attempt_counts_towards_the_limits() -> None:
     simulation = Simulation()
     request = simulation.request("a", [*prompt(3), *continuation(prompt(3), endless(2), 99)[0]], endless(4))
-    request.num_prompt_tokens = 3
+    request = replace(request, num_prompt_tokens=3)
     simulation.scheduler.add(request)
     simulation.outputs["a"] = request.token_ids[3:]
     simulation.run()

@@ -80,6 +80,23 @@ def test_a_matcher_that_begins_behind_some_tokens_allows_the_same(
             break
 
 
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_asking_for_forced_tokens_changes_no_mask(name: str, vocabulary: Vocabulary) -> None:
+    asked, chance = _matcher(vocabulary, GRAMMARS[name][0]), random.Random(3)
+    for _ in range(5):
+        asked, unasked = asked.fork(()), asked.fork(())
+        for _ in range(40):
+            forced, allowed = asked.forced_token(), _allowed(unasked)
+            assert _allowed(asked) == allowed
+            assert forced is None or allowed == [forced]
+            token_id = chance.choice(allowed)
+            asked.take(token_id)
+            unasked.take(token_id)
+            if unasked.is_complete:
+                break
+        assert asked.is_complete == unasked.is_complete
+
+
 def test_an_end_is_allowed_only_where_the_grammar_allows_one(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
     ends = set(tokenizer.eos_token_ids)
     matcher = _matcher(vocabulary, Grammar.regex("[0-9]{2,4}"))

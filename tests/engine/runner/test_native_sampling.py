@@ -11,6 +11,7 @@ from torch import Tensor
 
 from device.host import HostStaging
 from engine.native.library import Kernels
+from engine.runner.grammar_masks import stack_masks
 from engine.runner.sampler import Sampler
 from engine.scheduler.request import SampledToken, ScheduledRequest
 from tests.engine.native.compiled import LEVELS, kernels, needs_kernels
@@ -33,7 +34,8 @@ def sample_rows(
 ) -> list[SampledToken | None]:
     sampler = Sampler(frozenset({EOS}), VOCAB_SIZE, threads)
     plan = sampler.plan(requests, HostStaging())
-    return plan.tokens([each.numpy() for each in sampler.sample(plan, logits.clone())])
+    masks = stack_masks(plan.grammar_rows, VOCAB_SIZE) if plan.grammar_rows else None
+    return plan.tokens([each.numpy() for each in sampler.sample(plan, logits.clone(), masks)])
 
 
 def choose_batch(choose: random.Random) -> tuple[Tensor, list[ScheduledRequest]]:

@@ -1,0 +1,97 @@
+"""Sampling by the CPU kernels: the most likely token of each row, and tokens drawn at a temperature. Logits are read in
+the model's own dtype, and masks of grammars are applied while they are read.
+
+Knows no requests. Has no state between steps. The most likely token is that of torch's `max` over masked logits; one
+that is drawn is torch's too, unless its noise lies within the rounding of a float64 sum of the border between tokens.
+
+Letters: N rows, V vocabulary, R rows of a group.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.native.arguments import DTYPES, BatonArgmax, BatonSample
+from engine.native.library import Kernels
+from engine.runner.grammar_masks import Masks
+from engine.runner.sampling_plan import SampleGroup
+
+
+class Largest(NamedTuple):
+    """The largest logit of each row [N] float32, its place [N] int64, the first of equal ones, and whether it is a
+    number above -inf [N] bool. Where a row holds NaN, so does the result.
+
+    `call`: the arguments by which they were found; they point to logits, masks and `kept`.
+    """
+
+    values: Tensor
+    token_ids: Tensor
+    is_valid: Tensor
+    call: BatonArgmax
+    kept: tuple[array[int], ...]
+
+
+def argmax(kernels: Kernels, logits: Tensor, masks: Masks | None, wide: Tensor, wide_rows: Sequence[int]) -> Largest:
+    """logits: [N, V]. `wide_rows` are read from `wide` [N, V] float32 instead, and have what masks rule out as -inf
+    there afterwards."""
+    num_rows, size = logits.shape
+    largest, token_ids = torch.empty(num_rows), torch.empty(num_rows, dtype=torch.int64)
+    is_valid = torch.empty(num_rows, dtype=torch.bool)
+    call = BatonArgmax(
+        token_ids=token_ids.data_ptr(),
+        largest=largest.data_ptr(),
+        is_valid=is_valid.data_ptr(),
+        logits=logits.data_ptr(),
+        num_rows=num_rows,
+        size=size,
+        stride=logits.stride(0),
+        dtype=DTYPES[logits.dtype],
+    )
+    of_row, is_wide = array("q"), array("B")
+    if masks is not None:
+        of_row = _mask_of_row(masks, num_rows)
+        call.bits, call.masks, call.mask_bytes = masks.bits.data_ptr(), of_row.buffer_info()[0], -(-size // 8)
+    if wide_rows:
+        is_wide = array("B", bytes(num_rows))
+        for row in wide_rows:
+            is_wide[row] = 1
+        call.wide, call.is_wide = wide.data_ptr(), is_wide.buffer_info()[0]
+    kernels.argmax(call)
+    return Largest(largest, token_ids, is_valid, call, (of_row, is_wide))
+
+
+def draw(kernels: Kernels, largest: Largest, group: SampleGroup) -> None:
+    """Draw a token for each row of `group`, whose width is 0, into the token ids of `largest`. The logits and masks by
+    which that was found are still there."""
+    parameters = group.parameters
+    call = BatonSample(
+        largest.call, group.rows.data_ptr(), parameters.data_ptr(), parameters.shape[1], parameters.stride(0)
+    )
+    kernels.sample(call)
+
+
+def largest_of_rows(kernels: Kernels, logits: Tensor) -> tuple[array[int], array[int]]:
+    """As `argmax` without masks: the places [N], and whether the largest is a number [N]. No operation of torch is
+    needed for them: its code is not in the caches after a step."""
+    num_rows, size = logits.shape
+    token_ids, largest = array("q", bytes(8 * num_rows)), array("f", bytes(4 * num_rows))
+    is_valid = array("B", bytes(num_rows))
+    call = BatonArgmax(
+        token_ids.buffer_info()[0], largest.buffer_info()[0], is_valid.buffer_info()[0], logits.data_ptr()
+    )
+    call.num_rows, call.size, call.stride, call.dtype = num_rows, size, logits.stride(0), DTYPES[logits.dtype]
+    kernels.argmax(call)
+    return token_ids, is_valid
+
+
+def _mask_of_row(masks: Masks, num_rows: int) -> array[int]:
+    """The number of each row's mask, -1 for none."""
+    of_row = array("q", [-1]) * num_rows
+    for number, row in enumerate(range(masks.num_rows) if masks.rows is None else masks.rows.tolist()):
+        of_row[row] = number
+    return of_row
