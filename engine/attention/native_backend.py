@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -121,12 +120,13 @@ class NativeAttention:
     def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """See `AttentionBackend.plan`. Nothing is staged: the kernels read the host's memory."""
         self._layer_stored = layer_stored
-        tables = [_as_packed(share.block_table) for share in shares]
-        values = [
-            (share.start, share.num_tokens, *table.buffer_info()) for share, table in zip(shares, tables, strict=True)
-        ]
-        sequences, plan = array("q", chain.from_iterable(values)), self._plan
-        plan.sequences, plan.num_sequences = sequences.buffer_info()[0], len(values)
+        values: list[int] = []
+        tables: list[BlockTable] = []  # their addresses are in `values`
+        for share in shares:
+            tables.append(table := _as_packed(share.block_table))
+            values += (share.start, share.num_tokens, *table.buffer_info())
+        sequences, plan = array("q", values), self._plan
+        plan.sequences, plan.num_sequences = sequences.buffer_info()[0], len(tables)
         planned = self._kernels.plan(plan)
         if planned == PLAN_TOO_LARGE:
             plan = self._make_room(plan, sequences.buffer_info()[0])

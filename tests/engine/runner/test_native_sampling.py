@@ -35,7 +35,12 @@ def sample_rows(
     sampler = Sampler(frozenset({EOS}), VOCAB_SIZE, threads)
     plan = sampler.plan(requests, HostStaging())
     masks = stack_masks(plan.grammar_rows, VOCAB_SIZE) if plan.grammar_rows else None
-    return plan.tokens([each.numpy() for each in sampler.sample(plan, logits.clone(), masks)])
+    tokens = plan.tokens([each.numpy() for each in sampler.sample(plan, logits.clone(), masks)])
+    largest = sampler.sample_largest(plan, logits)
+    asks_more = plan.grammar_rows or plan.wide_rows or plan.groups
+    assert (largest is not None) == (threads is not None and not asks_more)
+    assert largest is None or largest.tokens() == tokens
+    return tokens
 
 
 def choose_batch(choose: random.Random) -> tuple[Tensor, list[ScheduledRequest]]:
@@ -66,3 +71,16 @@ def test_any_batch_gets_the_tokens_that_torch_gives_it(dtype: torch.dtype, num_t
         assert sample_rows(logits, requests, threads) == expected
         num_valid += sum(token is not None for token in expected)
     assert num_valid > 300
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_a_row_without_a_number_gets_no_token_beside_those_that_take_their_largest(num_rows: int) -> None:
+    choose = random.Random(num_rows)
+    logits = choose_logits(choose, num_rows + 1).nan_to_num(0.0, 9.0, -9.0)
+    logits[num_rows, 3] = torch.nan
+    requests = [choose_request(choose)._replace(params=GREEDY, takes_largest=True) for _ in range(num_rows + 1)]
+
+    *tokens, last = sample_rows(logits, requests, kernels(LEVELS[0], 1))
+
+    assert [token.token_id for token in tokens if token is not None] == logits[:num_rows].argmax(dim=1).tolist()
+    assert last is None
