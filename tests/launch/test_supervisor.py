@@ -78,10 +78,13 @@ def test_a_child_that_was_drained_stays_away(supervise: Supervise, tmp_path: Pat
 
 
 def test_when_all_children_were_drained_the_supervisor_ends(supervise: Supervise, tmp_path: Path) -> None:
-    supervisor = supervise([("decode-0", "drained", str(tmp_path / "one")), ("decode-1", "drained", str(tmp_path))])
+    first, second = tmp_path / "first", tmp_path / "second"
+    supervisor = supervise([("decode-0", "drained", str(first)), ("decode-1", "drained", str(second))])
+    supervisor.wait_for("all ready")
+    second.touch()
     supervisor.wait_for("decode-1 was drained, and stays away")
     assert len(supervisor.running_pids()) == 1
-    (tmp_path / "one").touch()
+    first.touch()
     assert supervisor.wait() == 0
 
 

@@ -68,7 +68,8 @@ def role(monkeypatch: pytest.MonkeyPatch) -> Idle:
     role = Idle()
     device = SimpleNamespace(close=lambda: role.closed.append("device"))
     pool = BlockPool(16)
-    core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), cast(Any, None), "f")
+    runner = cast(Any, SimpleNamespace(is_asynchronous=False))
+    core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), runner, "f")
     memory = SimpleNamespace(layout=LAYOUT)
     engine = SimpleNamespace(
         core=core,

@@ -93,6 +93,7 @@ async def test_every_metric_of_the_router_is_documented(prompts: PromptMaker) ->
             server.metrics.include(collector)
         await server.rig.pair(answering(prompts.tokenizer.encode("abc"), "length"))
         await post_completion(server, cache_control={})  # a field that is ignored
+        await server.rig.join(DECODE, group="rack-3")
         text = (await fetch(server, "GET", "/metrics")).body.decode()
     assert _shown(text_string_to_metric_families(text)) == _documented("Router")
 
