@@ -310,11 +310,13 @@ class World:
     def run(self) -> None:
         """Let everything happen until nothing is left, and check what must hold. Raises `AssertionError`."""
         with self._patched():
-            self.clock.after(_LOOK_S, self._look)
-            while not self.is_over and self.clock.step():
-                pass
-            self.check()
-            self._end()
+            try:
+                self.clock.after(_LOOK_S, self._look)
+                while not self.is_over and self.clock.step():
+                    pass
+                self.check()
+            finally:  # a loop that nobody closes, and a task that never began, warn when they are collected
+                self._end()
 
     def _look(self) -> None:
         """Look after nodes that have ended, and whether everything is over."""
