@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from tests.simulation.frozen_router import AFTER_THAW_S, FrozenRouter
 from tests.simulation.nodes import NodeProgram
 from tests.simulation.world import Client, World
 from wire.messages import DECODE, PREFILL
@@ -72,6 +73,25 @@ def test_a_pause_of_the_router_costs_no_attempt(pause_s: float) -> None:
     world.run()
     assert (client.error, world.router.relay.counters.num_retries) == ("", 0)
     assert world.clock.now_s < 0.2 + pause_s + 2.0
+
+
+def test_a_decode_node_that_is_frozen_with_the_router_is_noticed_within_5_s_of_the_routers_return() -> None:
+    client = Client(0, PROMPT, 60)
+    world = world_with(client, decodes=2)
+    world.clock.at(0.4, lambda: world.pause(busy(world, DECODE), 30.0))
+    world.clock.at(0.4, lambda: world.pause(world.router, 7.0))
+    world.clock.at(0.4 + 7.0 + AFTER_THAW_S, lambda: _require_more(client))
+    world.run()
+    assert (client.error, world.router.relay.counters.num_retries) == ("", 1)
+
+
+def _require_more(client: Client) -> None:
+    assert client.longest_gap_s > 7.0, "the stream stands"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_behind_a_frozen_router_streams_go_on_5_s_after_the_last_fault(seed: int) -> None:
+    FrozenRouter(seed, num_others=seed).run()
 
 
 def test_a_connection_that_breaks_costs_no_attempt() -> None:
