@@ -99,6 +99,8 @@ def test_prefill_and_decode_nodes_may_have_different_numbers_of_ranks() -> None:
     assert "--tensor-parallel-size=2" in prefill.arguments
     assert "--tensor-parallel-size=4" in decode.arguments
     assert not any("parallel" in word for word in router.arguments)
+    with pytest.raises(InvalidSetting, match="--batch-invariant with 2 ranks in a stage of prefill nodes and 4"):
+        resolve_serve([*uneven, "--batch-invariant"], {})
     with pytest.raises(InvalidSetting, match="--decode-tensor-parallel-size -1 must not be negative"):
         resolve_serve(["--decode-tensor-parallel-size=-1"], {})
 
