@@ -123,8 +123,8 @@ class KeepsStates(Protocol):
         an input."""
         ...
 
-    def carried(self, layer: int, num_before: int) -> Tensor:
-        """The rows of the states [B, rows, E], E of all ranks, that lie behind `num_before` inputs."""
+    def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
+        """This rank's elements of the states, [B, num_elements], that lie behind `num_before` inputs."""
         ...
 
     @property

@@ -74,7 +74,7 @@ class BlockStates:
     def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
         """See `KeepsStates.recent`."""
         inputs, (_, width) = self._inputs, x.shape
-        # ranks have neighbouring shares of each row
+        # of each input, as of all that is carried, ranks have neighbouring shares
         states = self._states[layer][:, :num_before, self._rank * width : (self._rank + 1) * width]
         assert inputs is not None  # planned
         if num_before not in self._windows:
@@ -87,9 +87,10 @@ class BlockStates:
         states.index_copy_(0, inputs.blocks, rows[windows.index_select(0, inputs.kept)[:, 1:]])
         return rows[windows]
 
-    def carried(self, layer: int, num_before: int) -> Tensor:
+    def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
         """See `KeepsStates.carried`."""
-        return self._states[layer][:, num_before:]
+        behind = self._states[layer][:, num_before:].flatten(1)
+        return behind[:, self._rank * num_elements : (self._rank + 1) * num_elements]
 
     def _cut(self, begin: int, share: PlannedShare) -> Iterator[StatePiece]:
         """The pieces of a share whose first token is the token `begin` of the step."""

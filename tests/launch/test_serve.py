@@ -108,7 +108,7 @@ def test_prefill_and_decode_nodes_may_have_different_numbers_of_ranks() -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--tensor-parallel-size=3"], "4 attention heads cannot be divided among 3 ranks"),
+        (["--tensor-parallel-size=3"], "^prefill nodes with --tensor-parallel-size 3 .*: 4 attention heads cannot be"),
         (["--prefill-pipeline-parallel-size=3"], "2 layers cannot be divided among 3 stages"),
         (["--decode-tensor-parallel-size=65"], "must lie between 1 and 64, got 65"),
     ],

@@ -39,12 +39,13 @@ class GatedDeltaNet:
         name, tensors = f"layers.{layer}.delta_net", f"{config.names.layer(layer)}.{config.names.state}"
         heads = setup.shard.share_of(settings.num_key_heads, "key heads of a delta net")
         repeats = settings.num_value_heads // settings.num_key_heads
-        value_heads, matrix = scaled(heads, repeats), settings.key_dim * settings.value_dim
+        value_heads = scaled(heads, repeats)
         self._place, self._eps = layer - setup.shard.layers_of(config.num_layers).start, config.rms_norm_eps
         self._settings, self._num_keys, self._num_values = settings, len(heads), len(value_heads)
         self._sizes = [settings.key_dim, settings.key_dim, repeats * settings.value_dim]
         self._num_before = settings.width - 1
-        self._carried = scaled(value_heads, matrix)
+        num_bytes = len(value_heads) * settings.key_dim * settings.value_dim * _STATE_BYTES
+        self._num_carried = num_bytes // setup.dtype.itemsize
         self.kv = LayerKv(
             self._num_before + _rows_carried(settings, setup.dtype), len(heads) * sum(self._sizes), kind=STATE
         )
@@ -104,7 +105,7 @@ class GatedDeltaNet:
         pieces = states.pieces
         if not pieces:
             return out
-        matrices = self._matrices_in(states.carried(self._place, self._num_before))
+        matrices = self._matrices_in(states.carried(self._place, self._num_before, self._num_carried))
         single = [piece for piece in pieces if piece.is_alone and piece.last - piece.first == 1]
         longer = [[piece] for piece in pieces if not (piece.is_alone and piece.last - piece.first == 1)]
         for together in [single, *longer] if single else longer:
@@ -117,9 +118,9 @@ class GatedDeltaNet:
         return out
 
     def _matrices_in(self, carried: Tensor) -> Tensor:
-        """[B, Hv, Dk, Dv] float32, a view of rows [B, rows, channels] of all ranks."""
-        flat = carried.flatten(1).view(torch.float32)[:, self._carried.start : self._carried.stop]
-        return flat.view(len(flat), self._num_values, self._settings.key_dim, self._settings.value_dim)
+        """[B, Hv, Dk, Dv] float32, a view of what is carried."""
+        shape = (self._num_values, self._settings.key_dim, self._settings.value_dim)
+        return carried.view(torch.float32).view(len(carried), *shape)
 
     def _gated_norm(self, carried: Tensor, gate: Tensor) -> Tensor:
         """The norm of each head of [T, Hv, Dv], times its gate."""
