@@ -202,7 +202,7 @@ class Deployment:
         command += [str(self._model), "--router", f"tcp://127.0.0.1:{member.control.port}", "--port", str(member.port)]
         command += ["--node-id", member.name, "--num-threads", "1", "--batch-invariant", "--dtype", settings.dtype]
         command += ["--kv-transport", settings.transport, "--num-blocks", str(_NUM_BLOCKS[member.role])]
-        command += ["--device", "cpu"]
+        command += ["--device", "cpu", "--tensor-parallel-size", str(settings.num_ranks)]
         name = f"{member.name}-life-{member.num_lives}"
         member.node = Node(member.role, name, command, settings.folder, self._start)
 

@@ -53,6 +53,7 @@ class CampaignSettings:
     seed: int
     num_prefill: int
     num_decode: int
+    num_ranks: int
     transport: str
     dtype: str
     num_clients: int
@@ -76,7 +77,7 @@ class CampaignSettings:
         """The command that replays this campaign."""
         return (
             f"python -m tests.campaign --faults {self.num_faults} --minutes {self.minutes:g} --seed {self.seed}"
-            f" --layout {self.num_prefill}P{self.num_decode}D --transport {self.transport}"
+            f" --layout {self.num_prefill}P{self.num_decode}D --ranks {self.num_ranks} --transport {self.transport}"
             f" --dtype {self.dtype} --clients {self.num_clients} --requests {self.num_requests}"
             f" --step-ms {self.step_s * 1e3:g} --stall-s {self.stall_s:g} --longest-s {self.longest_s:g}"
             f" --max-tokens {self.max_tokens} --max-attempts {self.max_attempts} --kinds {','.join(self.kinds)}"
@@ -92,6 +93,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
     parser.add_argument("--minutes", type=float, default=0.0, help="over which they are spread; 0: one fault a second")
     parser.add_argument("--seed", type=int, default=0, help="of requests and faults; 0: a random one, which is printed")
     parser.add_argument("--layout", default="2P2D", help="nodes; drawn: 2P2D to 4P4D, by the seed")
+    parser.add_argument("--ranks", type=int, default=1, help="of each node: --tensor-parallel-size")
     parser.add_argument("--transport", default="shm", choices=("auto", "shm", "zmq", "nixl"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--clients", type=int, default=8, help="requests that are open at any time")
@@ -119,6 +121,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         seed=seed,
         num_prefill=int(counts[1]),
         num_decode=int(counts[2]),
+        num_ranks=flags.ranks,
         transport=flags.transport,
         dtype=flags.dtype,
         num_clients=flags.clients,
