@@ -200,7 +200,7 @@ class Deployment:
         command += ["--node-id", member.name, "--num-threads", "1", "--batch-invariant", "--dtype", settings.dtype]
         command += ["--tensor-parallel-size", str(settings.num_ranks)]
         command += ["--kv-transport", settings.transport, "--num-blocks", str(_NUM_BLOCKS[member.role])]
-        command += ["--device", "cpu", "--tensor-parallel-size", str(settings.num_ranks)]
+        command += ["--device", "cpu"]
         name = f"{member.name}-life-{member.num_lives}"
         member.node = Node(member.role, name, command, settings.folder, self._start)
 

@@ -9,7 +9,6 @@ import pytest
 
 from tests.simulation.engine import POISON
 from tests.simulation.frozen_router import AFTER_THAW_S, FrozenRouter
-from tests.simulation.nodes import NodeProgram
 from tests.simulation.nodes import LEASE_S, NodeProgram
 from tests.simulation.world import Client, World
 from wire.messages import DECODE, PREFILL
