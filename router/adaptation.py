@@ -43,6 +43,11 @@ class Adaptation(Collector):
         if self._timer is not None:
             self._timer.cancel()
 
+    @property
+    def num_changes(self) -> int:
+        """How often a node was let prefer another role."""
+        return self._changes.total()
+
     def end_window(self) -> None:
         """Decide for each model, and apply it."""
         for model, control in self._controls.items():

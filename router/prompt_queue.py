@@ -5,7 +5,7 @@ computes prompts one after the other, in the order in which they came; the first
 one before it ended. Estimates are corrected by each prompt that ends, so an error does not grow.
 
 What a prediction leaves out (the router's own time, steps that others join later, processors that are shared) shows in
-the first tokens themselves: a prediction is multiplied by what four of five of the last ones would have needed to be
+the first tokens themselves: a prediction is multiplied by what nine of ten of the last ones would have needed to be
 kept. The factor follows a node within a few dozen prompts, and is bounded.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-_KEPT_BY = 0.8
+_KEPT_BY = 0.9
 """The share of first tokens that are to come by the time that was predicted."""
 _NUM_COMPARED, _FEWEST_COMPARED = 64, 16
 _LEAST_FACTOR, _LARGEST_FACTOR = 0.5, 1.5

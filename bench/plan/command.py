@@ -2,7 +2,7 @@
 
 Four ways to use goals are compared: one node, whose steps are bounded (what `baton serve` starts on one device), plain
 nodes, mixed nodes whose preferences follow the goals, and the first with `--refuse-late`, or the last one where no
-costs of one node are given. A last table and a picture have the share of requests within both goals.
+costs of one node are given. A last table and a picture have the share of good requests.
 
 The scheduler, the cost model, the routing and the placement are those that serve; steps take what nodes have found out
 about theirs (`baton:step_cost_seconds` of their `/metrics`). So a question like "which goals, how many prefill nodes"
@@ -29,6 +29,7 @@ from bench.report.document import aligned
 from bench.runs import METRICS, Run
 from bench.serve.arrivals import from_trace, poisson_or_gamma
 from bench.serve.metrics import summarise
+from bench.serve.settings import parse_slo
 from bench.targets.line_up import parse_rates
 from bench.workload.dataset_settings import AZURE, MOONCAKE, DatasetSettings
 from bench.workload.passages import bare_vocabulary
@@ -61,6 +62,9 @@ class PlanSettings:
     decode: int = setting(1, "decode nodes of the split")
     goal_ttft_ms: float = setting(500.0, "goal for the first token")
     goal_tpot_ms: float = setting(50.0, "goal between two tokens")
+    goodput: tuple[str, ...] = setting(
+        (), "what makes a good request, as for `bench compare`; none: that it meets both goals", metavar="KEY:VALUE"
+    )
     rates: tuple[str, ...] = setting(
         ("1", "2", "4", "8"), "requests per second, inf: all at once; of traces: times as fast as they say"
     )
@@ -69,6 +73,7 @@ class PlanSettings:
     max_num_batched_tokens: int = setting(512, "token budget of a step")
     num_blocks: int = setting(8192, "blocks of 16 tokens of each node")
     transfer_us_per_token: float = setting(1.0, "of a handoff, after the prompt was computed")
+    between_steps_ms: float = setting(1.0, "of a node, from the end of a step to the beginning of the next one")
     noise: float = setting(0.0, "share by which steps take longer or shorter, about a second on end")
     router_ms: float = setting(3.0, "of the router for a request before it places it, and again for each token")
 
@@ -88,12 +93,11 @@ def main(arguments: Sequence[str]) -> int:
         rates.append(rate)
         for run in runs:
             shares[run.target].append(run.number("slo_attainment") or 0.0)
-    print("\nshare of requests within both goals\n")
+    print("\nshare of good requests\n")
     rows = [[f"{rate:g}", *(f"{shares[name][place]:.0%}" for name in shares)] for place, rate in enumerate(rates)]
     print(aligned(("rate", *shares), rows))
     if settings.picture:
-        slo = {"ttft": settings.goal_ttft_ms, "tpot": settings.goal_tpot_ms}
-        draw_shares(Path(settings.picture), rates, shares, slo)
+        draw_shares(Path(settings.picture), rates, shares, slo_of(settings))
     return 0
 
 
@@ -108,7 +112,7 @@ def deployments(settings: PlanSettings) -> dict[str, Deployment]:
     def shape(cost: StepCost, goal_tpot_s: float = 0.0) -> NodeShape:
         cost = cost.with_prompts_of(prompts)
         sizes = settings.max_num_seqs, settings.max_num_batched_tokens, settings.num_blocks
-        return NodeShape(cost, *sizes, goal_tpot_s, settings.noise)
+        return NodeShape(cost, *sizes, goal_tpot_s, settings.noise, settings.between_steps_ms / 1000)
 
     prefills = [shape(prompts)] * settings.prefill
     transfer_s, router_s = settings.transfer_us_per_token / 1e6, settings.router_ms / 1000
@@ -130,35 +134,39 @@ def deployments(settings: PlanSettings) -> dict[str, Deployment]:
 
 
 def loads(settings: PlanSettings, dataset: DatasetSettings) -> list[tuple[float, str, list[PlannedRequest]]]:
-    """Each load with its rate and its name. Raises `InvalidSetting`."""
+    """Each load with its rate and its name. Arrivals are those of the round of `baton bench compare` that has this
+    seed. Raises `InvalidSetting`."""
+    rates = enumerate(parse_rates(settings.rates))
+    return [(rate, *_load(rate, replace(dataset, seed=dataset.seed + place))) for place, rate in rates]
+
+
+def _load(rate: float, dataset: DatasetSettings) -> tuple[str, list[PlannedRequest]]:
     conversations = make_workload(dataset, bare_vocabulary(_VOCABULARY)).conversations
     if any(len(each.turns) > 1 for each in conversations):
         raise InvalidSetting("a plan has no conversations of several turns: what a model answers is not known")
-    is_trace = dataset.dataset_name in (MOONCAKE, AZURE)
     turns = [each.turns[0] for each in conversations]
-    found = []
-    for rate in parse_rates(settings.rates):
-        if is_trace:
-            pace = f"{rate:g} times as fast as the trace"
-            when = from_trace(conversations, dataset.time_scale / rate, dataset.spread_s, dataset.seed)
-        else:
-            pace = "all at once" if rate == math.inf else f"{rate:g} requests/s"
-            when = poisson_or_gamma(len(conversations), rate, 1.0, dataset.seed)
-        requests = [
-            PlannedRequest(at, turn.token_ids, turn.num_output_tokens) for at, turn in zip(when, turns, strict=True)
-        ]
-        found.append((rate, pace, requests))
-    return found
+    if dataset.dataset_name in (MOONCAKE, AZURE):
+        pace = f"{rate:g} times as fast as the trace"
+        when = from_trace(conversations, dataset.time_scale / rate, dataset.spread_s, dataset.seed)
+    else:
+        pace = "all at once" if rate == math.inf else f"{rate:g} requests/s"
+        when = poisson_or_gamma(len(conversations), rate, 1.0, dataset.seed)
+    timed = zip(when, turns, strict=True)
+    return pace, [PlannedRequest(at, turn.token_ids, turn.num_output_tokens) for at, turn in timed]
+
+
+def slo_of(settings: PlanSettings) -> Mapping[str, float]:
+    """What makes a good request, in milliseconds by metric. Raises `InvalidSetting`."""
+    return parse_slo(settings.goodput) or {"ttft": settings.goal_ttft_ms, "tpot": settings.goal_tpot_ms}
 
 
 def run_of(name: str, deployment: Deployment, requests: Sequence[PlannedRequest], settings: PlanSettings) -> Run:
     """The figures of `baton bench serve` for a deployment."""
-    slo = {"ttft": settings.goal_ttft_ms, "tpot": settings.goal_tpot_ms}
     simulation = Simulation(deployment)
     outcomes = simulation.run(requests)
     simulation.check()
     duration_s = max(outcome.end_s for outcome in outcomes)
-    return Run(name, 1, math.inf, summarise(outcomes, duration_s, slo, _PERCENTILES))
+    return Run(name, 1, math.inf, summarise(outcomes, duration_s, slo_of(settings), _PERCENTILES))
 
 
 def table(runs: Sequence[Run]) -> str:

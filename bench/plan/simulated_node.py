@@ -36,7 +36,8 @@ _SPELL_S = 0.7
 class NodeShape:
     """What a simulated node can do. `step_cost`: what its steps really take; the node does not know it beforehand.
     `goal_tpot_s`: see `--goal-tpot-ms`, 0 for none. `noise`: by which share steps take longer or shorter than that for
-    about a second on end, as where other programs use the processors too (standard deviation)."""
+    about a second on end, as where other programs use the processors too (standard deviation). `between_steps_s`: what
+    the node does when a step has ended, until the next one can begin."""
 
     step_cost: StepCost
     max_num_seqs: int
@@ -44,6 +45,7 @@ class NodeShape:
     num_blocks: int
     goal_tpot_s: float = 0.0
     noise: float = 0.0
+    between_steps_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class SimulatedNode:
     def __init__(self, shape: NodeShape) -> None:
         pool = BlockPool(shape.num_blocks)
         self.is_stepping = False
+        self._between_steps_s = shape.between_steps_s
         self._runner = _TimedRunner(shape.step_cost, shape.noise)
         self._awaited: dict[RequestKey, _Awaited] = {}
         costs = StepCosts(lambda: self._runner.now_s)
@@ -133,8 +136,8 @@ class SimulatedNode:
         self.core.release(key)
 
     def step(self, now_s: float) -> tuple[float, list[RequestOutput]]:
-        """Compute a step that begins now: when it ends, and what comes of it then."""
-        self._runner.now_s = now_s
+        """Compute a step that comes next: when it ends, and what comes of it then."""
+        self._runner.now_s = now_s + self._between_steps_s
         outputs = self.core.step()
         return self._runner.now_s, outputs
 

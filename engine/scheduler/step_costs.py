@@ -64,7 +64,7 @@ class StepCosts:
         """How far predictions were off lately, as a share of the step."""
         self._clock = clock
         self._launched: deque[tuple[float, StepWork]] = deque()
-        self._ended_s = 0.0
+        self._ended_s = -math.inf
         # lists: numpy takes ten times as long for so few numbers when a step has emptied the caches
         self._products = [[0.0] * len(_SCALES) for _ in _SCALES]
         self._sums = [0.0] * len(_SCALES)

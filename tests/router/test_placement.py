@@ -220,8 +220,8 @@ def test_first_tokens_that_come_long_before_the_goal_teach_nothing() -> None:
     assert choose(GOALS, [node(PREFILL)], [node(DECODE)]).ttft_s == ALONE_S
 
 
-def test_a_correction_keeps_four_of_five_and_is_bounded() -> None:
-    made = came(came(node(PREFILL), 1.4, 13), 0.9, 51)
+def test_a_correction_keeps_nine_of_ten_and_is_bounded() -> None:
+    made = came(came(node(PREFILL), 1.4, 7), 0.9, 57)
     assert made.prompts.factor == pytest.approx(1.4)
     assert came(made, 0.9, 1).prompts.factor == pytest.approx(0.9)
     assert came(made, 50.0, 64).prompts.factor == 1.5

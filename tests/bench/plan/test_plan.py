@@ -12,6 +12,8 @@ import pytest
 
 from bench.client.outcome import Outcome
 from bench.plan.command import main, read_cost
+from bench.plan.ratio import SHAPE as LARGE
+from bench.plan.ratio import Phase, shares
 from bench.plan.simulated_node import NodeShape, SimulatedNode
 from bench.plan.simulation import Deployment, PlannedRequest, Simulation
 from engine.scheduler.step_costs import StepCosts
@@ -141,6 +143,14 @@ def test_in_overload_predictions_that_are_not_kept_are_mended_before_most_reques
     assert good[1] > 0.8 * good[0]
 
 
+def test_preferences_that_follow_the_goals_gain_where_prompts_are_heavy_for_minutes() -> None:
+    heavy = (Phase(100.0, 5.2, 4000, 8),)
+    (frozen,), none = shares(1, heavy, adapts=False)
+    (following,), num_changes = shares(1, heavy, adapts=True)
+    assert (none, num_changes) == (0, 1)
+    assert following > frozen + 0.2
+
+
 @pytest.mark.parametrize("factor", [0.1, 10.0])
 def test_a_wrong_cost_model_costs_time_and_nothing_else(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     fit = StepCosts._fit
@@ -157,10 +167,12 @@ def test_a_wrong_cost_model_costs_time_and_nothing_else(factor: float, monkeypat
     run(Deployment([BOUND] * 2, [BOUND] * 2, GOALS, is_mixed=True, adapts=True), load(40, 0.05))
 
 
-def test_a_node_has_learned_its_costs_before_the_load() -> None:
-    cost = SimulatedNode(SHAPE).status.cost
+@pytest.mark.parametrize("shape", [SHAPE, LARGE])
+def test_a_node_has_learned_its_costs_before_the_load(shape: NodeShape) -> None:
+    cost, true = SimulatedNode(shape).status.cost, shape.step_cost
     assert cost is not None
-    assert cost.prompt_s(512, 0, 512, 0, 0) == pytest.approx(CORE.prompt_s(512, 0, 512, 0, 0), rel=0.2)
+    assert cost.prompt_s(512, 0, 512, 0, 0) == pytest.approx(true.prompt_s(512, 0, 512, 0, 0), rel=0.01)
+    assert cost.without_prompt_s(8, 0) == pytest.approx(true.without_prompt_s(8, 0), rel=0.05)
 
 
 def test_the_command_prints_a_table_for_each_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,6 +186,8 @@ def test_the_command_prints_a_table_for_each_rate(tmp_path: Path, capsys: pytest
     assert printed.count("one node | split | split with goals | mixed | one with goals | refusing") == 3
     assert picture.read_text().startswith("<svg")
     assert "4 requests/s, 6 requests" in printed
+    assert main([*flags, "--rates", "2", "--goodput", "ttft:0.001"]) == 0
+    assert "0 %" in capsys.readouterr().out.split("share of good requests")[0]
 
 
 def test_metrics_without_costs_are_refused(tmp_path: Path) -> None:
