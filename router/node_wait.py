@@ -25,7 +25,7 @@ class NodeWait:
         self._has_node = has_node
         self._max_waiting = max_waiting
         self._listeners: list[Callable[[], None]] = []
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # a dictionary keeps the order in which they came
 
     @property
     def num_waiting(self) -> int:
@@ -54,14 +54,14 @@ class NodeWait:
 
     async def _next_node(self) -> None:
         joined = asyncio.get_running_loop().create_future()
-        self._waiting.add(joined)
+        self._waiting[joined] = None
         try:
             await joined
         finally:
-            self._waiting.discard(joined)
+            self._waiting.pop(joined, None)
 
     def on_node_joined(self) -> None:
-        """Let those go on that wait."""
+        """Let those go on that wait, in the order in which they came."""
         for joined in self._waiting:
             if not joined.done():
                 joined.set_result(None)

@@ -7,7 +7,7 @@ never written show in its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -21,6 +21,7 @@ from engine.core import EngineCore
 from engine.runner.base import RunningStep
 from engine.scheduler.request import PENDING_TOKEN, BlockCopy, PromptScores, SampledToken, ScheduledRequest, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.step_costs import StepCosts
 from kvtransfer.transports.base import Blocks
 from tests.computed_step import ComputedStep
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE
@@ -136,7 +137,7 @@ def _row(share: ScheduledRequest) -> _Row:
     )
 
 
-def make_core(runner: SimRunner) -> EngineCore:
+def make_core(runner: SimRunner, clock: Callable[[], float]) -> EngineCore:
     """An engine that computes prompts in small chunks."""
     pool = BlockPool(len(runner.blocks))
     limits = SchedulerLimits(
@@ -146,7 +147,7 @@ def make_core(runner: SimRunner) -> EngineCore:
         max_request_tokens=len(runner.blocks) * BLOCK_SIZE,
         vocab_size=EOS + 1,
     )
-    return EngineCore(pool, Scheduler(pool, limits, frozenset({EOS})), runner, FINGERPRINT)
+    return EngineCore(pool, Scheduler(pool, limits, frozenset({EOS})), runner, FINGERPRINT, costs=StepCosts(clock))
 
 
 @lru_cache(maxsize=4096)

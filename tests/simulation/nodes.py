@@ -52,6 +52,7 @@ _IDLE_S = 2.5
 """How often a thread looks that has nothing to do; the real ones do so four times a second."""
 _SPIN_S = 0.001
 _STOP_S = 10.0
+_STALL_S = 0.1
 ItemT = TypeVar("ItemT")
 
 
@@ -193,7 +194,7 @@ class NodeProgram(Program):
         self.stopper = SimStopper()
         blocks = np.zeros((NUM_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
         self.runner = SimRunner(blocks, is_asynchronous=around.overlaps)
-        self.core = make_core(self.runner)
+        self.core = make_core(self.runner, around.clock)
         self.first_steps = FirstSteps(self._now_us)
         self._engine = Thread(around.clock, self.host, self._turn)
         self._transfers: list[SimTransferThread] = []
@@ -279,6 +280,11 @@ class NodeProgram(Program):
         """Whether nothing of any request is left here."""
         held = self.leg.num_live or len(self.first_steps) or any(len(side.leases) for side in self.sides)
         return not held and not any(side.handoffs for side in self.sides) and not self.core.status().num_held_blocks
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a step of it takes so long that it reads no message now."""
+        return self._engine.busy_until_s > self.around.clock.now_s + _STALL_S
 
     def leave(self) -> None:
         """As SIGTERM."""

@@ -48,6 +48,8 @@ _LOOK_S = 0.2
 _INBOX_BOUND = 12
 _AHEAD_TOKENS = 12
 _NEVER_S = 1e9
+_CALM_S = 0.6
+"""So long after the last fault something may still come of it: a broken connection is judged 0.3 s after it is seen."""
 _LEAVE_S = 12.0
 """A node that was told to leave has ended by then."""
 
@@ -95,6 +97,8 @@ class Client:
             flights = self._start(relay, params, inbox)
             try:
                 while not all(self.finish_reasons):
+                    for index in [index for index in flights if self.finish_reasons[index]]:
+                        relay.close(flights.pop(index))  # as `Answer` does with the choices that have ended
                     taken = await inbox.take()
                     self._went_on(read_s, router.loop.time())
                     read_s = router.loop.time()
@@ -104,22 +108,22 @@ class Client:
                     if self.pause_s:
                         await asyncio.sleep(self.pause_s)
             finally:
-                for flight in flights:
+                for flight in flights.values():
                     relay.close(flight)
         except BatonError as error:
             self._went_on(read_s, router.loop.time())
             self.error = error.code
 
-    def _start(self, relay: Relay, params: Sequence[DecodingParams], inbox: Inbox) -> Sequence[Flight]:
+    def _start(self, relay: Relay, params: Sequence[DecodingParams], inbox: Inbox) -> dict[int, Flight]:
         """Begin all choices together; or, of a stream that is resumed, what has not ended of each, as `Answer` does."""
         requests = [
             RelayRequest(MODEL, self.prompt_ids, each, emitted_ids=tuple(token_ids))
             for each, token_ids in zip(params, self.token_ids, strict=True)
         ]
         if not any(self.token_ids):
-            return relay.start_choices(requests, inbox, 0)
+            return dict(enumerate(relay.start_choices(requests, inbox, 0)))
         unfinished = [index for index, reason in enumerate(self.finish_reasons) if not reason]
-        return [relay.start(requests[index], inbox, index) for index in unfinished]
+        return {index: relay.start(requests[index], inbox, index) for index in unfinished}
 
     def _went_on(self, before_s: float, now_s: float) -> None:
         self.longest_gap_s = max(self.longest_gap_s, now_s - before_s)
@@ -389,7 +393,7 @@ class World:
         for router in self.routers:
             if not any(self._is_available(node, router) for node in self.nodes.values()):
                 self.without_decode_s[router.number] += _LOOK_S
-        is_calm = now_s > self.quiet_from_s and not self._restarts_due
+        is_calm = now_s > self.quiet_from_s + _CALM_S and not self._restarts_due
         self.is_over = is_calm and self._is_quiet()
         waited_s = now_s - self.bound_from_s
         unended = [client.number for client in self.clients if not client.is_over]
@@ -398,7 +402,7 @@ class World:
         self.clock.after(_LOOK_S, self._look)
 
     def _is_available(self, node: NodeProgram, router: RouterProgram) -> bool:
-        if node.role != DECODE or not node.runs or node.stopper.is_asked or not router.runs:
+        if node.role != DECODE or not node.runs or node.is_stalled or node.stopper.is_asked or not router.runs:
             return False
         # who waits behind the one that nodes die of may wait for a node that is not cut off any more and has to join
         is_away = self.num_crashes > 0 and router.registry.get(node.epoch) is None
