@@ -73,9 +73,9 @@ class World:
         self._call(lambda: self._group.alltoall_base(*moved).wait())
         part = _sum(list(theirs.view(size, width)))
         self._call(lambda: self._group._allgather_base(own, part).wait())
-        return (
-            summand if own.data_ptr() == summand.data_ptr() else summand.copy_(own[: summand.numel()].view_as(summand))
-        )
+        if own.data_ptr() != summand.data_ptr():
+            summand.copy_(own[: summand.numel()].view_as(summand))
+        return summand
 
     def side_by_side(self, share: Tensor) -> Tensor:
         """See `Collectives.side_by_side`."""
