@@ -24,7 +24,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from decode_node.source import Source
 from engine.attention.base import LayerStored
 from engine.cache.hashing import prompt_digest
-from engine.core import EngineCore, FirstToken, Reservation
+from engine.core import EngineCore, FirstToken
+from engine.held_blocks import Reservation
 from engine.scheduler.request import RequestOutput, Step, choices_of
 from kvtransfer.commands import (
     CancelReceiving,

@@ -1,8 +1,7 @@
 """EngineCore: the calls by which every program of Baton uses an engine, `step()` above all.
 
-Owns the blocks that are held for handoffs, which belong to no request. It is the only place that moves blocks between
-handoffs, requests and the pool. Does not know which program uses it, where requests come from, or how KV travels: there
-are no roles in here.
+It is the only place that moves blocks between handoffs (`engine.held_blocks`), requests and the pool. Does not know
+which program uses it, where requests come from, or how KV travels: there are no roles in here.
 
 Every block has an owner at every moment: the pool, requests, a step in flight, or a handoff. The blocks of a request
 pass to a handoff when it was added with `first_token_only`: they are held until another node has them. The blocks of a
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 
 from engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
+from engine.held_blocks import HeldBlocks, Reservation
 from engine.runner.base import Runner
 from engine.scheduler.request import Matcher, PromptScores, Request, RequestOutput, Step, choices_of
 from engine.scheduler.scheduler import Scheduler
@@ -36,21 +36,6 @@ from wire.errors import BatonError, InvalidRequest
 from wire.messages import NodeStatus
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Blocks held for KV that another node will write.
-
-    `block_table` covers all tokens; the blocks of its first `num_cached_tokens` tokens hold their KV already. The
-    others, with their generations, are in `missing_block_ids` and `missing_generations`, in sequence order.
-    """
-
-    key: RequestKey
-    block_table: BlockTable
-    num_cached_tokens: int
-    missing_block_ids: tuple[int, ...]
-    missing_generations: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +75,7 @@ class EngineCore:
         grammars: Grammars | None = None,
         costs: StepCosts | None = None,
     ) -> None:
-        self._held: dict[RequestKey, BlockTable] = {}
-        self._reserved: set[RequestKey] = set()  # of those, the ones whose KV is still to come
+        self._held = HeldBlocks(pool)
         self._pool = pool
         self._scheduler = scheduler
         self.costs = costs or StepCosts()
@@ -194,11 +178,7 @@ class EngineCore:
         if taken is None:
             return None
         block_table, num_cached_tokens = taken
-        self._held[key] = block_table
-        self._reserved.add(key)
-        missing = tuple(block_table[num_cached_tokens // self._scheduler.limits.block_size :])
-        generations = tuple(self._pool.generation(block_id) for block_id in missing)
-        return Reservation(key, block_table, num_cached_tokens, missing, generations)
+        return self._held.reserve(key, block_table, num_cached_tokens, self._scheduler.limits.block_size)
 
     def add_reserved(
         self,
@@ -218,8 +198,7 @@ class EngineCore:
             self._request(first.key, [*token_ids, first.token_id], first.params, num_prompt_tokens, cache_salt)
             for first in firsts
         ]
-        self._reserved.discard(reservation.key)
-        block_table = self._held.pop(reservation.key, None)
+        block_table = self._held.give(reservation.key)
         if block_table is None:
             raise KeyError(f"{reservation.key!r} holds no reservation")
         try:
@@ -262,7 +241,7 @@ class EngineCore:
             return None
         block_table = request.block_table[: -(-num_tokens // block_size)]
         self._pool.share(block_table)
-        self._held[held_key] = block_table
+        self._held.hold(held_key, block_table)
         token_ids = tuple(request.token_ids[: num_tokens + 1])
         handed = HandedOver(token_ids[:-1], token_ids[-1], request.num_prompt_tokens, block_table)
         if not goes_on:
@@ -272,15 +251,11 @@ class EngineCore:
     def block_table(self, key: RequestKey) -> Sequence[int]:
         """Blocks of a live request, or those held under this key, in sequence order; empty when there are neither."""
         request = self._scheduler.requests.get(key)
-        return request.block_table if request is not None else self._held.get(key, ())
+        return request.block_table if request is not None else self._held.table(key) or ()
 
     def release(self, key: RequestKey) -> bool:
         """Release the blocks held under `key`. False when there are none."""
-        self._reserved.discard(key)
-        block_table = self._held.pop(key, None)
-        if block_table is not None:
-            self._pool.release(block_table)
-        return block_table is not None
+        return self._held.release(key)
 
     def abort(self, key: RequestKey) -> bool:
         """Drop a request or a fork in any state and release its blocks. Blocks held under its key are not released.
@@ -311,7 +286,7 @@ class EngineCore:
         their launch. Raises `StepFailed` when that step could not be launched or computed; no request has advanced
         since the last outputs then. `DeviceFailed` passes: the process must end.
         """
-        in_flight, expects_streams = self._in_flight, bool(self._reserved)
+        in_flight, expects_streams = self._in_flight, self._held.await_kv
         if not in_flight:
             first = self._scheduler.schedule(expects_streams=expects_streams)
             if not first.requests:
@@ -359,7 +334,7 @@ class EngineCore:
         owners: Counter[int] = Counter()
         for request in self._scheduler.requests:
             owners.update(request.held_blocks)
-        for block_table in (*self._held.values(), *self._in_flight.held_tables()):
+        for block_table in (*self._held.tables, *self._in_flight.held_tables()):
             owners.update(block_table)
         self._pool.check(owners)
 
@@ -368,7 +343,7 @@ class EngineCore:
         if request is None:
             return
         if request.first_token_only:
-            self._held[output.key] = request.block_table
+            self._held.hold(output.key, request.block_table)
         else:
             self._in_flight.release(request)
 

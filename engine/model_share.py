@@ -42,6 +42,7 @@ from engine.runner.forward import ForwardPass
 from engine.runner.limits import RunnerLimits
 from engine.runner.recorded_layers import StepSizes, record_layers
 from engine.settings import EngineSettings
+from program.process import return_freed_memory
 from wire.errors import InvalidSetting
 from wire.layout import KvLayout
 
@@ -124,6 +125,7 @@ def load_share(
         fill_with_noise(decoder)
     else:
         load_weights(folder, decoder, on_weights)
+    return_freed_memory()  # plain weights that were packed, or quantized
     own = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
     layout = own
     if not shard.is_whole:

@@ -108,6 +108,15 @@ def keep_freed_memory() -> None:
     mallopt(_MALLOC_TRIM_THRESHOLD, _KEEP_BYTES)
 
 
+def return_freed_memory() -> None:
+    """Give the system what was freed so far, which `keep_freed_memory` keeps: for the end of a start that has needed
+    more than the program will."""
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        return  # another C library
+
+
 def freeze_startup_objects() -> None:
     """Exclude all objects that exist now from garbage collection. Call it once, at the end of a start.
 

@@ -1,10 +1,10 @@
 """How long a deployment takes to be ready, and what its processes keep in memory: `python -m bench.limits.start`.
 
 `baton serve` is started `--rounds` times; what stands behind the flags of this command goes to it. Printed are the
-seconds from the start of the command to its line "Baton ready at", and of each process, when it is ready, where its
-resident memory lies:
+seconds from the start of the command to its line "Baton ready at", and, of one more start with a pool of
+`--pool-bytes`, where the resident memory of each process lies when it is ready:
 
-- pools: its KV pool of `--kv-cache-memory-bytes`, and what it has touched of another node's;
+- pools: its KV pool, by whose size it is known, and what it has touched of another node's;
 - files: libraries and programs, which the system shares among processes and can read again;
 - own: all else. Of a node that is its weights, what torch and Python need, and what is freed and kept.
 
@@ -70,16 +70,18 @@ def resident(name: str, smaps: Iterable[str], pool_bytes: int) -> Resident:
     return Resident(name, **found)
 
 
-def measure(arguments: Sequence[str], pool_bytes: int) -> tuple[float, list[Resident]]:
-    """Start `baton serve` with `arguments`: the seconds until it is ready, and what is resident then. Raises
-    `ChildFailed`."""
+def measure(arguments: Sequence[str], pool_bytes: int = 0) -> tuple[float, list[Resident]]:
+    """Start `baton serve` with `arguments`: the seconds until it is ready, and what is resident then, with a pool of
+    `pool_bytes`; 0: of its own choice, and nothing is looked at. Raises `ChildFailed`."""
     begun_s = time.monotonic()
-    pool = ("--kv-cache-memory-bytes", str(pool_bytes))
+    # giving its pages takes most of a second for each GiB, so a large pool is no part of what is timed
+    pool = ("--kv-cache-memory-bytes", str(pool_bytes)) if pool_bytes else ()
     child = Child("baton", "serve", *arguments, "--port", "0", *pool, stdout=PIPE)
     try:
         while not child.read_line(begun_s + _READY_S - time.monotonic()).startswith(_READY):
             continue
-        return time.monotonic() - begun_s, [*_all_resident(child.pid, pool_bytes)]
+        ready_s = time.monotonic() - begun_s
+        return ready_s, [*_all_resident(child.pid, pool_bytes)] if pool_bytes else []
     finally:
         child.end(_PATIENCE_S)
 
@@ -98,16 +100,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.limits.start", description=__doc__)
     parser.add_argument("model", nargs="?", default="", help="checkpoint; the demo model when absent")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--kv-cache-memory-bytes", type=int, default=2 * 2**30, help="more than any other memory")
+    parser.add_argument("--pool-bytes", type=int, default=2 * 2**30, help="more than any other memory")
     flags, serving = parser.parse_known_args(argv)
     arguments = [*([flags.model] if flags.model else []), *serving]
-    found = [measure(arguments, flags.kv_cache_memory_bytes) for _ in range(flags.rounds)]
-    seconds = sorted(each for each, _ in found)
+    seconds = sorted(measure(arguments)[0] for _ in range(flags.rounds))
     sys.stdout.write(f"ready after {seconds[0]:.2f} to {seconds[-1]:.2f} s, median {median(seconds):.2f}\n")
     folder = find_checkpoint(flags.model)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     sys.stdout.write(f"weights {weights / _MIB:.0f} MiB\n{'':14}     pools     files       own    beside   (MiB)\n")
-    for each in found[-1][1]:
+    for each in measure(arguments, flags.pool_bytes)[1]:
         sizes = (each.pools, each.files, each.own, each.beside(weights))
         sys.stdout.write(f"{each.name:14}" + "".join(f"{size / _MIB:10.0f}" for size in sizes) + "\n")
     return 0

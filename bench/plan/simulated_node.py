@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore, FirstToken, Reservation
+from engine.core import EngineCore, FirstToken
 from engine.first_costs import measure_first_costs
+from engine.held_blocks import Reservation
 from engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.scheduler.step_costs import StepBound, StepCosts, work_of

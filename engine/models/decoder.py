@@ -23,6 +23,7 @@ from torch import Tensor
 from engine.attention.base import Attention, LayerRule
 from engine.models.collectives import Collectives
 from engine.models.config import ModelConfig
+from engine.models.linear_weights import LinearWeight
 from engine.models.ops.base import DecoderOps
 from engine.models.ops.choose import choose_ops
 from engine.models.parameters import Parameter
@@ -123,7 +124,7 @@ class Decoder:
         return self._head(self._norm(residual, delta))
 
     @property
-    def lookup_table(self) -> Tensor | None:
+    def lookup_table(self) -> LinearWeight | None:
         """The table [V, E] whose rows `embed` returns as they are; None where it returns something else."""
         return None if self._embedding is None else self._embedding.lookup_table
 

@@ -221,6 +221,7 @@ class BatonGather(Structure):
         ("row_bytes", c_int64),
         ("num_table_rows", c_int64),
         ("index", c_int32),
+        ("packed_as", c_int32),
     ]
 
 
@@ -293,5 +294,7 @@ KINDS: dict[type[Structure], int] = {
 """`BatonKind`, by the arguments of its function."""
 TOKEN_IDS, POSITIONS, DUE = 0, 1, 2
 """`BatonIndex`."""
+NOT_PACKED = -1
+"""Of `BatonGather`, see kernels.h."""
 PLANNED, PLAN_TOO_LARGE = 0, 1
 """`BatonPlanned`."""

@@ -26,7 +26,7 @@ from engine.native.arguments import DTYPES, BatonCall, BatonPlan, BatonQuantized
 from wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
-_INTERFACE = 6
+_INTERFACE = 7
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
 _SHARED_BYTES = 1 << 24

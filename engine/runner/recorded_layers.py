@@ -22,7 +22,8 @@ from device.host import HostStaging
 from engine.attention.base import SequenceShare
 from engine.attention.native_backend import NativeAttention
 from engine.models.decoder import Decoder
-from engine.native.arguments import DUE, POSITIONS, TOKEN_IDS, BatonGather, BatonStep
+from engine.models.ops.native_ops import gather_of
+from engine.native.arguments import DUE, POSITIONS, TOKEN_IDS, BatonStep
 from engine.native.library import Kernels
 from engine.native.recording import Recording
 from engine.runner.forward import DecodedStream, DueRows
@@ -178,12 +179,6 @@ class RecordedStream:
         if self.head is not None and not self.is_complete:
             return self.head.logits(due)
         return DecodedStream(self.decoder, self.rows()).logits(due)
-
-
-def gather_of(out: Tensor, table: Tensor, index: int, rows: Tensor) -> BatonGather:
-    """The arguments that copy the rows of `table` [R, E] which `rows` names into the first ones of `out`."""
-    row_bytes = table.shape[-1] * table.itemsize
-    return BatonGather(out.data_ptr(), table.data_ptr(), rows.data_ptr(), len(rows), row_bytes, len(table), index)
 
 
 @torch.inference_mode()

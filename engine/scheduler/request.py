@@ -172,6 +172,39 @@ class Request:
             return False
         return self.first_token_only or not self.is_wanted or len(self.token_ids) >= self.most_tokens
 
+    def share(self, count: int) -> ScheduledRequest:
+        """Its share of a step that computes its next `count` tokens."""
+        # no keywords: with them it would take twice as long
+        return ScheduledRequest(
+            self.key,
+            self.num_computed_tokens,
+            count,
+            self.token_ids,
+            self.num_prompt_tokens,
+            self.block_table,
+            self.params,
+            count == len(self.token_ids) - self.num_computed_tokens,
+            self.arrival,
+            self.forks,
+            None if self.num_steps_in_flight else self.block_copy,
+            self.matcher,
+            self.takes_largest,
+        )
+
+    def forked(self, fork: Fork, token_ids: list[int]) -> Request:
+        """The request that its `fork` becomes; the prompt is not counted as cached a second time."""
+        matcher = None if self.matcher is None else self.matcher.fork(token_ids[self.num_prompt_tokens : -1])
+        return Request(
+            key=fork.key,
+            token_ids=token_ids,
+            num_prompt_tokens=self.num_prompt_tokens,
+            params=fork.params,
+            hash_root=self.hash_root,
+            max_total_tokens=self.max_total_tokens,
+            num_cached_tokens=0,
+            matcher=matcher,
+        )
+
 
 class ScheduledRequest(NamedTuple):
     """One request's share of a step. Written by the scheduler, read by the runner while it launches the step.

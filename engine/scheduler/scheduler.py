@@ -38,7 +38,6 @@ from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.output_ends import OutputEnds
 from engine.scheduler.request import (
     PENDING_TOKEN,
-    Fork,
     PromptScores,
     PromptSpan,
     Request,
@@ -90,41 +89,6 @@ class SchedulerLimits:
         if max(request.token_ids) >= self.vocab_size:
             raise InvalidRequest(f"token id {max(request.token_ids)} is outside the vocabulary", "prompt")
         request.params.check_vocabulary(self.vocab_size)
-
-
-def _scheduled(request: Request, count: int) -> ScheduledRequest:
-    """The share of `request` that is its next `count` tokens."""
-    # no keywords: with them it would take twice as long, as it would in `_apply`
-    return ScheduledRequest(
-        request.key,
-        request.num_computed_tokens,
-        count,
-        request.token_ids,
-        request.num_prompt_tokens,
-        request.block_table,
-        request.params,
-        count == len(request.token_ids) - request.num_computed_tokens,
-        request.arrival,
-        request.forks,
-        None if request.num_steps_in_flight else request.block_copy,
-        request.matcher,
-        request.takes_largest,
-    )
-
-
-def _forked(request: Request, fork: Fork, token_ids: list[int]) -> Request:
-    """The request that `fork` of `request` becomes; its prompt is not counted as cached a second time."""
-    matcher = None if request.matcher is None else request.matcher.fork(token_ids[request.num_prompt_tokens : -1])
-    return Request(
-        key=fork.key,
-        token_ids=token_ids,
-        num_prompt_tokens=request.num_prompt_tokens,
-        params=fork.params,
-        hash_root=request.hash_root,
-        max_total_tokens=request.max_total_tokens,
-        num_cached_tokens=0,
-        matcher=matcher,
-    )
 
 
 def _failure(request: Request) -> str:
@@ -295,7 +259,7 @@ class Scheduler:
             token, num_computed_tokens = sampled.get(fork.key), output.num_computed_tokens
             finish_reason, forked = "", None
             if token is not None:
-                forked = _forked(request, fork, [*request.token_ids[:num_computed_tokens], token.token_id])
+                forked = request.forked(fork, [*request.token_ids[:num_computed_tokens], token.token_id])
                 finish_reason = self._ends.finish_reason(forked)
                 if not finish_reason and not request.first_token_only:
                     self.add_fork(forked, request, num_computed_tokens)
@@ -318,7 +282,7 @@ class Scheduler:
         for request in decoding:
             has_slot = len(request.block_table) * block_size >= len(request.token_ids)  # a preempted one has none
             if budget > 0 and (has_slot or (request.key in running and self._make_room(request, shares))):
-                shares[request.key] = _scheduled(request, 1)
+                shares[request.key] = request.share(1)
                 budget -= 1
         while budget > 0 and self._first_is_computed and (admitted := self._admit()) is not None:
             budget -= self._share(admitted, 1, shares, spans)
@@ -347,7 +311,7 @@ class Scheduler:
     ) -> int:
         count = min(request.num_uncomputed_tokens, budget)
         if count > 0:
-            share = shares[request.key] = _scheduled(request, count)
+            share = shares[request.key] = request.share(count)
             # a request that decodes has nothing to tell of its prompt, so its shares are not looked at
             if request.params.prompt_logprobs is not None and (span := _span(request, share)) is not None:
                 spans.append(span)

@@ -40,8 +40,12 @@ class DecoderOps(Protocol):
         multiplies: `TorchOps` does that."""
         ...
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, table: LinearWeight) -> Tensor:
         """The rows [T, E] of `table` [V, E] for `token_ids` [T] int64. The caller may change them."""
+        ...
+
+    def has_rows(self, weight: LinearWeight) -> bool:
+        """Whether `embed` takes a table of that format."""
         ...
 
     def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from engine.models.linear_weights import LinearWeight, LoadedWeight, QuantizedWeight, StackedWeight
+from engine.models.linear_weights import LinearWeight, LoadedWeight, PlainWeight, QuantizedWeight, StackedWeight
 from engine.models.ops.cpu_ops import CpuOps
 from engine.models.ops.native_quantized import pack_quantized
 from engine.models.parameters import Parameter
 from engine.models.rope import Rotation
 from engine.native.arguments import (
     DTYPES,
+    NOT_PACKED,
+    TOKEN_IDS,
     BatonAddNorm,
     BatonGate,
+    BatonGather,
     BatonLinear,
     BatonNormRotate,
     BatonPack,
@@ -27,6 +31,7 @@ from engine.native.arguments import (
 from engine.native.library import Kernels, WeightMemory, huge_pages
 
 _MAX_HEAD_DIM = 512
+_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +47,23 @@ class NativeWeight:
     def parameters(self) -> tuple[Parameter, ...]:
         """See `LinearWeight.parameters`."""
         return ()
+
+
+def gather_of(out: Tensor, table: Tensor | LinearWeight, index: int, rows: Tensor) -> BatonGather:
+    """The arguments that copy the rows of `table` [R, E] which `rows` names into the first ones of `out`. Raises
+    `TypeError` for a format without rows."""
+    if isinstance(table, PlainWeight):
+        table = table.matrix
+    if isinstance(table, Tensor):
+        memory, num_rows, packed_as = table, len(table), NOT_PACKED
+    elif isinstance(table, NativeWeight) and isinstance(table.product, BatonLinear):
+        memory, num_rows, packed_as = table.packed, table.num_out, table.product.dtype
+    else:
+        raise TypeError(f"Baton's CPU kernels look nothing up in a {type(table).__name__}")
+    row_bytes = out.shape[-1] * out.itemsize
+    return BatonGather(
+        out.data_ptr(), memory.data_ptr(), rows.data_ptr(), len(rows), row_bytes, num_rows, index, packed_as
+    )
 
 
 def _native(stack: StackedWeight) -> list[NativeWeight] | None:
@@ -79,6 +101,20 @@ class NativeOps(CpuOps):
         )
         product = BatonLinear(packed=packed.data_ptr(), num_out=num_out, num_in=num_in, out_stride=num_out, dtype=dtype)
         return NativeWeight(packed, num_out, product)
+
+    def embed(self, token_ids: Tensor, table: LinearWeight) -> Tensor:
+        """See `DecoderOps.embed`."""
+        if not isinstance(table, NativeWeight):
+            return super().embed(token_ids, table)
+        rows = torch.empty(len(token_ids), table.product.num_in, dtype=_DTYPES[table.product.dtype])
+        self._kernels.gather(gather_of(rows, table, TOKEN_IDS, token_ids))
+        return rows
+
+    def has_rows(self, weight: LinearWeight) -> bool:
+        """See `DecoderOps.has_rows`."""
+        if isinstance(weight, NativeWeight):
+            return isinstance(weight.product, BatonLinear)
+        return super().has_rows(weight)
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         """See `DecoderOps.linear`."""

@@ -29,9 +29,15 @@ class TorchOps:
             raise TypeError(f"{type(self).__name__} does not multiply by a {type(weight).__name__}")
         return F.linear(x, weight.matrix, bias)
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, table: LinearWeight) -> Tensor:
         """See `DecoderOps.embed`."""
-        return F.embedding(token_ids, table)
+        if not isinstance(table, PlainWeight):
+            raise TypeError(f"{type(self).__name__} looks nothing up in a {type(table).__name__}")
+        return F.embedding(token_ids, table.matrix)
+
+    def has_rows(self, weight: LinearWeight) -> bool:
+        """See `DecoderOps.has_rows`."""
+        return isinstance(weight, PlainWeight)
 
     def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """See `DecoderOps.add_norm`."""

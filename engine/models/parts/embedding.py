@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.models.collectives import Collectives
 from engine.models.config import ModelConfig, Multipliers
-from engine.models.linear_weights import PlainWeight
+from engine.models.linear_weights import LinearWeight, PlainWeight
 from engine.models.parameters import Parameter, Source, whole
 from engine.models.parts.base import Part, PartSetup
 from engine.models.parts.linear import Linear, Matrix, unread_weight
@@ -25,16 +25,18 @@ from engine.models.shard import Shard
 
 
 class Embedding:
-    """The row of each token. See `Part`. `table`: this rank's `rows` of [V, E], which a tied head multiplies by."""
+    """The row of each token. See `Part`. `table`: this rank's `rows` of [V, E]. What loading fills is plain, and a tied
+    head multiplies by it."""
 
     def __init__(self, config: ModelConfig, setup: PartSetup) -> None:
         shape = (config.vocab_size, config.hidden_size)
         self.rows = _rows(config, setup)
-        self.table = setup.empty(len(self.rows), config.hidden_size)
+        matrix = setup.empty(len(self.rows), config.hidden_size)
+        self.table: LinearWeight = PlainWeight(matrix)
         taken = (self.rows, range(config.hidden_size))
-        source = Source(f"{config.names.embedding}.weight", shape, taken, whole(tuple(self.table.shape)))
+        source = Source(f"{config.names.embedding}.weight", shape, taken, whole(tuple(matrix.shape)))
         copies = (f"{config.names.head}.weight",) if config.tie_word_embeddings else ()
-        self._parameter = Parameter("embedding", self.table, (source,), copies=copies)
+        self._parameters = [Parameter("embedding", matrix, (source,), copies=copies)]
         divided = None if setup.collectives is None else DividedTable(self.rows, setup, setup.collectives)
         self._ops = divided or setup.ops
         self.is_divided = divided is not None
@@ -44,16 +46,22 @@ class Embedding:
         return self._ops.embed(token_ids, self.table)
 
     @property
-    def lookup_table(self) -> Tensor | None:
+    def lookup_table(self) -> LinearWeight | None:
         """The table, where its rows are all that there is to it."""
         return self.table if type(self) is Embedding and not self.is_divided else None
 
     def parameters(self) -> Iterator[Parameter]:
         """See `Part.parameters`."""
-        yield self._parameter
+        yield from self._parameters
 
     def pack(self) -> None:
-        """See `Part.pack`: a lookup needs the plain rows."""
+        """See `Part.pack`: the plain rows stay, until a tied head has packed them."""
+        self._parameters.clear()
+
+    def share(self, table: LinearWeight) -> None:
+        """Look rows up in what a tied head multiplies by, if that can be done, and keep no other."""
+        if self._ops.has_rows(table):
+            self.table = table
 
 
 class DividedTable:
@@ -62,12 +70,16 @@ class DividedTable:
     def __init__(self, rows: range, setup: PartSetup, collectives: Collectives) -> None:
         self._rows, self._ops, self._collectives = rows, setup.ops, collectives
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, table: LinearWeight) -> Tensor:
         """See `DecoderOps.embed`; `table`: this rank's rows."""
         places = token_ids - self._rows.start
         is_elsewhere = (places < 0) | (places >= len(self._rows))
         found = self._ops.embed(places.masked_fill_(is_elsewhere, 0), table)
         return self._collectives.add_up(found.masked_fill_(is_elsewhere[:, None], 0.0))
+
+    def has_rows(self, weight: LinearWeight) -> bool:
+        """See `DecoderOps.has_rows`."""
+        return self._ops.has_rows(weight)
 
 
 class ScaledEmbedding(Embedding):
@@ -75,7 +87,7 @@ class ScaledEmbedding(Embedding):
 
     def __init__(self, config: ModelConfig, setup: PartSetup) -> None:
         super().__init__(config, setup)
-        self._factor = self.table.new_full((), config.multipliers.embedding)
+        self._factor = setup.empty().fill_(config.multipliers.embedding)
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """See `Embedding`."""
@@ -90,16 +102,11 @@ class PositionedEmbedding(Embedding):
         shape = (config.max_position_embeddings, config.hidden_size)
         self._positions = setup.empty(*shape)
         source = Source(f"{config.names.positions}.weight", shape, whole(shape), whole(shape))
-        self._position_parameter = Parameter("positions", self._positions, (source,))
+        self._parameters.append(Parameter("positions", self._positions, (source,)))
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """See `Embedding`."""
         return super().__call__(token_ids, positions).add_(F.embedding(positions, self._positions))
-
-    def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
-        yield from super().parameters()
-        yield self._position_parameter
 
 
 def make_embedding(config: ModelConfig, setup: PartSetup) -> Embedding:
@@ -136,10 +143,32 @@ class DividedHead(Linear):
         return self._collectives.side_by_side(padded)[:, : self._vocab_size].contiguous()
 
 
+class TiedHead:
+    """A head that multiplies by the table of `embedding`. Packed, they are one table, where rows can be looked up in
+    it. See `Head`."""
+
+    def __init__(self, head: Linear, embedding: Embedding) -> None:
+        self._head = head
+        self._embedding = embedding
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Head`."""
+        return self._head(x)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """See `Part.parameters`."""
+        yield from self._head.parameters()
+
+    def pack(self) -> None:
+        """See `Part.pack`."""
+        self._head.pack()
+        self._embedding.share(self._head.weight)
+
+
 class ScaledHead:
     """Logits times a constant, or capped. See `Head`."""
 
-    def __init__(self, head: Linear, multipliers: Multipliers) -> None:
+    def __init__(self, head: Head, multipliers: Multipliers) -> None:
         self._head = head
         self._factor, self._cap = multipliers.logits, multipliers.logits_cap
 
@@ -163,22 +192,24 @@ def _tied(embedding: Embedding, config: ModelConfig, setup: PartSetup) -> Unread
     shape = (config.vocab_size, config.hidden_size)
     columns = range(config.hidden_size)
     piece = Piece("head", config.names.embedding, shape, embedding.rows, columns, setup.dtype, setup.device)
-    return setup.quantization.unread(piece) or PlainWeight(embedding.table)
+    assert isinstance(embedding.table, PlainWeight)  # nothing is packed yet
+    return setup.quantization.unread(piece) or embedding.table.loaded()
 
 
 def make_head(embedding: Embedding | None, config: ModelConfig, setup: PartSetup) -> Head:
-    """The product that gives logits [N, V]. A head tied to the embedding has no parameters; packed, it is a copy of the
-    table, since it is the largest product of a decode step. None: the embedding is another stage's, and a tied head
-    loads the table as its own."""
-    if config.tie_word_embeddings and embedding is not None:
-        unread: Sequence[Unread] = [_tied(embedding, config, setup)]
+    """The product that gives logits [N, V]. A head tied to the embedding has no parameters. None: the embedding is
+    another stage's, and a tied head loads the table as its own."""
+    tied = embedding if config.tie_word_embeddings else None
+    if tied is not None:
+        unread: Sequence[Unread] = [_tied(tied, config, setup)]
     else:
         name = config.names.embedding if config.tie_word_embeddings else config.names.head
         rows = Matrix(name, config.vocab_size, _rows(config, setup))
         unread = unread_weight("head", [rows], config.hidden_size, range(config.hidden_size), setup)
-    head = Linear(unread, None, setup)
+    product = Linear(unread, None, setup)
     if setup.collectives is not None:
-        head = DividedHead(unread, config, setup, setup.collectives)
+        product = DividedHead(unread, config, setup, setup.collectives)
+    head: Head = product if tied is None else TiedHead(product, tied)
     is_plain = config.multipliers.logits == 1.0 and config.multipliers.logits_cap is None
     return head if is_plain else ScaledHead(head, config.multipliers)
 

@@ -93,8 +93,13 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, out] of x [T, in]."""
-        assert self._weight is not None  # packed
-        return self._ops.linear(x, self._weight, self._added)
+        return self._ops.linear(x, self.weight, self._added)
+
+    @property
+    def weight(self) -> LinearWeight:
+        """What it multiplies by: of several pieces, or of one that is not plain, only once they are packed."""
+        assert self._weight is not None
+        return self._weight
 
     def parameters(self) -> Iterator[Parameter]:
         """See `Part.parameters`."""

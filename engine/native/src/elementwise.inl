@@ -116,19 +116,6 @@ void gate_of(Pool& threads, const BatonGate& a) {
     });
 }
 
-void gather(Pool& threads, const BatonGather& a) {
-    const size_t num_bytes = static_cast<size_t>(a.row_bytes);
-    each_row(threads, a.num_rows, a.row_bytes, [&](int64_t row) {
-        char* out = static_cast<char*>(a.out) + row * a.row_bytes;
-        const int64_t from = a.rows[row];
-        if (from >= 0 && from < a.num_table_rows) {
-            __builtin_memcpy(out, static_cast<const char*>(a.table) + from * a.row_bytes, num_bytes);
-        } else {
-            __builtin_memset(out, 0xff, num_bytes);  // in every dtype not a number
-        }
-    });
-}
-
 #define BATON_BY_DTYPE(dtype, call)                   \
     switch (dtype) {                                  \
         case BATON_FLOAT32:                           \

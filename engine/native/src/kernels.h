@@ -16,7 +16,7 @@ extern "C" {
 enum BatonDtype : int32_t { BATON_FLOAT32 = 0, BATON_BFLOAT16 = 1, BATON_FLOAT16 = 2 };
 
 // Raise it with every change of what follows: `engine/native/library.py` loads no other version.
-constexpr int32_t BATON_INTERFACE = 6;
+constexpr int32_t BATON_INTERFACE = 7;
 int32_t baton_interface(void);
 
 // The dispatch levels that this processor can run, best first, as a list of names separated by commas.
@@ -192,13 +192,15 @@ struct BatonGate {
 void baton_gate(BatonPool* pool, const BatonGate* arguments);
 
 // out[i] = the row of `table` that rows[i] names, and not a number where there is no such row; `rows` are those of the
-// step's rows that `index` says.
+// step's rows that `index` says. The table has `num_table_rows` rows of `row_bytes`, one behind the other, or, where
+// `packed_as` is a BatonDtype, what baton_pack has made of them.
+constexpr int32_t BATON_NOT_PACKED = -1;
 struct BatonGather {
     void* out;
     const void* table;
     const int64_t* rows;
     int64_t num_rows, row_bytes, num_table_rows;
-    int32_t index;
+    int32_t index, packed_as;
 };
 void baton_gather(BatonPool* pool, const BatonGather* arguments);
 

@@ -11,6 +11,7 @@ namespace {
 namespace products {
 #include "linear.inl"
 #include "quantized.inl"
+#include "gather.inl"
 }
 namespace paged {
 #include "attention.inl"
@@ -30,7 +31,7 @@ namespace paged {
                                          BATON_LEVEL::add_norm, \
                                          BATON_LEVEL::norm_rotate, \
                                          BATON_LEVEL::gate, \
-                                         BATON_LEVEL::gather, \
+                                         BATON_LEVEL::products::gather, \
                                          BATON_LEVEL::argmax, \
                                          BATON_LEVEL::sample, \
                                          BATON_LEVEL::products::quantized_bytes, \

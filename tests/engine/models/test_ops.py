@@ -78,12 +78,14 @@ def test_a_cpu_packs_large_weights_where_it_can() -> None:
 def test_a_format_that_operations_do_not_know_is_refused() -> None:
     with pytest.raises(TypeError, match="TorchOps does not multiply by a PackedWeight"):
         TorchOps().linear(torch.zeros(1, 4), PackedWeight(torch.zeros(4, 4)), None)
+    with pytest.raises(TypeError, match="TorchOps looks nothing up in a PackedWeight"):
+        TorchOps().embed(torch.zeros(1, dtype=torch.int64), PackedWeight(torch.zeros(4, 4)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_embed_gives_rows_that_may_be_changed(dtype: torch.dtype) -> None:
     table = random(9, 8, dtype=dtype)
-    before, rows = table.clone(), TorchOps().embed(torch.tensor([3, 3, 0]), table)
+    before, rows = table.clone(), TorchOps().embed(torch.tensor([3, 3, 0]), PlainWeight(table))
     assert torch.equal(rows, torch.stack([table[3], table[3], table[0]]))
     rows.zero_()
     assert torch.equal(table, before)

@@ -90,8 +90,7 @@ def test_attention_of_all_ranks_adds_up(tmp_path: Path, num_ranks: int, num_kv_h
 
     def added(shard: Shard) -> Tensor:
         config, decoder = one_layer(tmp_path, shard)
-        embedded = next(parameter.tensor for parameter in decoder.parameters() if parameter.name == "embedding")[ids]
-        return decoder.forward(ids, positions, DenseAttention([9], config.windows)) - embedded
+        return decoder.forward(ids, positions, DenseAttention([9], config.windows)) - decoder.embed(ids, positions)
 
     total = torch.stack([added(Shard(rank, num_ranks)) for rank in range(num_ranks)]).sum(0)
     torch.testing.assert_close(total, added(Shard()), rtol=1e-4, atol=1e-5)

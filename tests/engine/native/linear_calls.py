@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.native.arguments import DTYPES, BatonLinear, BatonPack
+from engine.native.arguments import DTYPES, TOKEN_IDS, BatonGather, BatonLinear, BatonPack
 from tests.engine.native.compiled import kernels
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -61,6 +61,17 @@ class Products:
         arguments = BatonPack(memory.data_ptr(), weight.data_ptr(), num_out, num_in, weight.stride(0), dtype)
         self._kernels.pack(arguments)
         return Packed(memory, num_out, num_in, weight.dtype)
+
+    def rows(self, packed: Packed, places: torch.Tensor) -> torch.Tensor:
+        """The rows [R, num_in] of what was packed that `places` [R] names."""
+        out = guarded((len(places), packed.num_in), packed.dtype)
+        row_bytes, dtype = packed.num_in * packed.dtype.itemsize, DTYPES[packed.dtype]
+        table, held = packed.memory.data_ptr(), guarded_copy(places)
+        gather = BatonGather(
+            out.data_ptr(), table, held.data_ptr(), len(places), row_bytes, packed.num_out, TOKEN_IDS, dtype
+        )
+        self._kernels.gather(gather)
+        return out
 
     def linear(
         self, out: torch.Tensor, x: torch.Tensor, packed: Packed, bias: torch.Tensor | None = None

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.native.arguments import DUE, KINDS, POSITIONS, TOKEN_IDS, BatonCall, BatonGather, BatonStep
+from engine.native.arguments import DUE, KINDS, NOT_PACKED, POSITIONS, TOKEN_IDS, BatonCall, BatonGather, BatonStep
 from tests.engine.native.argmax_calls import Rows
 from tests.engine.native.compiled import kernels, needs_kernels
 from tests.engine.native.linear_calls import guarded, guarded_copy
@@ -104,7 +104,7 @@ def test_gathered_rows_are_those_that_the_step_names(level: str) -> None:
         step = BatonStep(token_ids=indexes[0].data_ptr(), positions=indexes[1].data_ptr(), due=indexes[2].data_ptr())
         for number, index in enumerate((TOKEN_IDS, POSITIONS, DUE)):
             out = guarded((num_rows, row_bytes), torch.uint8)
-            gather = BatonGather(out.data_ptr(), table.data_ptr(), None, 0, row_bytes, len(table), index)
+            gather = BatonGather(out.data_ptr(), table.data_ptr(), None, 0, row_bytes, len(table), index, NOT_PACKED)
             calls = (BatonCall * 1)(BatonCall(addressof(gather), KINDS[BatonGather]))
             threads.replay(calls, range(1), step, num_rows)
             is_inside = (indexes[number] >= 0) & (indexes[number] < 50)

@@ -103,3 +103,17 @@ def test_sizes_of_zero(products: Products, dtype: torch.dtype) -> None:
     nothing = products.pack(torch.empty((5, 0), dtype=dtype))
     out = products.linear(guarded((3, 5), dtype), torch.empty((3, 0), dtype=dtype), nothing, bias)
     assert torch.equal(out, bias.expand(3, 5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_what_was_packed_are_those_that_were_packed(
+    products: Products, two_threads_products: Products, dtype: torch.dtype
+) -> None:
+    for seed, (num_out, num_in, num_rows) in enumerate(SHAPES):
+        weight = random((num_out, num_in), dtype, seed)
+        places = torch.randint(0, num_out, (num_rows + 2,), generator=torch.Generator().manual_seed(seed))
+        places[0], places[-2], places[-1] = num_out - 1, num_out, -1
+        for threads in (products, two_threads_products):
+            found = threads.rows(threads.pack(weight), places)
+            assert torch.equal(found[:-2], weight[places[:-2]])
+            assert found[-2:].isnan().all()

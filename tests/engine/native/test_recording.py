@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from device.host import HostStaging
@@ -20,7 +21,8 @@ from engine.models.collectives import Collectives
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
 from engine.models.loading import load_weights
-from engine.models.ops.native_ops import NativeOps
+from engine.models.ops.native_ops import NativeOps, NativeWeight
+from engine.models.weight_files import SINGLE_FILE
 from engine.native.library import Kernels
 from engine.native.recording import Recording
 from engine.runner.forward import DueRows
@@ -71,10 +73,16 @@ class Model:
 
 
 def model_of(
-    folder: Path, family: str = "qwen3", dtype: str = "bfloat16", level: str = "", num_threads: int = 2
+    folder: Path,
+    family: str = "qwen3",
+    dtype: str = "bfloat16",
+    level: str = "",
+    num_threads: int = 2,
+    *,
+    tie: bool = False,
 ) -> Model:
     threads = kernels(level or LEVELS[0], num_threads)
-    return Model(make_checkpoint(folder, family, dtype=dtype), dtype, NativeOps(threads), threads)
+    return Model(make_checkpoint(folder, family, dtype=dtype, tie=tie), dtype, NativeOps(threads), threads)
 
 
 STEPS = [
@@ -119,6 +127,17 @@ def test_logits_of_any_rows_are_those_of_the_decoder(tmp_path: Path, family: str
             assert torch.equal(stream.rows(), hidden)
             assert torch.equal(stream.rows(), hidden)  # once they are complete they stay so
             assert torch.equal(stream.logits(due).to(expected.dtype), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_table_that_the_head_has_packed_is_there_once(tmp_path: Path, dtype: str) -> None:
+    model = model_of(tmp_path, dtype=dtype, tie=True)
+    decoder = model.decoder
+    assert isinstance(decoder.lookup_table, NativeWeight)
+    table = load_file(tmp_path / SINGLE_FILE)["model.embed_tokens.weight"]
+    assert torch.equal(decoder.embed(torch.arange(len(table)), torch.zeros(len(table))), table)
+    for shares in STEPS:
+        assert torch.equal(model.replay(shares), model.run(shares))
 
 
 def test_positions_that_come_late_are_rotated_as_the_decoder_rotates_them(tmp_path: Path) -> None:

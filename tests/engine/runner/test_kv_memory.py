@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import ctypes
+import mmap
+
 import numpy as np
 import pytest
 import torch
@@ -35,6 +38,21 @@ def test_bytes_copied_into_a_block_are_its_kv() -> None:
     target.blocks[1] = source.blocks[0]
     for layer in range(3):
         assert torch.equal(target.paged.layer(layer)[1], source.paged.layer(layer)[0])
+
+
+@pytest.mark.parametrize("has_call", [True, False])
+def test_every_page_is_there_before_the_first_request(has_call: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_call:
+        monkeypatch.setattr("engine.runner.kv_memory._MADV_POPULATE_WRITE", -1)
+    layout = mixed("float32")
+    memory = host_kv_memory(layout, 400, allocate_private)
+    assert isinstance(memory.blocks, np.ndarray)
+    address = memory.blocks.ctypes.data
+    first, end = address // mmap.PAGESIZE * mmap.PAGESIZE, address + memory.blocks.nbytes
+    found = (ctypes.c_ubyte * -(-(end - first) // mmap.PAGESIZE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(end - first), found) == 0
+    assert len(found) > 100
+    assert all(page & 1 for page in found)
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPE_BYTES))

@@ -20,7 +20,8 @@ from typing import TypeAlias
 
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore, FirstToken, Reservation
+from engine.core import EngineCore, FirstToken
+from engine.held_blocks import Reservation
 from engine.scheduler.request import (
     PENDING_TOKEN,
     BlockCopy,

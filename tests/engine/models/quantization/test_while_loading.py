@@ -89,7 +89,7 @@ def test_a_plain_weight_is_freed_before_the_next_part_is_packed(tmp_path: Path) 
         decoder = Decoder(load_config(folder), torch.float32, "cpu", quantization=Int8())
         fill(decoder)
         kinds = {parameter.name.split(".")[-1] for parameter in decoder.parameters()}
-        assert kinds == {"embedding", "input_norm", "mlp_norm", "norm"}
+        assert kinds == {"input_norm", "mlp_norm", "norm"}
 
 
 def test_an_unknown_setting_is_refused() -> None:
