@@ -54,24 +54,28 @@ class World:
 
     def add_up(self, summand: Tensor) -> Tensor:
         """See `Collectives.add_up`. A small sum is fastest when everybody gets all summands and adds them up."""
-        if summand.nbytes > _SMALL_BYTES:
+        if summand.nbytes > _SMALL_BYTES and self._shard.size > 2:
             return self._add_up_parts(summand)
+        if summand.nbytes > _SMALL_BYTES:  # two have no order
+            self._call(lambda: self._group.allreduce([summand]).wait())
+            return summand
         return summand.copy_(_sum(self._summands(summand)))
 
     def _add_up_parts(self, summand: Tensor) -> Tensor:
         """Each rank adds up a part of it, and everybody gets all parts."""
-        size = self._shard.size
-        width = -(-summand.numel() // size)
-        own = torch.zeros(size * width, dtype=summand.dtype)
-        own[: summand.numel()] = summand.view(-1)
+        size, own = self._shard.size, summand.view(-1)
+        width = -(-len(own) // size)
+        if size * width > len(own):
+            own = torch.cat((own, own.new_zeros(size * width - len(own))))
         # as bytes: they are only moved
         theirs = torch.empty_like(own)
         moved = [theirs.view(torch.uint8), own.view(torch.uint8), [], []]
         self._call(lambda: self._group.alltoall_base(*moved).wait())
         part = _sum(list(theirs.view(size, width)))
-        parts = list(own.view(size, width))
-        self._call(lambda: self._group.allgather([parts], [part]).wait())
-        return summand.copy_(own[: summand.numel()].view_as(summand))
+        self._call(lambda: self._group._allgather_base(own, part).wait())
+        if own.data_ptr() != summand.data_ptr():
+            summand.copy_(own[: summand.numel()].view_as(summand))
+        return summand
 
     def side_by_side(self, share: Tensor) -> Tensor:
         """See `Collectives.side_by_side`."""
