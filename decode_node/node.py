@@ -75,11 +75,11 @@ class DecodeRole:
         self._settings = settings
         self._context = context
         self._links = link_settings
-        self._transports = TransportSettings(
+        self.transports = TransportSettings(
             settings.kv_transport, context, settings.host, link_settings, this_process(), settings.port
         )
         has_ranks = settings.num_ranks > 1
-        self._memory = PoolMemory(self._transports, "receiver", allocate_private, is_shared=has_ranks)
+        self._memory = PoolMemory(self.transports, "receiver", allocate_private, is_shared=has_ranks)
         self._opened = ExitStack()
         self._opened.callback(self._memory.close)
 
@@ -91,14 +91,18 @@ class DecodeRole:
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
         """See `Role`. Decode nodes that go on with requests of this one dial its address; it has none where nothing but
         nixl may carry KV, which would take a second agent."""
-        leg, _, address = self.open_legs(parts, _nothing_beside)
+        leg, _, address = self.open_legs(parts, _nothing_beside, source_settings(self.transports))
         return leg, "" if self._settings.kv_transport == NIXL else address
 
     def open_legs(
-        self, parts: NodeParts, beside: Callable[[SendingEnd], BesideT], counters: StepCounters | None = None
+        self,
+        parts: NodeParts,
+        beside: Callable[[SendingEnd], BesideT],
+        sending: TransportSettings,
+        counters: StepCounters | None = None,
     ) -> tuple[DecodeLeg, BesideT, str]:
-        """The decode leg, the leg that `beside` makes to use its sending side too, and the address of that side.
-        `counters`: see `DecodeLeg`."""
+        """The decode leg, the leg that `beside` makes to use its sending side too, and the address of that side, whose
+        transports are made from `sending`. `counters`: see `DecodeLeg`."""
         pool = open_pool(parts.engine.memory.blocks)
         facts = ReceivingFacts(
             node_id=parts.node_id,
@@ -106,11 +110,11 @@ class DecodeRole:
             fingerprint=parts.engine.fingerprint,
             layout=parts.engine.memory.layout,
             num_blocks=parts.engine.num_blocks,
-            process=self._transports.process,
+            process=self.transports.process,
             lease_s=self._settings.lease_s,
             checksum=resolve(self._settings.kv_checksum, in_device_memory=pool.is_device),
         )
-        receivers = open_receivers(self._transports, self._memory, pool)
+        receivers = open_receivers(self.transports, self._memory, pool)
         for receiver in receivers:
             self._opened.callback(receiver.close)
             _log.info("KV comes by %s at %s", receiver.endpoint.transport, receiver.endpoint.address)
@@ -118,17 +122,19 @@ class DecodeRole:
         receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, notices)
         thread = TransferThread(receiving, "kv-receiving", pool.enter, parts.watch("kv-receiving thread"))
         thread.start()
-        end, address = self._open_source(parts, facts, len([each for each in receivers if listens(each)]))
+        end, address = self._open_source(parts, facts, sending, len([each for each in receivers if listens(each)]))
         other, core = beside(end), parts.engine.core
         source = Source(core, end, other.take_notice)
         leg = DecodeLeg(core, receiving, thread, notices, FirstSteps(), source, other.keys, counters)
         return leg, other, address
 
-    def _open_source(self, parts: NodeParts, own: ReceivingFacts, num_ports_taken: int) -> tuple[SendingEnd, str]:
+    def _open_source(
+        self, parts: NodeParts, own: ReceivingFacts, sending: TransportSettings, num_ports_taken: int
+    ) -> tuple[SendingEnd, str]:
         """The sending side, which has a view of the pool for its own thread, and its address."""
         settings = self._settings
         pool = open_pool(parts.engine.memory.blocks)
-        senders = SenderFactory(source_settings(self._transports), self._memory, pool)
+        senders = SenderFactory(sending, self._memory, pool)
         self._opened.callback(senders.close)
         facts = SendingFacts(
             own.node_id, own.epoch, own.fingerprint, own.layout, own.process, own.lease_s, own.checksum
