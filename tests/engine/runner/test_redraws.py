@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -35,22 +36,11 @@ class Asked(Fixed):
         return super().mask()
 
 
-def requests_of(matcher: Fixed, **params: float) -> list[ScheduledRequest]:
+def requests_of(matcher: Fixed, params: DecodingParams) -> list[ScheduledRequest]:
     """One seed each."""
-    return [
-        ScheduledRequest(
-            RequestKey.numbered(1),
-            0,
-            1,
-            (0,),
-            1,
-            (),
-            DecodingParams(seed=seed, **params),
-            True,
-            matcher=matcher,  # type: ignore[arg-type]
-        )
-        for seed in range(NUM_ROWS)
-    ]
+    key = RequestKey.numbered(1)
+    each = ScheduledRequest(key, 0, 1, (0,), 1, (), params, True, matcher=matcher)  # type: ignore[arg-type]
+    return [each._replace(params=replace(params, seed=seed)) for seed in range(NUM_ROWS)]
 
 
 def drawn(requests: list[ScheduledRequest], threads: Kernels | None) -> list[int]:
@@ -76,14 +66,14 @@ def drawn_beforehand(requests: list[ScheduledRequest]) -> list[int]:
     return [token.token_id for token in tokens if token is not None]
 
 
-@pytest.mark.parametrize("params", [{"temperature": 1.3}, {"temperature": 1.0, "min_p": 0.2}, {"temperature": 0.0}])
-def test_tokens_are_distributed_as_under_a_mask(params: dict[str, float]) -> None:
+@pytest.mark.parametrize(("temperature", "min_p"), [(1.3, 0.0), (1.0, 0.2), (0.0, 0.0)])
+def test_tokens_are_distributed_as_under_a_mask(temperature: float, min_p: float) -> None:
     matcher = Asked(MASK)
-    requests = requests_of(matcher, **params)
+    requests = requests_of(matcher, DecodingParams(temperature=temperature, min_p=min_p))
     found = drawn(requests, None)
-    weights = {each: float(LOGITS[each]) / (params["temperature"] or 1e-3) for each in ALLOWED}
+    weights = {each: float(LOGITS[each]) / (temperature or 1e-3) for each in ALLOWED}
     shares = torch.softmax(torch.tensor([*weights.values()]), 0)
-    kept = torch.where(shares >= params.get("min_p", 0.0) * shares.max(), shares, 0.0)
+    kept = torch.where(shares >= min_p * shares.max(), shares, 0.0)
     counts = Counter(found)
     assert sum(counts[token_id] for token_id in ALLOWED) == len(found) == NUM_ROWS
     for token_id, share in zip(ALLOWED, (kept / kept.sum()).tolist(), strict=True):
@@ -95,7 +85,7 @@ def test_tokens_are_distributed_as_under_a_mask(params: dict[str, float]) -> Non
 
 def test_a_token_that_is_accepted_needs_no_mask() -> None:
     matcher = Asked(b"\xff")
-    assert len(drawn(requests_of(matcher, temperature=1.0), None)) == NUM_ROWS
+    assert len(drawn(requests_of(matcher, DecodingParams(temperature=1.0)), None)) == NUM_ROWS
     assert matcher.num_masks == 0
-    drawn(requests_of(matcher, temperature=1.0, top_p=0.9), None)
+    drawn(requests_of(matcher, DecodingParams(temperature=1.0, top_p=0.9)), None)
     assert matcher.num_masks == NUM_ROWS
