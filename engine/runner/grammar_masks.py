@@ -1,22 +1,25 @@
-"""Masks of grammars: which tokens the rows of a step may sample, as bits.
+"""Masks of grammars: which tokens some rows may sample, as bits.
 
 Owns the stacking on the host, where matchers compute their masks without Python's lock, and how the bits are applied;
-when that happens is `engine.runner.step_masks`. Has no state between steps. A row for which no token is left holds -inf
-alone after this, which the sampler reports as it reports NaN.
+which rows need a mask is `engine.runner.redraws`. Has no state between steps. A row for which no token is left holds
+-inf alone after this, which the sampler reports as it reports NaN.
 
 Letters: G rows with a grammar, V vocabulary, W bytes of a mask.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from engine.runner.sampled_rows import GrammarRow
 
 _NO_TOKEN = "allowed_token_ids and the grammar have no token in common"
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
@@ -38,44 +41,32 @@ class Masks:
         return Masks(self.num_rows, None if self.rows is None else put(self.rows), put(self.bits))
 
 
-class MaskSource(Protocol):
-    """The part of `engine.scheduler.request.Matcher` that sampling needs."""
+class RowMasks(NamedTuple):
+    """See `Masks`; on the host, where nothing of torch is needed. rows: [G], bits: [G * W]."""
 
-    def mask(self) -> bytes | None:
-        """See `Matcher.mask`."""
-        ...
-
-    def fail(self, reason: str) -> None:
-        """See `Matcher.fail`."""
-        ...
+    rows: Sequence[int]
+    bits: array[int]
 
 
-class GrammarRow(NamedTuple):
-    """A row with a grammar. `allowed`: no other token may be sampled anyway; () allows all. `ends`: tokens that are
-    sampled only where the grammar allows no other."""
-
-    row: int
-    matcher: MaskSource
-    allowed: Sequence[int] = ()
-    ends: Sequence[int] = ()
+def row_masks(grammar_rows: Sequence[GrammarRow], vocab_size: int) -> RowMasks:
+    """The masks of these rows. A row without a mask has failed: it may sample nothing."""
+    num_bytes = -(-vocab_size // 8)
+    bits = array("B")
+    for each in grammar_rows:
+        mask: bytes | bytearray = each.matcher.mask() or b""
+        if len(mask) != num_bytes:
+            mask = mask[:num_bytes].ljust(num_bytes, b"\0")
+        if each.allowed and not any(_has_bit(mask, token_id) for token_id in each.allowed):
+            each.matcher.fail(_NO_TOKEN)
+        bits.frombytes(_without(mask, each.ends) if each.ends else mask)
+    return RowMasks([row.row for row in grammar_rows], bits)
 
 
 def stack_masks(grammar_rows: Sequence[GrammarRow], vocab_size: int) -> Masks:
-    """The masks of these rows, on the host. A row without a mask has failed: it may sample nothing."""
-    num_bytes = -(-vocab_size // 8)
-    masks: list[bytes | bytearray] = []
-    for _, matcher, allowed, ends in grammar_rows:
-        mask: bytes | bytearray = matcher.mask() or b""
-        if len(mask) != num_bytes:
-            mask = mask[:num_bytes].ljust(num_bytes, b"\0")
-        if allowed and not any(_has_bit(mask, token_id) for token_id in allowed):
-            matcher.fail(_NO_TOKEN)
-        masks.append(_without(mask, ends) if ends else mask)
-    # a copy, because the bytes of `join` are read-only
-    bits = torch.from_numpy(np.frombuffer(bytearray().join(masks), np.uint8))
-    num_rows = len(grammar_rows)
-    are_first = grammar_rows[-1].row == num_rows - 1
-    return Masks(num_rows, None if are_first else torch.tensor([row.row for row in grammar_rows]), bits)
+    """See `row_masks`, on the host."""
+    rows, bits = row_masks(grammar_rows, vocab_size)
+    are_first = rows[-1] == len(rows) - 1
+    return Masks(len(rows), None if are_first else torch.tensor(rows), torch.frombuffer(bits, dtype=torch.uint8))
 
 
 def apply_masks(masks: Masks, logits: Tensor) -> None:
@@ -91,6 +82,13 @@ def apply_masks(masks: Masks, logits: Tensor) -> None:
         logits[: masks.num_rows].add_(changes)
     else:
         logits.index_add_(0, masks.rows.to(logits.device), changes)
+
+
+def are_allowed(masks: Masks, token_ids: Tensor) -> Tensor:
+    """Whether `masks` allow these tokens [G] int64, each in its row: [G] bool."""
+    of_rows = masks.bits.to(token_ids.device).view(masks.num_rows, -1)
+    byte = of_rows.gather(1, (token_ids >> 3).unsqueeze(1)).squeeze(1).to(torch.int64)
+    return (byte >> (token_ids & 7) & 1).to(torch.bool)
 
 
 def _has_bit(mask: bytes | bytearray, token_id: int) -> int:

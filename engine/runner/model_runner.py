@@ -11,7 +11,6 @@ the last step, and the next step's inputs name the row.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -24,14 +23,13 @@ from engine.attention.base import AttentionBackend, LayerStored
 from engine.models.base import RunnableDecoder
 from engine.runner.base import RunningStep
 from engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
-from engine.runner.grammar_masks import Masks
 from engine.runner.graphs import DecodeGraphs, ReportProgress
 from engine.runner.inputs import StepInputs, read_inputs
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.prompt_scoring import PromptScoring
+from engine.runner.redraws import redraw_beforehand
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import SamplingPlan
-from engine.runner.step_masks import step_masks
 from engine.scheduler.request import PromptScores, SampledToken, ScheduledRequest, Step
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
@@ -115,8 +113,6 @@ class ModelRunner:
         self._device = device
         self._limits = limits
         self._staging = device.staging(staging_bytes(limits))
-        num_spare_cores = len(os.sched_getaffinity(0)) - torch.get_num_threads()
-        self._masks = step_masks(device, sampler.vocab_size, self._staging, num_spare_cores)
         self._sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
         self._eager = EagerSteps(
             decoder, run or decoded_pass(decoder, attention), attention, self._staging, self._sampled
@@ -198,23 +194,22 @@ class ModelRunner:
         plan = plan.stage_changes(self._staging)
         self._staging.upload()
         self._copy_blocks(step)
-        self._masks.begin(plan.grammar_rows)
-        try:
-            logits = forward.compute(rows)
-        finally:  # after an error too: nobody may use a matcher meanwhile
-            masks = self._masks.finish()
+        logits = forward.compute(rows)
         scored = None if scoring is None else (scoring, self._device.fetch(scoring.outputs))
         if logits is None:
             self._sampled_rows = {}
             return LaunchedStep((), FetchedRows(plan, self._device.fetch(())), scored)
-        return LaunchedStep([request.key for request in due], self._sample(plan, due, logits, masks), scored)
+        return LaunchedStep([request.key for request in due], self._sample(plan, due, logits), scored)
 
-    def _sample(
-        self, plan: SamplingPlan, due: Sequence[ScheduledRequest], logits: torch.Tensor, masks: Masks | None
-    ) -> SampledRows:
-        if not self.is_asynchronous and (largest := self._sampler.sample_largest(plan, logits)) is not None:
-            return largest
-        outputs = self._sampler.sample(plan, logits, masks)
+    def _sample(self, plan: SamplingPlan, due: Sequence[ScheduledRequest], logits: torch.Tensor) -> SampledRows:
+        redraw = None
+        if self.is_asynchronous:
+            if plan.grammar_rows:  # the matchers make masks while the device computes
+                redraw = redraw_beforehand(plan.grammar_rows, self._sampler.vocab_size, self._staging)
+                self._staging.upload()
+        elif (plain := self._sampler.sample_plain(plan, logits)) is not None:
+            return plain
+        outputs = self._sampler.sample(plan, logits, redraw)
         self._store_sampled(due, outputs[0])
         return FetchedRows(plan, self._device.fetch(outputs))
 

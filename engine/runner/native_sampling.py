@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from engine.native.arguments import DTYPES, BatonArgmax, BatonSample
 from engine.native.library import Kernels
-from engine.runner.grammar_masks import Masks
+from engine.runner.grammar_masks import Masks, RowMasks
+from engine.runner.sampled_rows import SampledRow
 from engine.runner.sampling_plan import SampleGroup
 
 
@@ -75,9 +77,11 @@ def draw(kernels: Kernels, largest: Largest, group: SampleGroup) -> None:
     kernels.sample(call)
 
 
-def largest_of_rows(kernels: Kernels, logits: Tensor) -> tuple[array[int], array[int]]:
-    """As `argmax` without masks: the places [N], and whether the largest is a number [N]. No operation of torch is
-    needed for them: its code is not in the caches after a step."""
+def sample_plain(
+    kernels: Kernels, logits: Tensor, drawn: Sequence[SampledRow], masks: RowMasks | None = None
+) -> tuple[array[int], array[int]]:
+    """As `argmax`, and `draw` for the rows in `drawn`: token ids [N], and whether each is valid [N]. No operation of
+    torch is needed for them: its code is not in the caches after a step."""
     num_rows, size = logits.shape
     token_ids, largest = array("q", bytes(8 * num_rows)), array("f", bytes(4 * num_rows))
     is_valid = array("B", bytes(num_rows))
@@ -85,7 +89,19 @@ def largest_of_rows(kernels: Kernels, logits: Tensor) -> tuple[array[int], array
         token_ids.buffer_info()[0], largest.buffer_info()[0], is_valid.buffer_info()[0], logits.data_ptr()
     )
     call.num_rows, call.size, call.stride, call.dtype = num_rows, size, logits.stride(0), DTYPES[logits.dtype]
+    of_row = array("q")
+    if masks is not None:
+        of_row = array("q", [-1]) * num_rows
+        for number, row in enumerate(masks.rows):
+            of_row[row] = number
+        call.bits, call.masks, call.mask_bytes = masks.bits.buffer_info()[0], of_row.buffer_info()[0], -(-size // 8)
     kernels.argmax(call)
+    if drawn:
+        rows, _, _, *columns = zip(*drawn, strict=True)
+        places, parameters = array("q", rows), array("d", chain.from_iterable(columns))
+        kernels.sample(
+            BatonSample(call, places.buffer_info()[0], parameters.buffer_info()[0], len(places), len(places))
+        )
     return token_ids, is_valid
 
 

@@ -1,6 +1,6 @@
-"""The tokens of rows of which nothing but the largest logit was asked, on a host whose kernels found them.
+"""The tokens of rows that took their largest logit, or were drawn from all, on a host whose kernels found them.
 
-Knows no requests. Most rows of a step that decodes greedily are such rows, so nothing of torch is in their way.
+Knows no requests. Most rows are such rows, so nothing of torch is in their way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.scheduler.request import SampledToken
 
 
 @dataclass(frozen=True, slots=True)
-class LargestRows:
+class PlainRows:
     """See `SampledRows`. token_ids, is_number: [N]."""
 
     token_ids: array[int]

@@ -14,11 +14,11 @@ from torch import Tensor
 from device.base import Device
 from engine.attention.base import Attention, StatePiece
 from engine.models.base import RunnableDecoder
-from engine.runner.grammar_masks import MaskSource
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.prompt_scoring import PromptScoring
+from engine.runner.redraws import redraw_beforehand
+from engine.runner.sampled_rows import MaskSource
 from engine.runner.sampler import Sampler
-from engine.runner.step_masks import MasksBehindLaunch
 from engine.scheduler.request import PromptSpan, ScheduledRequest, Step
 from wire.request_key import RequestKey
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
@@ -29,6 +29,10 @@ _HARDEST = DecodingParams(top_p=0.9, min_p=0.01, seed=0, logprobs=MAX_TOP_LOGPRO
 
 class _AnyToken:
     """See `MaskSource`: a grammar that allows whatever comes first in the vocabulary."""
+
+    def accepts(self, token_id: int) -> bool:
+        """See `MaskSource.accepts`."""
+        return False
 
     def mask(self) -> bytes:
         """See `MaskSource.mask`."""
@@ -98,9 +102,9 @@ def profile(
         hidden = decoder.forward(token_ids, positions, attention or StorelessAttention())
         scoring.score(decoder, hidden)
         scores = device.fetch(scoring.outputs)
-        masks = MasksBehindLaunch(sampler.vocab_size, staging)
-        masks.begin(plan.grammar_rows)
-        device.fetch(sampler.sample(plan, decoder.logits(hidden[:num_rows]), masks.finish())).wait()
+        redraw = redraw_beforehand(plan.grammar_rows, sampler.vocab_size, staging)
+        staging.upload()
+        device.fetch(sampler.sample(plan, decoder.logits(hidden[:num_rows]), redraw)).wait()
         scores.wait()
     device.synchronize()
 

@@ -6,7 +6,8 @@ choice, position), so the same request sampled by another node, after a preempti
 noise.
 
 A step is planned on the host (`engine.runner.sampling_plan`), then sampled: `sample` issues operations over the whole
-batch and never asks the device for a value. Logprobs are of the model's own distribution, before anything above changes
+batch, and never asks a device that computes meanwhile for a value. Tokens of rows with a grammar are accepted, or drawn
+again (`engine.runner.redraws`). Logprobs are of the model's own distribution, before anything above changes
 it.
 
 Rows do not influence each other. Tokens with equal logits stand in the order of their ids, the weights that a row is
@@ -24,19 +25,24 @@ Letters: N rows (requests that sample in this step), R rows of one pass, V vocab
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from device.base import Staging
+from device.base import Array, Staging
 from engine.native.library import Kernels
-from engine.runner.grammar_masks import Masks, apply_masks
-from engine.runner.native_sampling import argmax, draw, largest_of_rows
-from engine.runner.plain_rows import LargestRows
+from engine.runner.grammar_masks import Masks, apply_masks, are_allowed, row_masks
+from engine.runner.native_sampling import argmax, draw, sample_plain
+from engine.runner.plain_rows import PlainRows
+from engine.runner.redraws import Redraw, redraw_of, refused_rows
+from engine.runner.sampled_rows import GrammarRow
 from engine.runner.sampling_plan import NARROW_WIDTH, Changes, SampledRequest, SampleGroup, SamplingPlan, plan_sampling
 from wire.sampling import MAX_TOP_LOGPROBS
 
+_Values: TypeAlias = "Array | array[int]"
 _LARGEST_LOGIT = torch.finfo(torch.float32).max
 _HOST_PASS_ELEMENTS = 1 << 16
 _DEVICE_PASS_ELEMENTS = 1 << 24
@@ -57,51 +63,98 @@ class Sampler:
 
         The caller calls `stage_changes` of the plan before it uploads `staging` and samples.
         """
-        return plan_sampling(requests, self._eos_token_ids, self.vocab_size, staging, max_num_rows)
+        is_native = self._kernels is not None
+        return plan_sampling(requests, self._eos_token_ids, self.vocab_size, staging, max_num_rows, is_native=is_native)
 
-    def sample(self, plan: SamplingPlan, logits: Tensor, masks: Masks | None = None) -> tuple[Tensor, ...]:
-        """logits: [N, V] float32, contiguous, changed in place; with kernels, of any dtype that they have. `masks`: of
-        the plan's rows with a grammar. Returns what `plan.tokens` needs once fetched:
+    def sample(self, plan: SamplingPlan, logits: Tensor, redraw: Redraw | None = None) -> tuple[Tensor, ...]:
+        """logits: [N, V] float32, contiguous, changed in place; with kernels, of any dtype that they have. `redraw`: of
+        the plan's rows with a grammar; None: their matchers are asked about the tokens, which are on the host then.
+        Returns what `plan.tokens` needs once fetched:
 
         token ids [N] int64, each below V; whether a row held numbers alone and a token that may be sampled [N] bool;
         with logprobs, those of the chosen tokens of the P rows that report any [P] float32; with top logprobs, ids and
         logprobs [P, 20].
         """
+        assert not plan.drawn, "these are sampled by `sample_plain`"
         is_wide = logits.dtype == torch.float32 or not plan.wide_rows
         wide = logits if is_wide else _widened(logits, plan.wide_rows)
         original = _log_probabilities(plan, wide) if plan.reports else None
         _change(plan, wide)
+        token_ids, is_valid = self._draw(logits, wide, plan.wide_rows, plan.groups)
+        if redraw is not None:
+            token_ids, is_valid = self._decide(plan, redraw, logits, wide, token_ids)
+        elif plan.grammar_rows:
+            self._keep_to_grammars(plan, logits, wide, token_ids.numpy(), is_valid.numpy())
+        outputs = [token_ids, is_valid]
+        if original is not None:
+            outputs += _report(plan, original, token_ids)
+        return tuple(outputs)
+
+    def sample_plain(self, plan: SamplingPlan, logits: Tensor) -> PlainRows | None:
+        """What `sample` would return, on the host already; None where a row is wide, or where torch has to sample."""
+        if self._kernels is None or plan.wide_rows:
+            return None
+        token_ids, is_valid = sample_plain(self._kernels, logits, plan.drawn)
+        refused = refused_rows(plan.grammar_rows, token_ids, is_valid)
+        if refused:
+            drawn = [again for row in refused if (again := row.drawn_again) is not None]
+            found = sample_plain(self._kernels, logits, drawn, row_masks(refused, self.vocab_size))
+            _replace(refused, found, token_ids, is_valid)
+        return PlainRows(token_ids, is_valid)
+
+    def _draw(
+        self,
+        logits: Tensor,
+        wide: Tensor,
+        wide_rows: Sequence[int],
+        groups: Sequence[SampleGroup],
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Token ids and whether they are valid, see `sample`. What `masks` rule out may be -inf in `wide` then."""
         if self._kernels is None:
             if masks is not None:
                 apply_masks(masks, wide)
             largest, token_ids = wide.max(dim=-1)
-            outputs = [token_ids, largest > -torch.inf]
-            for group in plan.groups:
+            for group in groups:
                 _sample_group(group, wide, largest, token_ids)
-        else:
-            outputs = self._sample_natively(self._kernels, plan, logits, wide, masks)
-        if original is not None:
-            outputs += _report(plan, original, outputs[0])
-        return tuple(outputs)
-
-    def _sample_natively(
-        self, kernels: Kernels, plan: SamplingPlan, logits: Tensor, wide: Tensor, masks: Masks | None
-    ) -> list[Tensor]:
-        """Token ids and whether they are valid, see `sample`. What masks rule out is -inf in the wide rows then."""
-        found = argmax(kernels, logits, masks, wide, plan.wide_rows)
-        for group in plan.groups:
+            return token_ids, largest > -torch.inf
+        found = argmax(self._kernels, logits, masks, wide, wide_rows)
+        for group in groups:
             if group.width == 0:
-                draw(kernels, found, group)
+                draw(self._kernels, found, group)
             else:
                 _sample_group(group, wide, found.values, found.token_ids)
-        return [found.token_ids, found.is_valid]
+        return found.token_ids, found.is_valid
 
-    def sample_largest(self, plan: SamplingPlan, logits: Tensor) -> LargestRows | None:
-        """What `sample` would return, on the host already; None where more than the largest logits is asked for, or
-        where torch has to find them."""
-        if self._kernels is None or plan.grammar_rows or plan.wide_rows or plan.groups:
-            return None
-        return LargestRows(*largest_of_rows(self._kernels, logits))
+    def _keep_to_grammars(
+        self, plan: SamplingPlan, logits: Tensor, wide: Tensor, token_ids: _Values, is_valid: _Values
+    ) -> None:
+        """Draw those of `token_ids` [N] again that a grammar refuses, in place as `is_valid` [N]."""
+        refused = refused_rows(plan.grammar_rows, token_ids, is_valid)
+        if refused:
+            redraw = redraw_of(refused, self.vocab_size)
+            again, valid = self._draw(logits, wide, plan.wide_rows, redraw.groups, redraw.masks)
+            _replace(refused, (again.numpy(), valid.numpy()), token_ids, is_valid)
+
+    def _decide(
+        self, plan: SamplingPlan, redraw: Redraw, logits: Tensor, wide: Tensor, token_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`token_ids` [N] where they were tried and the masks of `redraw` allow them, what is drawn again elsewhere;
+        and whether they are valid."""
+        assert redraw.is_tried is not None
+        again, valid = self._draw(logits, wide, plan.wide_rows, redraw.groups, redraw.masks)
+        rows = redraw.masks.rows
+        rows = torch.arange(redraw.masks.num_rows, device=token_ids.device) if rows is None else rows
+        first = token_ids.index_select(0, rows)
+        stays = are_allowed(redraw.masks, first).logical_and_(redraw.is_tried.to(torch.bool))
+        token_ids.index_copy_(0, rows, torch.where(stays, first, again.index_select(0, rows)))
+        return token_ids, valid
+
+
+def _replace(rows: Sequence[GrammarRow], found: tuple[_Values, _Values], token_ids: _Values, is_valid: _Values) -> None:
+    """Put what was `found` for these rows into `token_ids` and `is_valid`, each [N]."""
+    for each in rows:
+        token_ids[each.row], is_valid[each.row] = found[0][each.row], found[1][each.row]
 
 
 def _widened(logits: Tensor, rows: Sequence[int]) -> Tensor:

@@ -5,7 +5,8 @@ each row's parameters and noise; and, on the return path, from fetched arrays to
 `engine.runner.sampler` owns the operations.
 
 Arrays with a few values a row come first in the staging memory and have a fixed room there: what is staged after them
-lies where it lay in the step before. Lists of changed logits come last; masks of grammars are sent after the step.
+lies where it lay in the step before. Lists of changed logits come last. What grammars need comes after the step, see
+`engine.runner.redraws`.
 
 Lists (bias, penalties, withheld and allowed tokens) have no useful bound: a penalty names every token of a long
 context. They share `CHANGE_BYTES` of staging memory, as masks do `MASK_BYTES`; what finds no room there stays on the
@@ -17,13 +18,11 @@ Letters: N rows (requests that sample in this step), R rows of one group, C chan
 from __future__ import annotations
 
 import math
-import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,8 +30,8 @@ from torch import Tensor
 
 from device.base import Array, Staging
 from device.staging import staged_bytes
-from engine.runner.grammar_masks import GrammarRow, MaskSource
 from engine.runner.plain_rows import plain_tokens
+from engine.runner.sampled_rows import GrammarRow, MaskSource, SampledRow, uniform_noise
 from engine.scheduler.request import PENDING_TOKEN, SampledToken
 from wire.messages import TokenLogprobs
 from wire.request_key import RequestKey
@@ -46,7 +45,6 @@ NARROW_WIDTH = 1024
 """A row that needs at most this number of its best tokens in order is not sorted."""
 
 _NO_INTEGERS, _NO_NUMBERS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
-_NOISE_KEY = struct.Struct("<qqq")
 
 
 class SampledRequest(Protocol):
@@ -121,13 +119,16 @@ class SamplingPlan:
     """One step's sampling. Tensors are staged: valid in stream order from the upload to the next step's staging.
 
     `withheld`: tokens that are sampled only when nothing else is left. `allowed`: the tokens of some rows beside which
-    no other is sampled; its values are the numbers of those rows. `grammar_rows`: those whose masks sampling needs.
+    no other is sampled; its values are the numbers of those rows. `grammar_rows`: those whose tokens a grammar has to
+    accept; `groups` have those of them that are tried.
     reported_rows: [rows with logprobs] int64, None when all rows have them. `wide_rows`: those that need more than the
-    largest of their masked logits, or one that is drawn from all of them.
+    largest of their masked logits, or one that is drawn from all of them. `drawn`: where kernels sample and no row is
+    wide, those that are drawn, instead of `groups`.
     """
 
     num_rows: int
     wide_rows: Sequence[int]
+    drawn: tuple[SampledRow, ...]
     bias: Changes | None
     repetition: Changes | None
     presence: Changes | None
@@ -169,16 +170,11 @@ class SamplingPlan:
         return [SampledToken(token_id, report) if valid else None for token_id, report, valid in sampled]
 
 
-def uniform_noise(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) that depends on nothing but its arguments; all are signed 64-bit."""
-    digest = blake2b(_NOISE_KEY.pack(seed, choice, position), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) / 2**53
-
-
 def sampling_bytes(max_num_rows: int) -> int:
-    """Staging memory that `plan_sampling` and masks need at most for `max_num_rows` rows."""
-    rows = staged_bytes(3 * max_num_rows, np.int64) + staged_bytes(4 * max_num_rows, np.float64)
-    return rows + CHANGE_BYTES + MASK_BYTES
+    """Staging memory that `plan_sampling`, and drawing all of `max_num_rows` rows again, need at most."""
+    first = staged_bytes(3 * max_num_rows, np.int64) + staged_bytes(4 * max_num_rows, np.float64)
+    again = first + 2 * staged_bytes(max_num_rows, np.int64)
+    return first + again + CHANGE_BYTES + MASK_BYTES
 
 
 def plan_sampling(
@@ -187,17 +183,20 @@ def plan_sampling(
     vocab_size: int,
     staging: Staging,
     max_num_rows: int = 0,
+    *,
+    is_native: bool = False,
 ) -> SamplingPlan:
     """Stage what the rows of `requests` need, in this order, except changed logits: see `SamplingPlan.stage_changes`.
 
-    Room is kept for `max_num_rows` rows.
+    Room is kept for `max_num_rows` rows. `is_native`: kernels on the host sample rows that are plain, and nothing needs
+    to be staged for these.
     """
     others = [(row, request) for row, request in enumerate(requests) if not request.takes_largest]
     if not others:
-        _stage_rows((), (), staging, max_num_rows)
+        stage_rows((), (), staging, max_num_rows)
         return _plan_of_largest(len(requests))
     kinds = bias, repetition, presence, withheld, allowed = tuple(_Changes(vocab_size) for _ in range(5))
-    sampled: list[_SampledRow] = []
+    sampled: list[SampledRow] = []
     grammar_rows: list[GrammarRow] = []
     reports: list[tuple[int, int]] = []
     for row, request in others:
@@ -214,20 +213,21 @@ def plan_sampling(
         if params.min_tokens and _position(request) < params.min_tokens:
             ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
             withheld.add(row, ends, ())
+        drawn = _sampled_row(row, request, vocab_size) if params.temperature != 0.0 else None
         if request.matcher is not None:
-            # where the grammar allows an end, the output goes on if it can
-            goes_on = params.ignore_eos and not params.allowed_token_ids
-            if params.ignore_eos and not goes_on:
-                withheld.add(row, eos_token_ids, ())  # a mask does not know what else is left
-            unwanted = eos_token_ids if goes_on else ()
-            grammar_rows.append(GrammarRow(row, request.matcher, params.allowed_token_ids, unwanted))
-        if params.temperature != 0.0:
-            sampled.append(_sampled_row(row, request, vocab_size))
+            grammar_rows.append(_grammar_row(row, request, request.matcher, drawn, eos_token_ids, withheld))
+        if drawn is not None:
+            sampled.append(drawn)
     reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []  # all rows need no names
-    groups, reported = _stage_rows(sampled, reported_rows, staging, max_num_rows)
+    untried = {each.row for each in grammar_rows if not each.is_tried}
+    first = [each for each in sampled if each.row not in untried] if untried else sampled
+    wide_rows = _wide_rows(sampled, reports, kinds)
+    is_plain = is_native and not wide_rows
+    groups, reported = stage_rows(() if is_plain else first, reported_rows, staging, max_num_rows)
     return SamplingPlan(
         num_rows=len(requests),
-        wide_rows=_wide_rows(sampled, reports, kinds),
+        wide_rows=wide_rows,
+        drawn=tuple(first) if is_plain else (),
         bias=bias.joined(),
         repetition=repetition.joined(),
         presence=presence.joined(),
@@ -243,11 +243,11 @@ def plan_sampling(
 @cache
 def _plan_of_largest(num_rows: int) -> SamplingPlan:
     """The plan of rows that all take the largest logit. There are no more of these than rows in a step."""
-    return SamplingPlan(num_rows, (), None, None, None, None, None, (), (), None, ())
+    return SamplingPlan(num_rows, (), (), None, None, None, None, None, (), (), None, ())
 
 
 def _wide_rows(
-    sampled: Sequence[_SampledRow], reports: Sequence[tuple[int, int]], kinds: Sequence[_Changes]
+    sampled: Sequence[SampledRow], reports: Sequence[tuple[int, int]], kinds: Sequence[_Changes]
 ) -> list[int]:
     """See `SamplingPlan`, in their order."""
     rows = {row.row for row in sampled if row.width}
@@ -257,10 +257,11 @@ def _wide_rows(
     return sorted(rows)
 
 
-def _stage_rows(
-    sampled: Sequence[_SampledRow], reported_rows: Sequence[int], staging: Staging, max_num_rows: int
+def stage_rows(
+    sampled: Sequence[SampledRow], reported_rows: Sequence[int], staging: Staging, max_num_rows: int
 ) -> tuple[tuple[SampleGroup, ...], Tensor | None]:
-    """The rows that are sampled, by groups, and those that report, where they are named."""
+    """Stage the rows that are sampled, by groups, and those that report, where they are named. Room is kept for
+    `max_num_rows` rows."""
     if not sampled and not reported_rows:
         staging.put(_NO_INTEGERS, 3 * max_num_rows)
         staging.put(_NO_NUMBERS, 4 * max_num_rows)
@@ -269,7 +270,7 @@ def _stage_rows(
     narrow = [row for row in sampled if 0 < row.width <= NARROW_WIDTH]
     wide = [row for row in sampled if row.width > NARROW_WIDTH]
     rows, _, top_ks, *columns = (
-        zip(*unordered, *narrow, *wide, strict=True) if sampled else [()] * len(_SampledRow._fields)
+        zip(*unordered, *narrow, *wide, strict=True) if sampled else [()] * len(SampledRow._fields)
     )
     integers = staging.put(np.array([*rows, *top_ks, *reported_rows], dtype=np.int64), 3 * max_num_rows)
     parameters = staging.put(np.array(columns, dtype=np.float64).reshape(-1), 4 * max_num_rows).view(4, -1)
@@ -317,18 +318,6 @@ class _Changes:
         return Changes(torch.from_numpy(np.concatenate(self._places)), torch.from_numpy(values))
 
 
-class _SampledRow(NamedTuple):
-    """One row that is not greedy. `width`: see `SampleGroup`; top_k: V when it is off."""
-
-    row: int
-    width: int
-    top_k: int
-    temperature: float
-    noise: float
-    top_p: float
-    min_p: float
-
-
 def _position(request: SampledRequest) -> int:
     """Output index of the token to sample. A token that is still being sampled counts."""
     return len(request.token_ids) - request.num_prompt_tokens
@@ -358,16 +347,34 @@ def _withhold_bad_words(row: int, request: SampledRequest, withheld: _Changes) -
         withheld.add(row, ends, ())
 
 
-def _sampled_row(row: int, request: SampledRequest, vocab_size: int) -> _SampledRow:
+def _sampled_row(row: int, request: SampledRequest, vocab_size: int) -> SampledRow:
     params = request.params
     top_k = params.top_k if 0 < params.top_k < vocab_size else vocab_size
     is_ordered = top_k < vocab_size or params.top_p < 1.0
     noise = uniform_noise(params.seed or 0, params.choice, _position(request))
     top_p = params.top_p if params.top_p < 1.0 else math.inf
-    return _SampledRow(row, top_k if is_ordered else 0, top_k, params.temperature, noise, top_p, params.min_p)
+    return SampledRow(row, top_k if is_ordered else 0, top_k, params.temperature, noise, top_p, params.min_p)
 
 
-def _groups(groups: Sequence[Sequence[_SampledRow]], integers: Tensor, parameters: Tensor) -> tuple[SampleGroup, ...]:
+def _grammar_row(
+    row: int,
+    request: SampledRequest,
+    matcher: MaskSource,
+    drawn: SampledRow | None,
+    eos_token_ids: Sequence[int],
+    withheld: _Changes,
+) -> GrammarRow:
+    """Where the grammar allows an end that is to be ignored, the output goes on if it can."""
+    params, ends = request.params, tuple[int, ...]()
+    if params.ignore_eos:
+        if params.allowed_token_ids:
+            withheld.add(row, eos_token_ids, ())  # a mask does not know what else is left
+        else:
+            ends = tuple(eos_token_ids)
+    return GrammarRow(row, matcher, params.allowed_token_ids, ends, drawn, drawn is None or not drawn.is_truncated)
+
+
+def _groups(groups: Sequence[Sequence[SampledRow]], integers: Tensor, parameters: Tensor) -> tuple[SampleGroup, ...]:
     """integers: [2, rows of all groups], parameters: [4, as many]."""
     found, first = [], 0
     for sampled in groups:
@@ -378,7 +385,7 @@ def _groups(groups: Sequence[Sequence[_SampledRow]], integers: Tensor, parameter
     return tuple(found)
 
 
-def _group(sampled: Sequence[_SampledRow], integers: Tensor, parameters: Tensor) -> SampleGroup:
+def _group(sampled: Sequence[SampledRow], integers: Tensor, parameters: Tensor) -> SampleGroup:
     first_row = sampled[0].row
     return SampleGroup(
         width=max(row.width for row in sampled),

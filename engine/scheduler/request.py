@@ -40,6 +40,10 @@ class Matcher(Protocol):
         """Why no token can follow although the output is not complete; "" as long as nothing is wrong."""
         ...
 
+    def accepts(self, token_id: int) -> bool:
+        """Whether this token may be next and no mask has to say so. To `take` it then costs nothing."""
+        ...
+
     def take(self, token_id: int) -> None:
         """The output goes on with this token."""
         ...

@@ -45,6 +45,8 @@ class GrammarMatcher:
         self._unread = list(output)
         self._matcher: LLMatcher | None = None
         self._mask: bytes | None = None
+        self._accepted: int | None = None
+        self._is_free = False
 
     @property
     def is_ready(self) -> bool:
@@ -57,13 +59,21 @@ class GrammarMatcher:
         matcher = self._current()
         return matcher is not None and matcher.is_stopped()
 
+    def accepts(self, token_id: int) -> bool:
+        """See `Matcher.accepts`. False where the next byte is forced: there a mask has the one token that a tokenizer
+        would write, and others that begin the same text would be accepted."""
+        matcher = self._current()
+        if matcher is None or not self._leaves_choice(matcher) or not matcher.try_consume_tokens([token_id]):
+            return False
+        self._accepted = token_id
+        return True
+
     def take(self, token_id: int) -> None:
         """The output goes on with this token."""
-        matcher, self._mask = self._matcher, None
-        if matcher is None or self.error:
+        if token_id != self._accepted:
+            self._return_to_output()
             self._unread.append(token_id)
-        elif not matcher.consume_token(token_id):
-            self._give_up(matcher)
+        self._accepted, self._mask, self._is_free = None, None, False
 
     def fork(self, output: Sequence[int]) -> GrammarMatcher:
         """A matcher of another output."""
@@ -87,7 +97,7 @@ class GrammarMatcher:
         """See `Matcher.forced_token`."""
         matcher = self._current()
         # where the grammar leaves a choice of bytes, which costs little to ask, hardly ever one token alone fits
-        if matcher is None or not matcher.compute_ff_bytes():
+        if matcher is None or self._leaves_choice(matcher):
             return None
         mask = self.mask()
         if mask is None:
@@ -103,6 +113,7 @@ class GrammarMatcher:
         """The matcher behind all tokens; None after an error."""
         if self.error:
             return None
+        self._return_to_output()
         if self._matcher is None:
             try:
                 self._matcher = self._compiled.result().deep_copy()
@@ -115,6 +126,19 @@ class GrammarMatcher:
                 return None
             self._unread.clear()
         return self._matcher
+
+    def _return_to_output(self) -> None:
+        """Go back by a token that was accepted and not taken: a choice of the same prompt has drawn it, or its step was
+        lost."""
+        if self._accepted is not None and self._matcher is not None:
+            self._accepted = None
+            self._matcher.rollback(1)
+
+    def _leaves_choice(self, matcher: LLMatcher) -> bool:
+        """Whether the grammar allows several bytes next."""
+        if not self._is_free:
+            self._is_free = not matcher.compute_ff_bytes()
+        return self._is_free
 
     def _give_up(self, matcher: LLMatcher) -> None:
         try:

@@ -2,7 +2,8 @@
 
 Starts `baton serve` with the demo model, or takes a running server by --url. Runs the libraries that this interpreter
 can import, the programs that are on PATH or named by --program, and the recorded requests of clients that are neither.
-Where the server has the demo model, the libraries also run agents, which call functions until they have an answer.
+Where the server has the demo model, the libraries also run agents, which call functions until they have an answer. How
+coding agents are run by hand is said at the end.
 All of them may live in environments of their own: --server-python names the interpreter that has Baton.
 """
 
@@ -33,6 +34,13 @@ START_TIMEOUT_S = 300.0
 REQUEST_TIMEOUT_S = 60.0
 PASSED, FAILED, ABSENT = "passed", "FAILED", "not installed"
 DEMO_MODEL = "baton-demo"
+CODING_AGENTS = {
+    "claude": "ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN=KEY ANTHROPIC_MODEL={model} claude -p TASK",
+    "codex": "codex exec -m {model} -c model_provider=baton"
+    """ -c 'model_providers.baton={{name="baton",base_url="{url}/v1",wire_api="responses"}}' TASK""",
+    "qwen": "OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=KEY OPENAI_MODEL={model} qwen --auth-type openai -p TASK",
+}
+"""Run by hand: their prompts are longer than the demo model's context."""
 READY = "Baton ready at "
 
 
@@ -59,6 +67,9 @@ def main() -> int:
         for program in PROGRAMS:
             runs[program.name] = partial(run_program, program, executables[program.command], filled_in)
         results = [_run(name, run) for name, run in runs.items() if flags.only in name]
+        for command, line in CODING_AGENTS.items() if flags.only in "agent" else ():
+            where = "" if shutil.which(command) else ", not installed here"
+            sys.stdout.write(f"by hand{where}: {line.format(url=url, model=model)}\n")
     return 1 if FAILED in results else 0
 
 

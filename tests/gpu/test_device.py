@@ -14,10 +14,10 @@ from torch import Tensor
 
 from device.base import Device
 from device.host import HostDevice
-from engine.runner.grammar_masks import MaskSource
+from engine.runner.redraws import redraw_beforehand
+from engine.runner.sampled_rows import MaskSource
 from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import sampling_bytes
-from engine.runner.step_masks import MasksBehindLaunch
 from engine.scheduler.request import SampledToken
 from kvtransfer.integrity import DOT64
 from kvtransfer.pools.base import Checksums
@@ -49,6 +49,9 @@ class RandomMask:
 
     def __init__(self, vocab_size: int, chance: random.Random) -> None:
         self._mask = chance.randbytes(-(-vocab_size // 8))
+
+    def accepts(self, token_id: int) -> bool:
+        return bool(self._mask[token_id >> 3] >> (token_id & 7) & 1)
 
     def mask(self) -> bytes | None:
         return self._mask
@@ -90,9 +93,9 @@ def sample(requests: Sequence[Mix], logits: Tensor, device: Device) -> list[Samp
     staging.begin()
     plan = sampler.plan(requests, staging).stage_changes(staging)
     staging.upload()
-    masks = MasksBehindLaunch(sampler.vocab_size, staging)
-    masks.begin(plan.grammar_rows)
-    outputs = sampler.sample(plan, logits.to(device.torch_device, copy=True), masks.finish())
+    redraw = redraw_beforehand(plan.grammar_rows, sampler.vocab_size, staging) if device.is_asynchronous else None
+    staging.upload()
+    outputs = sampler.sample(plan, logits.to(device.torch_device, copy=True), redraw)
     return plan.tokens(device.fetch(outputs).wait())
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.runner.grammar_masks import GrammarRow, apply_masks, stack_masks
+from engine.runner.grammar_masks import apply_masks, are_allowed, stack_masks
+from engine.runner.sampled_rows import GrammarRow
 
 VOCAB_SIZE = 21
 
@@ -16,6 +17,9 @@ class Fixed:
     def __init__(self, mask: bytes | None) -> None:
         self.reason = ""
         self._mask = mask
+
+    def accepts(self, token_id: int) -> bool:
+        return self._mask is not None and bool(self._mask[token_id >> 3] >> (token_id & 7) & 1)
 
     def mask(self) -> bytes | None:
         return self._mask
@@ -40,6 +44,9 @@ def test_what_has_no_bit_is_ruled_out(rows: tuple[int, ...], num_bytes: int) -> 
     masks = stack_masks([GrammarRow(row, Fixed(_mask(allowed[row], num_bytes)), ()) for row in rows], VOCAB_SIZE)
     apply_masks(masks, logits)
     assert torch.equal(logits, expected)
+    for token_id in range(VOCAB_SIZE):
+        told = are_allowed(masks, torch.full((len(rows),), token_id))
+        assert told.tolist() == [token_id in allowed[row] for row in rows]
 
 
 def test_a_shorter_mask_allows_nothing_behind_its_end() -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from device.host import HostStaging
 from engine.native.library import Kernels
-from engine.runner.grammar_masks import stack_masks
 from engine.runner.sampler import Sampler
 from engine.scheduler.request import SampledToken, ScheduledRequest
 from tests.engine.native.compiled import LEVELS, kernels, needs_kernels
@@ -34,13 +33,11 @@ def sample_rows(
 ) -> list[SampledToken | None]:
     sampler = Sampler(frozenset({EOS}), VOCAB_SIZE, threads)
     plan = sampler.plan(requests, HostStaging())
-    masks = stack_masks(plan.grammar_rows, VOCAB_SIZE) if plan.grammar_rows else None
-    tokens = plan.tokens([each.numpy() for each in sampler.sample(plan, logits.clone(), masks)])
-    largest = sampler.sample_largest(plan, logits)
-    asks_more = plan.grammar_rows or plan.wide_rows or plan.groups
-    assert (largest is not None) == (threads is not None and not asks_more)
-    assert largest is None or largest.tokens() == tokens
-    return tokens
+    plain = sampler.sample_plain(plan, logits)
+    assert (plain is not None) == (threads is not None and not plan.wide_rows)
+    if plain is not None:
+        return plain.tokens()
+    return plan.tokens([each.numpy() for each in sampler.sample(plan, logits.clone())])
 
 
 def choose_batch(choose: random.Random) -> tuple[Tensor, list[ScheduledRequest]]:

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from device.host import HostDevice
+from engine.runner.sampled_rows import uniform_noise
 from engine.runner.sampler import Sampler
-from engine.runner.sampling_plan import uniform_noise
 from engine.scheduler.request import SampledToken, ScheduledRequest
 from tests.engine.runner.relay import scheduled
 from tests.request_keys import A

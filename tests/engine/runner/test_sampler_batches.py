@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from device.base import Device
 from device.emulated import EmulatedDevice
 from device.host import HostDevice
+from engine.runner.sampled_rows import uniform_noise
 from engine.runner.sampler import Sampler
-from engine.runner.sampling_plan import sampling_bytes, uniform_noise
+from engine.runner.sampling_plan import sampling_bytes
 from engine.scheduler.request import PENDING_TOKEN, SampledToken, ScheduledRequest
 from tests.engine.runner.relay import scheduled
 from tests.request_keys import A, key_of

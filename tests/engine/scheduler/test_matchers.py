@@ -30,6 +30,9 @@ class FakeMatcher:
     def is_complete(self) -> bool:
         return len(self.output) >= self._length
 
+    def accepts(self, token_id: int) -> bool:
+        return True
+
     def take(self, token_id: int) -> None:
         self.output.append(token_id)
 

@@ -97,6 +97,23 @@ def test_asking_for_forced_tokens_changes_no_mask(name: str, vocabulary: Vocabul
         assert asked.is_complete == unasked.is_complete
 
 
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_token_is_accepted_where_its_mask_has_it_and_text_is_not_forced(name: str, vocabulary: Vocabulary) -> None:
+    matcher, chance, num_free = _matcher(vocabulary, GRAMMARS[name][0]), random.Random(3), 0
+    for _ in range(12):
+        allowed = _allowed(matcher)
+        accepted = [token_id for token_id in range(8 * vocabulary.num_mask_bytes) if matcher.accepts(token_id)]
+        assert accepted in ([], allowed)
+        num_free += bool(accepted)
+        matcher.accepts(allowed[0])  # not taken: another choice has drawn it
+        token_id = chance.choice(allowed)
+        assert matcher.accepts(token_id) == bool(accepted)
+        matcher.take(token_id)
+        if matcher.is_complete:
+            break
+    assert num_free
+
+
 def test_an_end_is_allowed_only_where_the_grammar_allows_one(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
     ends = set(tokenizer.eos_token_ids)
     matcher = _matcher(vocabulary, Grammar.regex("[0-9]{2,4}"))
