@@ -85,7 +85,7 @@ def main() -> None:
     )
     sys.stdout.flush()
     for setting in WHILE_LOADING:
-        subprocess.run([sys.executable, "-m", __spec__.name, folder, setting], check=True)
+        subprocess.run([sys.executable, "-m", "tests.engine.models.loading_cost", folder, setting], check=True)
 
 
 if __name__ == "__main__":
