@@ -127,7 +127,8 @@ def build_engine(
         costs = StepCosts()
         runner = _runner(basis, model, sampler, attention, memory, executor, incoming, costs, on_graphs)
         executor.ready()
-        fingerprint = with_quantization(_fingerprint(basis), model.quantization)
+        kv_dtype = model.layout.dtype if model.layout.has_scales else ""
+        fingerprint = with_quantization(_fingerprint(basis), model.quantization, kv_dtype)
         core = _core(basis, fingerprint, memory, runner, grammars, costs)
         grammars.finish_loading()
         opened.pop_all()

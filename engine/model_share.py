@@ -21,7 +21,7 @@ from engine.capacity import Capacity, find_capacity
 from engine.executor.noted import NotedCollectives
 from engine.executor.passages import StreamShape
 from engine.models.base import RunnableDecoder
-from engine.models.checkpoint import choose_dtype
+from engine.models.checkpoint import choose_dtype, choose_kv_dtype
 from engine.models.collectives import Collectives
 from engine.models.config import ModelConfig
 from engine.models.decoder import TORCH_DTYPES, Decoder
@@ -113,11 +113,13 @@ def load_share(
     if config.other_parts and settings.load_format != DUMMY:
         config = replace(config, names=published_names(config.names, folder))
     dtype = choose_dtype(settings.dtype, config)
-    quantization = choose_quantization(settings.quantization, config, folder)
+    kv_dtype = choose_kv_dtype(settings.kv_cache_dtype, dtype)
+    quantization = choose_quantization(settings.quantization, config, folder, kernels)
     if collectives is not None and kernels is not None:
         collectives = NotedCollectives(collectives, kernels)
     all_stages = Shard(shard.rank, shard.size)
     shapes = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps(), all_stages, collectives, quantization)
+    KvLayout.of_layers(kv_dtype, settings.block_size, shapes.layer_kvs)  # refuses what has no KV of that dtype
     weights_bytes = _checked_weights(settings, folder, shapes, device, shard)
     ops = choose_ops(device.torch_device, kernels)
     decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops, shard, collectives, quantization)
@@ -126,11 +128,11 @@ def load_share(
     else:
         load_weights(folder, decoder, on_weights)
     return_freed_memory()  # plain weights that were packed, or quantized
-    own = KvLayout.of_layers(dtype, settings.block_size, decoder.layer_kvs)
+    own = KvLayout.of_layers(kv_dtype, settings.block_size, decoder.layer_kvs)
     layout = own
     if not shard.is_whole:
         whole = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps())
-        layout = KvLayout.of_layers(dtype, settings.block_size, whole.layer_kvs)
+        layout = KvLayout.of_layers(kv_dtype, settings.block_size, whole.layer_kvs)
     return ModelShare(decoder, layout, own, ops, weights_bytes, kernels, quantization.name)
 
 
@@ -183,7 +185,7 @@ def _load_modelling(
     if settings.quantization != AUTO:
         raise InvalidSetting("--quantization: what transformers' modelling code computes is not quantized")
     name, remote_code = choose_dtype(settings.dtype, config), settings.trust_remote_code
-    dtype = TORCH_DTYPES[name]
+    dtype, kv_dtype = TORCH_DTYPES[name], choose_kv_dtype(settings.kv_cache_dtype, name)
     num_bytes = loading.count_weights(folder, config, dtype, remote_code=remote_code)
     _require_room(num_bytes, device)
     decoder: RunnableDecoder
@@ -191,7 +193,7 @@ def _load_modelling(
         decoder = loading.random_modelling_decoder(folder, config, dtype, device, remote_code=remote_code)
     else:
         decoder = loading.load_modelling_decoder(folder, config, dtype, device, on_weights, remote_code=remote_code)
-    layout = KvLayout.of_layers(name, settings.block_size, decoder.layer_kvs)
+    layout = KvLayout.of_layers(kv_dtype, settings.block_size, decoder.layer_kvs)
     return ModelShare(decoder, layout, layout, choose_ops(device.torch_device, kernels), num_bytes, kernels)
 
 

@@ -23,11 +23,19 @@ class EngineSettings:
     trust_remote_code: bool = setting(
         False, "run code that comes with the checkpoint, where transformers computes the model"
     )
-    dtype: str = setting("auto", "type of weights and KV", choices=("auto", "bfloat16", "float16", "float32"))
+    dtype: str = setting(
+        "auto", "type of weights, of what is computed, and of KV", choices=("auto", "bfloat16", "float16", "float32")
+    )
     quantization: str = setting(
         "auto",
         "weights of products; auto: as the checkpoint has them; int8, int4: plain ones are quantized while loading",
         choices=("auto", "int8", "int4"),
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "type of stored KV; auto: the model's dtype; fp8, fp8_e4m3: floats of 8 bits with a scale for each token and "
+        "head, in half the memory of bfloat16",
+        choices=("auto", "fp8", "fp8_e4m3"),
     )
     block_size: int = setting(16, "tokens per KV block")
     max_model_len: int = setting(0, "longest prompt plus output in tokens; 0: the model's own limit")

@@ -4,6 +4,10 @@ A block holds `block_size` tokens of all layers in one contiguous region: layer 
 that what is computed first lies first. Layers may differ in what they store of a token. Those that store the same make
 a group; a model whose layers are all alike has one.
 
+A head of a layer has its `block_size` keys (or values) next to each other. In FP8_E4M3 they are codes of 8 bits, and
+behind them lie `block_size` scales, a byte each: scale s of a token stands for 2^(s - 127), and multiplies its codes.
+So a scale goes wherever its block goes.
+
 Owns the arithmetic of bytes. Knows no tensors: `engine.attention.paged_kv` makes views of it.
 """
 
@@ -18,7 +22,8 @@ from typing import Annotated, Any
 from wire.codec import Bounds, Length
 from wire.errors import InvalidSetting, Refused
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+FP8_E4M3 = "fp8_e4m3"
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8_E4M3: 1}
 KEY_VALUE, SHORT_KEY_VALUE, LATENT, STATE = "key_value", "key_value_short", "latent", "state"
 MAX_LAYERS = 1024
 _MAX_GROUPS = 64
@@ -82,6 +87,9 @@ class KvLayout:
         grouped = sorted(layer for group in self.groups for layer in group.layers)
         if not grouped or grouped != list(range(len(grouped))):
             raise InvalidSetting("KV groups must have every layer of the model exactly once")
+        others = {group.kv.kind for group in self.groups if group.kv.num_planes != 2}
+        if self.has_scales and others:
+            raise InvalidSetting(f"KV in {self.dtype} is for keys and values: this model stores a {min(others)}")
 
     @classmethod
     def of_layers(cls, dtype: str, block_size: int, layers: Iterable[LayerKv]) -> KvLayout:
@@ -103,6 +111,11 @@ class KvLayout:
         return tuple(stored[number] for number in range(len(stored)))
 
     @property
+    def has_scales(self) -> bool:
+        """Whether a key or a value is codes with a scale."""
+        return self.dtype == FP8_E4M3
+
+    @property
     def has_states(self) -> bool:
         """Whether some layer stores a state in each block."""
         return any(group.kv.kind == STATE for group in self.groups)
@@ -119,12 +132,16 @@ class KvLayout:
 
     def layer_bytes(self, kv: LayerKv) -> int:
         """Bytes that a layer which stores `kv` takes in a block."""
-        elements = kv.elements_per_token * self.block_size
+        elements = kv.num_planes * kv.num_kv_heads * self.head_elements(kv)
         if kv.kind == STATE:
             # filled up, so that the rows of one head's tokens in all blocks lie in a grid
             rows = lcm(*(self.block_size * group.kv.head_dim for group in self.groups if group.kv.kind != STATE))
             elements = -(-kv.elements_per_token // rows) * rows
         return elements * DTYPE_BYTES[self.dtype]
+
+    def head_elements(self, kv: LayerKv) -> int:
+        """Elements that the keys, or the values, of one head of such a layer take in a block."""
+        return self.block_size * (kv.head_dim + self.has_scales)
 
     def require_same(self, other: KvLayout, whose: str) -> None:
         """Raise `Refused` naming both values of the first fact in which `other` (of `whose`) differs."""

@@ -66,7 +66,7 @@ class KernelsAlone:
         scratch = torch.empty(64 + self._kernels.attention_scratch(batch, shapes.head_dim), dtype=torch.uint8)
         steps = [
             BatonAttention(
-                layer_kv(pool, layer),
+                layer_kv(pool, layer, self._dtype),
                 out.data_ptr(),
                 q.data_ptr(),
                 q.stride(0),

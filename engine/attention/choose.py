@@ -123,7 +123,9 @@ def choose_attention(
         _log.info("attention: plain torch, because of the model's %s", _RULES)
         return _torch_choice(shape)
     if kernels is not None and setting in (AUTO, NATIVE):
-        return AttentionChoice(NATIVE, 0, lambda pool: NativeAttention(kernels, pool, shape.num_heads, shape.rules))
+        return AttentionChoice(
+            NATIVE, 0, lambda pool: NativeAttention(kernels, pool, shape.num_heads, shape.rules, shape.dtype)
+        )
     if setting == TORCH or (setting == AUTO and device.torch_device.type != "cuda"):
         return _torch_choice(shape)
     found = _find_flashinfer(device, shape, load, look, attempt)
@@ -148,6 +150,8 @@ def _find_flashinfer(
         return f"it needs a CUDA device, not {device.torch_device}"
     if any(rule.scale is not None for rule in shape.rules):
         return "the model's attention has a scale of its own"
+    if shape.layout.has_scales:
+        return f"KV in {shape.layout.dtype} has a scale for each token and head, and it knows one for all"
     kvs = [group.kv for group in shape.layout.groups]
     if any(kv.kind == LATENT for kv in kvs):
         return "the model attends to latents"

@@ -71,9 +71,10 @@ class _Layer:
     attention: BatonAttention
 
 
-def layer_kv(pool: PagedKv, number: int) -> BatonPagedKv:
-    """The keys and values of a layer as the kernels take them; valid as long as somebody holds the pool's blocks."""
-    view, kv = pool.layer(number), pool.layout.layers[number]
+def layer_kv(pool: PagedKv, number: int, dtype: torch.dtype) -> BatonPagedKv:
+    """The keys and values of a layer as the kernels take them; valid as long as somebody holds the pool's blocks.
+    `dtype`: of queries."""
+    view, kv = pool.heads(number), pool.layout.layers[number]
     return BatonPagedKv(
         view[:, 0].data_ptr(),
         view[:, -1].data_ptr(),  # of latents the key is the value
@@ -81,21 +82,30 @@ def layer_kv(pool: PagedKv, number: int) -> BatonPagedKv:
         kv.num_kv_heads,
         pool.layout.block_size,
         kv.head_dim,
-        DTYPES[pool.blocks.dtype],
+        DTYPES[dtype],
+        pool.layout.has_scales,
     )
 
 
 class NativeAttention:
     """Attention over one KV pool. One instance serves one runner, whose decoder computes with the same `Kernels`."""
 
-    def __init__(self, kernels: Kernels, pool: PagedKv, num_heads: int, rules: Sequence[LayerRule] = ()) -> None:
-        """`rules`: of each layer, all plain; none: the default for all."""
+    def __init__(
+        self,
+        kernels: Kernels,
+        pool: PagedKv,
+        num_heads: int,
+        rules: Sequence[LayerRule] = (),
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """`rules`: of each layer, all plain; none: the default for all. `dtype`: of queries; None: the pool's."""
         self._rules = rules or [PLAIN] * pool.layout.num_layers
         self._kernels = kernels
         self._blocks = pool.blocks  # the addresses below stay valid as long as somebody holds it
         self._block_size = pool.layout.block_size
         self._num_heads = num_heads
-        self._layers = [self._layer(pool, layer) for layer in range(len(pool.layout.layers))]
+        dtype = dtype or pool.blocks.dtype
+        self._layers = [self._layer(pool, layer, dtype) for layer in range(len(pool.layout.layers))]
         self._largest_head = max(kv.head_dim for kv in pool.layout.layers)
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._arrays = _StepArrays(0, 0, 0)
@@ -107,8 +117,8 @@ class NativeAttention:
         self.num_positions = 0
         """One more than the highest position of the step that was planned last."""
 
-    def _layer(self, pool: PagedKv, number: int) -> _Layer:
-        paged, kv = layer_kv(pool, number), pool.layout.layers[number]
+    def _layer(self, pool: PagedKv, number: int, dtype: torch.dtype) -> _Layer:
+        paged, kv = layer_kv(pool, number, dtype), pool.layout.layers[number]
         attention = BatonAttention(
             kv=paged,
             scale=self._rules[number].scale_of(kv.head_dim),

@@ -3,7 +3,7 @@
 Owns the index arithmetic between block tables and the KV tensor, and workspaces for gathered keys and values and for
 scores. Knows no requests and no scheduling. Works on any device and dtype.
 
-The pool is block-major, so one (block, layer, K or V, head) is a contiguous row of `block_size` x D elements. Seen from
+The pool is block-major, so one (block, layer, K or V, head) is a contiguous row (`kv_planes.py`). Seen from
 where a layer's keys (or values) begin, the rows of all blocks lie in one grid: a gather by row numbers in the order
 (sequence, head, block) therefore yields keys laid out [sequence, head, token, D] with one copy, and the row numbers are
 the same for all layers of a KV group. Sequences that compute a single token are attended together, padded to the
@@ -29,6 +29,7 @@ from torch import Tensor
 from device.base import Staging
 from engine.attention.base import PLAIN, LayerRule, LayerStored, PlannedShare, StatePiece
 from engine.attention.block_states import BlockStates
+from engine.attention.kv_planes import PlainPlane, Plane, ScaledPlane
 from engine.attention.paged_kv import PagedKv
 from wire.errors import InvalidSetting
 from wire.layout import STATE, LayerKv
@@ -114,7 +115,8 @@ class _Rows:
 
     def __init__(self, pool: PagedKv, kv: LayerKv) -> None:
         block_size, block_elements = pool.layout.block_size, pool.blocks.shape[1]
-        if block_elements % (block_size * kv.head_dim):
+        head_elements = pool.layout.head_elements(kv)
+        if block_elements % head_elements:
             raise InvalidSetting(
                 f"the torch attention backend cannot compute layers with KV heads of {kv.head_dim} elements beside the "
                 f"other layers of this model: blocks of {block_elements} elements are no multiple of a head's row"
@@ -123,18 +125,17 @@ class _Rows:
         self._block_size = block_size
         self._device = pool.blocks.device
         self._heads = torch.arange(kv.num_kv_heads, device=self._device)
-        self._head_rows_per_block = block_elements // (block_size * kv.head_dim)
+        self._head_rows_per_block = block_elements // head_elements
+        self._has_scales = pool.layout.has_scales
 
-    def of_heads(self, plane: Tensor) -> Tensor:
-        """Keys or values [B, Hkv, block_size, D] of a layer as rows of one head and block, [rows, block_size * D]."""
-        num_blocks, num_heads, block_size, head_dim = plane.shape
+    def plane(self, heads: Tensor) -> Plane:
+        """Keys or values [B, Hkv, elements of a head] of a layer as rows of one head and block."""
+        num_blocks, num_heads, row = heads.shape
         num_rows = (num_blocks - 1) * self._head_rows_per_block + num_heads
-        row = block_size * head_dim
-        return plane.as_strided((num_rows, row), (row, 1), plane.storage_offset())
-
-    def of_tokens(self, plane: Tensor) -> Tensor:
-        """The same with a row for each token, [rows, D]."""
-        return self.of_heads(plane).view(-1, plane.shape[-1])
+        rows = heads.as_strided((num_rows, row), (row, 1), heads.storage_offset())
+        if self._has_scales:
+            return ScaledPlane(rows, self._block_size, self.kv.head_dim)
+        return PlainPlane(rows, self.kv.head_dim)
 
     def plan(self, inputs: _StepInputs) -> _GroupPlan:
         """The plan of a step for all layers of the group."""
@@ -176,16 +177,14 @@ class _Rows:
 class _Layer:
     """One layer's keys and values as rows, and the group it is planned with."""
 
-    def __init__(self, group: int, rows: _Rows, view: Tensor, rule: LayerRule) -> None:
-        """view: [B, 2, Hkv, block_size, D]."""
+    def __init__(self, group: int, rows: _Rows, heads: Tensor, rule: LayerRule) -> None:
+        """heads: [B, planes, Hkv, elements of a head]."""
         self.scale, self.cap = rule.scale_of(rows.kv.head_dim), rule.cap
         self.sinks = None if rule.sinks is None else rule.sinks.view(rows.kv.num_kv_heads, -1)
-        # of latents the key is the value
-        keys, values = view[:, 0], view[:, -1]
         self.group = group
         self.kv = rows.kv
-        self.key_heads, self.value_heads = rows.of_heads(keys), rows.of_heads(values)
-        self.key_tokens, self.value_tokens = rows.of_tokens(keys), rows.of_tokens(values)
+        # of latents the key is the value
+        self.keys, self.values = rows.plane(heads[:, 0]), rows.plane(heads[:, -1])
 
 
 class TorchAttention:
@@ -201,7 +200,7 @@ class TorchAttention:
         groups = [group for group in pool.layout.groups if group.kv.kind != STATE]
         self._groups = [_Rows(pool, group.kv) for group in groups]
         self._layers = {
-            layer: _Layer(number, rows, pool.layer(layer), rules[layer])
+            layer: _Layer(number, rows, pool.heads(layer), rules[layer])
             for number, (rows, group) in enumerate(zip(self._groups, groups, strict=True))
             for layer in group.layers
         }
@@ -245,9 +244,8 @@ class TorchAttention:
         self._begin_step()
         here = self._layers[layer]
         plan = self._plans[here.group]
-        head_dim = here.kv.head_dim
-        here.key_tokens.index_copy_(0, plan.store_rows, k.reshape(-1, head_dim))
-        here.value_tokens.index_copy_(0, plan.store_rows, v.reshape(-1, head_dim))
+        here.keys.store(plan.store_rows, k)
+        here.values.store(plan.store_rows, v)
         self.stored()
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if plan.decodes is not None:
@@ -285,19 +283,19 @@ class TorchAttention:
             self._blocks.index_fill_(0, inputs.begun, 0)
         self._plans = [group.plan(inputs) for group in self._groups]
 
-    def _gather(self, rows: Tensor, layer: _Layer) -> tuple[Tensor, Tensor]:
-        """Keys and values of `rows` in `layer`, each [len(rows), block_size * D], in the workspace."""
-        num_elements = rows.numel() * layer.key_heads.shape[1]
+    def _gather(self, rows: Tensor, layer: _Layer, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values of `rows` in `layer`, each [len(rows), block_size * D] of `dtype`, in the workspace."""
+        num_elements = rows.numel() * self._block_size * layer.kv.head_dim
         if self._workspace.shape[1] < num_elements:
-            self._workspace = self._blocks.new_empty(2, num_elements)
+            self._workspace = self._blocks.new_empty(2, num_elements, dtype=dtype)
         keys = self._workspace[0, :num_elements].view(rows.numel(), -1)
         values = self._workspace[1, :num_elements].view(rows.numel(), -1)
-        torch.index_select(layer.key_heads, 0, rows, out=keys)
-        torch.index_select(layer.value_heads, 0, rows, out=values)
+        layer.keys.gather(rows, keys)
+        layer.values.gather(rows, values)
         return keys, values
 
     def _attend_decodes(self, plan: _DecodePlan, layer: _Layer, q: Tensor, out: Tensor) -> None:
-        keys, values = self._gather(plan.rows, layer)
+        keys, values = self._gather(plan.rows, layer, q.dtype)
         num_kv_heads, head_dim = layer.kv.num_kv_heads, layer.kv.head_dim
         shape = (plan.num_sequences, num_kv_heads, plan.context_len, head_dim)
         queries = q.index_select(0, plan.token_index)
@@ -316,7 +314,7 @@ class TorchAttention:
 
     def _attend_prompt(self, plan: _PromptPlan, layer: _Layer, q: Tensor, out: Tensor) -> None:
         num_kv_heads, head_dim = layer.kv.num_kv_heads, layer.kv.head_dim
-        keys, values = (rows.view(num_kv_heads, -1, head_dim) for rows in self._gather(plan.rows, layer))
+        keys, values = (rows.view(num_kv_heads, -1, head_dim) for rows in self._gather(plan.rows, layer, q.dtype))
         # [T, Hq, D] as [Hkv, G, T, D]: the query heads of one key head stand beside it
         grouped = (plan.num_tokens, num_kv_heads, -1, head_dim)
         tokens = slice(plan.first_token, plan.first_token + plan.num_tokens)
@@ -343,7 +341,7 @@ class TorchAttention:
         num_keys = keys.shape[1]
         num_elements = num_kv_heads * num_groups * num_tokens * num_keys
         if self._score_workspace.shape[1] < num_elements:
-            self._score_workspace = self._blocks.new_empty(2, num_elements)
+            self._score_workspace = queries.new_empty(2, num_elements)
         shape = (num_kv_heads, num_groups * num_tokens, num_keys)
         scores = self._score_workspace[0, :num_elements].view(shape)
         flat_queries = queries.reshape(num_kv_heads, num_groups * num_tokens, head_dim)

@@ -10,9 +10,12 @@ from pathlib import Path
 
 from engine.models.facts import ModelFacts
 from wire.errors import InvalidSetting, ModelLoadError
+from wire.layout import FP8_E4M3
 
 DTYPES = ("bfloat16", "float16", "float32")
 """The dtypes a model can be computed in."""
+_KV_DTYPES = {"auto": "", "fp8": FP8_E4M3, FP8_E4M3: FP8_E4M3}
+"""By the values of `--kv-cache-dtype`; "": that of the model."""
 
 _TEXT_FILES = (
     "config.json",
@@ -61,6 +64,13 @@ def choose_dtype(setting: str, config: ModelFacts) -> str:
             f"config.json: dtype {config.dtype!r} cannot be computed in; set dtype to one of {', '.join(DTYPES)}"
         )
     return config.dtype
+
+
+def choose_kv_dtype(setting: str, dtype: str) -> str:
+    """The dtype of the KV of a model that is computed in `dtype`, by name. Raises `InvalidSetting`."""
+    if setting not in _KV_DTYPES:
+        raise InvalidSetting(f"KV cache dtype {setting!r:.50} is not known; allowed: {', '.join(_KV_DTYPES)}")
+    return _KV_DTYPES[setting] or dtype
 
 
 def _hub_snapshot(model: str, patterns: list[str]) -> Path:

@@ -18,7 +18,7 @@ from engine.models.config_fields import MAX_TOKENS, Fields, read_json_object
 from engine.models.expert_settings import ExpertSettings, read_experts
 from engine.models.latent_settings import LatentSettings, latent_scale, read_latent
 from engine.models.names import LLAMA, Names
-from engine.models.quantization_settings import METHODS, PublishedQuantization, read_quantization
+from engine.models.quantization_settings import METHODS, PublishedQuantization, read_quantization, refusal_of
 from engine.models.registry import Block, Family, MlpKind, NormKind, QkNorm, family_of
 from engine.models.rope_settings import RopeSettings, partial_rotary_factor, read_local_rope, read_rope
 from engine.models.state_settings import StateSettings, lfm2_inner, read_states
@@ -210,10 +210,7 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         is_own = family.quantization and method == family.quantization
         if not is_own and not (isinstance(quantization, dict) and method in METHODS):
-            raise ModelLoadError(
-                f"config.json: quantization_config (quant_method {method!r}) is not supported; supported: "
-                f"{', '.join(METHODS)}"
-            )
+            raise refusal_of(method)
     for name, only in family.refused.items():
         if fields.has(name) and fields.raw(name) != only:
             raise fields.error(name, f"{only!r}: {family.architecture} is supported with that only")

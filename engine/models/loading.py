@@ -9,6 +9,7 @@ file sizes are all checked before the first byte is copied.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,6 +42,9 @@ _DTYPES = {
 """Of files, by that of the parameter, where it is not converted."""
 _DERIVED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 """Tables that old checkpoints carry; they follow from the config."""
+_log = logging.getLogger(__name__)
+_SCALES = ("weight_scale", "weight_scale_inv")
+_KV_SCALE = re.compile(r".*\.[kv]_scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,7 @@ def load_weights(folder: Path, decoder: Decoder, progress: OnProgress | None = N
     headers = {path: read_header(path) for path in weight_files(folder)}
     uses = _Uses(decoder.parameters())
     _check_complete(headers, uses, decoder)
+    _report_mixed(headers, uses, decoder)
     waiting = _Waiting(decoder)
     bytes_total = sum(entry.num_bytes for header in headers.values() for entry in header.values())
     bytes_done = 0
@@ -100,6 +105,21 @@ def load_weights(folder: Path, decoder: Decoder, progress: OnProgress | None = N
                     progress(bytes_done, bytes_total)
     _check_copies(headers, uses.copies)
     waiting.finish()
+
+
+def _report_mixed(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, decoder: Decoder) -> None:
+    """One log line where matrices have several dtypes, and so some of them another one than is computed in. Norms,
+    biases and scales often have."""
+    examples: dict[str, str] = {}
+    for header in headers.values():
+        for name, entry in header.items():
+            is_matrix = len(entry.shape) > 1 and "scale" not in name and entry.dtype in _FLOAT_DTYPES
+            if is_matrix and name in uses.by_name:
+                examples.setdefault(entry.dtype, name)
+    if len(examples) > 1:
+        found = ", ".join(f"{dtype} ({name})" for dtype, name in sorted(examples.items()))
+        computed = str(decoder.dtype).removeprefix("torch.")
+        _log.warning("the checkpoint has matrices of several dtypes, and all are converted to %s: %s", computed, found)
 
 
 class _Waiting:
@@ -156,6 +176,8 @@ def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Us
     drafts = tuple(f"{config.names.layer(config.num_layers + number)}." for number in range(config.num_draft_layers))
     ignored = (*drafts, *config.other_parts)
     used = {*uses.by_name, *uses.copies}
+    if config.quantization is not None and config.quantization.has_kv_scales:
+        used |= {name for name in found if _KV_SCALE.fullmatch(name)}
     unused = [
         name for name in found if name not in used and not _DERIVED.fullmatch(name) and not name.startswith(ignored)
     ]
@@ -213,7 +235,8 @@ def _check_numbers(parameters: Iterable[Parameter]) -> None:
             low, high = _bounds(parameter.tensor[slices(source.region)])
             if not (math.isfinite(low) and math.isfinite(high)):
                 raise ModelLoadError(f"there are NaN or infinite numbers in {dtype} in what is loaded from {name}")
-            if low == high == 0.0 and len(source.shape) > 1 and parameter.tensor.is_floating_point():
+            is_whole = len(source.shape) > 1 or name.endswith(_SCALES)
+            if low == high == 0.0 and is_whole and parameter.tensor.is_floating_point():
                 raise ModelLoadError(f"{name} has nothing but zeros: the file was not written completely")
 
 

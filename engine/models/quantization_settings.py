@@ -17,6 +17,9 @@ GGUF, GPTQ, AWQ, COMPRESSED, FP8 = "gguf", "gptq", "awq", "compressed-tensors", 
 METHODS = (GGUF, GPTQ, AWQ, COMPRESSED, FP8)
 """The methods of quantization that checkpoints may have, by `quant_method`."""
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_INSTEAD = {
+    "bitsandbytes": "; --quantization int4 or int8 does as much with the checkpoint that this one was made of",
+}
 _STRATEGIES = ("tensor", "channel", "group", "block")
 
 
@@ -24,7 +27,8 @@ _STRATEGIES = ("tensor", "channel", "group", "block")
 class PublishedQuantization:
     """`method`: of `METHODS`. `group_size`: inputs that have a scale together, 0 for all of an output. `block`: outputs
     and inputs of a block that has one scale, () for none. `is_zero_stored_less_one`: of GPTQ's first format.
-    `has_activations`: the method rounds activations too, which Baton does not."""
+    `has_activations`: the method rounds activations too, which Baton does not. `has_kv_scales`: the files may have
+    scales for KV in 8 bits, which Baton does not need: each token and head has its own."""
 
     method: str
     bits: int = 8
@@ -32,6 +36,7 @@ class PublishedQuantization:
     block: tuple[int, ...] = ()
     is_zero_stored_less_one: bool = False
     has_activations: bool = False
+    has_kv_scales: bool = False
 
 
 class _Content:
@@ -74,6 +79,15 @@ class _Content:
         return list(self._content)
 
 
+def refusal_of(method: object) -> ModelLoadError:
+    """Of a method that is none of `METHODS`."""
+    instead = _INSTEAD.get(method, "") if isinstance(method, str) else ""
+    return ModelLoadError(
+        f"config.json: quantization_config (quant_method {method!r:.50}) is not supported; supported: "
+        f"{', '.join(METHODS)}{instead}"
+    )
+
+
 def read_quantization(fields: Fields, family_method: str) -> PublishedQuantization | None:
     """None for a plain checkpoint, and for the method that is a family's own. Raises `ModelLoadError`."""
     found = fields.raw("quantization_config")
@@ -103,11 +117,16 @@ def _awq(content: _Content) -> PublishedQuantization:
 def _fp8(content: _Content) -> PublishedQuantization:
     content.one_of("activation_scheme", ("dynamic", "static"), "dynamic")
     content.one_of("fmt", ("e4m3",), "e4m3")
-    return PublishedQuantization(FP8, block=_block(content, "weight_block_size"), has_activations=True)
+    return PublishedQuantization(
+        FP8,
+        block=_block(content, "weight_block_size"),
+        has_activations=True,
+        has_kv_scales=content.has("kv_cache_scheme"),
+    )
 
 
 def _compressed(content: _Content) -> PublishedQuantization:
-    for name in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+    for name in ("sparsity_config", "transform_config"):
         content.one_of(name, (None, {}))
     content.one_of("quantization_status", ("compressed", None))
     content.one_of("format", _FORMATS)
@@ -126,6 +145,7 @@ def _compressed(content: _Content) -> PublishedQuantization:
         weights.group_size() if strategy == "group" else 0,
         _block(weights, "block_structure") if strategy == "block" else (),
         has_activations=group.has("input_activations"),
+        has_kv_scales=content.has("kv_cache_scheme"),
     )
 
 

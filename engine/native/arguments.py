@@ -84,6 +84,21 @@ class BatonQuantizedLinear(Structure):
     ]
 
 
+class BatonQuantize(Structure):
+    """See kernels.h."""
+
+    _fields_ = [
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
+        ("weight", c_void_p),
+        ("num_groups", c_int64),
+        ("group_size", c_int64),
+        ("dtype", c_int32),
+        ("codes_kind", c_int32),
+    ]
+
+
 class BatonPagedKv(Structure):
     """See kernels.h."""
 
@@ -95,6 +110,7 @@ class BatonPagedKv(Structure):
         ("block_size", c_int32),
         ("head_dim", c_int32),
         ("dtype", c_int32),
+        ("has_codes", c_int32),
     ]
 
 

@@ -74,6 +74,7 @@ class Kernels:
         self.sample = self._call("sample", arguments.BatonSample)
         self.quantized_pack = self._call("quantized_pack", BatonQuantizedPack)
         self.quantized_linear = self._call("quantized_linear", arguments.BatonQuantizedLinear)
+        self.quantize = self._call("quantize", arguments.BatonQuantize)
 
     def packed_bytes(self, dtype: torch.dtype, num_out: int, num_in: int) -> int:
         """The bytes of a packed weight [num_out, num_in]; 0 where there is no product for `dtype`."""

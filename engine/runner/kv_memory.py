@@ -108,7 +108,8 @@ def device_kv_memory(layout: KvLayout, num_blocks: int, device: torch.device) ->
 
 def _paged(memory: torch.Tensor, layout: KvLayout) -> PagedKv:
     elements_per_block = layout.block_bytes // DTYPE_BYTES[layout.dtype]
-    return PagedKv(layout, memory.view(TORCH_DTYPES[layout.dtype]).view(-1, elements_per_block))
+    elements = memory if layout.has_scales else memory.view(TORCH_DTYPES[layout.dtype])
+    return PagedKv(layout, elements.view(-1, elements_per_block))
 
 
 def allocate_shared(num_bytes: int) -> SharedRegion:

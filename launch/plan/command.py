@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.models.checkpoint import choose_dtype
+from engine.models.checkpoint import choose_dtype, choose_kv_dtype
 from engine.models.config import ModelConfig, load_config, parse_config
 from engine.models.config_fields import read_json_object
 from engine.models.identity import find_checkpoint
@@ -24,7 +24,6 @@ from launch.plan.node_plan import NodePlanner, PlannedNode, Ranks
 from program.command_line import CommandParser
 from program.settings import add_flags, check_file_keys, resolve, setting
 from wire.errors import BatonError, InvalidSetting
-from wire.layout import DTYPE_BYTES
 
 _DESCRIPTION = (
     "Compute from a model's config.json what fits: weights and KV of a rank, the longest context, requests together, "
@@ -58,7 +57,9 @@ class PlanSettings:
     decode_dp: int = setting(0, "those of a group of decode nodes; 0: as --dp")
     context: tuple[int, ...] = setting((), "tokens of a request to show figures for; none: steps up to the largest")
     dtype: str = setting(_AUTO, "type of weights and products", choices=(_AUTO, "bfloat16", "float16", "float32"))
-    kv_dtype: str = setting(_AUTO, "type of stored KV; auto: that of the weights", choices=(_AUTO, *DTYPE_BYTES))
+    kv_cache_dtype: str = setting(
+        _AUTO, "type of stored KV; auto: that of the weights", choices=(_AUTO, "fp8", "fp8_e4m3")
+    )
     block_size: int = setting(16, "tokens per KV block")
     max_model_len: int = setting(0, "longest prompt plus output in tokens; 0: the model's own limit")
     max_num_seqs: int = setting(64, "requests computed together in a step")
@@ -125,7 +126,7 @@ def make_plan(settings: PlanSettings) -> Plan:
         find_device(settings.gpu),
         _engine_settings(settings),
         dtype,
-        dtype if settings.kv_dtype == _AUTO else settings.kv_dtype,
+        choose_kv_dtype(settings.kv_cache_dtype, dtype),
         num_sharing=num_prefill * prefill_ranks.count + num_decode * decode_ranks.count,
         utilization=settings.flop_utilization,
     )

@@ -61,6 +61,7 @@ def test_another_model_is_refused_naming_both() -> None:
     ("other", "fact"),
     [
         (replace(LAYOUT, block_size=16), "block_size is 4 here and 16 at D"),
+        (replace(LAYOUT, dtype="fp8_e4m3"), "dtype is float32 here and fp8_e4m3 at D"),
         (KvLayout.of_layers("float32", 4, [LayerKv(3, 4)]), "num_kv_heads of layer 0 is 1 here and 3 at D"),
     ],
 )

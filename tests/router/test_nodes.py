@@ -244,10 +244,14 @@ def test_known_hashes_are_bounded(registry: NodeRegistry, monkeypatch: pytest.Mo
         assert len(_cached(registry, hello)) <= 2
 
 
-def test_nodes_of_one_model_agree_on_its_quantization() -> None:
+def test_nodes_of_one_model_agree_on_its_quantization_and_the_dtype_of_its_kv() -> None:
     registry = NodeRegistry({"m": "abcd"})
     _join(registry, fingerprint="abcd+int8")
     with pytest.raises(Refused, match="quantization differs: int8 here, none at plain"):
         registry.register(make_hello(PREFILL, node_id="plain", fingerprint="abcd"), 0.0)
     with pytest.raises(Refused, match="quantization differs: int8 here, int4 at other"):
         registry.register(make_hello(PREFILL, node_id="other", fingerprint="abcd+int4"), 0.0)
+    with pytest.raises(
+        Refused, match=r"KV cache differs: the model's dtype here, fp8_e4m3 at codes .*--kv-cache-dtype"
+    ):
+        registry.register(make_hello(PREFILL, node_id="codes", fingerprint="abcd+int8+kv-fp8_e4m3"), 0.0)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from wire.errors import InvalidSetting, Refused
-from wire.layout import STATE, KvGroup, KvLayout, LayerKv
+from wire.layout import FP8_E4M3, LATENT, STATE, KvGroup, KvLayout, LayerKv
 
 FULL, SLIDING = LayerKv(num_kv_heads=8, head_dim=128), LayerKv(num_kv_heads=4, head_dim=64, window=512)
 LAYOUT = KvLayout.of_layers("bfloat16", 16, [FULL] * 24)
@@ -41,6 +41,12 @@ def test_a_state_takes_a_block_what_it_takes_whatever_the_blocks_size() -> None:
     assert not MIXED.has_states
 
 
+@pytest.mark.parametrize("kind", [LATENT, STATE])
+def test_codes_are_for_keys_and_values(kind: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"KV in fp8_e4m3 is for keys and values: this model stores a {kind}"):
+        KvLayout.of_layers(FP8_E4M3, 16, [FULL, LayerKv(1, 576, kind=kind)])
+
+
 def test_equal_layouts_fit() -> None:
     LAYOUT.require_same(replace(LAYOUT), "node d")
     MIXED.require_same(replace(MIXED, groups=MIXED.groups[::-1]), "node d")
@@ -50,6 +56,7 @@ def test_equal_layouts_fit() -> None:
     ("other", "fact"),
     [
         (replace(MIXED, dtype="float32"), "dtype is bfloat16 here and float32"),
+        (replace(MIXED, dtype=FP8_E4M3), "dtype is bfloat16 here and fp8_e4m3"),
         (replace(MIXED, block_size=32), "block_size is 16 here and 32"),
         (KvLayout.of_layers("bfloat16", 16, [SLIDING, FULL]), "num_layers is 3 here and 2"),
         (KvLayout.of_layers("bfloat16", 16, [SLIDING, SLIDING, FULL]), "num_kv_heads of layer 1 is 8 here and 4"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.models.linear_weights import QuantizedWeight
-from engine.native.arguments import DTYPES, BatonQuantizedLinear, BatonQuantizedPack
+from engine.native.arguments import DTYPES, BatonQuantize, BatonQuantizedLinear, BatonQuantizedPack
 from engine.native.library import Kernels, WeightMemory
 
 _CODES = {torch.int8: 0, torch.uint8: 1, torch.float8_e4m3fn: 2}
@@ -50,6 +50,26 @@ def pack_quantized(
         has_offsets=int(offsets is not None),
     )
     return packed, product
+
+
+def quantize(kernels: Kernels, matrix: Tensor, group_size: int, codes_dtype: torch.dtype) -> QuantizedWeight:
+    """What `engine.models.quantization.while_loading` makes of a plain matrix [out, in], in a hundredth of the time."""
+    num_out, num_in = matrix.shape
+    has_offsets, matrix = codes_dtype == torch.uint8, matrix.contiguous()
+    codes = torch.empty((num_out, num_in // 2 if has_offsets else num_in), dtype=codes_dtype)
+    scales, offsets = torch.empty((2, num_out, num_in // group_size), dtype=torch.float32)
+    given = BatonQuantize(
+        codes=codes.data_ptr(),
+        scales=scales.data_ptr(),
+        offsets=offsets.data_ptr(),
+        weight=matrix.data_ptr(),
+        num_groups=scales.numel(),
+        group_size=group_size,
+        dtype=DTYPES[matrix.dtype],
+        codes_kind=_CODES[codes_dtype],
+    )
+    kernels.quantize(given)
+    return QuantizedWeight(codes, scales, offsets if has_offsets else None, group_size, matrix.dtype)
 
 
 def _fits_half(values: Tensor) -> bool:

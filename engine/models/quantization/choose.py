@@ -15,20 +15,24 @@ from engine.models.quantization.published import Published
 from engine.models.quantization.while_loading import AUTO, quantization_while_loading
 from engine.models.quantization_settings import GGUF
 from engine.models.weight_files import read_header, weight_files
+from engine.native.library import Kernels
 from wire.errors import InvalidSetting, ModelLoadError
 
 _log = logging.getLogger(__name__)
 
 
-def choose_quantization(setting: str, config: ModelConfig, folder: Path) -> Quantization:
-    """Raises `InvalidSetting` for a setting that does not fit the checkpoint, and `ModelLoadError`."""
+def choose_quantization(
+    setting: str, config: ModelConfig, folder: Path, kernels: Kernels | None = None
+) -> Quantization:
+    """`kernels`: of a CPU, where the model's weights lie there. Raises `InvalidSetting` for a setting that does not fit
+    the checkpoint, and `ModelLoadError`."""
     method = _published_method(config)
     if method and setting != AUTO:
         raise InvalidSetting(
             f"--quantization {setting}: the checkpoint is quantized already ({method}); leave the flag out"
         )
     if config.quantization is None:
-        return quantization_while_loading(setting)
+        return quantization_while_loading(setting, kernels)
     _require_supported(config)
     entries = {name: entry for file in weight_files(folder) for name, entry in read_header(file).items()}
     if config.quantization.method == GGUF:
@@ -37,6 +41,11 @@ def choose_quantization(setting: str, config: ModelConfig, folder: Path) -> Quan
         _log.info(
             "the checkpoint is made for activations of 8 bits (%s): here they keep the model's dtype",
             config.quantization.method,
+        )
+    if config.quantization.has_kv_scales:
+        _log.info(
+            "the checkpoint has scales for KV in 8 bits, which are not needed: KV has the dtype of the model, or with "
+            "--kv-cache-dtype fp8 a scale for each token and head"
         )
     return Published(config.quantization, entries)
 

@@ -90,7 +90,9 @@ class _PieceTensors:
 
     def read(self, ending: str, shape: Sequence[int], taken: Sequence[range]) -> Parameter:
         """The share `taken` of a tensor, which must have this shape."""
-        dtype = _DTYPES.get(self.entry(ending).dtype, torch.float32)
+        found = self.entry(ending).dtype
+        # of another dtype than this they are refused, as any tensor is
+        dtype = torch.float32 if "scale" in ending else _DTYPES.get(found, torch.int32)
         tensor = torch.empty(tuple(map(len, taken)), dtype=dtype, device=self.piece.device)
         region = tuple(range(len(indices)) for indices in taken)
         source = Source(f"{self.piece.tensor}.{ending}", tuple(shape), tuple(taken), region)

@@ -3,7 +3,8 @@
 Owns the rounding, which looks at nothing but the weights. int8: groups of 64 inputs, to the nearest code with the scale
 of the group's number furthest from zero. int4: groups of 32 with a scale and an offset; of four ranges of codes that
 whose best scale and offset leave the smallest squared error. All products are quantized, the head's too, since it is
-the largest of a decode step; embeddings, norms, biases and routing stay.
+the largest of a decode step; embeddings, norms, biases and routing stay. The CPU kernels do the same, operation by
+operation (`engine/native/src/quantize.inl`).
 
 Invariant: what a number becomes depends on its group alone. A rank that has whole groups has the numbers that one node
 has, so nodes with different numbers of ranks compute the same.
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor
 
 from engine.models.linear_weights import LoadedWeight, PlainWeight, QuantizedWeight
+from engine.models.ops.native_quantized import quantize
 from engine.models.quantization.base import Piece, Unquantized, Unread
+from engine.native.library import Kernels
 from wire.errors import InvalidSetting
 
 AUTO, INT8, INT4 = "auto", "int8", "int4"
@@ -37,6 +40,10 @@ class Int8:
     name = INT8
     is_published = False
 
+    def __init__(self, kernels: Kernels | None = None) -> None:
+        """`kernels`: those of a CPU, which give the same numbers; None: torch computes."""
+        self._kernels = kernels
+
     def unread(self, piece: Piece) -> Unread | None:
         """See `Quantization`."""
         return None
@@ -46,6 +53,8 @@ class Int8:
         if not isinstance(weight, PlainWeight):
             return weight
         matrix, group_size = weight.matrix, _int8_group(weight.matrix.shape[1])
+        if self._kernels is not None:
+            return quantize(self._kernels, matrix, group_size, torch.int8)
         codes = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
         shape = (len(matrix), matrix.shape[1] // group_size)
         scales = torch.empty(shape, dtype=torch.float32, device=matrix.device)
@@ -68,6 +77,8 @@ class Int4(Int8):
         if not isinstance(weight, PlainWeight) or weight.matrix.shape[1] % _INT4_GROUP:
             return super().quantized(weight)
         matrix = weight.matrix
+        if self._kernels is not None:
+            return quantize(self._kernels, matrix, _INT4_GROUP, torch.uint8)
         num_out, num_in = matrix.shape
         codes = torch.empty((num_out, num_in // 2), dtype=torch.uint8, device=matrix.device)
         scales = torch.empty((num_out, num_in // _INT4_GROUP), dtype=torch.float32, device=matrix.device)
@@ -83,11 +94,12 @@ class Int4(Int8):
         return num_out * (num_in // 2 + num_in // _INT4_GROUP * 4)
 
 
-def quantization_while_loading(setting: str) -> Unquantized | Int8:
+def quantization_while_loading(setting: str, kernels: Kernels | None = None) -> Unquantized | Int8:
     """What `--quantization` asks for. Raises `InvalidSetting` for a name that is not known."""
     if setting not in WHILE_LOADING:
         raise InvalidSetting(f"quantization {setting!r:.50} is not known; allowed: {', '.join(WHILE_LOADING)}")
-    return WHILE_LOADING[setting]()
+    method = WHILE_LOADING[setting]
+    return method(kernels) if issubclass(method, Int8) else method()
 
 
 WHILE_LOADING: dict[str, type[Unquantized | Int8]] = {AUTO: Unquantized, INT8: Int8, INT4: Int4}

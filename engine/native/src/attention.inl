@@ -7,6 +7,7 @@
 
 #include "attention_product.inl"
 #include "attention_pack.inl"
+#include "attention_codes.inl"
 #include "attention_softmax.inl"
 #include "attention_tile.inl"
 #include "attention_many.inl"
@@ -14,7 +15,7 @@
 
 constexpr int64_t kTokensPerStoreTile = 16;
 
-// Keys and values are moved, whatever they are.
+// Plain keys and values are moved, whatever they are.
 template <class Bits>
 void store_tokens(const BatonStore& a, int64_t first, int64_t end) {
     const int64_t size = a.kv.head_dim, block_size = a.kv.block_size;
@@ -31,13 +32,33 @@ void store_tokens(const BatonStore& a, int64_t first, int64_t end) {
     }
 }
 
-void store_kv(Pool& threads, const BatonStore& a) {
+template <class T>
+void store_codes(const BatonStore& a, int64_t first, int64_t end) {
+    const int64_t size = a.kv.head_dim;
+    for (int64_t token = first; token < end; ++token) {
+        const int64_t block = a.slots[token] / a.kv.block_size * a.kv.block_stride;
+        const int64_t place = a.slots[token] % a.kv.block_size;
+        for (int64_t head = 0; head < a.kv.num_kv_heads; ++head) {
+            const int64_t to = block + head * head_stride(a.kv);
+            encode_token(a.kv, static_cast<uint8_t*>(a.kv.keys) + to, place,
+                         static_cast<const T*>(a.k) + token * a.k_stride + head * size);
+            encode_token(a.kv, static_cast<uint8_t*>(a.kv.values) + to, place,
+                         static_cast<const T*>(a.v) + token * a.v_stride + head * size);
+        }
+    }
+}
+
+template <class T>
+void store_kv_of(Pool& threads, const BatonStore& a) {
+    const auto store_plain = sizeof(T) == 4 ? store_tokens<uint32_t> : store_tokens<uint16_t>;
+    const auto store_some = a.kv.has_codes ? store_codes<T> : store_plain;
     threads.each((a.num_tokens + kTokensPerStoreTile - 1) / kTokensPerStoreTile, [&](int64_t tile, int) {
         const int64_t first = tile * kTokensPerStoreTile, end = first + kTokensPerStoreTile;
-        (a.kv.dtype == BATON_FLOAT32 ? store_tokens<uint32_t> : store_tokens<uint16_t>)(
-            a, first, end < a.num_tokens ? end : a.num_tokens);
+        store_some(a, first, end < a.num_tokens ? end : a.num_tokens);
     });
 }
+
+void store_kv(Pool& threads, const BatonStore& arguments) { BATON_BY_DTYPE(arguments.kv.dtype, store_kv_of); }
 
 // A tile that is more than one of so many parts of a thread's share is divided into spans, within these limits.
 constexpr int64_t kPartsPerThread = 8;
@@ -165,8 +186,12 @@ void compute_span(const Tile& tile, const TileMemory& memory, const Partial& par
     __builtin_memset(partial.sums, 0, num_rows * partial.stride * 4);
     __builtin_memset(memory.lanes, 0, num_rows * kLanes * 4);
     for (int64_t row = 0; row < num_rows; ++row) partial.highest[row] = kNothing;
-    (suits_few(tile.attention.kv, tile.num_rows) ? compute_few<T> : compute_many<T>)(tile, memory, partial,
-                                                                                    {begin, end}, goes_on ? last : end);
+    using Decoded = typename DecodedAs<T>::Row;
+    const bool has_codes = tile.attention.kv.has_codes;
+    const auto few = has_codes ? compute_few<Decoded> : compute_few<T>;
+    const auto many = has_codes ? compute_many<Decoded> : compute_many<T>;
+    (suits_few(tile.attention.kv, tile.num_rows) ? few : many)(tile, memory, partial, {begin, end},
+                                                               goes_on ? last : end);
     for (int64_t row = 0; row < num_rows; ++row)
         partial.totals[row] = sum_of_lanes(load(memory.lanes + row * kLanes));
 }

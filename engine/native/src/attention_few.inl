@@ -16,9 +16,10 @@ BATON_INLINE bool suits_few(const BatonPagedKv& kv, int64_t num_rows) {
     return num_rows > 0 && num_rows <= kFewRows && kv.head_dim % (2 * kLanes) == 0 && kv.block_size % kLanes == 0;
 }
 
-// Where kKeysAtOnce tokens lie, from the keys or the values of KV head 0 on. Those from `begin` to `end` are seen.
+// Where kKeysAtOnce tokens lie: the offsets of their blocks, and their places in these. Those from `begin` to `end` are
+// seen.
 struct Pieces {
-    int64_t offsets[kPiecesAtOnce];
+    int64_t blocks[kPiecesAtOnce], places[kPiecesAtOnce];
     int64_t begin, end;
 
     int first() const { return static_cast<int>(begin / kLanes); }
@@ -31,16 +32,17 @@ void find_pieces(Pieces& pieces, const Tile& tile, int64_t first_key, int64_t be
     pieces.end = end - first_key < kKeysAtOnce ? end - first_key : kKeysAtOnce;
     for (int piece = pieces.first(); piece < pieces.behind(); ++piece) {
         const int64_t position = first_key + piece * kLanes;
-        pieces.offsets[piece] =
-            tile.table[position / kv.block_size] * kv.block_stride + position % kv.block_size * kv.head_dim;
+        pieces.blocks[piece] = tile.table[position / kv.block_size] * kv.block_stride;
+        pieces.places[piece] = position % kv.block_size;
     }
 }
 
-// A few pieces of the keys or of the values of all heads. `plane`: those of the tile's first head in block 0.
+// A few pieces of the keys or of the values of all heads. `plane`: those of the tile's first head in block 0, of type T or
+// codes.
 template <class T>
 struct Chunk {
     const Pieces* pieces;
-    const T* plane;
+    const void* plane;
     int first;
 
     int count() const { return pieces->behind() - first < kPiecesOfChunk ? pieces->behind() - first : kPiecesOfChunk; }
@@ -55,30 +57,68 @@ struct Stretch {
     int64_t first_key, begin, end, head_dim;
 };
 
+template <class T>
+BATON_INLINE Stretch<T> begin_stretch(const Chunk<T>& chunk, int64_t head_dim) {
+    const Pieces& all = *chunk.pieces;
+    const int64_t first_key = chunk.first * kLanes, behind = first_key + chunk.count() * kLanes;
+    return {{}, {}, first_key, all.begin > first_key ? all.begin : first_key, all.end < behind ? all.end : behind,
+            head_dim};
+}
+
+// Where a head of a chunk's block begins, of elements of type Stored.
+template <class Stored, class T>
+BATON_INLINE const Stored* head_of(const Tile& tile, const Chunk<T>& chunk, int64_t piece, int64_t head) {
+    return static_cast<const Stored*>(chunk.plane) + chunk.pieces->blocks[chunk.first + piece] +
+           head * head_stride(tile.attention.kv);
+}
+
+// Which token of the piece that begins at `key` stands for the one at `place`: itself, or one that is seen.
+BATON_INLINE int64_t seen_place(const Pieces& all, int64_t key, int64_t place) {
+    return key + place < all.begin ? all.begin - key : key + place < all.end ? place : all.end - 1 - key;
+}
+
+// `find_stretch` of codes: all pieces are decoded to `copies`, and the codes of the next chunk are asked for here.
+template <class T>
+Stretch<T> decode_stretch(const Tile& tile, const Chunk<T>& chunk, const Chunk<T>& next, int64_t head, T* copies) {
+    const BatonPagedKv& kv = tile.attention.kv;
+    Stretch<T> stretch = begin_stretch(chunk, kv.head_dim);
+    for (int i = 0; i < chunk.count(); ++i) {
+        const int64_t number = head * chunk.count() + i, piece = number / tile.num_heads;
+        if (piece < next.count()) {
+            const uint8_t* asked = head_of<uint8_t>(tile, next, piece, number % tile.num_heads) +
+                                   next.pieces->places[next.first + piece] * kv.head_dim;
+            for (int64_t line = 0; line < kLanes * kv.head_dim; line += 64) ask_for_line(asked + line);
+        }
+        const uint8_t* from = head_of<uint8_t>(tile, chunk, i, head);
+        stretch.pieces[i] = stretch.asked[i] = copies;
+        const int64_t key = stretch.first_key + i * kLanes, first_place = chunk.pieces->places[chunk.first + i];
+        for (int64_t place = 0; place < kLanes; ++place, copies += kv.head_dim)
+            decode_token(copies, kv, from, first_place + seen_place(*chunk.pieces, key, place));
+    }
+    return stretch;
+}
+
 // A piece that is seen in part only is copied to `copies`, with a token that is seen in the place of each that is not.
 template <class T>
 Stretch<T> find_stretch(const Tile& tile, const Chunk<T>& chunk, const Chunk<T>& next, int64_t head, T* copies) {
-    const int64_t size = tile.attention.kv.head_dim, head_size = tile.attention.kv.block_size * size;
+    if (tile.attention.kv.has_codes) return decode_stretch(tile, chunk, next, head, copies);
+    const int64_t size = tile.attention.kv.head_dim;
     const Pieces& all = *chunk.pieces;
-    const int64_t first_key = chunk.first * kLanes, behind = first_key + chunk.count() * kLanes;
-    Stretch<T> stretch = {{}, {}, first_key, all.begin > first_key ? all.begin : first_key,
-                          all.end < behind ? all.end : behind, size};
+    Stretch<T> stretch = begin_stretch(chunk, size);
     for (int i = 0; i < chunk.count(); ++i) {
-        const T* from = chunk.plane + all.offsets[chunk.first + i] + head * head_size;
+        const T* from = head_of<T>(tile, chunk, i, head) + all.places[chunk.first + i] * size;
         // for each block, one head after the other
         const int64_t number = head * chunk.count() + i, piece = number / tile.num_heads;
         stretch.asked[i] = from;
         if (piece < next.count())
-            stretch.asked[i] =
-                next.plane + next.pieces->offsets[next.first + piece] + number % tile.num_heads * head_size;
+            stretch.asked[i] = head_of<T>(tile, next, piece, number % tile.num_heads) +
+                               next.pieces->places[next.first + piece] * size;
         stretch.pieces[i] = from;
-        const int64_t key = first_key + i * kLanes;
+        const int64_t key = stretch.first_key + i * kLanes;
         if (key >= all.begin && key + kLanes <= all.end) continue;
         stretch.pieces[i] = copies;
-        for (int64_t place = 0; place < kLanes; ++place, copies += size) {
-            const int64_t seen = key + place < all.begin ? all.begin - key : key + place < all.end ? place : all.end - 1 - key;
-            __builtin_memcpy(copies, from + seen * size, size * sizeof(T));
-        }
+        for (int64_t place = 0; place < kLanes; ++place, copies += size)
+            __builtin_memcpy(copies, from + seen_place(all, key, place) * size, size * sizeof(T));
     }
     return stretch;
 }
@@ -233,10 +273,10 @@ void add_pieces(const Tile& tile, const TileMemory& memory, const Partial& parti
                 const Pieces& next, int64_t first_key) {
     using Units = typename UnitsFor<T>::Units;
     const BatonPagedKv& kv = tile.attention.kv;
-    const int64_t offset = tile.first_head * kv.block_size * kv.head_dim;
-    const T *keys = static_cast<const T*>(kv.keys) + offset, *values = static_cast<const T*>(kv.values) + offset;
+    const int64_t offset = tile.first_head * head_stride(kv) * static_cast<int64_t>(kv.has_codes ? 1 : sizeof(T));
+    const char *keys = static_cast<const char*>(kv.keys) + offset, *values = static_cast<const char*>(kv.values) + offset;
     T* copies = reinterpret_cast<T*>(memory.packed);
-    const auto each_head = [&](const T* plane, const Chunk<T>& behind, const auto& compute) {
+    const auto each_head = [&](const char* plane, const Chunk<T>& behind, const auto& compute) {
         for (int first = pieces.first(); first < pieces.behind(); first += kPiecesOfChunk) {
             const bool is_last = first + kPiecesOfChunk >= pieces.behind();
             const Chunk<T> chunk = {&pieces, plane, first}, following = {&pieces, plane, first + kPiecesOfChunk};

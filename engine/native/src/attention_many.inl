@@ -36,11 +36,40 @@ void add_values(const Tile& tile, const TileMemory& memory, const Partial& parti
     }
 }
 
+// The same rows for keys and for values: what has been decoded of either.
+template <class T>
+void find_decoded(TokenRows<T>& rows, const T* decoded, int64_t head_dim, int64_t begin, int64_t end) {
+    for (int64_t i = 0; i < kKeysAtOnce; ++i)
+        rows.keys[i] = rows.values[i] = decoded + (i < begin ? begin : i < end ? i : end - 1) * head_dim;
+    rows.begin = begin;
+    rows.end = end;
+}
+
+// `compute_many` of codes.
+template <class T>
+void compute_many_codes(const Tile& tile, const TileMemory& memory, const Partial& partial, const KeyRange& range) {
+    using Units = typename UnitsFor<T>::Units;
+    const BatonPagedKv& kv = tile.attention.kv;
+    T* decoded = static_cast<T*>(memory.decoded);
+    TokenRows<T> rows;
+    for (int64_t key = range.begin / kKeysAtOnce * kKeysAtOnce; key < range.end; key += kKeysAtOnce) {
+        const int64_t begin = range.begin > key ? range.begin - key : 0;
+        const int64_t end = range.end - key < kKeysAtOnce ? range.end - key : kKeysAtOnce;
+        find_decoded(rows, decoded, kv.head_dim, begin, end);
+        decode_tokens(decoded, kv, kv.keys, tile.table, tile.first_head, key, begin, end);
+        compute_scores<Units>(tile, memory, rows, key);
+        compute_weights<Units>(tile, memory, partial, key);
+        decode_tokens(decoded, kv, kv.values, tile.table, tile.first_head, key, begin, end);
+        add_values<Units>(tile, memory, partial, rows, rows, key);
+    }
+}
+
 // The keys of `range` are added to `partial`; those up to `last` are asked for, maybe for the next span.
 template <class T>
 void compute_many(const Tile& tile, const TileMemory& memory, const Partial& partial, const KeyRange& range,
                   int64_t last) {
     using Units = typename UnitsFor<T>::Units;
+    if (tile.attention.kv.has_codes) return compute_many_codes<T>(tile, memory, partial, range);
     TokenRows<T> rows[2];
     const auto find = [&](TokenRows<T>& found, int64_t key, int64_t end) {
         find_rows(found, tile.attention.kv, tile.table, tile.first_head, key, range.begin > key ? range.begin - key : 0,

@@ -11,6 +11,7 @@ constexpr int64_t kTileRows = 96;
 struct TileMemory {
     uint32_t* queries;  // [rows][units]
     uint32_t* packed;   // a panel of keys or of values
+    void* decoded;      // rows of kKeysAtOnce keys or values, where they are codes
     float* scores;  // [rows][kKeysAtOnce], then weights
     float* lanes;   // [rows][kLanes], sums of weights
     float* factors;  // [rows], computed kLanes at once
@@ -32,6 +33,7 @@ int64_t tile_memory(TileMemory* memory, char* start, int64_t head_dim) {
     };
     memory->queries = reinterpret_cast<uint32_t*>(take(kTileRows * head_dim));
     memory->packed = reinterpret_cast<uint32_t*>(take(kPanel * (head_dim > kKeysAtOnce ? head_dim : kKeysAtOnce)));
+    memory->decoded = take(kKeysAtOnce * head_dim);
     memory->scores = take(kTileRows * kKeysAtOnce);
     memory->lanes = take(kTileRows * kLanes);
     memory->factors = take(kTileRows + kLanes);

@@ -137,6 +137,9 @@ void baton_quantized_pack(BatonPool* pool, const BatonQuantizedPack* arguments) 
 void baton_quantized_linear(BatonPool* pool, const BatonQuantizedLinear* arguments) {
     pool->table.quantized_linear(pool->threads, *arguments);
 }
+void baton_quantize(BatonPool* pool, const BatonQuantize* arguments) {
+    pool->table.quantize(pool->threads, *arguments);
+}
 void baton_store(BatonPool* pool, const BatonStore* arguments) { pool->table.store(pool->threads, *arguments); }
 int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim) {
     return pool->table.attention_scratch(pool->threads.num_threads(), max_sequences, head_dim);

@@ -23,6 +23,7 @@ struct KernelTable {
     int64_t (*quantized_bytes)(const BatonQuantizedPack&);
     void (*quantized_pack)(Pool&, const BatonQuantizedPack&);
     void (*quantized_linear)(Pool&, const BatonQuantizedLinear&);
+    void (*quantize)(Pool&, const BatonQuantize&);
 };
 
 #if defined(__x86_64__)

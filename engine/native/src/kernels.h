@@ -72,6 +72,18 @@ struct BatonQuantizedPack {
 int64_t baton_quantized_bytes(const BatonPool* pool, const BatonQuantizedPack* arguments);
 void baton_quantized_pack(BatonPool* pool, const BatonQuantizedPack* arguments);
 
+// Make codes, scales and offsets of `weight`, num_groups groups of group_size numbers one after another. INT4 (groups of
+// 32) or INT8, which has no offsets. See `quantize.inl`.
+struct BatonQuantize {
+    void* codes;
+    float* scales;
+    float* offsets;
+    const void* weight;
+    int64_t num_groups, group_size;
+    int32_t dtype, codes_kind;
+};
+void baton_quantize(BatonPool* pool, const BatonQuantize* arguments);
+
 // As BatonLinear; what is named like a field of BatonQuantizedPack is the same there.
 struct BatonQuantizedLinear {
     void* out;
@@ -86,13 +98,14 @@ void baton_quantized_linear(BatonPool* pool, const BatonQuantizedLinear* argumen
 // --- attention over a paged KV pool
 
 // Keys and values of a layer begin at `keys` and `values`. Block b of them begins b * block_stride further; within a
-// block they are [num_kv_heads][block_size][head_dim].
+// block they are [num_kv_heads][block_size][head_dim] of `dtype`, which is that of queries and results too. With
+// `has_codes` they are floats of 8 bits (E4M3), each head's followed by block_size scales: see `attention_codes.inl`.
 struct BatonPagedKv {
     void* keys;
     void* values;
     int64_t block_stride;
     int32_t num_kv_heads, block_size, head_dim;
-    int32_t dtype;
+    int32_t dtype, has_codes;
 };
 
 // Write k and v [num_tokens][num_kv_heads][head_dim] of a step to their slots (block * block_size + place).

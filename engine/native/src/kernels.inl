@@ -16,6 +16,9 @@ namespace products {
 namespace paged {
 #include "attention.inl"
 }
+namespace rounding {
+#include "quantize.inl"
+}
 
 }  // namespace
 }  // namespace BATON_LEVEL
@@ -36,6 +39,7 @@ namespace paged {
                                          BATON_LEVEL::sample, \
                                          BATON_LEVEL::products::quantized_bytes, \
                                          BATON_LEVEL::products::quantized_pack, \
-                                         BATON_LEVEL::products::quantized_linear}
+                                         BATON_LEVEL::products::quantized_linear, \
+                                         BATON_LEVEL::rounding::quantize}
 
 }  // namespace baton

@@ -17,7 +17,7 @@ from engine.attention.paged_kv import PagedKv
 from engine.attention.torch_backend import TorchAttention
 from tests.engine.attention import flashinfer_stand_in as stand_in
 from wire.errors import InvalidSetting
-from wire.layout import KvLayout, LayerKv
+from wire.layout import FP8_E4M3, KvLayout, LayerKv
 
 SHAPE = AttentionShape(
     num_heads=8,
@@ -166,6 +166,14 @@ def test_a_shape_it_lacks_falls_back_before_anything_is_imported(caplog: pytest.
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "heads of size 80" in caplog.text
     with pytest.raises(InvalidSetting, match="heads of size 80"):
+        choose_attention("flashinfer", CUDA, shape, load=loaded, look=hopper)
+
+
+def test_scales_of_tokens_are_left_to_torch_on_a_gpu() -> None:
+    layout = dataclasses.replace(SHAPE.layout, dtype=FP8_E4M3)
+    shape = dataclasses.replace(SHAPE, layout=layout)
+    assert choose_attention("auto", CUDA, shape, load=loaded, look=hopper).name == "torch"
+    with pytest.raises(InvalidSetting, match="KV in fp8_e4m3 has a scale for each token and head"):
         choose_attention("flashinfer", CUDA, shape, load=loaded, look=hopper)
 
 

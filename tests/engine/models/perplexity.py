@@ -20,6 +20,9 @@ from pydoc_data.topics import topics
 import torch
 from torch import Tensor
 
+from device.host import HostDevice, HostStaging
+from engine.attention.base import Attention, SequenceShare
+from engine.attention.choose import AttentionShape, choose_attention
 from engine.models.checkpoint import resolve_checkpoint
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
@@ -29,11 +32,14 @@ from engine.models.ops.choose import choose_ops
 from engine.models.quantization.base import Quantization
 from engine.models.quantization.choose import choose_quantization
 from engine.models.quantization.while_loading import Int4
-from engine.native.library import AUTO, TORCH, open_kernels
+from engine.native.library import AUTO, TORCH, Kernels, open_kernels
+from engine.runner.kv_memory import allocate_private, host_kv_memory
 from engine.text.tokenizer import Tokenizer
 from tests.engine.models.dense_attention import DenseAttention
+from tests.engine.models.rounded_kv import RoundedAttention
+from wire.layout import FP8_E4M3, KvLayout
 
-NUM_SEQUENCES, LENGTH = 4, 512
+NUM_SEQUENCES, LENGTH, BLOCK_SIZE = 4, 512, 16
 HEADER = (
     "| weights | perplexity | of its dequantized reference | divergence from the checkpoint (nats a token) "
     "| same best token |\n|---|---|---|---|---|\n"
@@ -66,12 +72,14 @@ class Regrouped(Int4):
 
 @dataclass(frozen=True)
 class Kind:
-    """`method` None: as the checkpoint in `folder` has its weights."""
+    """`method` None: as the checkpoint in `folder` has its weights. `kv_dtype`: of a pool of KV, "" for attention that
+    needs none."""
 
     name: str
     folder: Path
     setting: str = AUTO
     method: Quantization | None = None
+    kv_dtype: str = ""
 
     def quantization(self) -> Quantization:
         return self.method or choose_quantization(self.setting, load_config(self.folder), self.folder)
@@ -84,19 +92,35 @@ def token_ids(folder: Path, num_sequences: int = NUM_SEQUENCES, length: int = LE
 
 @torch.inference_mode()
 def log_probabilities(
-    folder: Path, dtype: torch.dtype, quantization: Quantization, kernels: str, ids: Tensor
+    folder: Path, dtype: torch.dtype, quantization: Quantization, kernels: str, ids: Tensor, kv_dtype: str = ""
 ) -> Tensor:
-    """[sequences, length, V]."""
-    config = load_config(folder)
-    ops = choose_ops(torch.device("cpu"), open_kernels(kernels, torch.get_num_threads()))
+    """[sequences, length, V]. With `kv_dtype` attention is that of a node; the reference (without kernels) rounds keys
+    and values in the same way."""
+    config, opened = load_config(folder), open_kernels(kernels, torch.get_num_threads())
+    ops = choose_ops(torch.device("cpu"), opened)
     decoder = Decoder(config, dtype, "cpu", ops, quantization=quantization)
     load_weights(folder, decoder)
     length = ids.shape[1]
+    dense = RoundedAttention if kv_dtype else DenseAttention
+    attention: Attention = dense([length], config.windows)
+    if kv_dtype and kernels == AUTO:
+        attention = paged_attention(decoder, opened, length, kv_dtype)
     positions, found = torch.arange(length), []
     for sequence in ids:
-        hidden = decoder.forward(sequence, positions, DenseAttention([length], config.windows))
+        hidden = decoder.forward(sequence, positions, attention)
         found.append(decoder.logits(hidden).log_softmax(-1))
     return torch.stack(found)
+
+
+def paged_attention(decoder: Decoder, kernels: Kernels | None, length: int, kv_dtype: str) -> Attention:
+    """Over a pool that holds one sequence."""
+    blocks = range(-(-length // BLOCK_SIZE))
+    layout = KvLayout.of_layers(kv_dtype, BLOCK_SIZE, decoder.layer_kvs)
+    shape = AttentionShape(decoder.num_heads, decoder.dtype, layout, len(blocks), 0, decoder.layer_rules)
+    choice = choose_attention(AUTO, HostDevice(), shape, kernels)
+    attention = choice.build(host_kv_memory(layout, len(blocks), allocate_private).paged)
+    attention.plan([SequenceShare(0, length, blocks)], HostStaging())
+    return attention
 
 
 def perplexity(found: Tensor, ids: Tensor) -> float:
@@ -105,13 +129,13 @@ def perplexity(found: Tensor, ids: Tensor) -> float:
 
 def both(kind: Kind, dtype: torch.dtype, ids: Tensor) -> tuple[Tensor, Tensor]:
     """The log probabilities of a kind, and those of its dequantized reference."""
-    found = log_probabilities(kind.folder, dtype, kind.quantization(), AUTO, ids)
+    found = log_probabilities(kind.folder, dtype, kind.quantization(), AUTO, ids, kind.kv_dtype)
     reference = Dequantized(kind.quantization())
-    return found, log_probabilities(kind.folder, torch.float32, reference, TORCH, ids)
+    return found, log_probabilities(kind.folder, torch.float32, reference, TORCH, ids, kind.kv_dtype)
 
 
 def rows(folder: Path, gguf: Path | None) -> Iterator[str]:
-    kinds = [Kind("bfloat16", folder)]
+    kinds = [Kind("bfloat16", folder), Kind("bfloat16, `--kv-cache-dtype fp8`", folder, kv_dtype=FP8_E4M3)]
     kinds += [Kind(f"bfloat16, `--quantization {setting}`", folder, setting) for setting in ("int8", "int4")]
     kinds.append(Kind("the same `int4`, other groups", folder, method=Regrouped()))
     kinds += [Kind(f"bfloat16, `{gguf.name}`", resolve_checkpoint(str(gguf)))] if gguf else []

@@ -3,6 +3,7 @@
     python -m tests.engine.models.relay                            # all of them, about five minutes
     python -m tests.engine.models.relay --only gemma lfm2          # those whose names contain one of these
     python -m tests.engine.models.relay --page docs/models.md      # all, and the page's table is written
+    python -m tests.engine.models.relay --only qwen3 --kv-cache-dtype fp8    # compared with keys and values rounded so
     python -m tests.engine.models.relay --only lfm2 --prefill-ranks 2 --decode-ranks 1x2   # 2 stages of 1 rank
 
 For each a random model in float32, a router, a prefill node and two decode nodes, one of which gets KV over shm and one
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from transformers import PreTrainedModel
 from tests.checkpoints import write_tokenizer
 from tests.engine.models.families import COMMON, FAMILIES, SEEING, Family, make_model
 from tests.engine.models.modelling.architectures import ALSO_COMPUTED, COMPUTED, REFUSED
+from tests.engine.models.rounded_kv import rounding
 from tests.engine.models.test_families import built
 from tests.system.harness import Answer, Relay, start_relay
 from tests.system.parallel_grid import ranks_of
@@ -42,6 +45,7 @@ _NUM_TOKENS = 8
 _ROUTER = ("--prefill-policy", "round_robin", "--decode-policy", "round_robin", "--local-prefill-tokens", "0")
 _NODE = ("--block-size", "8", "--num-blocks", "64", "--max-num-batched-tokens", "16")
 _DECODE = (("--kv-transport", "shm"), ("--kv-transport", "zmq"))
+AUTO = "auto"
 _BATON, _TRANSFORMERS = "Baton", "transformers"
 
 
@@ -107,8 +111,9 @@ def ask(relay: Relay, model: PreTrainedModel, found: Found) -> None:
         found.wrong.append(f"{found.num_cached} tokens in the prefix caches of P and D")
 
 
-def run(family: Family, folder: Path, ranks: Sequence[str]) -> Found:
+def run(family: Family, folder: Path, ranks: Sequence[str], kv_cache_dtype: str) -> Found:
     """One relay from its start to its end. `ranks`: of prefill nodes and of decode nodes."""
+    prefill, decode = ((*_NODE, "--kv-cache-dtype", kv_cache_dtype, *ranks_of(each)) for each in ranks)
     common: Mapping[str, Any] = {**COMMON, "vocab_size": VOCAB_SIZE}
     model = make_model(folder / "model", family, common)
     write_tokenizer(folder / "model", VOCAB_SIZE, COMMON["max_position_embeddings"])
@@ -116,12 +121,13 @@ def run(family: Family, folder: Path, ranks: Sequence[str]) -> Found:
     relay = start_relay(
         folder / "model",
         folder / "relay",
-        prefill=[(*_NODE, *ranks_of(ranks[0]))],
-        decode=[(*_NODE, *ranks_of(ranks[1]), *flags) for flags in _DECODE],
+        prefill=[prefill],
+        decode=[(*decode, *flags) for flags in _DECODE],
         router=_ROUTER,
     )
     try:
-        ask(relay, model, found)
+        with nullcontext() if kv_cache_dtype == AUTO else rounding(model):
+            ask(relay, model, found)
         relay.stop()
     finally:
         relay.close()
@@ -175,11 +181,11 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def attempt(family: Family, ranks: Sequence[str]) -> Found:
+def attempt(family: Family, ranks: Sequence[str], kv_cache_dtype: str) -> Found:
     """`run` in a folder of its own; whatever goes wrong is noted."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            return run(family, Path(folder), ranks)
+            return run(family, Path(folder), ranks, kv_cache_dtype)
         except Exception as error:
             return Found("?", wrong=[f"{type(error).__name__}: {str(error)[-600:]}"])
 
@@ -189,18 +195,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engine.models.relay", description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="parts of names")
     parser.add_argument("--page", type=Path, help="the page whose table is written; only with all of them")
+    parser.add_argument("--kv-cache-dtype", choices=(AUTO, "fp8"), default=AUTO, help="of all nodes")
     for role in ("prefill", "decode"):
         parser.add_argument(f"--{role}-ranks", default="1", metavar="NxS", help="of its nodes, in so many stages")
     asked = parser.parse_args(arguments)
-    if asked.only and asked.page:
-        parser.error("--page: a table has all of them")
+    if asked.page and (asked.only or asked.kv_cache_dtype != AUTO):
+        parser.error("--page: a table has all of them, as they are")
     torch.set_num_threads(1)
     rows: dict[str, tuple[str, Found]] = {}
     for name, (family, whose) in families().items():
         if asked.only and not any(part in name for part in asked.only):
             continue
         begin_s = time.monotonic()
-        found = attempt(family, (asked.prefill_ranks, asked.decode_ranks))
+        found = attempt(family, (asked.prefill_ranks, asked.decode_ranks), asked.kv_cache_dtype)
         rows[name] = (whose, found)
         said = f"WRONG: {'; '.join(found.wrong)}" if found.wrong else f"equal, {found.difference:.0e}"
         say(f"{name} ({found.architecture}, {whose}): {said} ({time.monotonic() - begin_s:.0f} s)")

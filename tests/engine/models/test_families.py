@@ -20,8 +20,9 @@ from engine.scheduler.request import SampledToken
 from engine.settings import EngineSettings
 from tests.checkpoints import write_weights
 from tests.engine.models.families import FAMILIES, VOCAB_SIZE, make_model
+from tests.engine.models.rounded_kv import rounding
 from tests.request_keys import key_of
-from wire.errors import ModelLoadError
+from wire.errors import InvalidSetting, ModelLoadError
 from wire.sampling import DecodingParams
 
 NUM_PROMPT, NUM_SHARED, NUM_OUTPUT = 29, 21, 6
@@ -88,6 +89,27 @@ def test_tokens_equal_those_of_transformers(tmp_path: Path, family: str) -> None
     together = answers(engine, one, other)
     for answer in (first, second, *together):
         assert_same(model, answer)
+
+
+@pytest.mark.parametrize("cpu_kernels", ["auto", "torch"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gpt-oss"])
+def test_tokens_over_kv_in_8_bits_equal_those_of_transformers_over_the_rounded_kv(
+    tmp_path: Path, family: str, cpu_kernels: str
+) -> None:
+    model = make_model(tmp_path, family)
+    engine = built(tmp_path, kv_cache_dtype="fp8", cpu_kernels=cpu_kernels)
+    with rounding(model):
+        for answer in answers(engine, *prompts()):
+            assert_same(model, answer)
+    assert engine.fingerprint == f"{built(tmp_path).fingerprint}+kv-fp8_e4m3"
+
+
+@pytest.mark.parametrize(("family", "stored"), [("deepseek-v3", "latent"), ("lfm2", "state")])
+def test_kv_in_8_bits_is_refused_before_weights_are_read(tmp_path: Path, family: str, stored: str) -> None:
+    make_model(tmp_path, family)
+    (tmp_path / SINGLE_FILE).write_bytes(b"")
+    with pytest.raises(InvalidSetting, match=f"KV in fp8_e4m3 is for keys and values: this model stores a {stored}"):
+        built(tmp_path, kv_cache_dtype="fp8")
 
 
 def test_short_sequences_of_a_longrope_model_have_the_short_factors(tmp_path: Path) -> None:

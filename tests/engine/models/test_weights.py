@@ -73,6 +73,18 @@ def test_weights_are_converted_to_the_dtype_of_the_decoder(tmp_path: Path) -> No
     assert torch.equal(down, source.to(torch.bfloat16))
 
 
+def test_matrices_of_several_dtypes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, name = make_checkpoint(tmp_path, "llama"), "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(folder / SINGLE_FILE)
+    write_weights(folder, {**tensors, "model.norm.weight": tensors["model.norm.weight"].bfloat16()})
+    loaded(folder)
+    assert caplog.text == ""
+    write_weights(folder, {**tensors, name: tensors[name].half()})
+    loaded(folder)
+    assert "matrices of several dtypes, and all are converted to float32" in caplog.text
+    assert f"F16 ({name})" in caplog.text
+
+
 def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama", shard_bytes=60_000)
     total = sum(tensor.nbytes for path in folder.glob("*.safetensors") for tensor in load_file(path).values())

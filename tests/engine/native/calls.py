@@ -85,4 +85,5 @@ def _paged(planes: Tensor) -> BatonPagedKv:
         block_size,
         head_dim,
         DTYPES[planes.dtype],
+        False,
     )

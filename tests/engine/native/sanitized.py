@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "engine" / "native" / "src"
 FLAGS = ("-std=c++20", "-O1", "-g", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
+TESTS = ("tests/engine/native", "tests/engine/attention/test_kv_planes.py")
 TIMEOUT_S = 1800.0
 
 
@@ -41,7 +42,7 @@ def main() -> int:
             "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",
             "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         }
-        tests = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/engine/native"]
+        tests = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
         return subprocess.run(tests, cwd=ROOT, env=environment, timeout=TIMEOUT_S, check=False).returncode
 
 

@@ -143,10 +143,10 @@ def test_a_plan_for_uneven_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert 0 < left < 2 * 2**30
 
 
-def test_kv_in_another_type_than_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kv_in_codes_of_8_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = _written(tmp_path, QWEN3_06B)
-    plan = _planned(capsys, model, "--dtype", "bfloat16", "--kv-dtype", "float32")
-    assert plan["prefill"]["kv_bytes_per_token"] == 2 * 8 * 128 * 28 * 4
+    plan = _planned(capsys, model, "--dtype", "bfloat16", "--kv-cache-dtype", "fp8")
+    assert (plan["kv_dtype"], plan["prefill"]["kv_bytes_per_token"]) == ("fp8_e4m3", 2 * 8 * (128 + 1) * 28)
     assert plan["prefill"]["weights_bytes"] == _QWEN_WEIGHTS
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.models.config import load_config
@@ -26,6 +28,7 @@ from engine.models.weight_files import SINGLE_FILE
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.families import FAMILIES, make_model
 from tests.engine.models.quantization.answers import assert_same_answer, republished
+from tests.engine.models.test_families import built
 from wire.errors import InvalidSetting, ModelLoadError
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -237,7 +240,25 @@ def adds_up(folder: Path, quantization: Quantization) -> None:
     torch.testing.assert_close(whole[1], torch.cat((first[1], second[1]), dim=1), rtol=1e-4, atol=1e-4)
 
 
-def refused(folder: Path) -> None:
+@pytest.mark.parametrize("method", ["w8a8", "fp8-tensor"])
+def test_scales_of_a_whole_kv_cache_are_not_needed(
+    tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, _ = published(tmp_path, method, kv_cache_scheme={"num_bits": 8, "type": "float", "strategy": "tensor"})
+    file = folder / SINGLE_FILE
+    scales = {f"model.layers.{layer}.self_attn.{part}_scale": torch.tensor(0.5) for layer in (0, 1) for part in "kv"}
+    save_file({**load_file(file), **scales}, file)
+    with caplog.at_level(logging.INFO):
+        check(folder)
+    assert "scales for KV in 8 bits, which are not needed" in caplog.text
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]["kv_cache_scheme"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match="4 tensors that Qwen3ForCausalLM does not use"):
+        check(folder)
+
+
+def check(folder: Path) -> None:
     config = load_config(folder)
     quantization = choose_quantization("auto", config, folder)
     check_weights(folder, Decoder(config, torch.float32, "meta", TorchOps(), quantization=quantization))
@@ -252,7 +273,11 @@ def refused(folder: Path) -> None:
         ("gptq", {"dynamic": {"-:.*": {}}}, r"quantization_config.dynamic must be None or \{\}"),
         ("awq", {"version": "gemv"}, r"quantization_config.version must be 'gemm' or 'GEMM', got 'gemv'"),
         ("fp8-blocks", {"weight_block_size": [64, 64]}, r"weight_block_size must be \[128, 128\]"),
-        ("w4a16", {"kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme must be None or \{\}"),
+        (
+            "w8a8",
+            {"quant_method": "bitsandbytes"},
+            r"'bitsandbytes'\) is not supported; .*; --quantization int4 or int8",
+        ),
         ("w4a16", {"format": "nvfp4-pack-quantized"}, r"quantization_config.format must be 'pack-quantized' or"),
     ],
 )
@@ -261,7 +286,7 @@ def test_what_is_not_supported_is_said_by_name(
 ) -> None:
     folder, _ = published(tmp_path, method, **changes)
     with pytest.raises(ModelLoadError, match=reason):
-        refused(folder)
+        check(folder)
 
 
 @pytest.mark.parametrize(
@@ -277,8 +302,27 @@ def test_missing_scales_are_said_by_name(tmp_path: Path, method: str, lacking: s
     settings = {"quantization_config": METHODS[method][1]}
     lame = republished(tmp_path / "plain", tmp_path / "lame", without, settings)
     with pytest.raises(ModelLoadError, match=rf"lacks model.layers.0.self_attn.q_proj.{lacking}"):
-        refused(lame)
+        check(lame)
     assert folder != lame
+
+
+@pytest.mark.parametrize(
+    ("method", "ending", "change", "reason"),
+    [
+        ("fp8-tensor", "weight_scale", torch.zeros_like, "has nothing but zeros"),
+        ("fp8-tensor", "weight_scale", lambda scale: scale.to(torch.int32), "has dtype I32, which is not supported"),
+        ("gptq", "qweight", lambda codes: codes.to(torch.float32), "has dtype F32, which is not supported"),
+    ],
+)
+def test_wrong_scales_and_codes_are_said_by_name(
+    tmp_path: Path, method: str, ending: str, change: Callable[[Tensor], Tensor], reason: str
+) -> None:
+    folder, _ = published(tmp_path, method)
+    name = f"model.layers.0.self_attn.q_proj.{ending}"
+    tensors = load_file(folder / SINGLE_FILE)
+    save_file({**tensors, name: change(tensors[name])}, folder / SINGLE_FILE)
+    with pytest.raises(ModelLoadError, match=f"{name} {reason}"):
+        built(folder)
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from engine.models.loading import load_weights
 from engine.models.quantization.while_loading import Int4, Int8, quantization_while_loading
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.quantization.answers import assert_same_answer, dequantized
+from tests.engine.native.compiled import LEVELS, kernels
 from wire.errors import InvalidSetting
 
 METHODS = [Int8(), Int4()]
@@ -53,6 +54,25 @@ def test_each_number_gets_the_code_that_is_nearest(method: Int8) -> None:
     assert is_within.all()
     assert (off.abs() <= steps * 2 + 1e-7).all()
     assert method.held_bytes(70, 128) <= 70 * 128 * (1.05 if method.name == "int8" else 0.63)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("method", [Int8, Int4])
+@pytest.mark.parametrize("level", LEVELS)
+def test_kernels_give_the_numbers_that_torch_gives(level: str, method: type[Int8], dtype: torch.dtype) -> None:
+    # groups of 32, of 64, and of an odd number of inputs; more of them than a tile has, and a part of one
+    for shape in ((70, 128), (1, 32), (33, 2048), (9, 77)):
+        matrix = (noise(*shape) * torch.exp2(noise(shape[0], 1, seed=1) * 2)).to(dtype)
+        matrix[0, 1:], matrix[-1, 5] = matrix[0, 0], matrix[-1, 5] * 30
+        if len(matrix) > 8:
+            matrix[3], matrix[4], matrix[5, :32], matrix[6] = 0.0, 1e-7, 0.25, matrix[6].abs()
+        found, expected = quantized(method(kernels(level)), matrix), quantized(method(), matrix)
+        assert (found.group_size, found.codes.dtype) == (expected.group_size, expected.codes.dtype)
+        assert torch.equal(found.scales, expected.scales)
+        assert torch.equal(found.codes, expected.codes)
+        assert (found.offsets is None) == (expected.offsets is None)
+        if found.offsets is not None and expected.offsets is not None:
+            assert torch.equal(found.offsets, expected.offsets)
 
 
 def test_numbers_of_4_bits_are_found_again() -> None:
