@@ -17,7 +17,7 @@ import torch
 
 from engine.build import Engine, build_engine
 from engine.executor import ranks as rank_processes
-from engine.executor.messages import Channel, ChannelBroken, Compute, Here, Share, Stop
+from engine.executor.messages import Channel, Compute, Here, Share, Stop
 from engine.executor.mp import MpExecutor
 from engine.executor.ranks import RankFailed, Ranks
 from engine.models.config import load_config
@@ -27,6 +27,7 @@ from engine.models.ops.torch_ops import TorchOps
 from engine.models.shard import WHOLE, Shard
 from engine.runner.kv_memory import allocate_private, allocate_shared
 from engine.settings import EngineSettings
+from program.channel import ChannelBroken
 from tests.checkpoints import make_checkpoint
 from tests.engine.executor.thread_ranks import SharedCalls, ThreadCollectives
 from tests.request_keys import key_of
