@@ -13,9 +13,10 @@ from wire.codec import Bounds
 from wire.errors import InvalidSetting
 from wire.layout import KvLayout, LayerKv
 
-_MAX = 1024
-_Number = Annotated[int, Bounds(0, _MAX - 1)]
-_Size = Annotated[int, Bounds(1, _MAX)]
+MAX_RANKS = 64
+"""Of a node, in all its stages."""
+_Number = Annotated[int, Bounds(0, MAX_RANKS - 1)]
+_Size = Annotated[int, Bounds(1, MAX_RANKS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +39,12 @@ class KvDivision:
 
 @dataclass(frozen=True, slots=True)
 class KvShare:
-    """That of rank `rank` in stage `stage`. The default is the whole block."""
+    """That of rank `rank` in stage `stage`. The default is the whole block. One that a peer names may not exist: only
+    those of `KvDivision.shares` do."""
 
     rank: _Number = 0
     stage: _Number = 0
     division: KvDivision = KvDivision()
-
-    def __post_init__(self) -> None:
-        if self.rank >= self.division.num_ranks or self.stage >= self.division.num_stages:
-            raise InvalidSetting(f"there is no rank {self.rank} in a stage {self.stage} of {self.division}")
 
     @property
     def is_whole(self) -> bool:

@@ -1,6 +1,6 @@
 """Which part of a block comes to a rank from which rank of a sender: see `kvtransfer.parts`.
 
-Bounds: `_MAX_DIVISIONS` kinds of senders, each of at most `_MAX_RANKS` ranks; others have nothing for this pool.
+Bounds: `_MAX_DIVISIONS` kinds of senders, each of at most `MAX_RANKS` ranks; others have nothing for this pool.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from kvtransfer.pools.cut import sink_of
 from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.tcp_zmq import Inlet
 from wire.errors import InvalidSetting
-from wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare
+from wire.kv_share import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShare
 from wire.layout import KvLayout
 
 _MAX_DIVISIONS = 16
-_MAX_RANKS = 64
 
 
 class RankInlets:
@@ -36,7 +35,7 @@ class RankInlets:
 
     def _may_add(self, division: KvDivision) -> bool:
         num_ranks = division.num_ranks * division.num_stages
-        return num_ranks <= _MAX_RANKS and len(self._by_division) < _MAX_DIVISIONS
+        return num_ranks <= MAX_RANKS and len(self._by_division) < _MAX_DIVISIONS
 
     def _made(self, division: KvDivision) -> dict[KvShare, Inlet]:
         try:

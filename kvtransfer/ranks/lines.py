@@ -1,13 +1,15 @@
 """The lines of one transfer thread of a driver to every rank of its node, its own among them.
 
 Owns the channels, and who hears of which kind of report. A node has such lines for each of its transfer threads, so
-nothing is shared between them. A rank that says nothing, or is gone, fails the thread, and so its node.
+nothing is shared between them. A rank that says nothing, or is gone, fails the thread, and so its node: a little
+later, because whoever watches the processes can tell why.
 """
 
 from __future__ import annotations
 
 import select
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from wire.kv_share import KvDivision, KvShare
 
 SAY_S = 10.0
 """How long a rank may leave a message unread, or take for the rest of one."""
+_REASON_S = 1.0
 Handler = Callable[[KvShare, Any], None]
 """Takes a report, and whose it is."""
 
@@ -50,9 +53,13 @@ class RankLines:
         reports, self._own.reports = self._own.reports, []
         for report in reports:
             self._handle(self._own_share, report)
-        for share, channel in self._channels.items():
-            while channel.is_readable:
-                self._handle(share, channel.receive(SAY_S))
+        try:
+            for share, channel in self._channels.items():
+                while channel.is_readable:
+                    self._handle(share, channel.receive(SAY_S))
+        except ChannelBroken:
+            time.sleep(_REASON_S)
+            raise
 
     def wait(self, timeout_s: float) -> None:
         """Wait for a report of another rank."""
@@ -76,5 +83,9 @@ class RankLines:
 
     def _tell_others(self, order: Order) -> None:
         frame = TransferChannel.encode(order)
-        for channel in self._channels.values():
-            channel.send_encoded(frame, SAY_S)
+        try:
+            for channel in self._channels.values():
+                channel.send_encoded(frame, SAY_S)
+        except ChannelBroken:
+            time.sleep(_REASON_S)
+            raise

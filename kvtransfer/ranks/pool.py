@@ -17,7 +17,7 @@ from kvtransfer.ranks.messages import AddUp, Totals
 from wire.kv_share import KvShare
 from wire.layout import KvLayout
 
-_MAX_BLOCKS = 32
+_MAX_BLOCKS = 8
 _GLANCE_S = 0.001
 
 

@@ -19,7 +19,7 @@ from kvtransfer.sending import SendingCounters
 from kvtransfer.transports import tcp_zmq
 from kvtransfer.transports.base import Move, Sender
 from wire.errors import Refused, TransferFailed
-from wire.kv_share import KvDivision, KvShare
+from wire.kv_share import MAX_RANKS, KvDivision, KvShare
 from wire.request_key import RequestKey
 
 _MAX_TOLD = 4
@@ -30,7 +30,8 @@ def addresses_at(endpoint: Endpoint) -> RankEndpoints:
     if not endpoint.details:
         return RankEndpoints(KvDivision(), (endpoint.address,))
     ranks: RankEndpoints = RANK_ENDPOINTS.decode(endpoint.details)
-    if len(ranks.addresses) != len(ranks.division.shares):
+    num_ranks = ranks.division.num_ranks * ranks.division.num_stages
+    if len(ranks.addresses) != num_ranks or num_ranks > MAX_RANKS:
         raise TransferFailed("the peer does not say where each of its ranks listens")
     return ranks
 

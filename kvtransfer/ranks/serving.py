@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import zmq
 
@@ -26,12 +26,15 @@ OpenNetwork = Callable[[Begin], Network]
 """Sockets and keys as the driver says."""
 
 
-def start_transfers(own: RankPool, ends: tuple[socket.socket, ...], open_network: OpenNetwork) -> None:
-    """Begin with a thread for each of these channels to the driver."""
-    for number, end in enumerate(ends):
-        channel = TransferChannel(end, "the driver")
-        arguments = (own, channel, open_network)
-        threading.Thread(target=_serve, args=arguments, name=f"transfers-{number}", daemon=True).start()
+def start_transfers(
+    own: RankPool, ends: Sequence[socket.socket], open_network: OpenNetwork
+) -> Sequence[threading.Thread]:
+    """Begin with a thread for each of these channels to the driver. Each ends with its channel."""
+    channels = [TransferChannel(end, "the driver") for end in ends]
+    threads = [threading.Thread(target=_serve, args=(own, each, open_network), daemon=True) for each in channels]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 def _serve(own: RankPool, channel: TransferChannel, open_network: OpenNetwork) -> None:
@@ -39,15 +42,21 @@ def _serve(own: RankPool, channel: TransferChannel, open_network: OpenNetwork) -
         begin = channel.receive(None)
         if not isinstance(begin, Begin):
             raise ChannelBroken("the driver begins with something else")
-        end = RankEnd(own, open_network(begin))
-        while True:
-            _turn(end, channel)
+        _carry_out(RankEnd(own, open_network(begin)), channel)
     except ChannelBroken:
         pass  # the driver is gone, and this process ends
     except Exception:  # nobody could catch it: the driver notices that the channel is closed
         _log.exception("the transfers of this rank have failed")
     finally:
         channel.close()
+
+
+def _carry_out(end: RankEnd, channel: TransferChannel) -> None:
+    try:
+        while True:
+            _turn(end, channel)
+    finally:
+        end.close()
 
 
 def _turn(end: RankEnd, channel: TransferChannel) -> None:

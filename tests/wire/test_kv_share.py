@@ -32,8 +32,6 @@ def test_a_rank_has_a_block_of_its_heads_and_layers() -> None:
 def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="3 key and value heads cannot be divided among 2 ranks"):
         KvShare(0, 0, KvDivision(2)).heads_of(3)
-    with pytest.raises(InvalidSetting, match="no rank 2 in a stage 0"):
-        KvShare(2, 0, KvDivision(2))
     states = KvLayout.of_layers("float16", 4, [LayerKv(1, 8), LayerKv(1, 8, kind=STATE)])
     with pytest.raises(InvalidSetting, match="keep a state"):
         own_layout(states, KvShare(0, 0, KvDivision(2)))
