@@ -120,7 +120,8 @@ def push(sender: Sender, moves: Sequence[Move], each_round: Callable[[], object]
 
 
 def sums(checksums: Checksums, block_ids: Sequence[int]) -> list[int]:
-    pending, found = checksums.begin(block_ids), []
+    pending = checksums.begin(block_ids)
+    found: list[int] = []
 
     def is_done() -> bool:
         values = pending.take()
@@ -276,7 +277,13 @@ def test_a_rank_that_is_gone_or_says_something_else_ends_the_transfers(
     ((_, (_, theirs)),) = node.ends.items()
     channel = TransferChannel(theirs, "the driver")
     channel.send(Forgotten(KEY), 1.0)
-    wait(lambda: not node.lines.round() and bool(heard))
+
+    def has_heard() -> bool:
+        node.lines.round()
+        return bool(heard)
+
+    wait(has_heard)
+    heard.clear()
     theirs.shutdown(socket.SHUT_RDWR)
     with pytest.raises(ChannelBroken, match="is gone"):
-        wait(lambda: bool(node.lines.round()))
+        wait(has_heard)
