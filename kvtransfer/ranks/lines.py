@@ -10,7 +10,8 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from kvtransfer.ranks.end import RankEnd
@@ -36,6 +37,7 @@ class RankLines:
         self._own, self._own_share = own, own_share
         self._channels = {share: TransferChannel(end, f"rank {share}") for share, end in sockets.items()}
         self._handlers: dict[type[Any], Handler] = {}
+        self._reason_s = _REASON_S
         self._tell_others(begin)
 
     def hear(self, kind: type[Report], handler: Handler) -> None:
@@ -53,13 +55,10 @@ class RankLines:
         reports, self._own.reports = self._own.reports, []
         for report in reports:
             self._handle(self._own_share, report)
-        try:
+        with self._losing():
             for share, channel in self._channels.items():
                 while channel.is_readable:
                     self._handle(share, channel.receive(SAY_S))
-        except ChannelBroken:
-            time.sleep(_REASON_S)
-            raise
 
     def wait(self, timeout_s: float) -> None:
         """Wait for a report of another rank."""
@@ -83,9 +82,15 @@ class RankLines:
 
     def _tell_others(self, order: Order) -> None:
         frame = TransferChannel.encode(order)
-        try:
+        with self._losing():
             for channel in self._channels.values():
                 channel.send_encoded(frame, SAY_S)
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        try:
+            yield
         except ChannelBroken:
-            time.sleep(_REASON_S)
+            reason_s, self._reason_s = self._reason_s, 0.0
+            time.sleep(reason_s)
             raise
