@@ -21,7 +21,7 @@ from kvtransfer.process_identity import this_process
 from kvtransfer.ranks import lines as rank_lines
 from kvtransfer.ranks.end import Network, RankEnd, RankPool
 from kvtransfer.ranks.lines import RankLines
-from kvtransfer.ranks.messages import Begin, Forgotten, Report, TransferChannel
+from kvtransfer.ranks.messages import Begin, Forgotten, Listening, Report, TransferChannel
 from kvtransfer.ranks.pool import RanksPool
 from kvtransfer.ranks.receiver import RanksReceiver
 from kvtransfer.ranks.senders import RanksSenders
@@ -284,6 +284,9 @@ def test_a_rank_that_is_gone_or_says_something_else_ends_the_transfers(
 
     wait(has_heard)
     heard.clear()
+    channel.send(Listening("tcp://127.0.0.1:1"), 1.0)
+    with pytest.raises(ChannelBroken, match="says Listening out of turn"):
+        wait(has_heard)
     theirs.shutdown(socket.SHUT_RDWR)
     with pytest.raises(ChannelBroken, match="is gone"):
         wait(has_heard)
