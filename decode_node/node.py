@@ -71,11 +71,11 @@ class DecodeRole:
         self._settings = settings
         self._context = context
         self._links = link_settings
-        self._transports = TransportSettings(
+        self.transports = TransportSettings(
             settings.kv_transport, context, settings.host, link_settings, this_process(), settings.port
         )
         has_ranks = settings.num_ranks > 1 and not settings.divides_pool
-        self._memory = PoolMemory(self._transports, "receiver", allocate_private, is_shared=has_ranks)
+        self._memory = PoolMemory(self.transports, "receiver", allocate_private, is_shared=has_ranks)
         self._opened = ExitStack()
         self._opened.callback(self._memory.close)
 
@@ -87,24 +87,28 @@ class DecodeRole:
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
         """See `Role`. Decode nodes that go on with requests of this one dial its address; it has none where nothing but
         nixl may carry KV, which would take a second agent."""
-        leg, _, address = self.open_legs(parts, _nothing_beside)
+        leg, _, address = self.open_legs(parts, _nothing_beside, source_settings(self.transports))
         return leg, "" if self._settings.kv_transport == NIXL else address
 
     def open_legs(
-        self, parts: NodeParts, beside: Callable[[SendingEnd], BesideT], counters: StepCounters | None = None
+        self,
+        parts: NodeParts,
+        beside: Callable[[SendingEnd], BesideT],
+        sending: TransportSettings,
+        counters: StepCounters | None = None,
     ) -> tuple[DecodeLeg, BesideT, str]:
-        """The decode leg, the leg that `beside` makes to use its sending side too, and the address of that side.
-        `counters`: see `DecodeLeg`."""
+        """The decode leg, the leg that `beside` makes to use its sending side too, and the address of that side, whose
+        transports are made from `sending`. `counters`: see `DecodeLeg`."""
         settings = self._settings
         begin = Begin(settings.host, settings.cluster_key, self.name)
-        transfers = open_transfers(parts.engine, self._transports, self._memory, begin, self._opened.callback)
+        transfers = open_transfers(parts.engine, self.transports, self._memory, begin, self._opened.callback)
         facts = ReceivingFacts(
             node_id=parts.node_id,
             epoch=parts.epoch,
             fingerprint=parts.engine.fingerprint,
             layout=parts.engine.memory.layout,
             num_blocks=parts.engine.num_blocks,
-            process=self._transports.process,
+            process=self.transports.process,
             lease_s=settings.lease_s,
             checksum=resolve(
                 settings.kv_checksum, in_device_memory=transfers.is_device, in_rank_pools=settings.rank_pools == OWN
@@ -118,18 +122,23 @@ class DecodeRole:
         receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, notices, counters=received)
         thread = TransferThread(receiving, "kv-receiving", pool.enter, parts.watch("kv-receiving thread"))
         thread.start()
-        end, address = self._open_source(parts, facts, transfers, len([each for each in receivers if listens(each)]))
+        end, address = self._open_source(parts, facts, transfers, sending, len(list(filter(listens, receivers))))
         other, core = beside(end), parts.engine.core
         source = Source(core, end, other.take_notice)
         leg = DecodeLeg(core, receiving, thread, notices, FirstSteps(), source, other.keys, counters)
         return leg, other, address
 
     def _open_source(
-        self, parts: NodeParts, own: ReceivingFacts, transfers: Transfers, num_ports_taken: int
+        self,
+        parts: NodeParts,
+        own: ReceivingFacts,
+        transfers: Transfers,
+        sending: TransportSettings,
+        num_ports_taken: int,
     ) -> tuple[SendingEnd, str]:
         """The sending side, which has a view of the pool for its own thread, and its address."""
         settings, counters = self._settings, SendingCounters()
-        senders, pool = transfers.sending(source_settings(self._transports), counters)
+        senders, pool = transfers.sending(sending, counters)
         facts = SendingFacts(
             own.node_id, own.epoch, own.fingerprint, own.layout, own.process, own.lease_s, own.checksum
         )

@@ -7,6 +7,7 @@ rank of several does alike is `engine.model_share`.
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -65,6 +66,8 @@ from engine.text.tokenizer_digest import tokenizer_digest
 from wire.errors import InvalidSetting
 from wire.fingerprint import with_quantization
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -103,7 +106,10 @@ def build_engine(
     torch threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not
     come up."""
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
-    num_threads = max(1, (settings.num_threads or len(os.sched_getaffinity(0))) // settings.num_ranks)
+    num_cores = len(os.sched_getaffinity(0))
+    num_threads = max(1, (settings.num_threads or num_cores) // settings.num_ranks)
+    if settings.num_ranks > num_cores:
+        _log.warning("%d ranks share %d cores, and wait for each other", settings.num_ranks, num_cores)
     with enough_memory(), ExitStack() as opened:
         basis = open_basis(settings, num_threads)
         config, device = basis.config, basis.device

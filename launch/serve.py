@@ -37,7 +37,7 @@ from launch.supervisor import Supervisor
 from program.settings import as_flags
 from router.access.keys import KEY_VARIABLE
 from router.settings import RouterSettings
-from wire.errors import BatonError, InvalidSetting
+from wire.errors import BatonError, InvalidSetting, ModelLoadError
 from wire.messages import DECODE, PREFILL
 
 ROUTER_NAME = "router"
@@ -143,10 +143,14 @@ def _check_model(deployment: Deployment) -> None:
     folder = find_checkpoint(settings.model, weights=False)
     config = load_facts(folder, settings.model_impl, remote_code=settings.trust_remote_code)
     find_capacity(settings, config, is_gpu=False)
-    for node in (deployment.prefill, deployment.decode):
+    for role, node in ((PREFILL, deployment.prefill), (DECODE, deployment.decode)):
         sizes = node.tensor_parallel_size, node.pipeline_parallel_size
         require_number_of_ranks(*sizes)
-        require_divisible(config, *sizes)
+        try:
+            require_divisible(config, *sizes)
+        except ModelLoadError as error:
+            flags = "--tensor-parallel-size {} and --pipeline-parallel-size {}".format(*sizes)
+            raise InvalidSetting(f"{role} nodes with {flags}: {error}") from None
     if settings.device == "cpu" or (settings.device == "auto" and not find_devices(os.environ)):
         num_nodes = len(deployment.node_names)
         require_memory_for_weights(folder, config, settings.dtype, num_nodes, read_host_memory())

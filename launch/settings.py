@@ -91,6 +91,16 @@ def require_number_of_engines(settings: NodeSettings) -> None:
         raise InvalidSetting(f"--data-parallel-size {settings.data_parallel_size} must be from 1 to {MAX_ENGINES}")
 
 
+def require_same_sums(prefill: NodeSettings, decode: NodeSettings) -> None:
+    """Raise `InvalidSetting` where a prompt's tokens would depend on the node that computes it, against a promise."""
+    sizes = prefill.tensor_parallel_size, decode.tensor_parallel_size
+    if (prefill.batch_invariant or decode.batch_invariant) and sizes[0] != sizes[1]:
+        raise InvalidSetting(
+            f"--batch-invariant with {sizes[0]} ranks in a stage of prefill nodes and {sizes[1]} of decode nodes: they "
+            "add up in different orders, and either may compute a prompt; use the same --tensor-parallel-size"
+        )
+
+
 def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Deployment:
     """Settings from flags, environment and the file of `--config`. Raises `InvalidSetting`; exits on unknown flags."""
     router_part = _without(RouterSettings, ROUTER_SETTINGS_CHOSEN)
@@ -111,13 +121,12 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
     decode = _complete(DecodeNodeSettings, resolve(decode_part, flags, environment))
     router = _complete(RouterSettings, resolve(router_part, flags, environment))
     require_number_of_engines(decode)
-    return Deployment(
-        serve,
-        router,
-        with_ranks(prefill, serve.prefill_tensor_parallel_size, serve.prefill_pipeline_parallel_size),
-        with_ranks(decode, serve.decode_tensor_parallel_size, serve.decode_pipeline_parallel_size),
-        _num_prefill(serve, router, decode, environment),
-    )
+    prefill = with_ranks(prefill, serve.prefill_tensor_parallel_size, serve.prefill_pipeline_parallel_size)
+    decode = with_ranks(decode, serve.decode_tensor_parallel_size, serve.decode_pipeline_parallel_size)
+    num_prefill = _num_prefill(serve, router, decode, environment)
+    if num_prefill:
+        require_same_sums(prefill, decode)
+    return Deployment(serve, router, prefill, decode, num_prefill)
 
 
 def _num_prefill(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decode_node.node import DecodeRole
 from engine.runner.kv_memory import ByteArray, SharedRegion
 from kvtransfer.sending_end import SendingEnd
-from kvtransfer.transports.registry import NIXL
+from kvtransfer.transports.registry import NIXL, source_settings
 from mixed_node.leg import MixedLeg
 from node.first_steps import FirstSteps
 from node.loop import Leg
@@ -16,7 +16,6 @@ from node.process import Context, NodeParts
 from node.settings import NodeSettings
 from prefill_node.leg import PrefillLeg
 from wire import links
-from wire.errors import InvalidSetting
 from wire.messages import DECODE
 
 
@@ -28,8 +27,6 @@ class MixedRole:
     def __init__(
         self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings, preference: str
     ) -> None:
-        if settings.kv_transport == NIXL:
-            raise InvalidSetting("--kv-transport nixl: the agent of a node either sends or receives, so take auto")
         self.preference = preference
         self._decode = DecodeRole(settings, context, link_settings)
 
@@ -44,7 +41,10 @@ class MixedRole:
         def beside(end: SendingEnd) -> PrefillLeg:
             return PrefillLeg(parts.engine.core, end, layer_ends, FirstSteps(), counters)
 
-        decode, prefill, address = self._decode.open_legs(parts, beside, counters)
+        # an agent of nixl either sends or receives: where it is asked for, this node has one of each
+        own = self._decode.transports
+        sending = own if own.choice == NIXL else source_settings(own)
+        decode, prefill, address = self._decode.open_legs(parts, beside, sending, counters)
         return MixedLeg(prefill, decode), address
 
     def close(self) -> None:

@@ -87,10 +87,14 @@ class Adaptation(Collector):
         preferences = GaugeMetricFamily(
             "baton:node_prefers", "1 for each role that a mixed node prefers", labels=["node", "role"]
         )
+        factors = GaugeMetricFamily(
+            "baton:node_ttft_factor", "What a predicted time to a first token is multiplied by", labels=["node"]
+        )
         for node in self._registry.all():
+            factors.add_metric([node.node_id], node.prompts.factor)
             for role in (PREFILL, DECODE) if node.hello.prefers else ():
                 preferences.add_metric([node.node_id, role], node.prefers(role))
-        yield from (goals, refused, changes, preferences)
+        yield from (goals, refused, changes, preferences, factors)
 
     def _window_over(self) -> None:
         self.start()

@@ -339,7 +339,8 @@ class ControlLink:
             # after a pause of this process, silence proves nothing: every node gets the missed time back
             pause_s, last_s = now_s - last_s - PING_INTERVAL_S, now_s
             for node in self._registry.all():
-                node.heard_s += max(0.0, pause_s)
+                # it may just have been heard: what it had said before the pause was there all the time
+                node.heard_s = min(now_s, node.heard_s + max(0.0, pause_s))
             self._lose(self._registry.overdue(now_s), "its heartbeat stopped", handler)
 
     async def _ping_in_turns(self) -> None:

@@ -201,7 +201,7 @@ class Legs:
         """A token has come, so the prompt is computed."""
         self.awaits_first = False
         if self._prompt is not None:
-            self._computes.prompts.remove(self._prompt, now_s)
+            self._computes.prompts.computed(self._prompt, now_s)
             self._prompt = None
 
     def decode_began(self) -> None:
@@ -220,7 +220,10 @@ class Legs:
     def cancel(self, now_s: float) -> None:
         """Cancel the legs that still run; those of other choices go on. Does nothing the second time."""
         nodes = [node for node in (self._prefill, self._decode) if node is not None]
-        self.first_came(now_s)
+        self.awaits_first = False
+        if self._prompt is not None:
+            self._computes.prompts.remove(self._prompt, now_s)
+            self._prompt = None
         self._end_prefill()
         self.leave()
         for node in nodes:
@@ -232,7 +235,7 @@ def send_legs(sender: ControlSender, route: Route, attempt: Attempt, now_s: floa
     if route.prefill is not None:
         sender.send(route.prefill.epoch, attempt.prefill_leg(route.decode))
     sender.send(route.decode.epoch, attempt.decode_leg(route.prefill))
-    prompt = (route.prefill or route.decode).prompts.add(route.prompt_s, now_s)
+    prompt = (route.prefill or route.decode).prompts.add(route.prompt_s, now_s, route.ttft_s)
     cancels = [Cancel(choice, attempt.number) for choice in (attempt.handoff_id, *attempt.forks)]
     first = Legs(sender, route, cancels[0], 1, prompt)
     return [first, *(Legs(sender, route, cancel, 0, None) for cancel in cancels[1:])]

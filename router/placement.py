@@ -28,13 +28,15 @@ from router.nodes import Node
 from router.policies import num_cached_blocks
 from router.route import Route
 from wire.messages import DECODE
-from wire.step_cost import StepCost
+from wire.step_cost import PLANNED_SHARE, SMALLEST_CHUNK, StepCost
 
 _ALONE_CHUNK = 512
 """Tokens of a step in which nobody decodes: the usual budget of a step on a CPU; more would change little."""
-_SMALLEST_CHUNK = 16
 _MAX_COMPARED = 4
 """Nodes of a role that are looked at, those with the shortest queues: a decision takes microseconds for each."""
+_NEAR = 0.5
+"""The share of a goal from which on a prediction is compared with what comes of it: what a step or a message takes is
+little then. It is below what the largest correction lets through, so there always is something to learn from."""
 _SLOW_LATE_S = 1.0
 """When streams of all nodes miss their goal: in about so long some of them will have ended."""
 _SHORT_ANSWER = 1
@@ -43,10 +45,12 @@ there by the goal between tokens."""
 
 
 class _Offer(NamedTuple):
-    """When the first token is expected if `node` computes the prompt, and how long that takes it. `keeps_pace`: its
-    streams are not slowed beyond their goal."""
+    """By when the first token has come, most probably, if `node` computes the prompt; the same and its two parts as the
+    cost model says: how long it waits for others, and how long it takes. `keeps_pace`: the streams of the node are not
+    slowed beyond their goal."""
 
     ttft_s: float
+    wait_s: float
     prompt_s: float
     node: Node
     keeps_pace: bool
@@ -81,13 +85,15 @@ class Placement:
             best, is_kept = self._with_prefill(prompt, prefills, route.prefill, decodes, decode)
         else:
             best, is_kept = self._without_prefill(prompt, decodes, decode), False
+        expected_s = best.wait_s + best.prompt_s
+        noted_s = expected_s if expected_s >= _NEAR * aim.ttft_s > 0.0 else 0.0
         is_short = max_tokens is not None and max_tokens <= _SHORT_ANSWER and best.node.does(DECODE)
         if not prefills or is_kept or is_short or best.node is decode:
-            chosen = Route(best.node, None, best.prompt_s, is_kept)
+            chosen = Route(best.node, None, best.prompt_s, is_kept, noted_s)
         else:
-            chosen = Route(decode, best.node, best.prompt_s)
+            chosen = Route(decode, best.node, best.prompt_s, ttft_s=noted_s)
         # a prompt that takes too long even alone is not late as long as nobody is before it
-        late_s = min(best.ttft_s - aim.ttft_s, best.ttft_s - best.prompt_s) if aim.ttft_s else 0.0
+        late_s = min(best.ttft_s - aim.ttft_s, best.wait_s) if aim.ttft_s else 0.0
         if is_slow or late_s > 0:
             return replace(chosen, late_s=max(late_s, _SLOW_LATE_S if is_slow else 0.0), is_slow=is_slow)
         return chosen
@@ -123,12 +129,12 @@ class _Prompt:
 
     def stream_at(self, chosen: Node, decodes: Sequence[Node], prefills: Sequence[Node]) -> tuple[Node, bool]:
         """The node that is to generate; and whether it is expected to miss the goal, as all others are."""
-        tpot_s = self.aim.tpot_s
-        if not tpot_s or self._gap_s(chosen) <= tpot_s:
+        planned_s = PLANNED_SHARE * self.aim.tpot_s
+        if not planned_s or self._gap_s(chosen) <= planned_s:
             return chosen, False
         for nodes in (decodes, [node for node in prefills if node.does(DECODE)]):
             best = min(nodes, key=self._gap_s, default=chosen)
-            if self._gap_s(best) <= tpot_s:
+            if self._gap_s(best) <= planned_s:
                 return best, False
         return chosen, True
 
@@ -152,13 +158,14 @@ class _Prompt:
         cost, chunk = self._cost_of(node), _ALONE_CHUNK
         num_decodes, context = (node.num_decoding, node.num_held_tokens) if node.does(DECODE) else (0, 0)
         if num_decodes and tpot_s:
-            left_s = tpot_s - cost.without_prompt_s(num_decodes, context)
+            left_s = PLANNED_SHARE * tpot_s - cost.without_prompt_s(num_decodes, context)
             chunk = min(chunk, cost.chunk_within(left_s, self.num_tokens // 2))
         block_size = node.hello.layout.block_size
         num_cached = min(num_cached_blocks(node, self.hashes) * block_size, self.num_tokens - 1)
-        taken, num_left = max(chunk, _SMALLEST_CHUNK), self.num_tokens - num_cached
+        taken, num_left = max(chunk, SMALLEST_CHUNK), self.num_tokens - num_cached
         seconds = cost.prompt_s(num_left, num_cached, taken, num_decodes, context)
-        return _Offer(wait_s + seconds, seconds, node, chunk >= _SMALLEST_CHUNK)
+        ttft_s = node.prompts.factor * (wait_s + seconds)
+        return _Offer(ttft_s, wait_s, seconds, node, chunk >= SMALLEST_CHUNK)
 
     def _wait_s(self, node: Node) -> float:
         """How long the prompt waits for those before it, of this router and of others."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,10 +26,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """The tests of a file stay in one process, and so do those of a folder that shares a relay of five nodes."""
+    """The tests of a file stay in one process, and so do those of a folder that shares a relay of five nodes. Simulated
+    schedules share nothing, and are many."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
+        if file.endswith("/simulation/test_schedules.py"):
+            return nodeid
         folder = file.rpartition("/")[0]
         return folder if folder.endswith("/shared_relay") else file
 
@@ -44,7 +48,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
     return _ByFile(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nothing is garbage while hundreds of modules are imported, and looking for it takes a while in every process."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays to the end: no garbage collection has to look at it again."""
-    gc.collect()
+    """What was imported and collected stays to the end: no garbage collection has to look at it."""
     gc.freeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -101,28 +102,56 @@ TELLS_THE_TIME = {
     "router.resume.logs": "journals that an earlier router left too long ago; only files know when that was",
 }
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle"}
-UNSAFE_CALLS = {"eval", "exec", "recv_pyobj", "send_pyobj"}
+UNSAFE_CALLS = {"eval", "exec", "recv_pyobj", "send_pyobj", ".recv_pyobj", ".send_pyobj", "torch.load", "yaml.load"}
 
 
 def _module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def _imports(tree: ast.Module) -> set[str]:
-    """Modules a file imports, wherever in the file."""
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Of one file: the modules it imports, wherever in it; its attributes of names ("time.time"); and what it calls,
+    such as "eval", ".eval" for a method of anything, and "torch.load"."""
+
+    imports: set[str] = field(default_factory=set)
+    attributes: set[str] = field(default_factory=set)
+    calls: set[str] = field(default_factory=set)
+
+    @staticmethod
+    def of(path: Path) -> Source:
+        """Read a file."""
+        source = Source()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                source.imports.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                source.imports.add(node.module)
+                source.imports.update(f"{node.module}.{alias.name}" for alias in node.names)
+            elif isinstance(node, ast.Attribute):
+                source.attributes.update(_named(node))
+            elif isinstance(node, ast.Call):
+                source.calls.update(_named(node.func))
+        return source
 
 
-FILES = {_module(path): path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
-TREES = {module: ast.parse(path.read_text()) for module, path in FILES.items()}
-IMPORTS = {module: _imports(tree) for module, tree in TREES.items()}
+def _named(node: ast.expr) -> set[str]:
+    if isinstance(node, ast.Name):
+        return {node.id}
+    if not isinstance(node, ast.Attribute):
+        return set()
+    return {f".{node.attr}"} | ({f"{node.value.id}.{node.attr}"} if isinstance(node.value, ast.Name) else set())
+
+
+def _sources(*folders: str) -> dict[str, Source]:
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {_module(path): Source.of(path) for path in paths}
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, Source]:
+    """All modules of the product. Read when they are needed: every process that runs tests imports this module."""
+    return _sources(*PACKAGES)
 
 
 def _within(module: str, packages: tuple[str, ...]) -> bool:
@@ -130,45 +159,38 @@ def _within(module: str, packages: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
-def test_imports_go_one_way(folder: str) -> None:
+def test_imports_go_one_way(sources: dict[str, Source], folder: str) -> None:
     inner = tuple(other for other in MAY_IMPORT if other != folder and other.startswith(f"{folder}."))
-    for module, imported in IMPORTS.items():
+    for module, source in sources.items():
         if _within(module, (folder,)) and not _within(module, inner):
-            ours = {name for name in imported if name in FILES}
+            ours = {name for name in source.imports if name in sources}
             assert {name for name in ours if not _within(name, MAY_IMPORT[folder])} == set(), module
 
 
-def test_there_is_no_import_cycle() -> None:
-    graph = {module: {name for name in imported if name in FILES} - {module} for module, imported in IMPORTS.items()}
+def test_there_is_no_import_cycle(sources: dict[str, Source]) -> None:
+    graph = {module: {name for name in each.imports if name in sources} - {module} for module, each in sources.items()}
     while leaves := {module for module, imported in graph.items() if not imported}:
         graph = {module: imported - leaves for module, imported in graph.items() if module not in leaves}
     assert set(graph) == set()
 
 
-def test_what_starts_without_torch_names_it_nowhere() -> None:
-    for module, imported in IMPORTS.items():
+def test_what_starts_without_torch_names_it_nowhere(sources: dict[str, Source]) -> None:
+    for module, source in sources.items():
         runs_alone = _within(module, ("bench",)) and module.endswith(OWN_PROCESS_SUFFIX)
         if _within(module, TORCH_FREE) and not _within(module, NEEDS_TORCH) and not runs_alone:
-            assert {name for name in imported if name.split(".")[0] in ("torch", "transformers")} == set(), module
+            assert {name for name in source.imports if name.split(".")[0] in ("torch", "transformers")} == set(), module
 
 
-def test_cuda_is_spoken_to_in_one_package() -> None:
-    for module, tree in TREES.items():
-        if _within(module, ("device", "bench")):  # benchmarks have stopwatches of their own
-            continue
-        for node in ast.walk(tree):
-            assert not (isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda"), module
+def test_cuda_is_spoken_to_in_one_package(sources: dict[str, Source]) -> None:
+    for module, source in sources.items():
+        # benchmarks have stopwatches of their own
+        assert "torch.cuda" not in source.attributes or _within(module, ("device", "bench")), module
 
 
-def test_durations_and_deadlines_know_no_wall_clock() -> None:
+def test_durations_and_deadlines_know_no_wall_clock(sources: dict[str, Source]) -> None:
     """It may be set, by an hour or a second, at any time: it is read to tell people the time, and to decide nothing but
     whether a journal of an earlier router is too old."""
-    readers = {
-        module
-        for module, tree in TREES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node) in WALL_CLOCK
-    }
+    readers = {module for module, source in sources.items() if source.attributes & WALL_CLOCK}
     assert readers == set(TELLS_THE_TIME)
 
 
@@ -180,26 +202,19 @@ def test_durations_and_deadlines_know_no_wall_clock() -> None:
         ("ray", "launch.cluster.ray_backend"),
     ],
 )
-def test_packages_that_may_be_missing_have_one_importer(package: str, only: str) -> None:
+def test_packages_that_may_be_missing_have_one_importer(sources: dict[str, Source], package: str, only: str) -> None:
     importers = {
-        module for module, imported in IMPORTS.items() if any(name.split(".")[0] == package for name in imported)
+        module for module, each in sources.items() if any(name.split(".")[0] == package for name in each.imports)
     }
     assert importers == {only}
 
 
-def test_nothing_decodes_code_from_bytes() -> None:
-    tests = {_module(path): ast.parse(path.read_text()) for path in sorted((ROOT / "tests").rglob("*.py"))}
-    for module, tree in {**TREES, **tests}.items():
-        assert not {name.split(".")[0] for name in _imports(tree)} & UNSAFE_MODULES, module
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-            name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-            owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-            is_torch_load = name == "load" and isinstance(owner, ast.Name) and owner.id in ("torch", "yaml")
-            is_method = isinstance(call.func, ast.Attribute) and name in ("eval", "exec")
-            assert not is_torch_load, module
-            assert name not in UNSAFE_CALLS or is_method, module
+def test_nothing_decodes_code_from_bytes(sources: dict[str, Source]) -> None:
+    for module, source in {**sources, **_sources("tests")}.items():
+        assert not {name.split(".")[0] for name in source.imports} & UNSAFE_MODULES, module
+        assert not source.calls & UNSAFE_CALLS, module
 
 
-def test_no_file_is_for_anything() -> None:
-    for module in FILES:
+def test_no_file_is_for_anything(sources: dict[str, Source]) -> None:
+    for module in sources:
         assert module.rsplit(".", 1)[-1] not in ("utils", "util", "misc", "helpers", "common"), module

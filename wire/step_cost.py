@@ -14,6 +14,11 @@ from typing import Annotated, NamedTuple
 from wire.codec import Bounds
 
 _Seconds = Annotated[float, Bounds(0, 1e6)]
+PLANNED_SHARE = 0.88
+"""The share of a goal between tokens that a step is planned for: where streams and prompts share all steps, an error of
+the prediction makes every one of them miss."""
+SMALLEST_CHUNK = 16
+"""A prompt always goes on by so many tokens, however little time there is."""
 
 
 class StepWork(NamedTuple):

@@ -40,7 +40,7 @@ def why_not(transport: str, device: str) -> str:
 
 def pair_on(transport: str, device: str, num_blocks: int, num_bytes: int) -> AbstractContextManager[NodePair]:
     """Two nodes with pools on the device; where no GPU is, staged transports see the host's memory as a device's."""
-    place = device if device == "cuda" or transport in ("shm", "zmq") else ""
+    place = device if device == "cuda" or transport != "nixl" else ""
     return node_pair(transport, DOT64 if place else XXH3, num_blocks, num_bytes, device=place)
 
 

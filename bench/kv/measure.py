@@ -21,15 +21,16 @@ from typing import Any
 from bench.arguments import cores_in, names_in, numbers_in, require_at_least
 from bench.child import Child
 from kvtransfer.integrity import CHECKSUMS
-from kvtransfer.transports.registry import NCCL, NIXL, SHM, ZMQ
+from kvtransfer.transports.registry import NIXL, SHM, ZMQ
 from program.settings import setting
 from wire.errors import InvalidSetting, RequestFailed, TransferFailed
 
-TRANSPORTS = (SHM, ZMQ, NIXL, NCCL)
+TRANSPORTS = (SHM, ZMQ, NIXL)
+"""Those that carry pools in host memory."""
 Cores = tuple[int, int] | tuple[None, None]
 """Of two processes; None: any."""
 _ALL = "all"
-_LIBRARIES = {NIXL: ("nixl", "baton-serve[nixl]"), NCCL: ("torch", "torch")}
+_LIBRARIES = {NIXL: ("nixl", "baton-serve[nixl]")}
 _BLOCK_UNIT_BYTES = 64
 _TINY = {"blocks": "1,4", "block_bytes": 2**16, "rounds": 2, "min_pool_bytes": 2**20}
 _NODE, _LIMITS = "bench.kv.node_process", "bench.kv.limits_process"
@@ -42,7 +43,7 @@ _NUM_HOPS, _HOP_BYTES, _HOP_PAUSE_S = 20, 300, 0.003
 
 @dataclass(frozen=True, slots=True)
 class KvBenchSettings:
-    transports: str = setting(_ALL, "transports to measure: all, or some of shm,zmq,nixl,nccl")
+    transports: str = setting(_ALL, "transports to measure: all, or some of shm,zmq,nixl")
     blocks: str = setting("1,8,64,512", "sizes of handoffs in blocks")
     block_bytes: int = setting(2**20, "bytes of a block, a multiple of 64")
     checksum: str = setting("xxh3,none", "measure with and without checksums: some of xxh3,dot64,none")

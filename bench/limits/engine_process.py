@@ -38,7 +38,7 @@ from engine.models.config import load_config
 from engine.models.decoder import TORCH_DTYPES
 from engine.models.identity import find_checkpoint
 from engine.native.library import open_kernels
-from engine.runner.kv_memory import allocate_private
+from engine.runner.kv_memory import allocate_private, allocate_shared
 from engine.scheduler.request import RequestOutput
 from engine.settings import EngineSettings
 from program.process import keep_freed_memory
@@ -74,11 +74,12 @@ class EngineSteps:
 
     Requests that decode get their blocks as on a decode node: reserved, then continued; their KV is noise, which takes
     as long to read as any other. Invariants: no request outlives a measurement, and every step that is timed held the
-    whole batch.
+    whole batch. With stages, of which each computes a part of it, what is timed is until all of them have a token.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        self.engine: Engine = build_engine(settings, allocate_private)
+        self.engine: Engine = build_engine(settings, allocate_shared if settings.num_ranks > 1 else allocate_private)
+        self._num_stages = settings.pipeline_parallel_size
         self._core = self.engine.core
         self._chance = random.Random(0)
         self._keys = map(RequestKey.numbered, itertools.count())
@@ -145,12 +146,16 @@ class EngineSteps:
             self._forget(keys)
 
     def _next_outputs(self, batch: int) -> list[RequestOutput]:
-        """Of the next step that has any: where steps overlap, the first call only begins one."""
-        for _ in range(_MAX_EMPTY_STEPS):
-            if outputs := self._core.step():
-                if len(outputs) != batch or any(output.token is None for output in outputs):
-                    raise RequestFailed(f"a step held {len(outputs)} of {batch} requests")
-                return outputs
+        """Of the next step that has any: where steps overlap, the first call only begins one. Of as many steps as there
+        are stages: they divide the batch."""
+        found: list[RequestOutput] = []
+        for _ in range(_MAX_EMPTY_STEPS * self._num_stages):
+            outputs = self._core.step()
+            found += outputs
+            if len(found) == batch and all(output.token is not None for output in found):
+                return found
+            if outputs and (self._num_stages == 1 or len(found) > batch):
+                raise RequestFailed(f"a step held {len(outputs)} of {batch} requests")
         raise RequestFailed(f"{_MAX_EMPTY_STEPS} steps gave nothing")
 
     def _forget(self, keys: list[RequestKey]) -> None:

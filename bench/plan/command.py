@@ -6,8 +6,8 @@ costs of one node are given. A last table and a picture have the share of reques
 
 The scheduler, the cost model, the routing and the placement are those that serve; steps take what nodes have found out
 about theirs (`baton:step_cost_seconds` of their `/metrics`). So a question like "which goals, how many prefill nodes"
-is answered in seconds and without noise. What is left out: tokenizing, the client, the router's CPU, and the cores that
-nodes share. `docs/benchmarks.md` compares its answers with measurements.
+is answered in seconds, without noise or with as much of it as is wanted. What is left out: the client, and what
+programs take from each other where they share cores. `docs/benchmarks.md` compares its answers with measurements.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class PlanSettings:
     max_num_batched_tokens: int = setting(512, "token budget of a step")
     num_blocks: int = setting(8192, "blocks of 16 tokens of each node")
     transfer_us_per_token: float = setting(1.0, "of a handoff, after the prompt was computed")
+    noise: float = setting(0.0, "share by which steps take longer or shorter, about a second on end")
+    router_ms: float = setting(3.0, "of the router for a request before it places it, and again for each token")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -106,23 +108,24 @@ def deployments(settings: PlanSettings) -> dict[str, Deployment]:
     def shape(cost: StepCost, goal_tpot_s: float = 0.0) -> NodeShape:
         cost = cost.with_prompts_of(prompts)
         sizes = settings.max_num_seqs, settings.max_num_batched_tokens, settings.num_blocks
-        return NodeShape(cost, *sizes, goal_tpot_s)
+        return NodeShape(cost, *sizes, goal_tpot_s, settings.noise)
 
     prefills = [shape(prompts)] * settings.prefill
-    transfer_s = settings.transfer_us_per_token / 1e6
+    transfer_s, router_s = settings.transfer_us_per_token / 1e6, settings.router_ms / 1000
     bound = [shape(decodes, goals.tpot_s)] * settings.decode
-    with_goals = Deployment(prefills, bound, goals, token_transfer_s=transfer_s)
+    with_goals = Deployment(prefills, bound, goals, token_transfer_s=transfer_s, router_s=router_s)
     mixed = [shape(prompts, goals.tpot_s)] * settings.prefill
     adaptive = replace(with_goals, prefills=mixed, is_mixed=True, adapts=True)
     found = {
-        "split": Deployment(prefills, [shape(decodes)] * settings.decode, None, token_transfer_s=transfer_s),
+        "split": replace(with_goals, decodes=[shape(decodes)] * settings.decode, goals=None),
         "split with goals": with_goals,
         "mixed": adaptive,
     }
     if settings.one_cost:
         one = read_cost(settings.one_cost)
-        adaptive = Deployment([], [shape(one, goals.tpot_s)], goals)
-        found = {"one node": Deployment([], [shape(one)], None), **found, "one with goals": adaptive}
+        adaptive = Deployment([], [shape(one, goals.tpot_s)], goals, router_s=router_s)
+        plain = replace(adaptive, decodes=[shape(one)], goals=None)
+        found = {"one node": plain, **found, "one with goals": adaptive}
     return {**found, "refusing": replace(adaptive, refuses_late=True)}
 
 

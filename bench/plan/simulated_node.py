@@ -6,6 +6,8 @@ samples means nothing; how many tokens there are and when is all that counts.
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,18 +27,22 @@ BLOCK_SIZE = 16
 FINGERPRINT = "plan"
 _START_S = -1000.0
 """Nodes start long before the load, which begins at 0."""
+_SPELL_S = 0.7
+"""How long it lasts on average that steps take longer, or shorter, than they cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
     """What a simulated node can do. `step_cost`: what its steps really take; the node does not know it beforehand.
-    `goal_tpot_s`: see `--goal-tpot-ms`, 0 for none."""
+    `goal_tpot_s`: see `--goal-tpot-ms`, 0 for none. `noise`: by which share steps take longer or shorter than that for
+    about a second on end, as where other programs use the processors too (standard deviation)."""
 
     step_cost: StepCost
     max_num_seqs: int
     max_num_batched_tokens: int
     num_blocks: int
     goal_tpot_s: float = 0.0
+    noise: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +63,19 @@ class _TimedRunner:
 
     is_asynchronous = False
 
-    def __init__(self, cost: StepCost) -> None:
+    def __init__(self, cost: StepCost, noise: float) -> None:
         self.now_s = _START_S
         self._cost = cost
+        self._noise = noise
+        self._chance = random.Random(0)
+        self._factor = 1.0
+        self._changes_s = 0.0
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> _Computed:
-        self.now_s += self._cost.seconds(work_of(step))
+        if self._noise and self.now_s >= self._changes_s:
+            self._changes_s = self.now_s + self._chance.expovariate(1 / _SPELL_S)
+            self._factor = math.exp(self._chance.gauss(0.0, self._noise))
+        self.now_s += self._factor * self._cost.seconds(work_of(step))
         return _Computed({share.key: _TOKEN for share in step.requests if share.needs_sample})
 
 
@@ -81,7 +94,7 @@ class SimulatedNode:
     def __init__(self, shape: NodeShape) -> None:
         pool = BlockPool(shape.num_blocks)
         self.is_stepping = False
-        self._runner = _TimedRunner(shape.step_cost)
+        self._runner = _TimedRunner(shape.step_cost, shape.noise)
         self._awaited: dict[RequestKey, _Awaited] = {}
         costs = StepCosts(lambda: self._runner.now_s)
         bound = StepBound(costs, shape.goal_tpot_s) if shape.goal_tpot_s else None

@@ -2,7 +2,8 @@
 
 Owns the order of events. What decides is the code that serves (`router.routing`, `router.placement`, `router.legs`, and
 in the nodes the scheduler and the cost model); what is made up is how long a step, a message and a handoff take, and
-that nothing ever fails. A node's status reaches the router once a second, as heartbeats do.
+that nothing ever fails. A node's status reaches the router once a second, as heartbeats do, and requests and tokens
+pass through a router that takes its time.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _LAYOUT = KvLayout.of_layers("bfloat16", BLOCK_SIZE, [LayerKv(1, 16)])
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """What is simulated: nodes of each role, and the goals that the router and the nodes have (None: none).
-    `token_transfer_s`: of a handoff, per token of the prompt, after that was computed. `is_mixed`: nodes do any leg,
+    `token_transfer_s`: of a handoff, per token of the prompt, after that was computed. `router_s`: what the router
+    needs for a request before it places it, and for a token before the client has it. `is_mixed`: nodes do any leg,
     and their roles are what they prefer at the start. `adapts`, `refuses_late`: as the settings of the router."""
 
     prefills: Sequence[NodeShape]
@@ -50,6 +52,7 @@ class Deployment:
     goals: Goals | None
     local_prefill_tokens: int = 16
     token_transfer_s: float = 0.0
+    router_s: float = 0.0
     is_mixed: bool = False
     adapts: bool = False
     refuses_late: bool = False
@@ -111,7 +114,7 @@ class Simulation:
             self._at(WINDOW_S, self._window_over)
         outcomes = [_outcome(number, request) for number, request in enumerate(requests)]
         for request, outcome in zip(requests, outcomes, strict=True):
-            self._at(request.arrival_s, partial(self._begin, routing, request, outcome))
+            self._at(request.arrival_s + deployment.router_s, partial(self._begin, routing, request, outcome))
         while self._events:
             self._now_s, _, call = heapq.heappop(self._events)
             call()
@@ -190,17 +193,17 @@ class Simulation:
         self._wake(epoch)
 
     def _take(self, output: RequestOutput, running: _Running, epoch: int) -> None:
-        outcome, legs = running.outcome, running.legs
+        outcome, legs, told_s = running.outcome, running.legs, self._now_s + self._deployment.router_s
         if legs.awaits_first:
             legs.first_came(self._now_s)
         if epoch == running.decode:
             legs.decode_began()
         if not outcome.chunk_s:
-            self.attainment.first(self._now_s - outcome.sent_s, None)
-        outcome.chunk_s.append(self._now_s)
+            self.attainment.first(told_s - outcome.sent_s, None)
+        outcome.chunk_s.append(told_s)
         outcome.chunk_tokens.append(1)
         outcome.num_output_tokens += 1
-        outcome.end_s = outcome.closed_s = self._now_s
+        outcome.end_s = outcome.closed_s = told_s
         if output.finish_reason:
             if epoch == running.prefill:
                 for each in (epoch, running.decode):
@@ -211,7 +214,7 @@ class Simulation:
             self._num_left -= 1
             if outcome.num_output_tokens > 1:
                 first_s, gaps = outcome.chunk_s[0], outcome.num_output_tokens - 1
-                self.attainment.ended((self._now_s - first_s) / gaps, None)
+                self.attainment.ended((told_s - first_s) / gaps, None)
         elif epoch == running.prefill:
             arrival_s = self._now_s + outcome.num_prompt_tokens * self._deployment.token_transfer_s
             self._at(arrival_s, partial(self._hand_over, output.key, running, epoch))

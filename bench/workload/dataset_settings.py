@@ -55,6 +55,8 @@ class DatasetSettings:
         0.0, "lengths are uniform in [len * (1 - ratio), len * (1 + ratio)]; below 1", group=_RANDOM
     )
     random_prefix_len: int = setting(0, "tokens before the random ones, the same in all requests", group=_RANDOM)
+    random_long_share: float = setting(0.0, "share of requests, at random places, with long inputs", group=_RANDOM)
+    random_long_input_len: int = setting(3000, "input tokens of these", group=_RANDOM)
     prefix_repetition_prefix_len: int = setting(256, "tokens that the requests of a group share", group=_PREFIX)
     prefix_repetition_suffix_len: int = setting(256, "tokens of each request of its own", group=_PREFIX)
     prefix_repetition_num_prefixes: int = setting(10, "groups", group=_PREFIX)

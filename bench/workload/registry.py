@@ -50,18 +50,23 @@ _OUTPUT_LENGTHS = ("random", "prefix_repetition", "multi_turn", "sharegpt", "cus
 def make_random(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     """`num_prompts` conversations of one turn, lengths uniform around the ones asked for."""
     num, ratio, prefix_len = settings.num_prompts, settings.random_range_ratio, settings.random_prefix_len
-    check_counts(settings, random_input_len=0, random_output_len=1, random_prefix_len=0)
+    check_counts(settings, random_input_len=0, random_output_len=1, random_prefix_len=0, random_long_input_len=0)
     check_ratio(settings, "random_range_ratio")
+    check_ratio(settings, "random_long_share")
     random = generator(settings.seed, "prompts")
-    input_len = max(settings.random_input_len - len(vocabulary.opening_ids), 0)
-    input_lens = lengths_around(input_len, ratio, num, 0, random)
+    num_opening, num_long = len(vocabulary.opening_ids), round(settings.random_long_share * num)
+    input_lens = lengths_around(max(settings.random_input_len - num_opening, 0), ratio, num, 0, random)
+    if num_long:
+        long_lens = lengths_around(max(settings.random_long_input_len - num_opening, 0), ratio, num_long, 0, random)
+        for place, length in zip(random.permutation(num).tolist(), long_lens, strict=False):
+            input_lens[place] = length
     output_lens = lengths_around(settings.random_output_len, ratio, num, 1, random)
     if prefix_len + min(input_lens) < 1:
         raise InvalidSetting(f"--random-input-len {settings.random_input_len} leaves no token for some prompts")
     prefix = drawn(vocabulary, prefix_len, random).token_ids
     passages = [drawn(vocabulary, length, random, prefix) for length in input_lens]
     turns = [first_turn(vocabulary, *asked) for asked in zip(passages, output_lens, strict=True)]
-    facts = {"prefix_tokens": prefix_len, "range_ratio": ratio}
+    facts = {"prefix_tokens": prefix_len, "range_ratio": ratio, "long_prompts": num_long}
     return described(settings, [Conversation((turn,)) for turn in turns], passages, facts)
 
 

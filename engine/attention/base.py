@@ -119,11 +119,12 @@ class KeepsStates(Protocol):
 
     def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
         """The inputs of each token and of the `num_before` tokens before it, [T, 1 + num_before, E] of x [T, E]: oldest
-        first, zeros before the begin of its sequence. The last of them go into the states."""
+        first, zeros before the begin of its sequence. The last of them go into the states. E: what this rank has of
+        an input."""
         ...
 
-    def carried(self, layer: int, num_before: int) -> Tensor:
-        """The rows of the states [B, rows, E] that lie behind `num_before` inputs."""
+    def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
+        """This rank's elements of the states, [B, num_elements], that lie behind `num_before` inputs."""
         ...
 
     @property

@@ -46,6 +46,7 @@ class BlockStates:
         kinds = enumerate(kv.kind for kv in pool.layout.layers)
         self._states = {layer: pool.state(layer) for layer, kind in kinds if kind == STATE}
         self._block_size = pool.layout.block_size
+        self._rank = pool.shard.rank
         self._inputs: _Inputs | None = None
         self._windows: dict[int, Tensor] = {}
         self.pieces: Sequence[StatePiece] = ()
@@ -72,7 +73,9 @@ class BlockStates:
 
     def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
         """See `KeepsStates.recent`."""
-        inputs, states = self._inputs, self._states[layer][:, :num_before]
+        inputs, (_, width) = self._inputs, x.shape
+        # of each input, as of all that is carried, ranks have neighbouring shares
+        states = self._states[layer][:, :num_before, self._rank * width : (self._rank + 1) * width]
         assert inputs is not None  # planned
         if num_before not in self._windows:
             self._windows[num_before] = _windows(inputs, num_before)
@@ -84,9 +87,10 @@ class BlockStates:
         states.index_copy_(0, inputs.blocks, rows[windows.index_select(0, inputs.kept)[:, 1:]])
         return rows[windows]
 
-    def carried(self, layer: int, num_before: int) -> Tensor:
+    def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
         """See `KeepsStates.carried`."""
-        return self._states[layer][:, num_before:]
+        behind = self._states[layer][:, num_before:].flatten(1)
+        return behind[:, self._rank * num_elements : (self._rank + 1) * num_elements]
 
     def _cut(self, begin: int, share: PlannedShare) -> Iterator[StatePiece]:
         """The pieces of a share whose first token is the token `begin` of the step."""

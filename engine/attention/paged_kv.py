@@ -41,8 +41,11 @@ class PagedKv:
         return self.blocks.narrow(1, end - size, size).view(shape)[:, :, heads.start : heads.stop]
 
     def state(self, number: int) -> Tensor:
-        """A view [B, rows, elements of a row] of the states of a layer that stores them."""
-        kv, element_bytes = self.layout.layers[number], self.blocks.element_size()
-        begin = (self.layout.layer_ends[number] - self.layout.layer_bytes(kv)) // element_bytes
+        """A view [B, rows, elements of a row] of the states of a layer of this rank that stores them; those of all
+        ranks."""
+        layout = self.whole or self.layout
+        number += self.shard.layers_of(layout.num_layers).start
+        kv, element_bytes = layout.layers[number], self.blocks.element_size()
+        begin = (layout.layer_ends[number] - layout.layer_bytes(kv)) // element_bytes
         states = self.blocks.narrow(1, begin, kv.elements_per_token)
         return states.view(len(self.blocks), kv.num_kv_heads, kv.head_dim)

@@ -261,9 +261,9 @@ class TorchAttention:
         self._begin_step()
         return self._states.recent(layer, x, num_before)
 
-    def carried(self, layer: int, num_before: int) -> Tensor:
+    def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
         """See `KeepsStates.carried`."""
-        return self._states.carried(layer, num_before)
+        return self._states.carried(layer, num_before, num_elements)
 
     @property
     def pieces(self) -> Sequence[StatePiece]:

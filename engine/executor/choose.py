@@ -48,11 +48,9 @@ def _require_possible(settings: EngineSettings, config: ModelConfig | ModellingC
             f"{flag}: ranks share their KV in host memory, and a node on {device.torch_device} has its own; "
             "use --device cpu, or one rank"
         )
-    if settings.batch_invariant:
-        raise InvalidSetting(
-            f"{flag}: --batch-invariant is promised of one rank alone: ranks add up long prompts in another order"
-        )
     try:
         require_divisible(config, settings.tensor_parallel_size, stages)
     except ModelLoadError as error:
         raise InvalidSetting(f"{flag}: {error}") from None
+    if settings.divides_pool and isinstance(config, ModelConfig) and config.states is not None:
+        raise InvalidSetting(f"{flag}: --rank-pools own has no place for layers that keep a state; use shared")

@@ -46,6 +46,7 @@ LAST_RESORT_S = 3.0
 _STOP_S = 5.0
 _REASON_S = 2.0
 _LOOK_S = 0.2
+_AWAITED = {Here: "start", Loaded: "load its share of the weights", Ready: "prepare to compute"}
 _NONCE_BYTES = 16
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-ranks-")  # of mode 0700
         self.meeting = str(Path(self._folder.name) / "ranks")
         self._ranks: list[_Rank] = []
-        self._reported: dict[type[Report], int] = {}
+        self._reported: dict[type[Report], set[int]] = {Here: set(), Loaded: set(), Ready: set()}
         self._failure = ""
         self._closing = threading.Event()
         self._ends_process = False
@@ -108,13 +109,12 @@ class Ranks:
         """Wait until every rank has reported a message of this kind. Raises `RankFailed` as soon as one has ended, and
         at the deadline."""
         with self._news:
-            self._news.wait_for(lambda: self._failure or self._reported.get(kind) == len(self._ranks), timeout_s)
+            self._news.wait_for(lambda: self._failure or len(self._reported[kind]) == len(self._ranks), timeout_s)
             self.require_alive()
-            num_missing = len(self._ranks) - self._reported.get(kind, 0)
-        if num_missing:
-            raise RankFailed(
-                f"{num_missing} of {self.size} ranks did not come up within {timeout_s:g} s ({kind.__name__})"
-            )
+            missing = [rank for rank in self._ranks if rank.number not in self._reported[kind]]
+        if missing:
+            names = [f"{rank.name} (stopped)" if _is_stopped(rank.child.pid) else rank.name for rank in missing]
+            raise RankFailed(f"did not {_AWAITED[kind]} within {timeout_s:g} s: {', '.join(names)}")
 
     def tell_ahead(self, order: Order) -> None:
         """See `Leader.tell_ahead`. Raises `RankFailed`."""
@@ -240,7 +240,7 @@ class Ranks:
         if not isinstance(report, Here | Loaded | Ready):
             return False, f"{who} said {type(report).__name__}, which only a driver says"
         with self._news:
-            self._reported[type(report)] = self._reported.get(type(report), 0) + 1
+            self._reported[type(report)].add(rank.number)
             self._news.notify_all()
         return None
 

@@ -4,8 +4,9 @@ Owns how the group is formed and its deadlines. No state of the whole process: n
 ranks meet in a file of a folder that only this user can read, listen on loopback, and show each other a nonce that the
 driver told each of them: whoever only reached a port does not belong.
 
-Invariants: every rank makes the same calls in the same order; no call waits longer than `timeout_s`, and one whose
-other end is dead fails at once. After a failed call the group is of no use.
+Invariants: every rank makes the same calls in the same order; summands are added in the order of ranks, so that the
+bits of a row's sum do not depend on how many rows are added up with it; no call waits longer than `timeout_s`, and one
+whose other end is dead fails at once. After a failed call the group is of no use.
 """
 
 from __future__ import annotations
@@ -54,12 +55,23 @@ class World:
     def add_up(self, summand: Tensor) -> Tensor:
         """See `Collectives.add_up`. A small sum is fastest when everybody gets all summands and adds them up."""
         if summand.nbytes > _SMALL_BYTES:
-            self._call(lambda: self._group.allreduce([summand]).wait())
-            return summand
-        first, *others = self._summands(summand)
-        for other in others:
-            first.add_(other)
-        return summand.copy_(first)
+            return self._add_up_parts(summand)
+        return summand.copy_(_sum(self._summands(summand)))
+
+    def _add_up_parts(self, summand: Tensor) -> Tensor:
+        """Each rank adds up a part of it, and everybody gets all parts."""
+        size = self._shard.size
+        width = -(-summand.numel() // size)
+        own = torch.zeros(size * width, dtype=summand.dtype)
+        own[: summand.numel()] = summand.view(-1)
+        # as bytes: they are only moved
+        theirs = torch.empty_like(own)
+        moved = [theirs.view(torch.uint8), own.view(torch.uint8), [], []]
+        self._call(lambda: self._group.alltoall_base(*moved).wait())
+        part = _sum(list(theirs.view(size, width)))
+        parts = list(own.view(size, width))
+        self._call(lambda: self._group.allgather([parts], [part]).wait())
+        return summand.copy_(own[: summand.numel()].view_as(summand))
 
     def side_by_side(self, share: Tensor) -> Tensor:
         """See `Collectives.side_by_side`."""
@@ -97,6 +109,14 @@ class World:
             waited_s = time.monotonic() - begin_s
             reason = str(error).partition("\n")[0]
             raise RanksLost(f"the ranks lost each other after {waited_s:.1f} s: {reason:.200}") from None
+
+
+def _sum(summands: list[Tensor]) -> Tensor:
+    """In their order; the first of them becomes it."""
+    first, *others = summands
+    for other in others:
+        first.add_(other)
+    return first
 
 
 def join_stage(shard: Shard, meeting: str, nonce: bytes) -> World | None:

@@ -10,6 +10,7 @@ from engine.models.config import ModelConfig
 from engine.models.expert_settings import MXFP4_GROUP
 from engine.models.modelling.config import ModellingConfig
 from engine.models.shard import Shard
+from engine.models.state_settings import ConvolutionSettings
 from wire.errors import InvalidSetting, ModelLoadError
 from wire.kv_share import MAX_RANKS
 
@@ -31,8 +32,6 @@ def require_divisible(config: ModelConfig | ModellingConfig, num_ranks: int, num
         return
     if isinstance(config, ModellingConfig):
         raise ModelLoadError(f"{config.architecture}, in transformers' modelling code, cannot be divided among ranks")
-    if config.states is not None:
-        raise ModelLoadError(f"the layers of {config.architecture} that keep a state cannot be divided among ranks")
     first = Shard(0, num_ranks, 0, num_stages)
     first.layers_of(config.num_layers)
     if num_ranks == 1:
@@ -40,6 +39,10 @@ def require_divisible(config: ModelConfig | ModellingConfig, num_ranks: int, num
     first.share_of(config.num_heads, "attention heads")
     if config.latent is None:
         first.kv_heads_of(config.num_kv_heads)
+    if isinstance(config.states, ConvolutionSettings):
+        first.share_of(config.hidden_size, "channels of a convolution")
+    elif config.states is not None:
+        first.share_of(config.states.num_key_heads, "key heads of a delta net")
     experts = config.experts
     if experts is None or not all(experts.sparse_layers):
         first.share_of(config.intermediate_size, "rows of the MLP")

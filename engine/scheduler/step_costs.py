@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from engine.scheduler.request import ScheduledRequest, Step
-from wire.step_cost import StepCost, StepWork
+from wire.step_cost import PLANNED_SHARE, SMALLEST_CHUNK, StepCost, StepWork
 
 _KEPT, _KEPT_WHEN_WRONG = 0.998, 0.95
 """What a step's weight is after one more: half after 350 steps, or after 14 when predictions have been wrong lately."""
@@ -37,11 +37,6 @@ _ERROR_SHARE = 0.02
 _SMALLEST_S = 1e-6
 FIRST_CHUNK = 32
 """Prompt tokens beside running requests as long as their cost is not known."""
-_AIM = 0.88
-"""The share of a goal that a step is planned for: where streams and prompts share all steps, an error of the
-prediction makes every one of them miss."""
-SMALLEST_CHUNK = 16
-"""A prompt always goes on by so many tokens, however little time there is."""
 
 
 def work_of(step: Step) -> StepWork:
@@ -157,5 +152,6 @@ class StepBound:
         for share in decoding:
             contexts.append(share.start)
             within_s = min(within_s, share.params.goal_tpot_s or self._seconds)
-        left_s = _AIM * (within_s if contexts else self._seconds) - cost.without_prompt_s(len(contexts), sum(contexts))
+        planned_s = PLANNED_SHARE * (within_s if contexts else self._seconds)
+        left_s = planned_s - cost.without_prompt_s(len(contexts), sum(contexts))
         return max(SMALLEST_CHUNK, cost.chunk_within(left_s, start))

@@ -11,7 +11,8 @@ The module of a transport is imported in its case, when it is first used; one wh
 
 What the choices mean. `auto` uses shared memory on one host and ZMQ between hosts. `shm` does the same: where /dev/shm
 is too small, or the peer is on another host, ZMQ replaces it and one log line says so. `nixl` and `nccl` are used only
-when both nodes ask for them. Pools on a device differ in two ways: `auto` tries nixl first if it is installed and
+when both nodes ask for them. `nccl` is refused for pools in host memory: gloo would carry them, in which a peer that
+lies can end the node. Pools on a device differ in two ways: `auto` tries nixl first if it is installed and
 works, and on one host blocks pass through slots in shared memory, because the pool itself cannot be shared. A node with
 a pool in host memory and one with a pool on a device have ZMQ in common.
 """
@@ -309,6 +310,8 @@ def _open_nixl_agent(settings: TransportSettings, memory: PoolMemory, pool: KvPo
 
 
 def _taken(choice: str, pool: KvPool) -> tuple[str, ...]:
+    if choice == NCCL and not pool.is_device:
+        raise InvalidSetting("--kv-transport nccl: it is for KV on GPUs; in host memory use shm, zmq or nixl")
     names = (_TAKEN_ON_DEVICE if pool.is_device else _TAKEN)[choice]
     if choice == AUTO and find_spec(NIXL) is None:
         names = tuple(name for name in names if name != NIXL)

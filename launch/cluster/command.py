@@ -81,7 +81,7 @@ def _up(parsed: argparse.Namespace) -> int:
         except BatonError:
             ray_backend.sweep(file.name)
             raise
-    print(f"Baton ready at {status.address}")
+    print(f"Baton ready at {' and '.join(status.addresses)}")
     print(f"baton cluster status --name {file.name}\nbaton cluster down --name {file.name}", flush=True)
     return 0
 

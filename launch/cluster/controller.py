@@ -5,9 +5,10 @@ Owns the desired state and every decision about members. Does not know what runs
 what loads mean (`launch.cluster.policy`). It is one function, `tick`, called about once a second, which waits for
 answers only, and for those not longer than seconds.
 
-The router comes first, because nodes have to know where it is. It keeps the ports of its first life, so nodes find it
-again by themselves when it starts anew on the same machine; on another one its address changes, and the nodes, whose
-requests are gone with it, are started anew with that.
+Routers come first, because nodes have to know where they are. One keeps the ports of its first life, so nodes find it
+again by themselves when it starts anew on the same machine; on another one its address changes, and the nodes are
+started anew with that. Those of a single router at once, because their requests are gone with it; with others there,
+whose requests go on, one node after another, each after a drain.
 
 A member goes away in two steps: it is asked to finish, hands over what it generates, and exits; what has not done so
 in time is ended. A member that is not ready has nothing to finish.
@@ -29,7 +30,7 @@ from launch.backoff import Backoff
 from launch.cluster.backend import Backend, Machine, Phase, Program, Report
 from launch.cluster.file import ClusterFile
 from launch.cluster.policy import Policy, Pressure
-from launch.cluster.programs import Ports, node_program, router_program
+from launch.cluster.programs import Ports, first_ports, node_program, router_program
 from launch.cluster.readings import RouterView
 from launch.cluster.status import GroupStatus, MemberStatus, Note, Status
 from wire.errors import ChildFailed, RequestFailed
@@ -47,8 +48,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Member:
-    """A program that should run, or, with `leave_by_s`, that goes away until then. `restart_s`: when it is started
-    anew; None while it runs. `last_end`: why it ended last."""
+    """A program that should run, or, with `leave_by_s`, that goes away until then. `renew_by_s`: it drains until then,
+    is started anew, and is not ready again yet. `restart_s`: when it is started anew; None while it runs. `last_end`:
+    why it ended last."""
 
     name: str
     role: str
@@ -56,6 +58,7 @@ class _Member:
     backoff: Backoff = field(default_factory=Backoff)
     restart_s: float | None = None
     leave_by_s: float | None = None
+    renew_by_s: float | None = None
     last_end: str = ""
 
     @property
@@ -68,13 +71,13 @@ class _Member:
 
 
 class Controller:
-    """Of one deployment. `make_view`: a view of the router at an address."""
+    """Of one deployment. `make_view`: a view of the routers at these addresses."""
 
     def __init__(
         self,
         file: ClusterFile,
         backend: Backend,
-        make_view: Callable[[str], RouterView],
+        make_view: Callable[[Sequence[str]], RouterView],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._file = file
@@ -86,10 +89,10 @@ class Controller:
         self._members: dict[str, _Member] = {}
         self._has_adopted = False
         self._is_stopping = False
-        self._ports = Ports(file.router.port, file.router.control_port)
-        self._router_address = ""
+        self._ports = {name: first_ports(file, name) for name in file.router_names}
+        self._router_addresses: dict[str, str] = {}
         self._view: RouterView | None = None
-        self._viewed = ""
+        self._viewed: Sequence[str] = ()
         self._problem = ""
         self._machines: Sequence[Machine] = ()
         self._notes: deque[Note] = deque(maxlen=MAX_NOTES)
@@ -114,8 +117,8 @@ class Controller:
         if self._is_stopping:
             self._stop_members(now_s)
             return
-        self._keep_router(now_s)
-        if self._router_address:
+        self._keep_routers(now_s)
+        if self._knows_routers:
             for role in (PREFILL, DECODE):
                 self._keep_group(role, now_s)
         self._scale(now_s)
@@ -124,7 +127,7 @@ class Controller:
         """The deployment as of the last tick."""
         return Status(
             name=self._file.name,
-            address=self._members[ROUTER].report.address if ROUTER in self._members else "",
+            addresses=[router.report.address for router in self._routers if router.report.address],
             is_stopping=self._is_stopping,
             is_over=self._is_stopping and not self._members,
             groups={role: self._group_status(role) for role in (PREFILL, DECODE)},
@@ -151,6 +154,7 @@ class Controller:
         """Act on what has become of a member."""
         before, member.report = member.report, report
         if report.phase == Phase.READY and before.phase != Phase.READY:
+            member.renew_by_s = None
             self._note(f"{member.name} is ready at {report.address} on {report.machine}")
         if member.is_leaving:
             self._follow_leaving(member, now_s)
@@ -158,17 +162,28 @@ class Controller:
             if member.restart_s is None:
                 delay_s = member.backoff.fail(now_s)
                 member.restart_s, member.last_end = now_s + delay_s, report.reason
+                if not self._is_stale(member):  # it was started anew and failed: others need not wait for it
+                    member.renew_by_s = None
                 what = "was lost" if report.phase == Phase.LOST else "stopped"
                 when = f"in {delay_s:g} s" if delay_s else "now"
                 self._note(f"{member.name} {what}: {report.reason}; starting it again {when}")
             if now_s >= member.restart_s:
                 self._start(member, now_s)
-        elif member.role != ROUTER and report.arguments and self._router_address:
-            wanted = self._program(member)
-            if report.arguments != wanted.arguments:
-                self._note(f"{member.name} is started anew: the router is at {self._router_address} now")
-                self._backend.remove(member.name)
-                self._start(member, now_s)
+        elif self._is_stale(member):
+            self._renew(member, now_s)
+
+    def _renew(self, member: _Member, now_s: float) -> None:
+        """Start a stale node anew. Where there are other routers than the one that has moved, nodes do so one after
+        another, and after a drain."""
+        if member.renew_by_s is None and member.is_ready and self._file.num_routers > 1:
+            if all(other.renew_by_s is None for other in self._members.values()):
+                member.renew_by_s = now_s + self._shutdown_s(member.role)
+                self._note(f"{member.name} drains to be started anew: {self._where_routers_are}")
+                self._backend.terminate(member.name)
+        elif member.renew_by_s is None or now_s >= member.renew_by_s:
+            self._note(f"{member.name} is started anew: {self._where_routers_are}")
+            self._backend.remove(member.name)
+            self._start(member, now_s)
 
     def _follow_leaving(self, member: _Member, now_s: float) -> None:
         is_overdue = member.leave_by_s is not None and now_s >= member.leave_by_s
@@ -191,10 +206,10 @@ class Controller:
 
     def _program(self, member: _Member) -> Program:
         if member.role != ROUTER:
-            return node_program(self._file, self._file.groups[member.role], member.name, self._router_address)
+            return node_program(self._file, self._file.groups[member.role], member.name, self._control_addresses)
         if member.backoff.num_failures > _MAX_PORT_FAILURES:
-            self._ports = Ports(self._file.router.port, self._file.router.control_port)
-        return router_program(self._file, self._ports)
+            self._ports[member.name] = first_ports(self._file, member.name)
+        return router_program(self._file, member.name, self._ports[member.name])
 
     def _leave(self, member: _Member, now_s: float) -> None:
         """Begin to take a member away."""
@@ -214,16 +229,17 @@ class Controller:
         for member in nodes or list(self._members.values()):
             self._leave(member, now_s)
 
-    # --- the router and the groups
+    # --- the routers and the groups
 
-    def _keep_router(self, now_s: float) -> None:
-        member = self._members.get(ROUTER)
-        if member is None:
-            member = self._members[ROUTER] = _Member(ROUTER, ROUTER, Report(Phase.PLACING))
-            self._start(member, now_s)
-        elif member.is_ready:
-            self._router_address = member.report.control_address
-            self._ports = Ports(_port(member.report.address), _port(member.report.control_address))
+    def _keep_routers(self, now_s: float) -> None:
+        for name in self._file.router_names:
+            member = self._members.get(name)
+            if member is None:
+                member = self._members[name] = _Member(name, ROUTER, Report(Phase.PLACING))
+                self._start(member, now_s)
+            elif member.is_ready:
+                self._router_addresses[name] = member.report.control_address
+                self._ports[name] = Ports(_port(member.report.address), _port(member.report.control_address))
 
     def _keep_group(self, role: str, now_s: float) -> None:
         staying = self._staying(role)
@@ -242,12 +258,11 @@ class Controller:
             self._leave(min(staying, key=lambda each: (each.is_ready, loads[each.name], -_index(each.name))), now_s)
 
     def _scale(self, now_s: float) -> None:
-        router = self._members.get(ROUTER)
-        if router is None or not router.is_ready:
-            self._problem = "the router is not ready"
+        if missing := [router.name for router in self._routers if not router.is_ready]:
+            self._problem = f"not ready: {', '.join(missing)}"
             return
         try:
-            view = self._look(router.report.address, now_s)
+            view = self._look([router.report.address for router in self._routers], now_s)
         except RequestFailed as error:
             self._problem = str(error)
             return
@@ -263,13 +278,36 @@ class Controller:
             self._note(f"{change.role} nodes: {change.count} instead of {before}, because {change.reason}")
             self._desired[change.role] = change.count
 
-    def _look(self, address: str, now_s: float) -> RouterView:
-        if self._view is None or self._viewed != address:
-            self._view, self._viewed = self._make_view(address), address
+    def _look(self, addresses: Sequence[str], now_s: float) -> RouterView:
+        if self._view is None or self._viewed != addresses:
+            self._view, self._viewed = self._make_view(addresses), addresses
         self._view.look(now_s)
         return self._view
 
     # --- small questions
+
+    def _is_stale(self, member: _Member) -> bool:
+        """Whether it is a node that does not know where the routers are now."""
+        is_known = member.role != ROUTER and bool(member.report.arguments) and self._knows_routers
+        return is_known and member.report.arguments != self._program(member).arguments
+
+    @property
+    def _routers(self) -> list[_Member]:
+        return [member for member in self._members.values() if member.role == ROUTER]
+
+    @property
+    def _control_addresses(self) -> list[str]:
+        return [self._router_addresses[name] for name in self._file.router_names]
+
+    @property
+    def _knows_routers(self) -> bool:
+        """Whether each has been ready once."""
+        return len(self._router_addresses) == self._file.num_routers
+
+    @property
+    def _where_routers_are(self) -> str:
+        what = "the router is at" if self._file.num_routers == 1 else "the routers are at"
+        return f"{what} {', '.join(self._control_addresses)} now"
 
     def _staying(self, role: str) -> list[_Member]:
         return [member for member in self._members.values() if member.role == role and not member.is_leaving]

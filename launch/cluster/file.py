@@ -1,4 +1,4 @@
-"""The file that describes a deployment: its model, its router, its two groups of nodes, and what they are to reach.
+"""The file that describes a deployment: its model, its routers, its two groups of nodes, and what they are to reach.
 
 Owns the format, TOML, and its checks. Does not know who starts the programs: the same file describes one machine
 (`backend = "local"`) and a Ray cluster.
@@ -21,8 +21,9 @@ Owns the format, TOML, and its checks. Does not know who starts the programs: th
     settle_s = 30                 # after a change nothing is judged for so long
 
     [router]
-    resources = { CPU = 1 }       # of a machine, by the names that Ray has for them
-    flags = { port = 8000 }       # of `baton router`
+    count = 1                     # routers that share all nodes
+    resources = { CPU = 1 }       # of each, of a machine, by the names that Ray has for them
+    flags = { port = 8000 }       # of `baton router`; of several, each has the next port but one
 
     [prefill]                     # and [decode], likewise
     min = 1                       # from `min` to `max` nodes, at first `count`
@@ -55,12 +56,14 @@ from launch.settings import (
     Deployment,
     ServeSettings,
     require_number_of_engines,
+    require_same_sums,
     settings_from_table,
 )
-from node.settings import NodeSettings
+from node.settings import MAX_ROUTERS, NodeSettings
 from prefill_node.settings import PrefillNodeSettings
 from router.settings import RouterSettings
 from wire.errors import InvalidSetting
+from wire.keys import ROUTER
 from wire.messages import DECODE, PREFILL
 
 RAY: Final = "ray"
@@ -90,6 +93,7 @@ class _Goals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Router(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_ROUTERS)] = 1
     resources: dict[str, float] = msgspec.field(default_factory=lambda: {"CPU": 1.0})
     flags: dict[str, Any] = {}
 
@@ -144,10 +148,16 @@ class ClusterFile:
     ttft_goal_s: float
     tpot_goal_s: float
     scaling: Scaling
+    num_routers: int
     router: RouterSettings
     router_resources: Mapping[str, float]
     prefill: Group[PrefillNodeSettings]
     decode: Group[DecodeNodeSettings]
+
+    @property
+    def router_names(self) -> list[str]:
+        """One is called by its role, several have numbers behind it, as in `baton serve`."""
+        return [ROUTER] if self.num_routers == 1 else [f"{ROUTER}-{index}" for index in range(self.num_routers)]
 
     @property
     def groups(self) -> dict[str, Group[NodeSettings]]:
@@ -156,7 +166,9 @@ class ClusterFile:
 
     def on_one_machine(self) -> Deployment:
         """The same as a deployment of `baton serve`, with each group at its count."""
-        serve = ServeSettings(self.prefill.count, self.decode.count, start_timeout_s=self.start_timeout_s)
+        serve = ServeSettings(
+            self.prefill.count, self.decode.count, routers=self.num_routers, start_timeout_s=self.start_timeout_s
+        )
         return Deployment(serve, self.router, self.prefill.settings, self.decode.settings, self.prefill.count)
 
 
@@ -179,6 +191,14 @@ def parse_cluster_file(text: str, origin: str) -> ClusterFile:
         raise InvalidSetting(f"{origin}: name {file.name!r:.100}: use 1 to 64 letters, digits, - and _")
     router_chosen = (ROUTER_SETTINGS_CHOSEN | _ELSEWHERE) - {"control_port"}
     router = settings_from_table(RouterSettings, router_chosen, file.router.flags, f"{origin}: [router] flags")
+    if router.resumable_streams_s and file.router.count > 1:
+        raise InvalidSetting(
+            f"{origin}: [router]: resumable-streams-s needs count = 1: a stream is resumed at the router that began it"
+        )
+    prefill = _group(PREFILL, file, file.prefill, PrefillNodeSettings, file.goals.ttft_ms > 0, origin)
+    decode = _group(DECODE, file, file.decode, DecodeNodeSettings, file.goals.tpot_ms > 0, origin)
+    if prefill.maximum:
+        require_same_sums(prefill.settings, decode.settings)
     return ClusterFile(
         name=file.name,
         backend=file.backend,
@@ -188,12 +208,13 @@ def parse_cluster_file(text: str, origin: str) -> ClusterFile:
         ttft_goal_s=file.goals.ttft_ms / 1000,
         tpot_goal_s=file.goals.tpot_ms / 1000,
         scaling=file.scaling,
+        num_routers=file.router.count,
         router=dataclasses.replace(
             router, model=file.model, goal_ttft_ms=file.goals.ttft_ms, goal_tpot_ms=file.goals.tpot_ms
         ),
         router_resources=_resources(file.router.resources, f"{origin}: [router]"),
-        prefill=_group(PREFILL, file, file.prefill, PrefillNodeSettings, file.goals.ttft_ms > 0, origin),
-        decode=_group(DECODE, file, file.decode, DecodeNodeSettings, file.goals.tpot_ms > 0, origin),
+        prefill=prefill,
+        decode=decode,
     )
 
 

@@ -1,4 +1,4 @@
-"""The programs of a deployment as its file describes them: the router, and a node of a role under a name.
+"""The programs of a deployment as its file describes them: a router, and a node of a role under a name.
 
 Owns their arguments and what they need of a machine. Does not know where they run: the address at which one listens,
 and the cluster key, are completed there.
@@ -7,6 +7,7 @@ and the cluster key, are completed there.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from launch.cluster.backend import Program
@@ -28,15 +29,22 @@ class Ports(NamedTuple):
     control: int
 
 
-def router_program(file: ClusterFile, ports: Ports) -> Program:
-    """The router, with other ports than the file's."""
+def first_ports(file: ClusterFile, name: str) -> Ports:
+    """Where the router of that name listens at first. Several may be on one machine, so that each has ports of its own:
+    the next but one for each, since the control port is likely to be the next."""
+    step = 2 * file.router_names.index(name)
+    return Ports(*(port and port + step for port in (file.router.port, file.router.control_port)))
+
+
+def router_program(file: ClusterFile, name: str, ports: Ports) -> Program:
+    """The router of that name, with other ports than the file's."""
     settings = dataclasses.replace(file.router, port=ports.http, control_port=ports.control)
     host_flags: tuple[str, ...] = ()
     if file.listens_on_machine:
         # an address that the file names for clients stays: 0.0.0.0, or one network of several
         host_flags = ("--control-host", *(("--host",) if file.router.host == LOOPBACK else ()))
     return Program(
-        ROUTER,
+        name,
         _MODULES[ROUTER],
         tuple(as_flags(settings)),
         file.environment,
@@ -45,12 +53,12 @@ def router_program(file: ClusterFile, ports: Ports) -> Program:
     )
 
 
-def node_program(file: ClusterFile, group: Group[NodeSettings], name: str, router_address: str) -> Program:
-    """A node of a group that joins the router at `router_address`."""
+def node_program(file: ClusterFile, group: Group[NodeSettings], name: str, routers: Sequence[str]) -> Program:
+    """A node of a group that joins the routers at these addresses."""
     settings = dataclasses.replace(
         group.settings,
         node_id=name,
-        router=router_address,
+        router=",".join(routers),
         num_threads=group.settings.num_threads or max(1, int(group.ranks * group.resources.get(CPU, 1))),
         # it may have a part of a GPU
         gpu_memory_utilization=round(

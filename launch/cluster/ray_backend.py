@@ -90,8 +90,9 @@ class ControllerActor:
         configure_logging("info")
         file = parse_cluster_file(text, origin)
 
-        def make_view(address: str) -> RouterView:
-            return RouterView(ApiClient(address, known.api_key, LOOK_S), file.scaling.window_s)
+        def make_view(addresses: Sequence[str]) -> RouterView:
+            clients = [ApiClient(address, known.api_key, LOOK_S) for address in addresses]
+            return RouterView(clients, file.scaling.window_s)
 
         self._loop = ControllerLoop(Controller(file, RayBackend(file, known), make_view))
 

@@ -1,7 +1,8 @@
-"""What a router measured lately: its metrics and its nodes, looked at again and again, as one reading of the last
+"""What the routers measured lately: their metrics and nodes, looked at again and again, as one reading of the last
 seconds.
 
-Owns the window and what is computed over it. Knows the names of the router's metrics, and no decision.
+Owns the window and what is computed over it. Knows the names of a router's metrics, and no decision. What several
+routers have counted is added up; of a node each of them knows the load of all.
 Invariants: a router that was started anew begins with an empty window; every question to it has a deadline.
 """
 
@@ -31,7 +32,7 @@ Buckets = Mapping[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The router at one moment. `histograms` count from its start."""
+    """The routers at one moment. `histograms` count from their start."""
 
     at_s: float
     histograms: Mapping[str, Buckets]
@@ -40,16 +41,16 @@ class Look:
 
 
 class RouterView:
-    """Looks at one router. `client` should have a deadline of seconds."""
+    """Looks at the routers of a deployment. `clients`, one for each, should have deadlines of seconds."""
 
-    def __init__(self, client: ApiClient, window_s: float) -> None:
-        self._client = client
+    def __init__(self, clients: Sequence[ApiClient], window_s: float) -> None:
+        self._clients = clients
         self._window_s = window_s
         self._looks: deque[Look] = deque()
 
     def look(self, now_s: float) -> None:
-        """Ask the router. Raises `RequestFailed`."""
-        self.add(parse_look(self._client.metrics(), self._client.nodes(), now_s))
+        """Ask all of them. Raises `RequestFailed`."""
+        self.add(added_up([parse_look(each.metrics(), each.nodes(), now_s) for each in self._clients]))
 
     def add(self, look: Look) -> None:
         """Take a look into the window; those that are too old leave it."""
@@ -61,7 +62,7 @@ class RouterView:
 
     @property
     def nodes(self) -> Sequence[Mapping[str, Any]]:
-        """As the router lists them, as of the last look."""
+        """As the routers list them, as of the last look."""
         return self._looks[-1].nodes if self._looks else ()
 
     def reading(self) -> Reading | None:
@@ -105,6 +106,18 @@ def parse_look(metrics: str, nodes: Sequence[Mapping[str, Any]], at_s: float) ->
             elif sample.name == HELD_BACK:
                 num_held_back += sample.value
     return Look(at_s, histograms, num_held_back, nodes)
+
+
+def added_up(looks: Sequence[Look]) -> Look:
+    """The looks at several routers at one moment as one."""
+    histograms: dict[str, dict[float, float]] = {name: {} for name in _HISTOGRAMS}
+    nodes: dict[str, Mapping[str, Any]] = {}
+    for look in looks:
+        for name, buckets in look.histograms.items():
+            for bound, count in buckets.items():
+                histograms[name][bound] = histograms[name].get(bound, 0.0) + count
+        nodes.update((str(node.get("id")), node) for node in look.nodes)
+    return Look(looks[0].at_s, histograms, sum(look.num_held_back for look in looks), list(nodes.values()))
 
 
 def quantile(buckets: Buckets, share: float = _QUANTILE) -> float | None:

@@ -50,11 +50,11 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A deployment. `address`: of the router, "" while there is none. `num_errors`: rounds of the controller that
+    """A deployment. `addresses`: of its routers, those that are there. `num_errors`: rounds of the controller that
     failed; `problem`: what keeps it from judging loads now, "" when nothing does."""
 
     name: str
-    address: str
+    addresses: Sequence[str]
     is_stopping: bool
     is_over: bool
     groups: Mapping[str, GroupStatus]
@@ -67,8 +67,9 @@ class Status:
     @property
     def is_ready(self) -> bool:
         """Whether everything that should run does."""
-        has_router = any(member.role == ROUTER and member.phase == "ready" for member in self.members)
-        return has_router and all(group.ready == group.desired for group in self.groups.values())
+        routers = [member for member in self.members if member.role == ROUTER]
+        has_routers = bool(routers) and all(router.phase == "ready" for router in routers)
+        return has_routers and all(group.ready == group.desired for group in self.groups.values())
 
     def as_json(self) -> str:
         """One JSON object."""
@@ -77,7 +78,7 @@ class Status:
     def as_text(self, num_changes: int = 10) -> str:
         """Lines for a person."""
         state = "stopping" if self.is_stopping else "ready" if self.is_ready else "not ready"
-        lines = [f"{self.name} is {state}" + (f", at {self.address}" if self.address else "")]
+        lines = [f"{self.name} is {state}" + (f", at {' and '.join(self.addresses)}" if self.addresses else "")]
         for role, group in self.groups.items():
             bounds = "" if group.minimum == group.maximum else f", from {group.minimum} to {group.maximum}"
             pressure = f"; pressure {group.pressure:.2f}: {group.reason}" if group.reason else ""

@@ -88,6 +88,9 @@ async def _run_faults(
     await load.stop()
     for task in watching:
         task.cancel()
+    for thaw in checks.after_thaws(load.asked, injector.happened):
+        if thaw.held_s > checks.AFTER_THAW_S:
+            timeline.found(str(thaw))
     report.tell(report.summary(load.asked, excused, injector.happened, load.num_tokens))
     lines, grown = growth.judged()
     report.tell("\n".join(lines))

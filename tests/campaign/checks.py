@@ -13,6 +13,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, pairwise
 
 import psutil
@@ -31,6 +32,8 @@ _POISONOUS = "nodes were lost again and again"
 _NOTICED_S = 1.0
 """The death of a node is noticed later than a node that is started again."""
 _AFTER_FAULT_S = 6.0
+AFTER_THAW_S = 5.0
+"""So soon after a frozen router went on, or after the last other fault meanwhile, every stream goes on or ends."""
 _LONG_GAP_S = 4.0
 GAP_S = 0.4
 """A shorter time between two tokens is no gap: steps of a busy machine take as long."""
@@ -121,17 +124,46 @@ def _gaps(asked: Asked) -> Iterator[tuple[float, float]]:
     return chain.from_iterable(pairwise([asked.begun_s, *moments]) for moments in asked.moments_s)
 
 
-def after_thaw_s(asked: Sequence[Asked], happened: Sequence[Happened]) -> list[float]:
-    """For each stream that was open when a frozen router went on: after how many seconds it went on or ended."""
-    thawed = [each.ended_s for each in happened if each.fault.kind == "router-freeze" and each.ended_s is not None]
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    """A stream that was open when a frozen router went on. `late_s`: after how long it went on or ended too. `held_s`:
+    how long that was after the last fault that was there meanwhile; `others`: the kinds of these but the freeze."""
+
+    asked: Asked
+    late_s: float
+    held_s: float
+    others: frozenset[str]
+
+    def __str__(self) -> str:
+        others = f"; meanwhile: {', '.join(sorted(self.others))}" if self.others else ""
+        what = f"{self.late_s:.1f} s after the router, {self.held_s:.1f} s after the last fault"
+        return f"went on or ended {what}{others}: {self.asked}"
+
+
+def after_thaws(asked: Sequence[Asked], happened: Sequence[Happened]) -> list[Thaw]:
+    """All streams that were open when a frozen router went on, for each time."""
     found = []
-    for each in asked:
-        moments_s = sorted(chain.from_iterable(each.moments_s))
-        for thawed_s in thawed:
+    for freeze in happened:
+        thawed_s = freeze.ended_s
+        if freeze.fault.kind != "router-freeze" or thawed_s is None:
+            continue
+        for each in asked:
+            moments_s = sorted(chain.from_iterable(each.moments_s))
             if moments_s and each.ended_s is not None and moments_s[0] < thawed_s < each.ended_s:
                 on_s = next((moment_s for moment_s in moments_s if moment_s > thawed_s), each.ended_s)
-                found.append(on_s - thawed_s)
+                found.append(_thaw(each, freeze, thawed_s, on_s, happened))
     return found
+
+
+def _thaw(asked: Asked, freeze: Happened, thawed_s: float, on_s: float, happened: Sequence[Happened]) -> Thaw:
+    """Of a stream that went on at `on_s`."""
+    others = [
+        each
+        for each in happened
+        if each is not freeze and each.begun_s < on_s and (each.ended_s or on_s) + _AFTER_FAULT_S > freeze.begun_s
+    ]
+    last_s = max([thawed_s, *(min(each.ended_s or on_s, on_s) for each in others)])
+    return Thaw(asked, on_s - thawed_s, on_s - last_s, frozenset(each.fault.kind for each in others))
 
 
 def gaps_by_kind(asked: Sequence[Asked], happened: Sequence[Happened]) -> Mapping[str, list[float]]:

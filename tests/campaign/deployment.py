@@ -22,14 +22,11 @@ import psutil
 from tests.campaign import poison
 from tests.campaign.proxy import LinkProxy
 from tests.campaign.settings import CampaignSettings
-from tests.system.harness import MODEL_NAME, Node, Program, started
-from tests.system.prepared import prepared_python
+from tests.system.harness import MODEL_NAME, Node, Program, forked, started
 
 NODE_SCRIPT = str(Path(__file__).with_name("node_process.py"))
 NODE_WAIT_S = 60.0
 RESUMABLE_S = 60.0
-_ROUTER_MODULES = ("router.app", "router.control", "router.relay", "router.served_model", "router.http.server")
-"""Those that bring in nearly all that a router imports."""
 _WATCH_S = 0.05
 _NUM_BLOCKS = {"prefill": 1024, "decode": 768}
 Note = Callable[[str], None]
@@ -105,7 +102,7 @@ class Deployment:
         self._router: Program | None = None
         self._num_routers = 0
         self._watchers: list[asyncio.Task[None]] = []
-        self._start = started if settings.has_real_starts else prepared_python(*_ROUTER_MODULES).start
+        self._start = started if settings.has_real_starts else forked
 
     @property
     def router(self) -> Program:
@@ -201,6 +198,7 @@ class Deployment:
         command = [NODE_SCRIPT, member.role, str(member.peer.port), str(settings.step_s)]
         command += [str(self._model), "--router", f"tcp://127.0.0.1:{member.control.port}", "--port", str(member.port)]
         command += ["--node-id", member.name, "--num-threads", "1", "--batch-invariant", "--dtype", settings.dtype]
+        command += ["--tensor-parallel-size", str(settings.num_ranks)]
         command += ["--kv-transport", settings.transport, "--num-blocks", str(_NUM_BLOCKS[member.role])]
         command += ["--device", "cpu"]
         name = f"{member.name}-life-{member.num_lives}"

@@ -29,6 +29,7 @@ SHM = Path("/dev/shm")
 _FILL = SHM / "campaign-fill"
 _CYCLE_S = 0.2
 _AGENT = "kvtransfer.transports.nixl"
+_RANK = "engine.executor.rank_process"
 _DRAIN_S = 60.0
 _DRAIN_ORDER_S = 5.0
 _EXCUSED_S = 3.0
@@ -128,6 +129,10 @@ class Injector:
                 await self._take(fault.kind, member, fault.lasts_s)
             case "shm-full":
                 await self._fill_shm(member, fault.lasts_s)
+            case "kill-rank":
+                await self._kill_rank(member, fault)
+            case "freeze-rank":
+                await self._freeze_rank(member, fault)
             case _:
                 _kill_agents(member)
 
@@ -157,6 +162,30 @@ class Injector:
             member.is_meant_to_end, member.delay_s = True, delay_s
             kill(member.running)
 
+    async def _kill_rank(self, member: Member, fault: Fault) -> None:
+        """Its node has to end, and nothing else."""
+        node, rank = member.running, _rank_of(member, fault.choice)
+        if node is None or rank is None or member.is_meant_to_end:
+            return
+        member.is_meant_to_end, member.delay_s = True, fault.lasts_s
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.kill()
+        if not await until(lambda: not node.is_running, _DRAIN_S):  # it may be frozen, too
+            self._found(f"{node.name} has not ended {_DRAIN_S:g} s after one of its ranks was killed")
+
+    async def _freeze_rank(self, member: Member, fault: Fault) -> None:
+        """Its node goes on when it does, or ends because a step takes too long."""
+        rank = _rank_of(member, fault.choice)
+        if rank is None:
+            return
+        with self._excused([member], "one of its ranks stood still"), contextlib.suppress(psutil.NoSuchProcess):
+            try:
+                rank.suspend()
+                await asyncio.sleep(fault.lasts_s)
+            finally:
+                rank.resume()
+            await asyncio.sleep(_EXCUSED_S)
+
     async def _restart(self, member: Member, delay_s: float, *, by_router: bool) -> None:
         node = member.running
         if node is None or not member.is_ready or member.is_meant_to_end:
@@ -167,7 +196,7 @@ class Injector:
         if not await until(lambda: not node.is_running, _DRAIN_S):
             self._found(f"{node.name} has not ended {_DRAIN_S:g} s after it was told to")
             kill(node)
-        elif node.process.returncode not in (0, -signal.SIGKILL):
+        elif node.process.returncode not in (0, -signal.SIGKILL) and not member.excuses:
             self._found(f"{node.name} exited with {node.process.returncode} after it was told to end")
 
     async def _ask_to_drain(self, name: str) -> bool:
@@ -267,6 +296,16 @@ async def _stop_for(program: Program, lasts_s: float, share: float) -> None:
                 await asyncio.sleep(_CYCLE_S * (1.0 - share))
     finally:
         send(program, signal.SIGCONT)
+
+
+def _rank_of(member: Member, choice: float) -> psutil.Process | None:
+    """One of the ranks that are processes of a node which is ready; None without any."""
+    ranks = []
+    if member.running is not None and member.is_ready:
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(member.running.process.pid).children()
+            ranks = [child for child in children if _RANK in child.cmdline()]
+    return ranks[int(choice * len(ranks))] if ranks else None
 
 
 def _kill_agents(member: Member) -> None:

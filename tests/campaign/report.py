@@ -50,6 +50,19 @@ def tell(text: str) -> None:
     sys.stdout.flush()
 
 
+def _told_of(thaws: Sequence[checks.Thaw]) -> list[str]:
+    """How streams went on with a router that had been frozen."""
+    alone = [thaw.late_s for thaw in thaws if not thaw.others]
+    lines = [
+        f"{len(thaws)} streams were open when a frozen router went on, {len(alone)} of them without any other fault; "
+        f"of these the last one went on or ended after {max(alone, default=0.0):.2f} s"
+    ]
+    if others := [thaw for thaw in thaws if thaw.others]:
+        lines.append(f"  latest after the router: {max(others, key=lambda thaw: thaw.late_s)}")
+        lines.append(f"  latest after the last fault: {max(others, key=lambda thaw: thaw.held_s)}")
+    return lines
+
+
 def summary(
     asked: Sequence[Asked],
     excused: Mapping[str, int],
@@ -57,7 +70,7 @@ def summary(
     num_tokens: int,
 ) -> str:
     """The result as a page of text."""
-    gaps, thaws_s = checks.gaps_by_kind(asked, happened), checks.after_thaw_s(asked, happened)
+    gaps = checks.gaps_by_kind(asked, happened)
     ends = Counter(each.end for each in asked)
     num_errors = sum(ends[end] for end in FAILED)
     num_resumed = sum(1 for each in asked if each.end == WELL and each.num_resumed)
@@ -69,8 +82,7 @@ def summary(
         f"{num_errors} ended with an error or a broken connection, of them excused: "
         + (", ".join(f"{count} by {reason}" for reason, count in excused.items()) or "none"),
         f"{num_resumed} streams broke, were resumed by their client and are whole",
-        f"{len(thaws_s)} streams were open when a frozen router went on; the last one went on or ended after "
-        f"{max(thaws_s, default=0.0):.2f} s",
+        *_told_of(checks.after_thaws(asked, happened)),
         "",
         "| gaps above 0.4 s in streams, by kind of fault | number | p50 s | p99 s | max s |",
         "|---|---|---|---|---|",

@@ -22,6 +22,8 @@ just that. So an error outside of those is a finding.
 | memory | the address space may not grow; a node may die of it |
 | shm-full | /dev/shm has no page left, and a node is killed and started again meanwhile |
 | kill-agent | SIGKILL for the NIXL agent of a node |
+| kill-rank | SIGKILL for a rank of a node; the node ends, and is started again after `lasts_s` |
+| freeze-rank | SIGSTOP for a rank, and SIGCONT after `lasts_s`; the node may end of it |
 | poison | a request comes of which every node dies that computes it |
 | router-... | the same to the router; a killed one is started again at once |
 """
@@ -52,6 +54,8 @@ _WEIGHTS = {
     "memory": 3,
     "shm-full": 2,
     "kill-agent": 6,
+    "kill-rank": 12,
+    "freeze-rank": 6,
     "poison": 1,
     "router-kill": 2,
     "router-freeze": 3,
@@ -76,6 +80,8 @@ _LASTS_S = {
     "memory": (1.0, 8.0),
     "shm-full": (4.0, 12.0),
     "kill-agent": (0.0, 0.0),
+    "kill-rank": (0.02, 3.0),
+    "freeze-rank": (0.1, 60.0),
     "poison": (0.0, 0.0),
     "router-kill": (0.02, 1.0),
     "router-freeze": (0.1, 60.0),
@@ -116,6 +122,7 @@ def plan(settings: CampaignSettings, *, has_private_shm: bool) -> list[Fault]:
     rng = random.Random(f"faults {settings.seed}")
     left_out = {"shm-full"} if not has_private_shm or settings.transport == "zmq" else set()
     left_out |= {"kill-agent"} if settings.transport != "nixl" else set()
+    left_out |= {"kill-rank", "freeze-rank"} if settings.num_ranks == 1 else set()
     left_out |= {"kill-together"} if settings.num_decode < 2 else set()
     kinds = [kind for kind in settings.kinds if kind not in left_out]
     faults: list[Fault] = []

@@ -27,6 +27,8 @@ ALL_KINDS = (
     "memory",
     "shm-full",
     "kill-agent",
+    "kill-rank",
+    "freeze-rank",
     "poison",
     "router-kill",
     "router-freeze",
@@ -44,8 +46,9 @@ class CampaignSettings:
     """What to run. Two campaigns with the same settings ask the same requests and plan the same faults.
 
     `step_s`: how long a step of a node takes at least, so that streams last long enough to be hit. `stall_s`: for how
-    long a stream may make no progress while the router runs. `longest_s`: no fault lasts longer. `has_real_starts`:
-    programs are started as users do, in place of being forked from one that has done the imports.
+    long a stream may make no progress while the router runs. `longest_s`: no fault lasts longer. `num_ranks`: of each
+    node. `has_real_starts`: programs are started as users do, in place of being forked from one that has done the
+    imports.
     """
 
     num_faults: int
@@ -53,6 +56,7 @@ class CampaignSettings:
     seed: int
     num_prefill: int
     num_decode: int
+    num_ranks: int
     transport: str
     dtype: str
     num_clients: int
@@ -68,15 +72,17 @@ class CampaignSettings:
 
     @property
     def recovery_s(self) -> float:
-        """For so long after a fault the plan does not count a node as a survivor: it starts again and joins."""
-        return _REAL_RECOVERY_S if self.has_real_starts else _FORKED_RECOVERY_S
+        """For so long after a fault the plan does not count a node as a survivor: it starts again and joins. Ranks are
+        never forked."""
+        return _REAL_RECOVERY_S if self.has_real_starts or self.num_ranks > 1 else _FORKED_RECOVERY_S
 
     @property
     def command(self) -> str:
         """The command that replays this campaign."""
         return (
             f"python -m tests.campaign --faults {self.num_faults} --minutes {self.minutes:g} --seed {self.seed}"
-            f" --layout {self.num_prefill}P{self.num_decode}D --transport {self.transport}"
+            f" --layout {self.num_prefill}P{self.num_decode}D --tensor-parallel-size {self.num_ranks}"
+            f" --transport {self.transport}"
             f" --dtype {self.dtype} --clients {self.num_clients} --requests {self.num_requests}"
             f" --step-ms {self.step_s * 1e3:g} --stall-s {self.stall_s:g} --longest-s {self.longest_s:g}"
             f" --max-tokens {self.max_tokens} --max-attempts {self.max_attempts} --kinds {','.join(self.kinds)}"
@@ -92,6 +98,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
     parser.add_argument("--minutes", type=float, default=0.0, help="over which they are spread; 0: one fault a second")
     parser.add_argument("--seed", type=int, default=0, help="of requests and faults; 0: a random one, which is printed")
     parser.add_argument("--layout", default="2P2D", help="nodes; drawn: 2P2D to 4P4D, by the seed")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks of each node")
     parser.add_argument("--transport", default="shm", choices=("auto", "shm", "zmq", "nixl"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--clients", type=int, default=8, help="requests that are open at any time")
@@ -119,6 +126,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         seed=seed,
         num_prefill=int(counts[1]),
         num_decode=int(counts[2]),
+        num_ranks=flags.tensor_parallel_size,
         transport=flags.transport,
         dtype=flags.dtype,
         num_clients=flags.clients,

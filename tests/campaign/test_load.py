@@ -161,7 +161,11 @@ def test_it_is_told_when_streams_went_on_after_a_frozen_router() -> None:
     went_on = Asked(0, ENTRY, "stream", 0.0, ended_s=30.0, moments_s=[[0.5, 12.0], [0.6, 11.0]])
     ended = Asked(1, ENTRY, "stream", 0.0, ended_s=14.0, moments_s=[[0.5]])
     over = Asked(2, ENTRY, "stream", 0.0, ended_s=0.9, moments_s=[[0.5]])
-    assert checks.after_thaw_s([went_on, ended, over], [thawed]) == [1.0, 4.0]
+    thaws = checks.after_thaws([went_on, ended, over], [thawed])
+    assert [(thaw.late_s, thaw.held_s, thaw.others) for thaw in thaws] == [(1.0, 1.0, set()), (4.0, 4.0, set())]
+    others = [Happened(FAULT, begun_s, ended_s) for begun_s, ended_s in ((0.1, 0.2), (9.0, 13.5), (15.0, 16.0))]
+    (thaw,) = checks.after_thaws([ended], [thawed, *others])
+    assert (thaw.late_s, thaw.held_s, thaw.others) == (4.0, 0.5, {"kill"})
 
 
 def test_gaps_are_told_by_the_kind_of_fault_that_fell_into_them() -> None:

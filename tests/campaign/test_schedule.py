@@ -9,7 +9,7 @@ from tests.campaign.settings import ALL_KINDS, parse
 
 
 def test_the_same_seed_plans_the_same_faults_and_another_others() -> None:
-    flags = ["--faults", "500", "--minutes", "20", "--transport", "nixl", "--seed"]
+    flags = ["--faults", "500", "--minutes", "20", "--transport", "nixl", "--tensor-parallel-size", "2", "--seed"]
     faults = plan(parse([*flags, "5"]), has_private_shm=True)
     assert faults == plan(parse([*flags, "5"]), has_private_shm=True)
     assert faults != plan(parse([*flags, "6"]), has_private_shm=True)
@@ -47,6 +47,11 @@ def test_a_layout_is_told_or_drawn_from_the_seed() -> None:
     for wrong in ("0P2D", "2P", "2D2P"):
         with pytest.raises(SystemExit):
             parse(["--layout", wrong])
+
+
+def test_ranks_are_hit_where_there_are_some() -> None:
+    faults = plan(parse(["--faults", "300", "--seed", "1"]), has_private_shm=True)
+    assert not {"kill-rank", "freeze-rank"} & {fault.kind for fault in faults}
 
 
 def test_the_shared_memory_of_the_machine_is_never_filled() -> None:

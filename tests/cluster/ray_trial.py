@@ -4,9 +4,9 @@ On a Ray cluster of three simulated machines, all of them on this one, it runs t
 then the command as an operator does: brings a router, a prefill node and a decode node up; compares greedy answers with
 those of transformers; kills workers of Ray and a whole machine under load; has the load grow until there are two
 prefill and three decode nodes, and shrink until there is one of each; and takes everything down. A second deployment
-has a decode node of two ranks, of which one is killed. It fails when a request fails or has a wrong token, when
-something is not as it should be in time, or when a process, a placement group or a segment is left. It ends by itself
-within twenty minutes.
+has a decode node of two ranks, of which one is killed; a third has two routers, of which one is killed. It fails when a
+request fails or has a wrong token, when something is not as it should be in time, or when a process, a placement group
+or a segment is left. It ends by itself within twenty minutes.
 
 Nothing in it depends on how fast the machine is: streams are added until the goals are missed.
 """
@@ -90,6 +90,24 @@ flags = {{ dtype = "float32" }}
 [decode]
 resources = {{ CPU = 2, {back} = 1 }}
 flags = {{ dtype = "float32", tensor-parallel-size = 2 }}
+"""
+OF_ROUTERS = """
+name = "trial"
+start_timeout_s = 180
+environment = {{ HF_HUB_OFFLINE = "1" }}
+
+[router]
+count = 2
+resources = {{ CPU = 1, {front} = 1 }}
+flags = {{ port = 0, control-port = 0, node-wait-s = 120, served-model-name = "demo" }}
+
+[prefill]
+resources = {{ CPU = 1, {back} = 1 }}
+flags = {{ dtype = "float32" }}
+
+[decode]
+resources = {{ CPU = 1, {back} = 1 }}
+flags = {{ dtype = "float32" }}
 """
 Answers = Mapping[Prompt, Sequence[int]]
 
@@ -274,6 +292,26 @@ def of_ranks(command: Command, url: str, answers: Answers) -> None:
     require_good("with a node of two ranks", load.tally)
 
 
+def of_routers(command: Command, urls: str, answers: Answers) -> None:
+    """Two routers serve with the same nodes; when one dies, requests of the other notice nothing."""
+    first, second = urls.split(" and ")
+    with Load(first, answers, 2) as steady:
+        with Load(second, answers, 2) as other:
+            time.sleep(5.0)
+        require_good("at the second router", other.tally)
+        say("kill the worker of router-1")
+        pids = {member["name"]: member["pid"] for member in command.status()["members"]}
+        before = command.member("router-1")
+        kill_worker(before)
+        command.wait_again_ready(before)
+        with Load(command.member("router-1")["address"], answers, 2) as other:
+            time.sleep(5.0)
+        require_good("at the second router, in its next life", other.tally)
+    require_good("at the first router meanwhile", steady.tally)
+    after = {member["name"]: member["pid"] for member in command.status()["members"]}
+    assert {name for name in pids if pids[name] != after[name]} == {"router-1"}, (pids, after)
+
+
 def deployment(running: Machines, text: str, live: Callable[[Command, str], None]) -> None:
     """The whole life of a deployment, which `live` fills."""
     command = Command(running.address)
@@ -300,7 +338,7 @@ def deployment(running: Machines, text: str, live: Callable[[Command, str], None
 
 
 def trial(running: Machines, parsed: argparse.Namespace) -> None:
-    """Both deployments, or the part of them that was asked for."""
+    """All deployments, or the part of them that was asked for."""
     say("what transformers says")
     answers = known_answers(checkpoint_path(), NUM_PROMPTS, NUM_TOKENS)
 
@@ -312,18 +350,22 @@ def trial(running: Machines, parsed: argparse.Namespace) -> None:
             faults(command, running, url, answers)
         scaling(command, url, answers)
 
-    if parsed.only != "ranks":
+    if parsed.only not in ("ranks", "routers"):
         goals = {"ttft_ms": parsed.ttft_ms, "tpot_ms": parsed.tpot_ms}
         deployment(running, FILE.format(**goals, front=FRONT, back=BACK), live)
     if parsed.only in (None, "ranks"):
         text = OF_RANKS.format(front=FRONT, back=BACK)
         deployment(running, text, lambda command, url: of_ranks(command, url, answers))
+    if parsed.only in (None, "routers"):
+        text = OF_ROUTERS.format(front=FRONT, back=BACK)
+        deployment(running, text, lambda command, urls: of_routers(command, urls, answers))
 
 
 def main() -> int:
     """Run what was asked for; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.ray_trial", description=__doc__)
-    parser.add_argument("--only", choices=("conformance", "deployment", "scaling", "ranks"), help="one part of it")
+    parts = ("conformance", "deployment", "scaling", "ranks", "routers")
+    parser.add_argument("--only", choices=parts, help="one part of it")
     parser.add_argument("--ttft-ms", type=float, default=60.0, help="goal by which prefill nodes scale")
     parser.add_argument("--tpot-ms", type=float, default=30.0, help="goal by which decode nodes scale")
     parsed = parser.parse_args()

@@ -5,8 +5,9 @@
 Half of the time the deployment speaks plaintext on loopback and anybody is a member; the other half it has a key for
 each role, with strangers that have none, or a wrong one, and insiders that stole those of a prefill and of a decode
 node. What must hold: every program stays alive, with bounded memory; every good stream has the tokens that it has
-without attackers; and afterwards no block, leg or request is left. How late event loops were is told, not asserted: it
-depends on how busy the machine is. Exits with 1 when something does not hold.
+without attackers; no turn of the router's event loop in which it works for more than 200 ms; and afterwards no block,
+leg or request is left. How late the event loop was in all is told, not asserted: it depends on how busy the machine is.
+Exits with 1 when something does not hold.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ from wire.messages import (
 from wire.session import Session
 
 MAX_GROWTH_BYTES = 256 * 2**20
+MAX_OWN_LAG_S = 0.2
 _NUM_STREAMS, _NUM_PROMPTS, _MAX_TOKENS = 2, 6, 24
 _WARM_UP_S, _LOOK_S = 5.0, 1.0
 _LEARNS_S = 60.0
@@ -237,6 +239,7 @@ class Phase:
         faults += [f"{each.name} broke down: {each.failure!r}" for each in attackers if each.failure is not None]
         if not faults:
             self.relay.settle(_SETTLES_S)
+            faults += _turns_too_long(self.relay.router)
         self._tell(attackers, memory, streams)
         return [f"{self.name}: {text}" for text in faults]
 
@@ -272,6 +275,12 @@ def _metrics_of(program: Program) -> list[str]:
         lines = answer.read().decode().splitlines()
     told = ("rejected", "refused", "lag_max")
     return [line for line in lines if not line.startswith("#") and any(word in line for word in told)]
+
+
+def _turns_too_long(router: Program) -> list[str]:
+    """Whether its event loop has worked for too long without giving way, by the processor time that it took."""
+    longest_s = max(float(line.split()[1]) for line in _metrics_of(router) if "own_lag_max" in line)
+    return [f"the router's event loop has worked for {longest_s:.2f} s in a turn"] * (longest_s > MAX_OWN_LAG_S)
 
 
 def sniff_hello(relay: Relay, model: Path) -> Hello:

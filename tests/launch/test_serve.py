@@ -99,6 +99,8 @@ def test_prefill_and_decode_nodes_may_have_different_numbers_of_ranks() -> None:
     assert "--tensor-parallel-size=2" in prefill.arguments
     assert "--tensor-parallel-size=4" in decode.arguments
     assert not any("parallel" in word for word in router.arguments)
+    with pytest.raises(InvalidSetting, match="--batch-invariant with 2 ranks in a stage of prefill nodes and 4"):
+        resolve_serve([*uneven, "--batch-invariant"], {})
     with pytest.raises(InvalidSetting, match="--decode-tensor-parallel-size -1 must not be negative"):
         resolve_serve(["--decode-tensor-parallel-size=-1"], {})
 
@@ -106,7 +108,7 @@ def test_prefill_and_decode_nodes_may_have_different_numbers_of_ranks() -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--tensor-parallel-size=3"], "4 attention heads cannot be divided among 3 ranks"),
+        (["--tensor-parallel-size=3"], "^prefill nodes with --tensor-parallel-size 3 .*: 4 attention heads cannot be"),
         (["--prefill-pipeline-parallel-size=3"], "2 layers cannot be divided among 3 stages"),
         (["--decode-tensor-parallel-size=65"], "must lie between 1 and 64, got 65"),
     ],

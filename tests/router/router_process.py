@@ -1,16 +1,20 @@
-"""Helper: a router as a process of its own, with one fake node."""
+"""Helper: a router as a process of its own, with one fake node. It is started as users do, or forked from a process
+that has done the imports (`tests.system.prepared`), which saves a second of processor time."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
@@ -18,17 +22,68 @@ from engine.models.config import load_config
 from engine.models.identity import model_fingerprint
 from tests.router.fake_node import Context, FakeNode, make_hello
 from tests.router.http_client import Connection, parse_reply, request_bytes
+from tests.system.prepared import ROUTER_MODULES, PreparedProcess, prepared_python
 from wire.messages import DECODE
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPLETION = {"prompt": "The quick brown fox", "stream": True}
 
 
+_LOOK_S = 0.01
+
+
+class Process(Protocol):
+    """As much of `asyncio.subprocess.Process` as is used here."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def send_signal(self, signal: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+    async def wait(self) -> int: ...
+
+
+class _Forked:
+    """A `Process`, and what it writes to stdout."""
+
+    def __init__(self, process: PreparedProcess, out: Path) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._out = out
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    def send_signal(self, signal: int) -> None:
+        self._process.send_signal(signal)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def wait(self) -> int:
+        while (status := self._process.poll()) is None:  # noqa: ASYNC110  # nothing tells when a process ends
+            await asyncio.sleep(_LOOK_S)
+        return status
+
+    async def first_line(self) -> str:
+        """The first line of its output. Raises `ValueError` when it has ended without one."""
+        while "\n" not in (written := self._out.read_text()):
+            if self.returncode is not None:
+                raise ValueError("the router has ended")
+            await asyncio.sleep(_LOOK_S)
+        return written.partition("\n")[0]
+
+
 @dataclass(slots=True)
 class RouterProcess:
     """A router that has said that it is ready."""
 
-    process: asyncio.subprocess.Process
+    process: Process
     ready: dict[str, Any]
     node: FakeNode
     name: str
@@ -75,6 +130,30 @@ class RouterProcess:
             return await self.process.wait()
 
 
+def run_router(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A forked router to its end, which has to come by itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        process, out = _fork(Path(folder), *arguments)
+        status = process.wait(120)
+        return subprocess.CompletedProcess(arguments, status, out.read_text(), out.with_suffix(".err").read_text())
+
+
+def _fork(folder: Path, *arguments: str) -> tuple[PreparedProcess, Path]:
+    """A router, and the file of its output."""
+    path = folder / "router.out"
+    with path.open("wb") as out, path.with_suffix(".err").open("wb") as err:
+        return prepared_python(*ROUTER_MODULES).start(["-m", "router", *arguments], os.environ, out, err), path
+
+
+@asynccontextmanager
+async def forked_router(checkpoint: Path, *flags: str) -> AsyncIterator[RouterProcess]:
+    """As `router_process`."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = _Forked(*_fork(Path(folder), str(checkpoint), "--port=0", "--control-port=0", *flags))
+        async with _with_node(process, process.first_line(), checkpoint) as router:
+            yield router
+
+
 @asynccontextmanager
 async def router_process(
     checkpoint: Path, *flags: str, fds: Sequence[int] = (), **changes: Any
@@ -84,12 +163,20 @@ async def router_process(
         sys.executable, "-m", "router", str(checkpoint), "--port=0", "--control-port=0", *flags,
         cwd=ROOT, stdout=asyncio.subprocess.PIPE, pass_fds=fds,
     )  # fmt: skip
+    assert process.stdout is not None
+    async with _with_node(process, process.stdout.readline(), checkpoint, **changes) as router:
+        yield router
+
+
+@asynccontextmanager
+async def _with_node(
+    process: Process, first_line: Awaitable[str | bytes], checkpoint: Path, **changes: Any
+) -> AsyncIterator[RouterProcess]:
     context: Context = zmq.Context()
     node: FakeNode | None = None
     try:
-        assert process.stdout is not None
         async with asyncio.timeout(60):
-            ready = json.loads(await process.stdout.readline())
+            ready = json.loads(await first_line)
         fingerprint = model_fingerprint(checkpoint, load_config(checkpoint))
         node = FakeNode(context, ready["control_address"], make_hello(DECODE, fingerprint=fingerprint, **changes))
         await node.join()

@@ -46,19 +46,19 @@ def choose(goals: Goals, prefills: list[Node], decodes: list[Node], now_s: float
 
 def test_a_prefill_node_that_is_in_time_computes_the_prompt() -> None:
     prefill, decode = queued(node(PREFILL), ALONE_S / 2), node(DECODE)
-    assert choose(GOALS, [prefill], [decode]) == Route(decode, prefill, ALONE_S)
+    assert choose(GOALS, [prefill], [decode]) == Route(decode, prefill, ALONE_S, ttft_s=1.5 * ALONE_S)
 
 
 def test_the_decode_node_keeps_a_prompt_that_would_wait_too_long() -> None:
     prefill, decode = queued(node(PREFILL), ALONE_S, ALONE_S), node(DECODE)
-    assert choose(GOALS, [prefill], [decode]) == Route(decode, None, ALONE_S, is_kept=True)
+    assert choose(GOALS, [prefill], [decode]) == Route(decode, None, ALONE_S, is_kept=True, ttft_s=ALONE_S)
 
 
 def test_without_prefill_nodes_the_chosen_node_has_the_prompt_while_it_is_in_time() -> None:
     chosen, idle = queued(node(DECODE), ALONE_S / 2), node(DECODE)
-    assert choose(GOALS, [], [chosen, idle]) == Route(chosen, None, ALONE_S)
+    assert choose(GOALS, [], [chosen, idle]) == Route(chosen, None, ALONE_S, ttft_s=1.5 * ALONE_S)
     late = queued(chosen, ALONE_S)
-    assert choose(GOALS, [], [late, idle]) == Route(idle, None, ALONE_S)
+    assert choose(GOALS, [], [late, idle]) == Route(idle, None, ALONE_S, ttft_s=ALONE_S)
 
 
 def test_a_prompt_that_every_such_node_would_be_late_with_is_known_to_be_late() -> None:
@@ -78,7 +78,7 @@ def test_the_goal_of_a_request_counts_in_place_of_the_routers() -> None:
 
 def test_prompts_of_other_routers_are_waited_for_as_well() -> None:
     prefill, decode = node(PREFILL, num_other_prompt_tokens=2 * NUM_TOKENS), node(DECODE)
-    assert choose(GOALS, [prefill], [decode]) == Route(decode, None, ALONE_S, is_kept=True)
+    assert choose(GOALS, [prefill], [decode]).is_kept
 
 
 def test_of_several_prefill_nodes_the_one_that_is_done_first_is_taken() -> None:
@@ -192,6 +192,43 @@ def test_a_queue_forgets_what_was_computed_in_any_order() -> None:
         rest = sum(each.seconds for each in waiting)
         assert rest - max((each.seconds for each in waiting), default=0.0) - 1e-9 <= queue.wait_s(now_s) <= rest + 1e-9
     assert len(queue) == len(waiting)
+
+
+def came(made: Node, factor: float, count: int) -> Node:
+    """`count` first tokens of the node came after `factor` times what was predicted."""
+    for _ in range(count):
+        made.prompts.computed(made.prompts.add(0.0, 0.0, ALONE_S), factor * ALONE_S)
+    return made
+
+
+def test_predictions_that_were_not_kept_are_corrected_from_then_on() -> None:
+    goals = replace(GOALS, ttft_s=1.2 * ALONE_S)
+    busy = queued(node(PREFILL), ALONE_S / 10)
+    assert not choose(goals, [busy], [node(DECODE)]).is_kept
+    assert not choose(goals, [came(busy, 1.3, 15)], [node(DECODE)]).is_kept  # too few to judge by
+    assert choose(goals, [came(busy, 1.3, 1)], [node(DECODE)]).is_kept
+    late = choose(goals, [busy], [queued(node(DECODE), 9 * ALONE_S)])
+    assert late.prefill is busy
+    assert late.ttft_s == pytest.approx(1.1 * ALONE_S)
+    assert late.late_s == pytest.approx(ALONE_S / 10)  # that is all there is before it
+    assert not choose(goals, [came(busy, 1.0, 64)], [node(DECODE)]).is_kept
+
+
+def test_first_tokens_that_come_long_before_the_goal_teach_nothing() -> None:
+    patient = Goals(2.1 * ALONE_S, 0.05)
+    assert choose(patient, [node(PREFILL)], [node(DECODE)]).ttft_s == 0.0
+    assert choose(GOALS, [node(PREFILL)], [node(DECODE)]).ttft_s == ALONE_S
+
+
+def test_a_correction_keeps_four_of_five_and_is_bounded() -> None:
+    made = came(came(node(PREFILL), 1.4, 13), 0.9, 51)
+    assert made.prompts.factor == pytest.approx(1.4)
+    assert came(made, 0.9, 1).prompts.factor == pytest.approx(0.9)
+    assert came(made, 50.0, 64).prompts.factor == 1.5
+    assert came(made, 0.01, 64).prompts.factor == 0.5
+    for _ in range(64):
+        made.prompts.remove(made.prompts.add(0.0, 0.0, ALONE_S), 9.0)  # nobody wants it any more
+    assert made.prompts.factor == 0.5
 
 
 async def test_a_relay_with_goals_gives_a_prompt_to_the_decode_node_while_the_prefill_node_is_busy() -> None:

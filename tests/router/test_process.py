@@ -1,4 +1,4 @@
-"""`python -m router` as a process of its own: how it starts, refuses to start, and stops."""
+"""`python -m router` as a process of its own: how it starts, refuses to start, and stops. Most of them are forked."""
 
 from __future__ import annotations
 
@@ -22,16 +22,10 @@ from launch.ports import listening
 from router.access.keys import digest_of
 from router.lives import SHORTEST_LIFE_S
 from tests.router.http_client import Connection, Reply, parse_reply, request_bytes
-from tests.router.router_process import ROOT, router_process
+from tests.router.router_process import ROOT, forked_router, router_process, run_router
 from wire.messages import Cancel, Decode
 
 CERTIFICATE = Path(__file__).with_name("access") / "certificates" / "one.pem"
-
-
-def _start(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "router", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 @pytest.fixture
@@ -58,7 +52,7 @@ def test_it_starts_without_torch() -> None:
 
 
 def test_a_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
-    ended = _start(str(checkpoint), f"--port={taken_port}", "--control-port=0")
+    ended = run_router(str(checkpoint), f"--port={taken_port}", "--control-port=0")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.splitlines() == [
         f"error: --port: cannot listen on 127.0.0.1:{taken_port}: {os.strerror(errno.EADDRINUSE)}"
@@ -66,7 +60,7 @@ def test_a_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
 
 
 def test_a_control_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
-    ended = _start(str(checkpoint), "--port=0", f"--control-port={taken_port}")
+    ended = run_router(str(checkpoint), "--port=0", f"--control-port={taken_port}")
     assert (ended.returncode, ended.stdout) == (1, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"error: --control-host, --control-port: cannot listen on 127.0.0.1:{taken_port}")
@@ -79,14 +73,14 @@ def test_a_control_port_in_use_is_one_line(checkpoint: Path, taken_port: int) ->
 ])  # fmt: skip
 def test_settings_that_cannot_be_used_are_one_line(checkpoint: Path, arguments: tuple[str, ...]) -> None:
     model = () if not arguments[0].startswith("--") else (str(checkpoint),)
-    ended = _start(*model, "--control-port=0", *([] if "--port" in arguments[0] else ["--port=0"]), *arguments)
+    ended = run_router(*model, "--control-port=0", *([] if "--port" in arguments[0] else ["--port=0"]), *arguments)
     assert (ended.returncode, ended.stdout) == (1, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: ")
 
 
 async def test_sigterm_lets_a_stream_finish(checkpoint: Path) -> None:
-    async with router_process(checkpoint) as router:
+    async with forked_router(checkpoint) as router:
         connection = await router.request()
         leg = await router.node.expect(Decode)
         router.node.emit(leg, [70])
@@ -104,13 +98,13 @@ async def test_sigterm_lets_a_stream_finish(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_an_idle_router_stops_at_once(checkpoint: Path, number: signal.Signals) -> None:
-    async with router_process(checkpoint) as router:
+    async with forked_router(checkpoint) as router:
         router.process.send_signal(number)
         assert await router.ended(10.0) == 0
 
 
 async def test_a_second_signal_breaks_streams_off(checkpoint: Path) -> None:
-    async with router_process(checkpoint) as router:
+    async with forked_router(checkpoint) as router:
         connection = await router.request()
         router.node.emit(await router.node.expect(Decode), [70])
         await connection.until(b"data: ")
@@ -125,7 +119,7 @@ async def test_a_second_signal_breaks_streams_off(checkpoint: Path) -> None:
 
 
 async def test_the_shutdown_deadline_breaks_streams_off(checkpoint: Path) -> None:
-    async with router_process(checkpoint, "--shutdown-timeout-s=0.3") as router:
+    async with forked_router(checkpoint, "--shutdown-timeout-s=0.3") as router:
         connection = await router.request()
         router.node.emit(await router.node.expect(Decode), [70])
         await connection.until(b"data: ")
@@ -183,7 +177,7 @@ async def test_sighup_reads_the_keys_again(checkpoint: Path, tmp_path: Path) -> 
     path = tmp_path / "keys.toml"
     entries = [f'[{name}]\nsha256 = "{digest_of(name).hex()}"\n' for name in ("alice", "bob")]
     path.write_text(entries[0])
-    async with router_process(checkpoint, f"--api-key-file={path}") as router:
+    async with forked_router(checkpoint, f"--api-key-file={path}") as router:
         assert [await router.models(name) for name in ("alice", "bob", "")] == [200, 401, 401]
         path.write_text(entries[1])
         router.process.send_signal(signal.SIGHUP)
@@ -195,7 +189,7 @@ async def test_sighup_reads_the_keys_again(checkpoint: Path, tmp_path: Path) -> 
 
 async def test_it_serves_https_and_keeps_an_audit_log(checkpoint: Path, tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
-    async with router_process(checkpoint, f"--ssl-certfile={CERTIFICATE}", f"--audit-log={path}") as router:
+    async with forked_router(checkpoint, f"--ssl-certfile={CERTIFICATE}", f"--audit-log={path}") as router:
         parts = urlsplit(router.ready["address"])
         assert parts.scheme == "https"
         trusting = ssl.create_default_context(cafile=str(CERTIFICATE))
@@ -203,13 +197,13 @@ async def test_it_serves_https_and_keeps_an_audit_log(checkpoint: Path, tmp_path
         await connection.send(request_bytes("GET", "/v1/models"))
         assert parse_reply(await connection.to_end()).status == 200
         connection.break_off()
-        router.process.terminate()
+        router.process.send_signal(signal.SIGTERM)
         assert await router.ended(10.0) == 0
     assert [json.loads(line)["route"] for line in path.read_text().splitlines()] == ["/v1/models"]
 
 
 async def test_a_shutdown_does_not_wait_for_nodes(checkpoint: Path) -> None:
-    async with router_process(checkpoint) as router:
+    async with forked_router(checkpoint) as router:
         running = await router.request(stream=False)
         await router.node.expect(Decode)
         router.node.die()

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from tests.simulation.schedule import Failure, Schedule, run_seed
+from tests.simulation.schedule import Failure, Schedule, run_seeds
 
 _SEEDS_PER_TASK = 200
 _TELL_S = 60.0
@@ -94,7 +94,7 @@ def _prepare() -> None:
 
 
 def _run_part(is_mixed: bool, seeds: range) -> list[Failure]:
-    return [failure for seed in seeds if (failure := run_seed(seed, is_mixed=is_mixed)) is not None]
+    return run_seeds(seeds, is_mixed=is_mixed)
 
 
 def _tell(text: str) -> None:

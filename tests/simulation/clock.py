@@ -29,7 +29,7 @@ class VirtualClock:
     def at(self, when_s: float, happen: Callable[[], None]) -> None:
         """Let something happen then."""
         self.num_asked += 1
-        heapq.heappush(self._due, (max(when_s, self.now_s), self.num_asked, happen))
+        heapq.heappush(self._due, (when_s if when_s > self.now_s else self.now_s, self.num_asked, happen))
 
     def after(self, delay_s: float, happen: Callable[[], None]) -> None:
         """Let something happen so many seconds from now."""
@@ -47,13 +47,13 @@ class VirtualClock:
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop whose time is a `VirtualClock`. Whoever owns it calls `run_due` when `next_s` has come.
 
-    A descriptor is readable as ZMQ's are: once for what has come, and not any more as soon as its socket was used.
+    A descriptor is readable as ZMQ's are: once for what has come, and not any more as soon as its socket was used. The
+    order of things is that of `BaseEventLoop`, without its waiting: descriptors, then timers, then what was ready.
     """
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
         self._clock = clock
-        self._selector = self
         self._ready: deque[asyncio.Handle]
         self._scheduled: list[asyncio.TimerHandle]
         self._timer_cancelled_count: int
@@ -80,10 +80,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """When `run_due` has something to do; None for never."""
         if self._ready or not self.signalled.isdisjoint(self._readers):
             return self._clock.now_s
-        while self._scheduled and self._scheduled[0].cancelled():
-            self._timer_cancelled_count -= 1
-            heapq.heappop(self._scheduled)._scheduled = False  # type: ignore[attr-defined]
-        return self._scheduled[0].when() if self._scheduled else None
+        scheduled = self._scheduled
+        while scheduled and scheduled[0]._cancelled:
+            self._drop_timer()
+        return scheduled[0].when() if scheduled else None
 
     @property
     def num_timers(self) -> int:
@@ -92,12 +92,36 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def run_due(self) -> None:
         """Run everything that is due now, and what follows from it at once."""
+        ready, scheduled, now_s = self._ready, self._scheduled, self._clock.now_s
         asyncio._set_running_loop(self)
         try:
-            while (due_s := self.next_s) is not None and due_s <= self._clock.now_s:
-                self._run_once()  # type: ignore[attr-defined]
+            while True:
+                if self.signalled:
+                    self._call_readers()
+                while scheduled and (scheduled[0]._cancelled or scheduled[0].when() <= now_s):
+                    timer = self._drop_timer()
+                    if not timer._cancelled:
+                        ready.append(timer)
+                if not ready:
+                    return
+                for _ in range(len(ready)):
+                    handle = ready.popleft()
+                    if not handle._cancelled:
+                        handle._run()
         finally:
             asyncio._set_running_loop(None)
+
+    def _drop_timer(self) -> asyncio.TimerHandle:
+        timer = heapq.heappop(self._scheduled)
+        self._timer_cancelled_count -= timer._cancelled
+        timer._scheduled = False  # type: ignore[attr-defined]
+        return timer
+
+    def _call_readers(self) -> None:
+        for fd in [fd for fd in self._readers if fd in self.signalled]:
+            self.signalled.remove(fd)
+            callback, args = self._readers[fd]
+            self.call_soon(callback, *args)
 
     def run_in(self, call: Callable[[], Any]) -> Any:
         """Call something as code of this loop."""
@@ -106,17 +130,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return call()
         finally:
             asyncio._set_running_loop(None)
-
-    def select(self, timeout: float | None) -> list[int]:
-        """As a selector: the descriptors that are readable, without waiting."""
-        ready = [fd for fd in self._readers if fd in self.signalled]
-        self.signalled.difference_update(ready)
-        return ready
-
-    def _process_events(self, event_list: list[int]) -> None:
-        for fd in event_list:
-            callback, args = self._readers[fd]
-            self.call_soon(callback, *args)
 
     def _note_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.errors.append(context.get("exception") or RuntimeError(context["message"]))

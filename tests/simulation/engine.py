@@ -26,11 +26,17 @@ from tests.computed_step import ComputedStep
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE
 from wire.request_key import RequestKey
 
+POISON = (28, 28, 28)
+"""How the prompt begins that no node survives."""
 _SLOT_BYTES = BLOCK_BYTES // BLOCK_SIZE
 _VOCABULARY = 29
 EOS = _VOCABULARY
 NUM_BLOCKS, MAX_NUM_SEQS, MAX_STEP_TOKENS = 24, 4, 8
 FINGERPRINT = "model-a"
+
+
+class Crash(BaseException):
+    """The node computes the prompt that no node survives."""
 
 
 class _Row(NamedTuple):
@@ -56,7 +62,9 @@ class SimRunner:
     sampled: Mapping[RequestKey, SampledToken] = field(default_factory=dict)
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
-        """See `Runner`."""
+        """See `Runner`. Raises `Crash`."""
+        if any(tuple(share.token_ids[: len(POISON)]) == POISON for share in step.requests):
+            raise Crash
         if self.num_failing:
             self.num_failing -= 1
             raise MemoryError("no room for the step")

@@ -1,7 +1,8 @@
 """A network in virtual time, seen by its programs as ZMQ sockets.
 
 Owns the connections between DEALER and ROUTER sockets and the messages on them. What is promised is what ZMQ over TCP
-promises, and no more: the messages of one connection come in order, those of different connections in any order. A
+promises, and no more: the messages of one connection come in order, those of different connections in any order. What
+is sent at one moment over one connection travels together. A
 connection that breaks loses what is on its way; either end notices at its own time, and until then sends into nothing.
 Whoever dialled keeps what it sends without a connection, dials again, and has the same identity. A paused program reads
 nothing, and finishes no handshake.
@@ -22,6 +23,13 @@ _REDIAL_S, _MAX_REDIAL_S = 0.05, 1.0
 _HANDSHAKE_S = 0.002
 _MAX_QUEUED = 4096
 _CLOSED_S = 0.001
+
+
+class _NothingThere(zmq.Again):
+    """Made in no time, unlike that of ZMQ, which asks for the text of its number."""
+
+    def __init__(self) -> None:
+        self.errno = zmq.EAGAIN
 
 
 class Host:
@@ -162,7 +170,7 @@ class SimSocket:
 
     def recv_multipart(self, flags: int) -> list[bytes]:
         if not self.inbox:
-            raise zmq.Again
+            raise _NothingThere
         return self.inbox.popleft()
 
     def recv(self, flags: int) -> bytes:
@@ -206,14 +214,14 @@ class Connection:
         self.listener: SimSocket | None = None
         self._network = network
         self._address = address
-        self._life = 0
+        self.life = 0
         """Of the TCP connection that is there or being made; what was sent in an earlier one is lost."""
         self._is_up = False
         self._is_closed = False
         self._waiting: deque[list[bytes]] = deque()
         self._identity = b""
         self._redial_s = _REDIAL_S
-        self._last_up_s = self._last_down_s = 0.0
+        self._up, self._down = _Way(self, network), _Way(self, network)
         network.connections.append(self)
         self._dial_in(0.0)
 
@@ -228,47 +236,32 @@ class Connection:
                 raise zmq.Again
             self._waiting.append(frames)
             return
-        listener, life = self.listener, self._life
-        clock = self._network.clock
-        if listener is not None:
-            self._network.count(self.dealer.host, listener.host)
-        self._last_up_s = max(self._last_up_s, clock.now_s + self._network.delay_s())
-
-        def arrive() -> None:
-            if self._life == life and listener is not None:
-                listener.arrive([self._identity, *frames])
-
-        clock.at(self._last_up_s, arrive)
+        if self.listener is not None:
+            self._network.count(self.dealer.host, self.listener.host)
+            self._up.send(self.life, [self._identity, *frames], self.listener)
 
     def send_down(self, life: int, frames: list[bytes]) -> None:
         """Send to the dealer, over the TCP connection `life`."""
-        clock = self._network.clock
         if self.listener is not None:
             self._network.count(self.listener.host, self.dealer.host)
-        self._last_down_s = max(self._last_down_s, clock.now_s + self._network.delay_s())
-
-        def arrive() -> None:
-            if self._life == life:
-                self.dealer.arrive(frames)
-
-        clock.at(self._last_down_s, arrive)
+        self._down.send(life, frames, self.dealer)
 
     def break_off(self, dealer_notices_s: float, listener_notices_s: float) -> None:
         """The connection breaks; its ends notice after so many seconds."""
         listener = self.listener
         if listener is None:
             return
-        route, identity = (self, self._life), self._identity
-        self._life += 1
+        route, identity = (self, self.life), self._identity
+        self.life += 1
         self.listener = None
-        life, clock = self._life, self._network.clock
+        life, clock = self.life, self._network.clock
 
         def listener_notices() -> None:
             if listener.routes.get(identity) == route:
                 del listener.routes[identity]
 
         def dealer_notices() -> None:
-            if self._life == life and not self._is_closed:
+            if self.life == life and not self._is_closed:
                 self._is_up = False
                 self.dealer.tell(zmq.EVENT_DISCONNECTED)
                 self._dial_in(_REDIAL_S)
@@ -279,7 +272,7 @@ class Connection:
     def listener_ends(self) -> None:
         """The listener's program has ended; what it has sent still arrives."""
         clock = self._network.clock
-        clock.at(max(self._last_down_s, clock.now_s), lambda: self.break_off(_CLOSED_S, 0.0))
+        clock.at(max(self._down.last_s, clock.now_s), lambda: self.break_off(_CLOSED_S, 0.0))
 
     def close(self) -> None:
         """The dealer closes it for good. What it has sent still arrives."""
@@ -287,20 +280,20 @@ class Connection:
         if self in self._network.connections:
             self._network.connections.remove(self)
         listener, identity, clock = self.listener, self._identity, self._network.clock
-        route = (self, self._life)
+        route = (self, self.life)
 
         def end() -> None:
             if listener is not None and listener.routes.get(identity) == route:
                 del listener.routes[identity]
 
         if listener is not None:
-            clock.at(max(self._last_up_s, clock.now_s) + _CLOSED_S, end)
+            clock.at(max(self._up.last_s, clock.now_s) + _CLOSED_S, end)
 
     def _dial_in(self, delay_s: float) -> None:
-        life = self._life
+        life = self.life
 
         def dial() -> None:
-            if self._life == life and not self._is_closed and not self._is_up:
+            if self.life == life and not self._is_closed and not self._is_up:
                 self._dial()
 
         self._network.clock.after(delay_s + _HANDSHAKE_S, dial)
@@ -313,14 +306,44 @@ class Connection:
             self._dial_in(self._redial_s)
             self._redial_s = min(2 * self._redial_s, _MAX_REDIAL_S)
             return
-        self._life += 1
+        self.life += 1
         self._is_up, self.listener, self._redial_s = True, listener, _REDIAL_S
         self._identity = self.dealer.identity or b"\0" + self._network.next_number().to_bytes(4, "big")
-        self._last_up_s = self._last_down_s = self._network.clock.now_s
-        listener.routes[self._identity] = (self, self._life)
+        listener.routes[self._identity] = (self, self.life)
         self.dealer.tell(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         while self._waiting:
             self.send_up(self._waiting.popleft())
+
+
+class _Way:
+    """One direction of a connection; `last_s`: when the last that was sent arrives."""
+
+    def __init__(self, connection: Connection, network: Network) -> None:
+        self.last_s = 0.0
+        self._connection = connection
+        self._network = network
+        self._sent: tuple[float, int] | None = None
+        self._together: list[list[bytes]] = []
+
+    def send(self, life: int, frames: list[bytes], target: SimSocket) -> None:
+        """Bring frames to a socket, over the TCP connection `life`."""
+        clock = self._network.clock
+        sent = (clock.now_s, life)
+        if self._sent == sent:
+            self._together.append(frames)
+            return
+        together = self._together = [frames]
+        self._sent = sent
+        self.last_s = max(self.last_s, clock.now_s + self._network.delay_s())
+
+        def arrive() -> None:
+            if self._together is together:
+                self._sent = None
+            if self._connection.life == life:
+                for each in together:
+                    target.arrive(each)
+
+        clock.at(self.last_s, arrive)
 
 
 def _pair(one: Host, other: Host) -> tuple[str, str]:

@@ -38,7 +38,7 @@ from prefill_node.leg import PrefillLeg
 from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackOpener, LoopbackReceiver, LoopbackSender
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT
 from tests.simulation.clock import VirtualClock
-from tests.simulation.engine import FINGERPRINT, MAX_NUM_SEQS, NUM_BLOCKS, SimRunner, make_core
+from tests.simulation.engine import FINGERPRINT, MAX_NUM_SEQS, NUM_BLOCKS, Crash, SimRunner, make_core
 from tests.simulation.network import Context, Host
 from tests.simulation.programs import SETTINGS, Program, Surroundings, Thread
 from wire import links
@@ -48,7 +48,7 @@ from wire.request_key import RequestKey
 
 LEASE_S = 5.0
 _BEAT_S = 1.0
-_IDLE_S = 1.0
+_IDLE_S = 2.5
 """How often a thread looks that has nothing to do; the real ones do so four times a second."""
 _SPIN_S = 0.001
 _STOP_S = 10.0
@@ -180,7 +180,7 @@ class _Opener(LoopbackOpener):
 
 class NodeProgram(Program):
     """One life of a prefill or decode node, or of a mixed one that `prefers` something. `refusal`: what the router said
-    when it did not take it."""
+    when it did not take it. `has_crashed`: it died of a request."""
 
     def __init__(self, around: Surroundings, role: str, node_id: str, prefers: str = "") -> None:
         super().__init__(around, node_id)
@@ -189,6 +189,7 @@ class NodeProgram(Program):
         self.epoch = around.chance.getrandbits(63)
         self.process = ProcessIdentity("host:1:1", around.network.next_number(), 1)
         self.refusal = ""
+        self.has_crashed = False
         self.stopper = SimStopper()
         blocks = np.zeros((NUM_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
         self.runner = SimRunner(blocks, is_asynchronous=around.overlaps)
@@ -299,6 +300,8 @@ class NodeProgram(Program):
             is_serving = self.engine_loop.turn()
         except Refused as error:
             is_serving, self.refusal = False, str(error)
+        except Crash:
+            is_serving, self.has_crashed = False, True
         if not is_serving:
             self.kill()
             return None
@@ -306,7 +309,7 @@ class NodeProgram(Program):
         if not self.engine_loop.wait_s:
             self._engine.busy_until_s = clock.now_s + self.around.step_s()
             return self._engine.busy_until_s - clock.now_s
-        return _IDLE_S if self.is_idle else self.engine_loop.wait_s
+        return self.engine_loop.wait_s if self.leg.num_live else _IDLE_S
 
 
 def _lose_all(network: LoopbackNetwork, opener: _Opener) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from router.control import ControlLink
@@ -79,7 +79,8 @@ class Thread:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What every program needs of the world. `step_s` says how long the next step of an engine takes; `overlaps`:
-    engines schedule asynchronously; `routers`: the addresses of those that nodes serve."""
+    engines schedule asynchronously; `routers`: the addresses of those that nodes serve; `max_attempts`: see
+    `RelaySettings`."""
 
     clock: VirtualClock
     network: Network
@@ -89,6 +90,7 @@ class Surroundings:
     peers_write: bool
     overlaps: bool
     routers: Sequence[str]
+    max_attempts: int
 
 
 class Program:
@@ -132,7 +134,8 @@ class RouterProgram(Program):
         self.registry = NodeRegistry({MODEL: FINGERPRINT}, epoch=around.chance.getrandbits(63))
         context = cast(Any, Context(around.network, self.host, self._signal))
         self.control = ControlLink(context, "127.0.0.1", 9000 + number, SETTINGS, self.registry, clock=around.clock)
-        self.relay = Relay(self.registry, self.control, LeastLoaded(), LeastLoaded(), RELAY_SETTINGS)
+        settings = replace(RELAY_SETTINGS, max_attempts=around.max_attempts)
+        self.relay = Relay(self.registry, self.control, LeastLoaded(), LeastLoaded(), settings)
         self.call(lambda: self.control.start(self.relay))
 
     def call(self, function: Callable[[], Any]) -> Any:

@@ -6,25 +6,54 @@ just when something is sent. A seed is a schedule; the same seed happens in the 
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault
+from tests.simulation.engine import POISON
 from tests.simulation.network import Host
 from tests.simulation.nodes import NodeProgram
-from tests.simulation.programs import RouterProgram
+from tests.simulation.programs import Program, RouterProgram
 from tests.simulation.world import Client, World
 from wire.messages import BOTH, DECODE, PREFILL
 from wire.request_key import RequestKey
 
-_FAULTS_UNTIL_S = 1.2
-_PAUSES_S = (0.1, 0.5, 2.0, 2.8, 3.3, 5.0, 11.0)
-_CUTS_S = (0.1, 0.25, 0.5, 2.0, 4.0)
-_RESTARTS_S = (0.05, 0.5, 2.0, 5.0)
+_NODE_PAUSES_S = (0.1, 0.1, 0.5, 0.5, 2.8, 3.3, 6.0)
+"""Heartbeats are missed for 3 s, and leases are of 5 s."""
+_ROUTER_PAUSES_S = (0.1, 0.5, 0.5, 3.3, 5.0, 11.0)
+"""Nodes believe in a silent router for 10 s."""
+_CUTS_S = (0.1, 0.25, 0.25, 0.5, 2.0, 4.0)
+_RESTARTS_S = (0.05, 0.05, 0.5, 0.5, 2.0, 5.0)
+
+_SEEDS_PER_COLLECTION = 5
+_LARGE_EACH = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of how many of each there may be; chosen with equal chances."""
+
+    prefills: tuple[int, ...]
+    decodes: tuple[int, ...]
+    routers: tuple[int, ...]
+    clients: tuple[int, ...]
+    choices: tuple[int, ...]
+    tokens: tuple[int, ...]
+    faults: tuple[int, ...]
+    asked_until_s: float
+    faults_until_s: float
+
+
+SMALL = Size((1,), (1, 1, 2), (1, 1, 1, 2), (1, 1, 2), (1, 1, 1, 2), (1, 2, 4, 6, 10), (1, 1, 2, 3), 0.1, 0.25)
+LARGE = Size(
+    (1, 1, 2), (1, 2, 2, 3), (1, 1, 2), (1, 2, 3, 5), (1, 1, 2, 3), (1, 2, 4, 12, 24, 30), (0, 1, 2, 3, 4), 0.4, 0.8
+)
+"""Most of what can go wrong needs few programs and few tokens, and a small world takes a third of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +69,17 @@ class Failure:
 
 
 class Schedule:
-    """The schedule of a seed. `is_mixed`: all nodes do any leg, and what each prefers changes all the time."""
+    """The schedule of a seed. `is_mixed`: all nodes do any leg, and what each prefers changes all the time. Each tenth
+    world is large."""
 
     def __init__(self, seed: int, *, is_mixed: bool = False) -> None:
         chance = self.chance = random.Random(seed)
+        size = self.size = SMALL if seed % _LARGE_EACH else LARGE
+        has_poison = chance.random() < 0.05
+        self.planned_until_s = 0.0
         self.block_faults = chance.choice((0.0, 0.0, 0.0, 0.05, 0.3))
         self.peers_write = chance.random() < 0.5
-        num_prefills, num_decodes = chance.choice((1, 1, 2)), chance.choice((1, 1, 2, 2, 3))
+        num_prefills, num_decodes = chance.choice(size.prefills), chance.choice(size.decodes)
         self.world = World(
             seed,
             0 if is_mixed else num_prefills,
@@ -55,41 +88,56 @@ class Schedule:
             overlaps=chance.random() < 0.5,
             plan=self._fault,
             num_mixed=num_prefills + num_decodes if is_mixed else 0,
-            num_routers=chance.choice((1, 1, 1, 2, 2)),
+            num_routers=chance.choice(size.routers),
+            max_attempts=8 if has_poison else 3,
         )
         self.world.slowest_s = chance.choice((0.001, 0.001, 0.02, 0.2))
-        for number in range(chance.choice((1, 1, 2, 2, 3, 5))):
+        for number in range(chance.choice(size.clients)):
             self._plan_client(number)
+        if has_poison:
+            self._plan_poison()
         for _ in range(40 if is_mixed else 0):
-            self.world.clock.at(chance.random() * _FAULTS_UNTIL_S, self._prefer)
+            self._at(chance.random() * size.faults_until_s, self._prefer)
         if num_decodes > 1 and chance.random() < 0.4:
-            self.world.clock.at(0.2 + chance.random() * 0.5, self._stop_busy_decode_node)
-        for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4))):
+            self._at(0.05 + chance.random() * 0.3, self._stop_busy_decode_node)
+        for _ in range(chance.choice(size.faults)):
             if chance.random() < 0.5:
-                self.world.clock.at(chance.random() * _FAULTS_UNTIL_S, chance.choice(self._faults()))
+                self._at(chance.random() * size.faults_until_s, chance.choice(self._faults()))
             else:
-                self.world.network.when_sent[int(chance.triangular(5, 400, 5))] = self._at_a_message
+                self.world.network.when_sent[int(chance.triangular(5, 200, 5))] = self._at_a_message
 
     def run(self) -> None:
         """Let it happen. Raises `AssertionError` when something does not hold."""
         self.world.run()
 
+    def _at(self, when_s: float, happen: Callable[[], None]) -> None:
+        """Plan something; the world is not over before."""
+        self.planned_until_s = max(self.planned_until_s, when_s)
+        self.world.disturbed(when_s, is_cause=False)
+        self.world.clock.at(when_s, happen)
+
     def _plan_client(self, number: int) -> None:
-        chance, world = self.chance, self.world
+        chance, world, size = self.chance, self.world, self.size
         first = chance.randrange(4)  # some prompts begin alike
         prompt = tuple((first + place) % 29 for place in range(chance.choice((1, 2, 5, 8, 9, 14))))
         client = Client(
             number,
             prompt,
-            max_tokens=chance.choice((1, 2, 4, 12, 24, 30)),
-            num_choices=chance.choice((1, 1, 1, 1, 2, 3)),
-            pause_s=chance.choice((0.0, 0.0, 0.0, 0.0, 0.02, 0.3)),
+            max_tokens=chance.choice(size.tokens),
+            num_choices=chance.choice(size.choices),
+            pause_s=chance.choice((0.0, 0.0, 0.0, 0.0, 0.02, 0.2)),
             router=chance.randrange(len(world.routers)),
+            resumes=chance.random() < 0.5,
         )
-        asks_s = chance.random() * 0.7
-        world.clock.at(asks_s, lambda: world.ask(client))
+        asks_s = chance.random() * size.asked_until_s
+        self._at(asks_s, lambda: world.ask(client))
         if chance.random() < 0.15:
-            world.clock.at(asks_s + chance.random(), lambda: world.leave(client))
+            self._at(asks_s + chance.random() * 0.4, lambda: world.leave(client))
+
+    def _plan_poison(self) -> None:
+        world = self.world
+        client = Client(99, (*POISON, 1, 2), max_tokens=4, router=self.chance.randrange(len(world.routers)))
+        self._at(self.chance.random() * self.size.asked_until_s, lambda: world.ask(client))
 
     def _faults(self) -> tuple[Callable[[], None], ...]:
         return (
@@ -106,6 +154,7 @@ class Schedule:
             self._stop_busy_decode_node,
             self._stall,
             self._fail_step,
+            self._fail_steps,
         )
 
     def _at_a_message(self, sender: Host, receiver: Host) -> None:
@@ -122,7 +171,7 @@ class Schedule:
         elif what == "kill" and isinstance(which, RouterProgram):
             world.kill_router(which, chance.choice(_RESTARTS_S))
         elif what == "pause":
-            world.pause(which, chance.choice(_PAUSES_S))
+            self._pause(which)
         elif what == "break":
             world.break_connections(one, other)
         else:
@@ -138,24 +187,28 @@ class Schedule:
         self.world.kill_node(self._node(), self.chance.choice(_RESTARTS_S))
 
     def _stop_node(self) -> None:
-        self.world.stop_node(self._node(), 12.0)
+        self.world.stop_node(self._node())
 
     def _stop_busy_decode_node(self) -> None:
         """It hands its requests over, if there is another one."""
         busy = [node for node in self.world.nodes.values() if node.role == DECODE and not node.is_idle]
         if busy and self.chance.random() < 0.5:
-            self.world.stop_node(self.chance.choice(busy), 12.0)
+            self.world.stop_node(self.chance.choice(busy))
         elif busy:
-            self.world.drain_node(self.chance.choice(busy), self._router(), 12.0)
+            self.world.drain_node(self.chance.choice(busy), self._router())
 
     def _prefer(self) -> None:
         self.world.prefer(self._node(), self.chance.choice((PREFILL, PREFILL, DECODE, BOTH)))
 
+    def _pause(self, program: Program) -> None:
+        pauses_s = _ROUTER_PAUSES_S if isinstance(program, RouterProgram) else _NODE_PAUSES_S
+        self.world.pause(program, self.chance.choice(pauses_s))
+
     def _pause_node(self) -> None:
-        self.world.pause(self._node(), self.chance.choice(_PAUSES_S))
+        self._pause(self._node())
 
     def _pause_router(self) -> None:
-        self.world.pause(self._router(), self.chance.choice(_PAUSES_S))
+        self._pause(self._router())
 
     def _kill_router(self) -> None:
         self.world.kill_router(self._router(), self.chance.choice(_RESTARTS_S))
@@ -183,10 +236,11 @@ class Schedule:
             node.stall(for_s)
 
     def _fail_step(self) -> None:
-        node = self._node()
-        self.world.note(f"the next step of {node.name} fails")
-        self.world.disturbed(self.world.clock.now_s)
-        node.runner.num_failing += 1
+        self.world.fail_steps(self._node(), 1)
+
+    def _fail_steps(self) -> None:
+        """Until the routers give it no more requests."""
+        self.world.fail_steps(self._node(), 100)
 
     def _fault(self, number: int, key: RequestKey, move: Move) -> Fault:
         """What happens to a block of KV on its way."""
@@ -202,9 +256,29 @@ class Schedule:
         return fault
 
 
+def run_seeds(seeds: Iterable[int], *, is_mixed: bool = False) -> list[Failure]:
+    """What was wrong with these schedules. A world that is over is garbage in cycles: it is collected while it is
+    young, and the garbage collector looks at nothing else."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    logging.disable(logging.CRITICAL)
+    failures = []
+    try:
+        for number, seed in enumerate(seeds):
+            failure = run_seed(seed, is_mixed=is_mixed)
+            if failure is not None:
+                failures.append(failure)
+            if number % _SEEDS_PER_COLLECTION == 0:
+                gc.collect(0)
+    finally:
+        logging.disable(logging.NOTSET)
+        if was_enabled:
+            gc.enable()
+    return failures
+
+
 def run_seed(seed: int, *, is_mixed: bool = False) -> Failure | None:
     """Run the schedule of a seed; what was wrong with it, or None."""
-    logging.disable(logging.CRITICAL)
     schedule = Schedule(seed, is_mixed=is_mixed)
     try:
         schedule.run()
@@ -212,6 +286,4 @@ def run_seed(seed: int, *, is_mixed: bool = False) -> Failure | None:
         lines = traceback.format_exception(error)
         text = str(error) if isinstance(error, AssertionError) else "".join(lines)
         return Failure(seed, text or "".join(lines), tuple(schedule.world.timeline))
-    finally:
-        logging.disable(logging.NOTSET)
     return None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 
-from tests.simulation.nodes import NodeProgram
+from tests.simulation.engine import POISON
+from tests.simulation.frozen_router import AFTER_THAW_S, FrozenRouter
+from tests.simulation.nodes import LEASE_S, NodeProgram
 from tests.simulation.world import Client, World
 from wire.messages import DECODE, PREFILL
 from wire.request_key import owner_of_epoch
@@ -72,6 +75,25 @@ def test_a_pause_of_the_router_costs_no_attempt(pause_s: float) -> None:
     world.run()
     assert (client.error, world.router.relay.counters.num_retries) == ("", 0)
     assert world.clock.now_s < 0.2 + pause_s + 2.0
+
+
+def test_a_decode_node_that_is_frozen_with_the_router_is_noticed_within_5_s_of_the_routers_return() -> None:
+    client = Client(0, PROMPT, 60)
+    world = world_with(client, decodes=2)
+    world.clock.at(0.4, lambda: world.pause(busy(world, DECODE), 30.0))
+    world.clock.at(0.4, lambda: world.pause(world.router, 7.0))
+    world.clock.at(0.4 + 7.0 + AFTER_THAW_S, lambda: _require_more(client))
+    world.run()
+    assert (client.error, world.router.relay.counters.num_retries) == ("", 1)
+
+
+def _require_more(client: Client) -> None:
+    assert client.longest_gap_s > 7.0, "the stream stands"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_behind_a_frozen_router_streams_go_on_5_s_after_the_last_fault(seed: int) -> None:
+    FrozenRouter(seed, num_others=seed).run()
 
 
 def test_a_connection_that_breaks_costs_no_attempt() -> None:
@@ -151,7 +173,7 @@ def test_a_stream_that_nobody_reads_gives_its_place_to_another() -> None:
 def test_a_decode_node_that_leaves_hands_its_streams_over_without_an_attempt_lost() -> None:
     client = Client(0, PROMPT, 60)
     world = world_with(client, decodes=2)
-    world.clock.at(0.3, lambda: world.stop_node(busy(world, DECODE), 5.0))
+    world.clock.at(0.3, lambda: world.stop_node(busy(world, DECODE)))
     world.run()
     counters = world.router.relay.counters
     assert (client.error, counters.num_retries, counters.num_moves) == ("", 0, 1)
@@ -190,7 +212,7 @@ def test_a_node_that_is_drained_by_one_router_hands_over_the_streams_of_both() -
     own, other = Client(0, PROMPT, 36), Client(1, PROMPT[1:], 36, router=1)
     world = world_with_two_routers(own, other, decodes=1)
     world.clock.at(0.2, lambda: world.start_node(DECODE, "D2"))
-    world.clock.at(0.4, lambda: world.drain_node(world.nodes["D1"], world.routers[1], 5.0))
+    world.clock.at(0.4, lambda: world.drain_node(world.nodes["D1"], world.routers[1]))
     world.run()
     for router in world.routers:
         assert (router.relay.counters.num_retries, router.relay.counters.num_moves) == (0, 1)
@@ -209,3 +231,76 @@ def test_a_router_sees_what_nodes_do_for_the_other_one_and_goes_elsewhere() -> N
 
     world.run()
     assert early.error == late.error == ""
+
+
+def test_a_request_that_nodes_die_of_ends_after_three_of_them_and_takes_no_other_with_it() -> None:
+    poison = Client(0, (*POISON, *PROMPT), 24)
+    world = World(11, 1, 3, peers_write=False, max_attempts=8)
+    clients = [poison, *(Client(number, PROMPT[number:], 24) for number in range(1, 5))]
+    for client in clients:
+        world.clock.at(0.1 + 0.05 * client.number, partial(world.ask, client))
+    world.run()
+    assert [client.error for client in clients] == ["request_failed", "", "", "", ""]
+    assert world.num_crashes == 3
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_a_stream_whose_router_dies_is_resumed_where_it_was(num_choices: int) -> None:
+    client = Client(0, PROMPT, 40, num_choices, resumes=True)
+    world = world_with(client, decodes=2)
+    world.clock.at(0.4, lambda: world.kill_router(world.router, 0.3))
+    world.clock.at(0.5, lambda: within(world, 0.0, "it had begun", lambda: len(client.token_ids[0]) > 2))
+    world.run()
+    assert (client.error, client.has_left) == ("", False)
+    assert world.router.relay.counters.num_finished == num_choices
+
+
+def test_a_node_whose_steps_all_fail_costs_no_request() -> None:
+    world = World(11, 1, 2, peers_write=False)
+    clients = [Client(number, PROMPT[number % 4 :], 8) for number in range(12)]
+    world.clock.at(0.1, lambda: world.fail_steps(world.nodes["D1"], 10_000))
+    for client in clients:
+        world.clock.at(0.1 + 0.1 * client.number, partial(world.ask, client))
+    world.run()
+    assert {client.error for client in clients} == {""}
+    assert world.router.relay.ejections.num_ejections == 1
+
+
+def test_a_prefill_node_that_is_frozen_for_longer_than_a_lease_loses_the_handoff_and_no_block() -> None:
+    client = Client(0, tuple(place % 29 for place in range(60)), 12)
+    world = world_with(client, prefills=2)
+    world.clock.at(0.2, lambda: world.pause(busy(world, PREFILL), LEASE_S + 1.0))
+    world.run()
+    assert (client.error, world.router.relay.counters.num_retries) == ("", 1)
+    assert client.longest_gap_s < 4.5
+
+
+def kill(world: World) -> None:
+    world.kill_node(world.nodes["D1"], 2.0)
+
+
+def kill_for_longer(world: World) -> None:
+    world.kill_node(world.nodes["D1"], 9.0)
+
+
+def freeze(world: World) -> None:
+    world.pause(world.nodes["D1"], 12.0)
+
+
+def cut(world: World) -> None:
+    world.cut(world.nodes["D1"], world.router, 9.0)
+
+
+@pytest.mark.parametrize("fault", [kill, kill_for_longer, freeze, cut])
+def test_streams_go_on_within_five_seconds_of_the_end_of_a_routers_freeze_although_a_node_is_lost(
+    fault: Callable[[World], None],
+) -> None:
+    clients = [Client(number, PROMPT[number:], 60) for number in range(4)]
+    world = World(11, 1, 2, peers_write=False)
+    for client in clients:
+        world.clock.at(0.1, partial(world.ask, client))
+    world.clock.at(0.5, lambda: world.pause(world.router, 6.0))
+    world.clock.at(0.55, lambda: fault(world))
+    world.run()
+    assert {client.error for client in clients} == {""}
+    assert 0.0 < max(client.longest_thaw_s for client in clients) < 5.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,11 +25,14 @@ import kvtransfer.receiving
 from kvtransfer.messages import ProcessIdentity
 from router import inbox as inboxes
 from router import moving
+from router.flight import Flight
 from router.inbox import Inbox
 from router.legs import RelayRequest
+from router.relay import Relay
+from router.suspicion import MAX_SUSPICIOUS
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, without_faults
 from tests.simulation.clock import VirtualClock
-from tests.simulation.engine import reference
+from tests.simulation.engine import POISON, reference
 from tests.simulation.network import Host, Network
 from tests.simulation.nodes import NodeProgram
 from tests.simulation.programs import MODEL, NODE_WAIT_S, ROUTER_ADDRESSES, Program, RouterProgram, Surroundings
@@ -45,12 +48,16 @@ _LOOK_S = 0.2
 _INBOX_BOUND = 12
 _AHEAD_TOKENS = 12
 _NEVER_S = 1e9
+_LEAVE_S = 12.0
+"""A node that was told to leave has ended by then."""
 
 
 @dataclass(slots=True)
 class Client:
     """One request, of `num_choices` choices, and what it has had. `pause_s`: how long it takes to read a delivery.
-    `router`: the number of the router that it asks."""
+    `router`: the number of the router that it asks. `resumes`: when that dies, it asks the next life of it for the rest
+    of its stream. `thawed_s`: when its router last went on after a pause; `longest_thaw_s`: the longest gap
+    since then. `asked`: the life of the router that has its request."""
 
     number: int
     prompt_ids: tuple[int, ...]
@@ -58,14 +65,18 @@ class Client:
     num_choices: int = 1
     pause_s: float = 0.0
     router: int = 0
+    resumes: bool = False
     token_ids: list[list[int]] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)
     begun_s: float = 0.0
     longest_gap_s: float = 0.0
+    thawed_s: float | None = None
+    longest_thaw_s: float = 0.0
     error: str = ""
     is_over: bool = False
     has_left: bool = False
     task: asyncio.Task[None] | None = None
+    asked: RouterProgram | None = None
 
     def __post_init__(self) -> None:
         self.token_ids = [[] for _ in range(self.num_choices)]
@@ -74,19 +85,18 @@ class Client:
     async def run(self, router: RouterProgram) -> None:
         """Ask and read, as the HTTP handler of a request does."""
         relay, inbox = router.relay, Inbox()
+        read_s = self.begun_s = router.loop.time()
         try:
             await relay.node_wait.for_any_node(MODEL)
             params = [
                 DecodingParams(temperature=0.0, max_tokens=self.max_tokens, ignore_eos=True, choice=choice)
                 for choice in range(self.num_choices)
             ]
-            requests = [RelayRequest(MODEL, self.prompt_ids, each) for each in params]
-            flights = relay.start_choices(requests, inbox, 0)
-            read_s = self.begun_s = router.loop.time()
+            flights = self._start(relay, params, inbox)
             try:
                 while not all(self.finish_reasons):
                     taken = await inbox.take()
-                    self.longest_gap_s = max(self.longest_gap_s, router.loop.time() - read_s)
+                    self._went_on(read_s, router.loop.time())
                     read_s = router.loop.time()
                     for index, delivery in taken:
                         self.token_ids[index].extend(delivery.token_ids)
@@ -97,7 +107,24 @@ class Client:
                 for flight in flights:
                     relay.close(flight)
         except BatonError as error:
+            self._went_on(read_s, router.loop.time())
             self.error = error.code
+
+    def _start(self, relay: Relay, params: Sequence[DecodingParams], inbox: Inbox) -> Sequence[Flight]:
+        """Begin all choices together; or, of a stream that is resumed, what has not ended of each, as `Answer` does."""
+        requests = [
+            RelayRequest(MODEL, self.prompt_ids, each, emitted_ids=tuple(token_ids))
+            for each, token_ids in zip(params, self.token_ids, strict=True)
+        ]
+        if not any(self.token_ids):
+            return relay.start_choices(requests, inbox, 0)
+        unfinished = [index for index, reason in enumerate(self.finish_reasons) if not reason]
+        return [relay.start(requests[index], inbox, index) for index in unfinished]
+
+    def _went_on(self, before_s: float, now_s: float) -> None:
+        self.longest_gap_s = max(self.longest_gap_s, now_s - before_s)
+        if self.thawed_s is not None:
+            self.longest_thaw_s = max(self.longest_thaw_s, now_s - max(before_s, self.thawed_s))
 
     def ended(self, task: asyncio.Task[None]) -> None:
         """Its task is over, also when it never began."""
@@ -127,6 +154,7 @@ class World:
         plan: FaultPlan = without_faults,
         num_mixed: int = 0,
         num_routers: int = 1,
+        max_attempts: int = 3,
     ) -> None:
         self.chance = random.Random(seed)
         self.clock = VirtualClock()
@@ -136,13 +164,21 @@ class World:
         self.blocks = LoopbackNetwork(plan)
         addresses = ROUTER_ADDRESSES[:num_routers]
         self.around = Surroundings(
-            self.clock, self.network, self.blocks, self.chance, self._step_s, peers_write, overlaps, addresses
+            self.clock,
+            self.network,
+            self.blocks,
+            self.chance,
+            self._step_s,
+            peers_write,
+            overlaps,
+            addresses,
+            max_attempts,
         )
         self.dead: set[ProcessIdentity] = set()
         self.clients: list[Client] = []
         self.dead_routers: list[RouterProgram] = []
-        self.quiet_from_s = 0.0
-        self.num_causes = 0
+        self.quiet_from_s = self.bound_from_s = 0.0
+        self.num_causes = self.num_crashes = 0
         self.without_decode_s = [0.0] * num_routers
         self.is_over = False
         self.routers = [RouterProgram(self.around, number) for number in range(num_routers)]
@@ -167,9 +203,10 @@ class World:
         """As `kvtransfer.process_identity.is_gone`."""
         return process in self.dead
 
-    def disturbed(self, until_s: float, *, is_cause: bool = True) -> None:
-        """A fault lasts until then; `is_cause`: it may cost a request an attempt."""
+    def disturbed(self, until_s: float, *, is_cause: bool = True, more_s: float = 0.0) -> None:
+        """A fault lasts until then, and may last for `more_s` more; `is_cause`: it may cost a request an attempt."""
         self.quiet_from_s = max(self.quiet_from_s, until_s)
+        self.bound_from_s = max(self.bound_from_s, until_s + more_s)
         self.num_causes += is_cause
 
     def program_of(self, host: Host) -> Program | None:
@@ -182,6 +219,9 @@ class World:
         """A request comes. When its router is down, its client is refused and asks again."""
         self.disturbed(self.clock.now_s, is_cause=False)
         router = self.routers[client.router]
+        client.is_over = client.has_left
+        if client.is_over:
+            return
         if router.host.is_dead:
             self.clock.after(0.3, lambda: self.ask(client))
             return
@@ -189,6 +229,7 @@ class World:
             self.clients.append(client)
         what = f"{len(client.prompt_ids)} + {client.max_tokens} x {client.num_choices}"
         self.note(f"client {client.number} asks {router.name}: {what}")
+        client.asked = router
         client.task = router.call(lambda: router.loop.create_task(client.run(router)))
         client.task.add_done_callback(client.ended)
 
@@ -197,7 +238,8 @@ class World:
         if client.task is not None and not client.is_over:
             self.note(f"client {client.number} leaves")
             client.has_left = True
-            self.routers[client.router].call(client.task.cancel)
+            if not self.routers[client.router].host.is_dead:
+                self.routers[client.router].call(client.task.cancel)
 
     # faults
 
@@ -213,6 +255,8 @@ class World:
             if not program.host.is_dead:
                 self.note(f"{program.name} goes on")
                 program.resume()
+                for client in self._streams_of(program):
+                    client.thawed_s = self.clock.now_s
 
         self.clock.after(for_s, resume)
 
@@ -224,20 +268,20 @@ class World:
             self.dead.add(node.process)
             self._restart(node, restart_s)
 
-    def stop_node(self, node: NodeProgram, restart_s: float) -> None:
+    def stop_node(self, node: NodeProgram) -> None:
         """SIGTERM, and another life after its end."""
         if node.runs:
             self.note(f"{node.name} is told to leave")
             node.leave()
-            self.disturbed(self.clock.now_s + restart_s)
+            self.disturbed(self.clock.now_s, more_s=_LEAVE_S)
 
-    def drain_node(self, node: NodeProgram, router: RouterProgram, restart_s: float) -> None:
+    def drain_node(self, node: NodeProgram, router: RouterProgram) -> None:
         """An operator asks a router to take a node out of service; another life comes after its end."""
         member = router.registry.get(node.epoch)
         if member is not None and router.runs:
             self.note(f"{router.name} is asked to drain {node.name}")
             router.call(lambda: router.relay.drain(member, starts_again=True))
-            self.disturbed(self.clock.now_s + restart_s)
+            self.disturbed(self.clock.now_s + 1.0, more_s=_LEAVE_S)
 
     def kill_router(self, router: RouterProgram, restart_s: float) -> None:
         """SIGKILL: every client of it loses its stream."""
@@ -246,12 +290,26 @@ class World:
         self.note(f"{router.name} is killed")
         router.kill()
         self.dead_routers.append(router)
-        for client in self.clients:
-            if client.router == router.number and not client.is_over:
+        for client in self._streams_of(router):
+            client.asked = None
+            if client.resumes:
+                self.ask(client)
+            else:
                 client.has_left = client.is_over = True
         self.disturbed(self.clock.now_s + restart_s)
         self._restarts_due += 1
         self.clock.after(restart_s, partial(self._restart_router, router.number))
+
+    def _streams_of(self, program: Program) -> list[Client]:
+        """The clients that wait for something of this life of a router; none of a node."""
+        return [client for client in self.clients if client.asked is program and not client.is_over]
+
+    def fail_steps(self, node: NodeProgram, number: int) -> None:
+        """So many steps of a node cannot be computed."""
+        self.note(f"the next {number} steps of {node.name} fail")
+        self.disturbed(self.clock.now_s)
+        self.num_causes += number - 1
+        node.runner.num_failing += number
 
     def cut(self, one: Program, other: Program, for_s: float) -> None:
         """Nothing passes between the two for so long."""
@@ -323,28 +381,33 @@ class World:
         now_s = self.clock.now_s
         for node in self.nodes.values():
             if node.host.is_dead and node.process not in self.dead:
-                self.note(f"{node.name} has ended {node.refusal}")
+                self.note(f"{node.name} has {'crashed' if node.has_crashed else 'ended'} {node.refusal}")
                 self.dead.add(node.process)
+                self.num_crashes += node.has_crashed
+                self.num_causes += node.has_crashed
                 self._restart(node, 0.5)
         for router in self.routers:
             if not any(self._is_available(node, router) for node in self.nodes.values()):
                 self.without_decode_s[router.number] += _LOOK_S
         is_calm = now_s > self.quiet_from_s and not self._restarts_due
         self.is_over = is_calm and self._is_quiet()
-        waited_s = now_s - self.quiet_from_s
+        waited_s = now_s - self.bound_from_s
         unended = [client.number for client in self.clients if not client.is_over]
         assert not unended or waited_s < END_BOUND_S, f"clients {unended} hang"
         assert self.is_over or waited_s < END_BOUND_S + QUIET_BOUND_S, f"not quiet: {self._leftovers()}"
         self.clock.after(_LOOK_S, self._look)
 
     def _is_available(self, node: NodeProgram, router: RouterProgram) -> bool:
-        is_cut = self.network.is_blocked(node.host, router.host)
-        return node.role == DECODE and node.runs and not node.stopper.is_asked and not is_cut and router.runs
+        if node.role != DECODE or not node.runs or node.stopper.is_asked or not router.runs:
+            return False
+        # who waits behind the one that nodes die of may wait for a node that is not cut off any more and has to join
+        is_away = self.num_crashes > 0 and router.registry.get(node.epoch) is None
+        return not is_away and not self.network.is_blocked(node.host, router.host)
 
     def _is_quiet(self) -> bool:
-        idle = all(node.is_idle for node in self.nodes.values() if not node.host.is_dead)
-        in_flight = any(router.relay.num_in_flight for router in self.routers)
-        return idle and all(client.is_over for client in self.clients) and not in_flight
+        if not all(client.is_over for client in self.clients) or any(each.relay.num_in_flight for each in self.routers):
+            return False
+        return all(node.is_idle and not node.stopper.is_asked for node in self.nodes.values() if not node.host.is_dead)
 
     def _leftovers(self) -> list[str]:
         return [
@@ -360,6 +423,8 @@ class World:
             client.check()
             assert client.has_left or client.error or all(client.finish_reasons)
             assert not client.error or self._justifies(client), f"client {client.number}: {client.error}"
+        num_poisons = sum(client.prompt_ids[: len(POISON)] == POISON for client in self.clients)
+        assert self.num_crashes <= MAX_SUSPICIOUS * num_poisons, f"{self.num_crashes} nodes died of {num_poisons}"
         for node in self.nodes.values():
             node.core.check()
         for router in self.routers:

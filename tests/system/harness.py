@@ -1,4 +1,4 @@
-"""A whole relay of real processes on loopback: a router, prefill nodes and decode nodes, each started as users do.
+"""A whole relay of real processes on loopback: a router, prefill nodes and decode nodes.
 
 Owns the processes, what they left behind and every wait for them; each wait has a deadline. Knows nothing of what is
 being tested. All processes die with the test process, whatever ends it.
@@ -30,7 +30,7 @@ import openai
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.system.prepared import PreparedProcess, die_with_parent, prepared_python
+from tests.system.prepared import NODE_MODULES, ROUTER_MODULES, PreparedProcess, die_with_parent, prepared_python
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL_NAME = "tiny"
@@ -93,8 +93,8 @@ def started(command: Sequence[str], environment: Mapping[str, str], out: IO[byte
 
 
 def forked(command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> Process:
-    """Fork it from a process that has imported what nodes import. A `Starter`."""
-    return prepared_python().start(command, environment, out, err)
+    """Fork it from a process that has imported what nodes and routers import. A `Starter`."""
+    return prepared_python(*NODE_MODULES, *ROUTER_MODULES).start(command, environment, out, err)
 
 
 class Program:
@@ -263,7 +263,8 @@ class Relay:
         """Start the router and wait for it."""
         self.num_started += 1
         command = ["-m", "router", str(self.model), "--served-model-name", MODEL_NAME]
-        self._router = Program(f"router-{self.num_started}", [*command, *self.router_flags, *flags], self.folder)
+        command += [*self.router_flags, *flags]
+        self._router = Program(f"router-{self.num_started}", command, self.folder, forked)
         self._router.wait_ready()
 
     def restart_router(self) -> None:

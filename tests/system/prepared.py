@@ -1,8 +1,8 @@
-"""Nodes without the two seconds of processor time that each start of Python with torch takes.
+"""Programs without the two seconds of processor time that each start of Python with torch takes.
 
-Owns one process that has imported what every node imports and does nothing but fork: each program is a process of its
-own, with its own arguments, environment and files, as if it had been started; only the imports are done already. Tests
-of starts and ends (`tests/launch`, `test_baton_serve.py`) start programs as users do.
+Owns one process that has imported what every program imports and does nothing but fork: each program is a process of
+its own, with its own arguments, environment and files, as if it had been started; only the imports are done already.
+Tests of starts and ends (`tests/launch`, `test_baton_serve.py`) start programs as users do.
 
 Invariant: the process that forks has one thread, and neither torch nor a library below it has computed anything yet. It
 ends with the process that asked for it, and its children end with it.
@@ -30,7 +30,8 @@ from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 NODE_MODULES = ("node.process", "prefill_node.node", "decode_node.node")
-"""What every node imports."""
+ROUTER_MODULES = ("router.app", "router.control", "router.relay", "router.served_model", "router.http.server")
+"""Those that bring in nearly all that a node, or a router, imports."""
 _PR_SET_PDEATHSIG = 1
 _MESSAGE_BYTES = 2**20
 _START_TIMEOUT_S = 120.0
@@ -138,10 +139,10 @@ class PreparedPython:
 
 
 @cache
-def prepared_python(*more_modules: str) -> PreparedPython:
-    """The one of this process that has also imported `more_modules`. Ask on the main thread: the kernel ties it to the
-    thread that started it."""
-    return PreparedPython((*NODE_MODULES, *more_modules))
+def prepared_python(*modules: str) -> PreparedPython:
+    """The one of this process that has imported `modules`. Ask on the main thread: the kernel ties it to the thread
+    that started it."""
+    return PreparedPython(modules)
 
 
 def _serve(connection: socket.socket, modules: Sequence[str]) -> None:

@@ -37,7 +37,6 @@ _RELAYS = (
     ("zmq", "emulated", "llama", "auto"),
     ("nixl", "cpu", "qwen3", "auto"),
     ("nixl", "emulated", "mistral", "auto"),
-    ("nccl", "cpu", "qwen2", "auto"),
     ("nccl", "emulated", "qwen3", "auto"),
 )
 _FLAGS = ("--served-model-name", "tiny", "--local-prefill-tokens", "0", "--max-num-batched-tokens", "40")

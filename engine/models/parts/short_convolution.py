@@ -1,7 +1,7 @@
 """A short convolution in the place of a layer's attention: each channel adds up its last few inputs.
 
-Owns the weights. The inputs of earlier tokens are a state of the sequence, which attention's pool keeps
-(`engine.attention.block_states`).
+Owns the weights, those of a rank's channels. The inputs of earlier tokens are a state of the sequence, which
+attention's pool keeps (`engine.attention.block_states`).
 
 Letters: T tokens of the step, E hidden size, L inputs that are added up.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.attention.base import PLAIN, Attention, KeepsStates, LayerRule
 from engine.models.config import ModelConfig
-from engine.models.parameters import Parameter, Source, whole
+from engine.models.parameters import Box, Parameter, Source, whole
 from engine.models.parts.base import PartSetup
 from engine.models.parts.linear import Linear, Matrix
 from engine.models.rope import Rotations
@@ -30,26 +30,34 @@ class ShortConvolution:
     def __init__(self, layer: int, config: ModelConfig, settings: ConvolutionSettings, setup: PartSetup) -> None:
         name, size = f"layers.{layer}.convolution", config.hidden_size
         tensors = f"{config.names.layer(layer)}.{config.names.state}"
-        self.kv = LayerKv(settings.width - 1, size, kind=STATE)
+        share = setup.shard.share_of(size, "channels of a convolution")
+        self.kv = LayerKv(settings.width - 1, len(share), kind=STATE)
         self.rule: LayerRule = PLAIN
-        self._layer = layer
-        rows = [Matrix(f"{tensors}.in_proj", 3 * size, range(3 * size))]
-        self._in = Linear.column_parallel(f"{name}.in", rows, size, settings.has_bias, setup)
+        self._place = layer - setup.shard.layers_of(config.num_layers).start
+        begins = (0, size, 2 * size) if len(share) < size else (0,)
+        rows = share if len(share) < size else range(3 * size)
+        matrices = [
+            Matrix(f"{tensors}.in_proj", 3 * size, range(begin + rows.start, begin + rows.stop)) for begin in begins
+        ]
+        self._in = Linear.column_parallel(f"{name}.in", matrices, size, settings.has_bias, setup)
         self._out = Linear.row_parallel(
-            f"{name}.out", f"{tensors}.out_proj", size, size, range(size), settings.has_bias, setup
+            f"{name}.out", f"{tensors}.out_proj", size, size, share, settings.has_bias, setup
         )
-        self._weight = setup.empty(size, 1, settings.width)
-        self._bias = setup.empty(size) if settings.has_bias else None
-        self._parameters = [_parameter(f"{name}.weight", f"{tensors}.conv.weight", self._weight)]
+        self._weight = setup.empty(len(share), 1, settings.width)
+        self._bias = setup.empty(len(share)) if settings.has_bias else None
+        taken = (share, range(1), range(settings.width))
+        self._parameters = [
+            _parameter(f"{name}.weight", f"{tensors}.conv.weight", self._weight, (size, 1, settings.width), taken)
+        ]
         if self._bias is not None:
-            self._parameters.append(_parameter(f"{name}.bias", f"{tensors}.conv.bias", self._bias))
+            self._parameters.append(_parameter(f"{name}.bias", f"{tensors}.conv.bias", self._bias, (size,), (share,)))
 
     def __call__(self, x: Tensor, rotations: Rotations, attention: Attention) -> Tensor:
         """The convolution's summand for the residual stream, [T, E] of x [T, E]."""
         first, last, x = self._in(x).chunk(3, dim=-1)
         # a pool with states has no other attention
         states = cast(KeepsStates, attention)
-        recent = states.recent(self._layer, first * x, self.kv.num_kv_heads)
+        recent = states.recent(self._place, first * x, self.kv.num_kv_heads)
         states.stored()
         added = (recent * self._weight[:, 0].T).sum(dim=1)
         if self._bias is not None:
@@ -68,6 +76,5 @@ class ShortConvolution:
         self._out.pack()
 
 
-def _parameter(name: str, tensor: str, weight: Tensor) -> Parameter:
-    shape = tuple(weight.shape)
-    return Parameter(name, weight, (Source(tensor, shape, whole(shape), whole(shape)),))
+def _parameter(name: str, tensor: str, weight: Tensor, shape: tuple[int, ...], taken: Box) -> Parameter:
+    return Parameter(name, weight, (Source(tensor, shape, taken, whole(weight.shape)),))

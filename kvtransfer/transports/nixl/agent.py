@@ -22,7 +22,6 @@ import ctypes
 import importlib
 import mmap
 import os
-import secrets
 import select
 import socket
 import sys
@@ -37,6 +36,7 @@ import numpy as np
 
 from kvtransfer.process_identity import this_process
 from kvtransfer.transports.nixl.memory import DRAM, VRAM, Region
+from kvtransfer.transports.nixl.naming import Naming, fresh_name
 from kvtransfer.transports.nixl.wire import (
     COMMANDS,
     MAX_METADATA_BYTES,
@@ -84,18 +84,11 @@ at 50 us between turns that would be a fourth of the time, at 200 us it is a ten
 
 
 @dataclass(slots=True)
-class _Remote:
-    """Another agent as nixl knows it. Several peers may mean the same: one that is leaving and its successor."""
+class _Peer:
+    """A connection to another agent. `name`: what nixl knows it by here. Two may lead to the same agent: one that is
+    leaving and its successor."""
 
     name: str
-    metadata: bytes
-    num_peers: int = 0
-    has_failed: bool = False
-
-
-@dataclass(slots=True)
-class _Peer:
-    remote: _Remote
     targets: Any
     is_leaving: bool = False
 
@@ -119,13 +112,12 @@ class Agent:
         self._region = region
         self._pace = pace
         self._stopped = stopped or threading.Event()
-        self._name = secrets.token_hex(16)
+        self._name = fresh_name()
         self._nixl: Any = nixl.nixl_agent(
             self._name, nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         )
         self._registered = self._register(region)
         self._sources: Any = self._nixl.prep_xfer_dlist(_LOCAL, region.blocks(), region.kind)
-        self._remotes: dict[str, _Remote] = {}
         self._peers: dict[int, _Peer] = {}
         self._in_flight: list[_InFlight] = []
         self._abandoned: list[Any] = []
@@ -134,6 +126,7 @@ class Agent:
         metadata = self._nixl.get_agent_metadata()
         if len(metadata) > MAX_METADATA_BYTES:
             raise ValueError(f"nixl's metadata is {len(metadata)} bytes, more than {MAX_METADATA_BYTES}")
+        self._naming = Naming(self._name, metadata)
         details = PoolDetails(metadata, region.base_address, region.num_bytes, region.kind, region.device_index)
         channel.send(Ready(self._name, this_process(), details))
 
@@ -162,10 +155,8 @@ class Agent:
         while self._in_flight:
             _attempt(self._in_flight.pop().handle.release)
         self._region.settle()
-        while self._peers:
-            _attempt(self._peers.popitem()[1].targets.release)
-        while self._remotes:
-            _attempt(self._nixl.remove_remote_agent, self._remotes.popitem()[0])
+        for peer_id in list(self._peers):
+            _attempt(self._disconnect, peer_id)
         _attempt(self._sources.release)
         _attempt(self._nixl.deregister_memory, self._registered)
         native = weakref.ref(self._nixl.agent)
@@ -212,42 +203,18 @@ class Agent:
 
     def _connect(self, command: Connect) -> None:
         try:
-            remote = self._remote(command.agent_name, command.details.metadata)
-            remote.num_peers += 1
+            name, metadata = self._naming.rename(command.agent_name, command.details.metadata)
+            pool = _region_of_peer(command)
             try:
-                pool = _region_of_peer(command)
-                targets = self._nixl.prep_xfer_dlist(remote.name, pool.blocks(), pool.kind)
+                self._nixl.add_remote_agent(metadata)
+                targets = self._nixl.prep_xfer_dlist(name, pool.blocks(), pool.kind)
             except Exception:
-                self._leave(remote)
+                _attempt(self._nixl.remove_remote_agent, name)
                 raise
         except Exception as error:  # nixl's own kinds have no common root, and this peer is to blame for all of them
             self._channel.send(PeerEnded(command.peer_id, _reason(error)))
             return
-        self._peers[command.peer_id] = _Peer(remote, targets)
-
-    def _remote(self, name: str, metadata: bytes) -> _Remote:
-        """The agent of this name, made known to nixl if it is not yet."""
-        remote = self._remotes.get(name)
-        if remote is None:
-            self._introduce(name, metadata)
-            remote = self._remotes[name] = _Remote(name, metadata)
-        elif remote.metadata != metadata:
-            raise ValueError("another agent has this name")
-        elif remote.has_failed:
-            raise ValueError("the failed connection to it has not been given up yet")
-        return remote
-
-    def _introduce(self, name: str, metadata: bytes) -> None:
-        """Make an agent known to nixl. Metadata that names another one is refused.
-
-        Where nixl itself refuses damaged metadata it may keep half of it, and refuses the right one under that name
-        afterwards. Names are random, so nobody but a peer that damages its own metadata can suffer from that.
-        """
-        found = _text(self._nixl.add_remote_agent(metadata))
-        if found != name:
-            if found not in self._remotes:
-                self._nixl.remove_remote_agent(found)
-            raise ValueError("its metadata belongs to another agent")
+        self._peers[command.peer_id] = _Peer(name, targets)
 
     def _write(self, command: Write) -> None:
         peer = self._peers.get(command.peer_id)
@@ -298,7 +265,6 @@ class Agent:
         except Exception:  # as in _connect; a handle that cannot be released must not be touched by its destructor
             self._abandoned.append(write.handle)
         if error:
-            self._peers[write.peer_id].remote.has_failed = True
             self._region.settle()  # what it did not wait for may still be read
         self._channel.send(WriteEnded(write.write_id, True, error))
 
@@ -309,20 +275,19 @@ class Agent:
         for peer_id in leaving:
             if peer_id in busy:
                 continue
-            peer = self._peers.pop(peer_id)
             error = ""
             try:
-                peer.targets.release()
-                self._leave(peer.remote)
+                self._disconnect(peer_id)
             except Exception as failure:  # as in _connect
                 error = _reason(failure)
             self._channel.send(PeerEnded(peer_id, error))
 
-    def _leave(self, remote: _Remote) -> None:
-        remote.num_peers -= 1
-        if not remote.num_peers:
-            del self._remotes[remote.name]
-            self._nixl.remove_remote_agent(remote.name)
+    def _disconnect(self, peer_id: int) -> None:
+        peer = self._peers.pop(peer_id)
+        try:
+            peer.targets.release()
+        finally:
+            self._nixl.remove_remote_agent(peer.name)
 
     def _pass_notices_on(self) -> None:
         began_s = time.perf_counter()
@@ -363,10 +328,6 @@ def _attempt(call: Callable[..., object], *arguments: object) -> None:
     """Try one step of a teardown. Whether all of them went well is seen by the agent's end."""
     with contextlib.suppress(Exception):
         call(*arguments)
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode() if isinstance(name, bytes) else name
 
 
 def _reason(error: Exception) -> str:

@@ -56,7 +56,7 @@ def test_cores_are_those_of_this_process() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (KvBenchSettings(transports="smoke"), "--transports 'smoke' is not one of shm, zmq, nixl, nccl"),
+        (KvBenchSettings(transports="smoke"), "--transports 'smoke' is not one of shm, zmq, nixl"),
         (KvBenchSettings(transports=","), "--transports names nothing"),
         (KvBenchSettings(blocks="1,0"), "--blocks: '1,0' is not a list of numbers from 1 on"),
         (KvBenchSettings(block_bytes=100), "--block-bytes 100 is not a multiple of 64"),

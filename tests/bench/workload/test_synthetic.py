@@ -32,6 +32,13 @@ def test_the_range_ratio_spreads_both_lengths(words: Vocabulary) -> None:
     assert all(25 <= len(turn.token_ids) <= 75 for turn in made)
 
 
+def test_a_share_of_the_prompts_is_long(words: Vocabulary) -> None:
+    made = turns(words, random_long_share=0.2, random_long_input_len=300)
+    lengths = [len(turn.token_ids) for turn in made]
+    assert Counter(lengths) == {50: 160, 300: 40}
+    assert 0 < lengths[:100].count(300) < 40
+
+
 def test_the_prefix_is_shared_and_comes_on_top(words: Vocabulary) -> None:
     made = turns(words, random_prefix_len=30)
     assert {len(turn.token_ids) for turn in made} == {80}
@@ -115,6 +122,7 @@ def test_there_need_be_no_system_prompt_and_no_second_turn(words: Vocabulary) ->
         (make_random, {"random_prefix_len": -1}, "--random-prefix-len -1 is not at least 0"),
         (make_random, {"random_range_ratio": 1.0}, r"--random-range-ratio 1.0 is not in \[0, 1\)"),
         (make_random, {"random_range_ratio": float("nan")}, "--random-range-ratio nan is not in"),
+        (make_random, {"random_long_share": 1.0}, "--random-long-share 1.0 is not in"),
         (make_prefix_repetition, {"num_prompts": 4}, "--num-prompts 4 is not at least 10"),
         (
             make_prefix_repetition,

@@ -108,11 +108,14 @@ def test_processes_compute_together_and_one_that_is_killed_ends_all(tmp_path: Pa
 class StoppedChild:
     """A rank that has come up, and then was stopped. See `Child`."""
 
+    has_started = True
+
     def __init__(self, module: str, descriptor: str, pass_fds: Sequence[int]) -> None:
         self._process = subprocess.Popen(["sleep", "60"])
         self.pid = self._process.pid
         self._channel = Channel(socket.socket(fileno=os.dup(int(descriptor))), "the driver")
-        self._channel.send(Here(), 1.0)
+        if self.has_started:
+            self._channel.send(Here(), 1.0)
         self._process.send_signal(signal.SIGSTOP)
 
     def kill(self) -> None:
@@ -120,10 +123,11 @@ class StoppedChild:
         self._channel.close()
 
     def wait(self, timeout_s: float) -> int | None:
-        return self._process.wait(timeout_s)
+        return self._process.poll()  # while it is stopped it does not end
 
     def end(self) -> None:
         self.kill()
+        self._process.wait(END_S)
 
 
 def test_a_rank_that_stands_still_in_a_step_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +141,14 @@ def test_a_rank_that_stands_still_in_a_step_is_named_and_ended(monkeypatch: pyte
         repeat(ranks.require_alive, END_S)
     ranks.close()
     assert not psutil.pid_exists(pid)
+
+
+def test_a_rank_that_does_not_start_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_processes, "Child", StoppedChild)
+    monkeypatch.setattr(rank_processes, "START_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(StoppedChild, "has_started", False)
+    with pytest.raises(RankFailed, match=r"^did not start within 0\.5 s: rank 1 of 2 \(stopped\)$"):
+        Ranks(EngineSettings(tensor_parallel_size=2), num_threads=1)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

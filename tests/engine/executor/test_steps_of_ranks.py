@@ -116,6 +116,10 @@ def test_preempted_requests_of_ranks_go_on(
         ("olmo2", 4, 1),
         ("olmoe", 2, 1),
         ("gpt-oss", 2, 2),
+        ("lfm2", 2, 2),
+        ("lfm2", 4, 1),
+        ("qwen3-next", 2, 1),
+        ("qwen3-next", 2, 3),
     ],
 )
 def test_families_are_divided(
@@ -190,13 +194,16 @@ def test_a_layer_counts_as_stored_when_every_rank_has_stored_it(
     executor.close()
 
 
-def test_ranks_share_one_block_and_each_has_its_heads_in_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, "llama", changes={"num_key_value_heads": 2})
+@pytest.mark.parametrize(("family", "sizes"), [("llama", (4, 1)), ("lfm2", (4, 1)), ("qwen3-next", (2, 2))])
+def test_ranks_share_one_block_and_each_has_its_heads_in_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, sizes: tuple[int, int]
+) -> None:
+    make_model(tmp_path, family)
     blocks = []
-    for engine in (built(monkeypatch, tmp_path, 4)[0], alone(tmp_path)):
+    for engine in (built(monkeypatch, tmp_path, *sizes)[0], alone(tmp_path)):
         engine.core.add(key_of(1), prompt(8), DecodingParams(temperature=0.0, max_tokens=1))
         tokens(engine)
-        blocks.append(engine.memory.paged.blocks[:2].clone())
+        blocks.append(engine.memory.paged.blocks.clone())
         engine.executor.close()
     assert blocks[0].allclose(blocks[1], atol=1e-4)
     assert blocks[0].abs().sum() > 0
@@ -229,7 +236,6 @@ def test_what_cannot_be_divided_is_said_before_anything_starts(
         ({"tensor_parallel_size": 8, "pipeline_parallel_size": 9}, "8 in 9 stages are more than 64 ranks"),
         ({"pipeline_parallel_size": 3}, "--pipeline-parallel-size 3: 2 layers cannot be divided among 3 stages"),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "uni is one process"),
-        ({"tensor_parallel_size": 2, "batch_invariant": True}, "ranks add up long prompts in another order"),
         ({"tensor_parallel_size": 2, "device": "emulated"}, "ranks share their KV in host memory"),
     ],
 )
@@ -237,3 +243,9 @@ def test_settings_that_do_not_fit_are_one_line(tmp_path: Path, settings: dict[st
     make_checkpoint(tmp_path, "llama")
     with pytest.raises(InvalidSetting, match=reason):
         alone(tmp_path, **settings)
+
+
+def test_layers_that_keep_a_state_need_a_shared_pool(tmp_path: Path) -> None:
+    make_model(tmp_path, "lfm2")
+    with pytest.raises(InvalidSetting, match="--rank-pools own has no place for layers that keep a state"):
+        alone(tmp_path, tensor_parallel_size=2, rank_pools=OWN)

@@ -3,6 +3,7 @@
     python -m tests.engine.models.relay                            # all of them, about five minutes
     python -m tests.engine.models.relay --only gemma lfm2          # those whose names contain one of these
     python -m tests.engine.models.relay --page docs/models.md      # all, and the page's table is written
+    python -m tests.engine.models.relay --only lfm2 --prefill-ranks 2 --decode-ranks 1x2   # 2 stages of 1 rank
 
 For each a random model in float32, a router, a prefill node and two decode nodes, one of which gets KV over shm and one
 over zmq. Prompts come in chunks of 16 tokens, in blocks of 8; each goes to both decode nodes; then longer ones that
@@ -30,6 +31,7 @@ from tests.engine.models.families import COMMON, FAMILIES, SEEING, Family, make_
 from tests.engine.models.modelling.architectures import ALSO_COMPUTED, COMPUTED, REFUSED
 from tests.engine.models.test_families import built
 from tests.system.harness import Answer, Relay, start_relay
+from tests.system.parallel_grid import ranks_of
 from tests.system.reference import LOGPROB_TOLERANCE, make_prompt
 from wire.errors import BatonError
 
@@ -105,8 +107,8 @@ def ask(relay: Relay, model: PreTrainedModel, found: Found) -> None:
         found.wrong.append(f"{found.num_cached} tokens in the prefix caches of P and D")
 
 
-def run(family: Family, folder: Path) -> Found:
-    """One relay from its start to its end."""
+def run(family: Family, folder: Path, ranks: Sequence[str]) -> Found:
+    """One relay from its start to its end. `ranks`: of prefill nodes and of decode nodes."""
     common: Mapping[str, Any] = {**COMMON, "vocab_size": VOCAB_SIZE}
     model = make_model(folder / "model", family, common)
     write_tokenizer(folder / "model", VOCAB_SIZE, COMMON["max_position_embeddings"])
@@ -114,8 +116,8 @@ def run(family: Family, folder: Path) -> Found:
     relay = start_relay(
         folder / "model",
         folder / "relay",
-        prefill=[_NODE],
-        decode=[(*_NODE, *flags) for flags in _DECODE],
+        prefill=[(*_NODE, *ranks_of(ranks[0]))],
+        decode=[(*_NODE, *ranks_of(ranks[1]), *flags) for flags in _DECODE],
         router=_ROUTER,
     )
     try:
@@ -173,11 +175,11 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def attempt(family: Family) -> Found:
+def attempt(family: Family, ranks: Sequence[str]) -> Found:
     """`run` in a folder of its own; whatever goes wrong is noted."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            return run(family, Path(folder))
+            return run(family, Path(folder), ranks)
         except Exception as error:
             return Found("?", wrong=[f"{type(error).__name__}: {str(error)[-600:]}"])
 
@@ -187,6 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engine.models.relay", description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="parts of names")
     parser.add_argument("--page", type=Path, help="the page whose table is written; only with all of them")
+    for role in ("prefill", "decode"):
+        parser.add_argument(f"--{role}-ranks", default="1", metavar="NxS", help="of its nodes, in so many stages")
     asked = parser.parse_args(arguments)
     if asked.only and asked.page:
         parser.error("--page: a table has all of them")
@@ -196,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if asked.only and not any(part in name for part in asked.only):
             continue
         begin_s = time.monotonic()
-        found = attempt(family)
+        found = attempt(family, (asked.prefill_ranks, asked.decode_ranks))
         rows[name] = (whose, found)
         said = f"WRONG: {'; '.join(found.wrong)}" if found.wrong else f"equal, {found.difference:.0e}"
         say(f"{name} ({found.architecture}, {whose}): {said} ({time.monotonic() - begin_s:.0f} s)")

@@ -115,6 +115,7 @@ def test_states_lie_in_blocks_of_any_type(tmp_path: Path, family: str) -> None:
     assert found[0][1] == pytest.approx(found[1][1], abs=0.1)
 
 
-def test_states_are_not_divided_among_ranks(folder: Path) -> None:
-    with pytest.raises((ModelLoadError, InvalidSetting), match="layers of Lfm2ForCausalLM that keep a state cannot"):
-        built(folder, tensor_parallel_size=2)
+def test_heads_of_states_that_cannot_be_divided_are_named(tmp_path: Path) -> None:
+    make_model(tmp_path, "qwen3-next")
+    with pytest.raises(InvalidSetting, match="size 4: 2 key heads of a delta net cannot be divided among 4 ranks"):
+        built(tmp_path, tensor_parallel_size=4)

@@ -10,10 +10,10 @@ import pytest
 from engine.cache.block_pool import BlockPool
 from engine.scheduler.request import Request, SampledToken, ScheduledRequest, Step
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
-from engine.scheduler.step_costs import FIRST_CHUNK, SMALLEST_CHUNK, StepBound, StepCosts, work_of
+from engine.scheduler.step_costs import FIRST_CHUNK, StepBound, StepCosts, work_of
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
-from wire.step_cost import StepCost
+from wire.step_cost import SMALLEST_CHUNK, StepCost
 
 TRUE = StepCost(1e-3, 2e-4, 5e-8, 1e-4, 2e-8)
 NUMBERS = count(1)

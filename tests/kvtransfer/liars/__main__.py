@@ -55,11 +55,13 @@ def _attack_for(name: str, seconds: float, seed: int) -> bool:
     except AssertionError as error:
         _say(f"{name}: does not hold: {error}")
         return False
-    grown, *left = (now - then for now, then in zip(_held(process), before, strict=True))
-    _say(
+    told = (
         f"{name}: {liars.num_acts} lies, {liars.num_good} good handoffs, longest poll {liars.longest_s * 1000:.0f} ms, "
-        f"grown by {grown / 2**20:.1f} MiB, left {left}; refused {dict(liars.refused)}"
+        f"refused {dict(liars.refused)}"
     )
+    del liars  # it maps segments of its own
+    grown, *left = (now - then for now, then in zip(_held(process), before, strict=True))
+    _say(f"{told}; grown by {grown / 2**20:.1f} MiB, left {left}")
     return grown < MAX_GROWTH_BYTES and all(number <= 0 for number in left)
 
 

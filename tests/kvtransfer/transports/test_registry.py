@@ -64,16 +64,14 @@ def endpoints(context: zmq.Context[zmq.Socket[bytes]], choice: str, port: int = 
         memory.close()
 
 
-@pytest.mark.parametrize(
-    ("choice", "names"), [("auto", ["shm", "zmq"]), ("shm", ["shm", "zmq"]), ("zmq", ["zmq"]), ("nccl", ["nccl"])]
-)
+@pytest.mark.parametrize(("choice", "names"), [("auto", ["shm", "zmq"]), ("shm", ["shm", "zmq"]), ("zmq", ["zmq"])])
 def test_a_choice_offers_its_transports_in_order_of_preference(
     context: zmq.Context[zmq.Socket[bytes]], choice: str, names: list[str]
 ) -> None:
     assert offered(context, choice) == names
 
 
-@pytest.mark.parametrize("choice", ["auto", "zmq", "nccl"])
+@pytest.mark.parametrize("choice", ["auto", "zmq"])
 def test_a_receiver_listens_on_the_port_that_was_chosen(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -267,6 +265,16 @@ def test_a_nixl_that_was_asked_for_and_does_not_work_is_an_error(
     build: Callable[..., object] = SenderFactory if role == "sender" else open_receivers
     with pytest.raises(InvalidSetting, match="cannot be registered"):
         build(settings, PoolMemory(settings, role), pool)
+
+
+@pytest.mark.parametrize("build", [SenderFactory, open_receivers])
+def test_in_host_memory_where_gloo_would_carry_it_nccl_is_refused(
+    context: zmq.Context[zmq.Socket[bytes]], build: Callable[..., object]
+) -> None:
+    settings = TransportSettings("nccl", context, "127.0.0.1", LinkSettings(), this_process())
+    pool = HostPool(np.zeros((_NUM_BLOCKS, _BLOCK_BYTES), dtype=np.uint8))
+    with pytest.raises(InvalidSetting, match="--kv-transport nccl: it is for KV on GPUs"):
+        build(settings, PoolMemory(settings, "receiver"), pool)
 
 
 def test_slots_are_not_taken_from_another_host(context: zmq.Context[zmq.Socket[bytes]]) -> None:

@@ -38,6 +38,7 @@ min = 1
 max = 3
 flags = { shutdown-timeout-s = 30 }
 """
+_TWO_ROUTERS = "[router]\ncount = 2\n[router.flags]\nport = 7000\ncontrol_port = 7001"
 SLOW = Reading(10.0, queue_s=0.01, tpot_s=0.2, prefill=Load(1, num_busy=0.9), decode=Load(9, seqs_share=0.9))
 QUEUES = Reading(10.0, queue_s=0.5, tpot_s=0.04, prefill=Load(9, num_busy=1.8), decode=Load(9, seqs_share=0.9))
 CALM = Reading(10.0)
@@ -47,7 +48,7 @@ class PlayedView(RouterView):
     """A router that measures what the test says. `None`: it does not answer."""
 
     def __init__(self) -> None:
-        super().__init__(ApiClient("http://127.0.0.1:1"), 1.0)
+        super().__init__([ApiClient("http://127.0.0.1:1")], 1.0)
         self.says: Reading | None = CALM
         self.loads: dict[str, int] = {}
 
@@ -78,7 +79,7 @@ class Deployment:
     def begin(self) -> None:
         """A (new) life of the controller."""
         self.controller = Controller(
-            self.file, FakeBackend(self.world), lambda _address: self.view, clock=lambda: self.now_s
+            self.file, FakeBackend(self.world), lambda _addresses: self.view, clock=lambda: self.now_s
         )
 
     def run(self, seconds: int = 10) -> None:
@@ -124,7 +125,7 @@ def test_the_router_comes_first_and_nodes_are_told_where_it_is(deployment: Deplo
     assert deployment.ready() == ["decode-0", "prefill-0", "router"]
     assert deployment.world.log[0] == "start router"
     assert "--router=tcp://10.0.0.1:0" in deployment.program("decode-0")
-    assert deployment.status.address == "http://10.0.0.1:0"
+    assert deployment.status.addresses == ["http://10.0.0.1:0"]
 
 
 def test_what_died_is_started_again_at_once_and_then_ever_slower(deployment: Deployment) -> None:
@@ -195,6 +196,55 @@ def test_nodes_are_started_anew_when_the_router_is_somewhere_else(deployment: De
     deployment.run(5)
     assert "--router=tcp://10.0.0.2:8001" in deployment.program("decode-0")
     assert "prefill-0 is started anew: the router is at tcp://10.0.0.2:8001 now" in deployment.notes
+    assert deployment.status.is_ready
+
+
+def test_nodes_are_told_all_routers_which_have_ports_of_their_own() -> None:
+    deployment = Deployment(FILE.replace("[router.flags]\nport = 0\ncontrol_port = 0", _TWO_ROUTERS))
+    deployment.world.behaviours["router-1"] = "mute"
+    deployment.run()
+    assert deployment.ready() == ["router-0"], "nodes have to know where all of them are"
+    assert not deployment.status.is_ready
+    deployment.world.behaviours.clear()
+    deployment.lose("router-1")
+    deployment.run()
+    assert deployment.status.is_ready
+    assert "--router=tcp://10.0.0.1:7001,tcp://10.0.0.1:7003" in deployment.program("decode-0")
+    assert deployment.status.as_text().startswith("tests is ready, at http://10.0.0.1:7000 and http://10.0.0.1:7002\n")
+    deployment.controller.stop()
+    deployment.run(6)
+    assert deployment.status.is_over
+    assert {"terminate router-0", "terminate router-1"} <= set(deployment.world.log)
+
+
+def test_nodes_drain_one_after_another_when_one_of_several_routers_is_somewhere_else() -> None:
+    deployment = Deployment(FILE.replace("[router.flags]\nport = 0\ncontrol_port = 0", _TWO_ROUTERS))
+    deployment.run()
+    deployment.scale_up()
+    num_done = len(deployment.world.log)
+    at = deployment.world.members["router-1"]
+    at.report = replace(at.report, address="http://10.0.0.2:7002", control_address="tcp://10.0.0.2:7003")
+    nodes = [name for name in deployment.ready() if not name.startswith("router")]
+    for _ in range(60):
+        deployment.run(1)
+        assert len(set(nodes) - set(deployment.ready())) <= 1
+    assert len(nodes) == 5
+    done = deployment.world.log[num_done:]
+    assert sorted(done) == sorted(f"{what} {name}" for name in nodes for what in ("terminate", "start"))
+    assert all("tcp://10.0.0.2:7003" in str(deployment.program(name)) for name in nodes)
+    assert deployment.status.is_ready
+
+
+def test_a_node_that_does_not_drain_in_time_is_started_anew_all_the_same() -> None:
+    deployment = Deployment(FILE.replace("[router.flags]\nport = 0\ncontrol_port = 0", _TWO_ROUTERS))
+    deployment.world.behaviours["decode-0"] = "stubborn"
+    deployment.run()
+    at = deployment.world.members["router-0"]
+    at.report = replace(at.report, control_address="tcp://10.0.0.2:7001")
+    deployment.run(20)
+    assert "tcp://10.0.0.2:7001" not in str(deployment.program("decode-0"))
+    deployment.run(30)
+    assert all("tcp://10.0.0.2:7001" in str(deployment.program(name)) for name in ("decode-0", "prefill-0"))
     assert deployment.status.is_ready
 
 

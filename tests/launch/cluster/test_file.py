@@ -31,6 +31,7 @@ def test_the_same_file_describes_one_machine() -> None:
     assert (deployment.num_prefill, deployment.serve.decode) == (1, 1)
     assert deployment.router.port == 8000
     assert deployment.decode.max_num_seqs == 32
+    assert parse_cluster_file("[router]\ncount = 3", "it").on_one_machine().serve.routers == 3
 
 
 def test_an_empty_file_is_one_node_of_each_role() -> None:
@@ -72,6 +73,11 @@ def test_bounds_that_are_left_out_follow_from_the_others(numbers: str, bounds: t
         ("[router.flags]\ncluster-key = 'file'", "unknown flag 'cluster-key'"),
         ("[router.flags]\ngoal-ttft-ms = 3", "unknown flag 'goal-ttft-ms'"),
         ("[router]\nresources = { CPU = 0 }", r"\[router\] resources: 'CPU' = 0.0 must be positive"),
+        ("[router]\ncount = 17", "Expected `int` <= 16 - at `\\$.router.count`"),
+        (
+            "[router]\ncount = 2\nflags = { resumable-streams-s = 9 }",
+            r"it: \[router\]: resumable-streams-s needs count",
+        ),
         ("[decode]\nresources = { CPU = inf }", "must be positive"),
         ("[decode]\nresources = {}", "name at least one"),
         ("name = '../x'", "use 1 to 64 letters"),
@@ -93,7 +99,7 @@ def test_a_node_is_told_its_name_its_router_and_its_share_of_a_machine() -> None
     file = parse_cluster_file(
         "environment = { HF_HOME = '/models' }\n[decode]\nresources = { CPU = 3, GPU = 0.5 }", "it"
     )
-    program = node_program(file, file.groups[DECODE], "decode-4", "tcp://10.0.0.1:8001")
+    program = node_program(file, file.groups[DECODE], "decode-4", ["tcp://10.0.0.1:8001"])
     assert program.module == "decode_node"
     assert {"--node-id=decode-4", "--router=tcp://10.0.0.1:8001", "--num-threads=3"} <= set(program.arguments)
     assert "--gpu-memory-utilization=0.45" in program.arguments
@@ -105,7 +111,7 @@ def test_a_node_is_told_its_name_its_router_and_its_share_of_a_machine() -> None
 def test_all_ranks_of_a_node_have_one_place() -> None:
     text = "[decode]\nresources = { CPU = 3, GPU = 1 }\nflags = { tensor-parallel-size = 2 }"
     file = parse_cluster_file(text, "it")
-    program = node_program(file, file.groups[DECODE], "decode-0", "tcp://h:1")
+    program = node_program(file, file.groups[DECODE], "decode-0", ["tcp://h:1"])
     assert program.resources == {"CPU": 6.0, "GPU": 2.0}
     assert {"--tensor-parallel-size=2", "--num-threads=6"} <= set(program.arguments)
 
@@ -113,7 +119,7 @@ def test_all_ranks_of_a_node_have_one_place() -> None:
 def test_a_group_of_nodes_has_one_place_and_is_one_program() -> None:
     text = "[decode]\nresources = {{ CPU = 3, GPU = 0.5 }}\nflags = {{ data-parallel-size = {} }}"
     file = parse_cluster_file(text.format(2), "it")
-    program = node_program(file, file.groups[DECODE], "decode-0", "tcp://h:1")
+    program = node_program(file, file.groups[DECODE], "decode-0", ["tcp://h:1"])
     assert (program.module, program.arguments[0]) == ("baton", "decode")
     assert program.resources == {"CPU": 6.0, "GPU": 1.0}
     assert {"--data-parallel-size=2", "--num-threads=3", "--node-id=decode-0"} <= set(program.arguments)
@@ -125,18 +131,19 @@ def test_a_group_of_nodes_has_one_place_and_is_one_program() -> None:
 def test_a_router_listens_where_the_file_says() -> None:
     text = "listen = '{}'\n[router.flags]\nhost = '{}'\nallow-unauthenticated = true"
     file = parse_cluster_file(text.format("machine", "0.0.0.0"), "it")
-    program = router_program(file, Ports(9000, 9001))
+    program = router_program(file, "router", Ports(9000, 9001))
     assert {"--host=0.0.0.0", "--port=9000", "--control-port=9001"} <= set(program.arguments)
     assert program.host_flags == ("--control-host",)
-    assert router_program(parse_cluster_file("listen = 'machine'", "it"), Ports(1, 2)).host_flags == (
+    assert router_program(parse_cluster_file("listen = 'machine'", "it"), "router", Ports(1, 2)).host_flags == (
         "--control-host",
         "--host",
     )
-    assert router_program(parse_cluster_file("", "it"), Ports(1, 2)).host_flags == ()
+    assert router_program(parse_cluster_file("", "it"), "router", Ports(1, 2)).host_flags == ()
 
 
 def test_nothing_that_a_program_is_told_is_a_key() -> None:
     file, _ = read_cluster_file(EXAMPLE)
-    programs = [router_program(file, Ports(1, 2)), node_program(file, file.groups[DECODE], "decode-0", "tcp://h:1")]
+    node = node_program(file, file.groups[DECODE], "decode-0", ["tcp://h:1"])
+    programs = [router_program(file, "router", Ports(1, 2)), node]
     assert not any("key" in argument for program in programs for argument in program.arguments)
     assert "cluster_key" in {field.name for field in dataclasses.fields(file.router)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from launch.api_client import ApiClient
-from launch.cluster.readings import Look, RouterView, parse_look, quantile
+from launch.cluster.readings import Look, RouterView, added_up, parse_look, quantile
 from router.metrics import RouterMetrics
 from wire.messages import DECODE, PREFILL
 
@@ -36,7 +37,7 @@ def node(role: str, load: int = 0) -> dict[str, Any]:
 
 
 def view(*looks: Look) -> RouterView:
-    made = RouterView(ApiClient("http://127.0.0.1:1"), window_s=10.0)
+    made = RouterView([ApiClient("http://127.0.0.1:1")], window_s=10.0)
     for each in looks:
         made.add(each)
     return made
@@ -95,3 +96,12 @@ def test_the_histograms_of_all_models_are_one() -> None:
     both = look(0.0, queue_time=[0.2], time_to_first_token=[0.2])
     assert both.histograms["baton:request_queue_time_seconds"][math.inf] == 1
     assert both.histograms["baton:time_to_first_token_seconds"][math.inf] == 1
+
+
+def test_what_several_routers_counted_is_added_up_and_a_node_counts_once() -> None:
+    first, second = look(1.0, queue_time=[0.2] * 3), look(1.0, queue_time=[0.2])
+    nodes = [{**node(DECODE, load=2), "id": "decode-0"}, {**node(PREFILL), "id": "prefill-0"}]
+    both = added_up([replace(first, nodes=nodes, num_held_back=1.0), replace(second, nodes=nodes, num_held_back=2.0)])
+    assert both.histograms["baton:request_queue_time_seconds"][math.inf] == 4
+    assert both.nodes == nodes
+    assert (both.at_s, both.num_held_back) == (1.0, 3.0)

@@ -27,13 +27,24 @@ def a_segment(**changes: Any) -> dict[str, Any]:
     return {"device": 3, "address": 2**40 - 2**21, "total_size": 2**22, "is_expandable": False, **changes}
 
 
+def metadata_of(name: str) -> bytes:
+    """Of the agent of that name."""
+    return b"agent %s and its memory" % name.encode()
+
+
 class FakeNixl:
-    """Notes what it is asked for. A write stays in flight until it is released."""
+    """Notes what it is asked for. A write stays in flight until it is released. Other agents, by whatever name they
+    were added, are noted as "peer"."""
 
     def __init__(self) -> None:
+        self.names: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
         self.agents: list[Any] = []
         self.state = "PROC"
+
+    def known(self, name: str) -> str:
+        """What is noted for a name."""
+        return "peer" if name in self.names else name
 
     def module(self) -> Any:
         fake = self
@@ -51,6 +62,7 @@ class FakeNixl:
         class NixlAgent:
             def __init__(self, name: str, config: Any) -> None:
                 self.agent = Native()
+                self.name = name
 
             def register_memory(self, descriptors: Any, kind: str) -> str:
                 fake.calls.append(("register", descriptors.tolist(), kind))
@@ -60,17 +72,19 @@ class FakeNixl:
                 fake.calls.append(("deregister", registered))
 
             def prep_xfer_dlist(self, name: str, descriptors: Any, kind: str) -> Handle:
-                fake.calls.append(("prepare", name, descriptors.tolist(), kind))
-                return Handle(f"list of {name}")
+                known = fake.known(name)
+                fake.calls.append(("prepare", known, descriptors.tolist(), kind))
+                return Handle(f"list of {known}")
 
             def get_agent_metadata(self) -> bytes:
-                return b"metadata"
+                return metadata_of(self.name)
 
             def add_remote_agent(self, metadata: bytes) -> str:
-                return "peer"
+                fake.names.append(metadata.split()[1].decode())
+                return fake.names[-1]
 
             def remove_remote_agent(self, name: str) -> None:
-                fake.calls.append(("remove", name))
+                fake.calls.append(("remove", fake.known(name)))
 
             def make_prepped_xfer(self, *arguments: Any) -> Handle:
                 return Handle("write")

@@ -14,7 +14,9 @@ from kvtransfer.transports.nixl.agent import BESIDE_ENGINE, Agent
 from kvtransfer.transports.nixl.memory import DRAM, VRAM, Region, region_of
 from kvtransfer.transports.nixl.thread import run_agent
 from kvtransfer.transports.nixl.wire import COMMANDS, DETAILS, REPORTS, Channel, Connect, Disconnect, PoolDetails, Write
-from tests.kvtransfer.transports.nixl.gpu_stand_ins import FakeNixl, FakeTensor
+from tests.kvtransfer.transports.nixl.gpu_stand_ins import FakeNixl, FakeTensor, metadata_of
+
+_PEER = "ab" * 16
 
 
 @pytest.fixture
@@ -35,8 +37,8 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
         channel.close()
 
 
-def connect(kind: str = VRAM, device_index: int = 5) -> Connect:
-    return Connect(1, "peer", PoolDetails(b"of the peer", 2**41, 2 * 4096, kind, device_index), 2)
+def connect(kind: str = VRAM, device_index: int = 5, peer_id: int = 1, metadata: bytes = metadata_of(_PEER)) -> Connect:
+    return Connect(peer_id, _PEER, PoolDetails(metadata, 2**41, 2 * 4096, kind, device_index), 2)
 
 
 def test_device_and_kind_of_both_pools_reach_nixl_and_the_endpoint(
@@ -66,6 +68,17 @@ def test_a_pool_in_memory_of_no_known_kind_fails_its_peer_only(
     agent._carry_out(connect(kind=DRAM))
     _, ended = node.receive()
     assert "TAPE" in ended.error
+
+
+def test_no_name_of_a_peer_reaches_nixl(fake_nixl: FakeNixl, ends: tuple[Channel, Channel]) -> None:
+    node, theirs = ends
+    agent = Agent(theirs, Region(4096, 4096, 1), BESIDE_ENGINE)
+    agent._carry_out(connect())
+    agent._carry_out(connect(peer_id=2))
+    agent._carry_out(connect(peer_id=3, metadata=metadata_of("cd" * 16)))
+    assert len({_PEER, *fake_nixl.names}) == 3
+    _, refused = node.receive()
+    assert (refused.peer_id, "another agent" in refused.error) == (3, True)
 
 
 def test_a_write_that_failed_is_over_when_the_gpu_has_done(fake_nixl: FakeNixl, ends: tuple[Channel, Channel]) -> None:

@@ -117,6 +117,17 @@ def test_metadata_of_one_agent_under_the_name_of_another_is_refused(pair: NixlPa
     assert "another agent" in pair.wait_for_failure(impostor)
 
 
+def test_a_peer_that_says_it_is_another_one_spoils_nothing_for_that_one(pair: NixlPair) -> None:
+    endpoint, moves = pair.receiver.endpoint, moves_of([9], [8])
+    details: PoolDetails = DETAILS.decode(endpoint.details)
+    half = replace(endpoint, details=DETAILS.encode(replace(details, metadata=details.metadata[:-40])))
+    for _ in range(2):  # once before the other one has come, and once after it has left
+        pair.wait_for_failure(pair.senders.open(half, _NUM_BLOCKS))
+        sender = pair.open()
+        assert pair.push(sender, pair.expect(moves), moves) == 1
+        sender.close()
+
+
 def test_a_pool_that_is_not_where_its_endpoint_says_fails_its_sender_only(pair: NixlPair) -> None:
     endpoint = pair.receiver.endpoint
     details: PoolDetails = DETAILS.decode(endpoint.details)
