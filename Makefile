@@ -10,7 +10,7 @@ ARGS ?=
 # PIP_EXTRA_INDEX_URL and pip's other variables work as always.
 TORCH_INDEX ?=
 TORCH = torch>=2.11,<2.14
-PACKAGES = wire program device engine kvtransfer node prefill_node decode_node mixed_node router launch baton demo bench
+PACKAGES = wire program device engine kvtransfer node rank_node prefill_node decode_node mixed_node router launch baton demo bench
 
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed

@@ -10,29 +10,25 @@ from typing import Protocol, TypeVar
 from decode_node.leg import DecodeLeg
 from decode_node.source import Source
 from engine.runner.kv_memory import ByteArray, SharedRegion, allocate_private
+from engine.settings import OWN
 from kvtransfer.commands import ReceivingNotice, SendingNotice
 from kvtransfer.facts import ReceivingFacts, SendingFacts
+from kvtransfer.incoming_handoffs import ReceivingCounters
 from kvtransfer.integrity import resolve
 from kvtransfer.mailbox import Mailbox
 from kvtransfer.process_identity import this_process
+from kvtransfer.ranks.messages import Begin
 from kvtransfer.receiving import ReceivingSide
+from kvtransfer.sending import SendingCounters
 from kvtransfer.sending_end import ListenAt, SendingEnd, open_sending_end
 from kvtransfer.thread import TransferThread
-from kvtransfer.transports.registry import (
-    NIXL,
-    PoolMemory,
-    SenderFactory,
-    TransportSettings,
-    listens,
-    open_pool,
-    open_receivers,
-    source_settings,
-)
+from kvtransfer.transports.registry import NIXL, PoolMemory, TransportSettings, listens, source_settings
 from node.first_steps import FirstSteps
 from node.loop import Leg
 from node.metrics import StepCounters
 from node.process import Context, NodeParts
 from node.settings import NodeSettings
+from rank_node.driver import Transfers, open_transfers
 from wire import links
 from wire.messages import DECODE
 from wire.request_key import RequestKey
@@ -78,7 +74,7 @@ class DecodeRole:
         self.transports = TransportSettings(
             settings.kv_transport, context, settings.host, link_settings, this_process(), settings.port
         )
-        has_ranks = settings.num_ranks > 1
+        has_ranks = settings.num_ranks > 1 and not settings.divides_pool
         self._memory = PoolMemory(self.transports, "receiver", allocate_private, is_shared=has_ranks)
         self._opened = ExitStack()
         self._opened.callback(self._memory.close)
@@ -103,7 +99,9 @@ class DecodeRole:
     ) -> tuple[DecodeLeg, BesideT, str]:
         """The decode leg, the leg that `beside` makes to use its sending side too, and the address of that side, whose
         transports are made from `sending`. `counters`: see `DecodeLeg`."""
-        pool = open_pool(parts.engine.memory.blocks)
+        settings = self._settings
+        begin = Begin(settings.host, settings.cluster_key, self.name)
+        transfers = open_transfers(parts.engine, self.transports, self._memory, begin, self._opened.callback)
         facts = ReceivingFacts(
             node_id=parts.node_id,
             epoch=parts.epoch,
@@ -111,37 +109,42 @@ class DecodeRole:
             layout=parts.engine.memory.layout,
             num_blocks=parts.engine.num_blocks,
             process=self.transports.process,
-            lease_s=self._settings.lease_s,
-            checksum=resolve(self._settings.kv_checksum, in_device_memory=pool.is_device),
+            lease_s=settings.lease_s,
+            checksum=resolve(
+                settings.kv_checksum, in_device_memory=transfers.is_device, in_rank_pools=settings.rank_pools == OWN
+            ),
         )
-        receivers = open_receivers(self.transports, self._memory, pool)
+        received = ReceivingCounters()
+        receivers, pool = transfers.receiving(received)
         for receiver in receivers:
-            self._opened.callback(receiver.close)
             _log.info("KV comes by %s at %s", receiver.endpoint.transport, receiver.endpoint.address)
         notices: Mailbox[ReceivingNotice] = Mailbox()
-        receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, notices)
+        receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, notices, counters=received)
         thread = TransferThread(receiving, "kv-receiving", pool.enter, parts.watch("kv-receiving thread"))
         thread.start()
-        end, address = self._open_source(parts, facts, sending, len([each for each in receivers if listens(each)]))
+        end, address = self._open_source(parts, facts, transfers, sending, len(list(filter(listens, receivers))))
         other, core = beside(end), parts.engine.core
         source = Source(core, end, other.take_notice)
         leg = DecodeLeg(core, receiving, thread, notices, FirstSteps(), source, other.keys, counters)
         return leg, other, address
 
     def _open_source(
-        self, parts: NodeParts, own: ReceivingFacts, sending: TransportSettings, num_ports_taken: int
+        self,
+        parts: NodeParts,
+        own: ReceivingFacts,
+        transfers: Transfers,
+        sending: TransportSettings,
+        num_ports_taken: int,
     ) -> tuple[SendingEnd, str]:
         """The sending side, which has a view of the pool for its own thread, and its address."""
-        settings = self._settings
-        pool = open_pool(parts.engine.memory.blocks)
-        senders = SenderFactory(sending, self._memory, pool)
-        self._opened.callback(senders.close)
+        settings, counters = self._settings, SendingCounters()
+        senders, pool = transfers.sending(sending, counters)
         facts = SendingFacts(
             own.node_id, own.epoch, own.fingerprint, own.layout, own.process, own.lease_s, own.checksum
         )
         port = settings.port and settings.port + num_ports_taken
         at = ListenAt(self._context, settings.host, port, self._links)
-        return open_sending_end(facts, at, senders, pool, parts.watch("kv-sending thread"))
+        return open_sending_end(facts, at, senders, pool, parts.watch("kv-sending thread"), counters)
 
     def close(self) -> None:
         """Close data sockets and processes, then shared segments."""

@@ -23,6 +23,7 @@ from engine.core import EngineCore
 from engine.executor.base import Executor
 from engine.executor.choose import open_executor
 from engine.executor.leading import LeadingRunner, PipelineRunner
+from engine.executor.messages import RANK_MODULE
 from engine.executor.passages import Incoming
 from engine.first_costs import measure_first_costs
 from engine.model_share import (
@@ -43,6 +44,8 @@ from engine.models.loading import OnProgress
 from engine.models.ops.native_ops import NativeOps
 from engine.models.shard import Shard
 from engine.pool_size import (
+    BlockSize,
+    DividedBlocks,
     chosen_num_blocks,
     gpu_num_blocks,
     host_num_blocks,
@@ -51,7 +54,7 @@ from engine.pool_size import (
     require_room,
 )
 from engine.runner.forward import decoded_pass
-from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory
+from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory, own_kv_memory
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -94,13 +97,14 @@ def build_engine(
     allocate: KvAllocator,
     on_weights: OnProgress | None = None,
     on_graphs: OnProgress | None = None,
+    rank_module: str = RANK_MODULE,
 ) -> Engine:
     """Load the checkpoint and build an engine around it.
 
     `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
-    recorded graphs. Sets the number of torch threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and
-    `DeviceFailed` when a rank does not come up.
-    """
+    recorded graphs. `rank_module`: the program of the other ranks where each has a pool of its own. Sets the number of
+    torch threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not
+    come up."""
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
     num_cores = len(os.sched_getaffinity(0))
     num_threads = max(1, (settings.num_threads or num_cores) // settings.num_ranks)
@@ -110,7 +114,7 @@ def build_engine(
         basis = open_basis(settings, num_threads)
         config, device = basis.config, basis.device
         grammars = _grammars(basis.folder, config)
-        executor = open_executor(settings, config, device, num_threads)
+        executor = open_executor(settings, config, device, num_threads, rank_module)
         opened.callback(executor.close)
         before = read_memory(device.torch_device) if basis.is_gpu else None
         rank = executor.shard
@@ -120,9 +124,10 @@ def build_engine(
         attention = attention_of(basis, model, rank)
         if settings.batch_invariant:
             _require_batch_invariance(model, attention)
-        num_blocks = _num_blocks(basis, model, sampler, attention, before)
-        report_shorter_requests(settings, model.layout, basis.capacity, num_blocks)
-        memory = _kv_memory(model, num_blocks, allocate, device, rank)
+        size = _block_size(settings, model)
+        num_blocks = _num_blocks(basis, model, size, sampler, attention, before)
+        report_shorter_requests(settings, size, basis.capacity, num_blocks)
+        memory = _kv_memory(basis, model, size, num_blocks, allocate, rank)
         incoming = executor.share_memory(memory, stream_of(basis, model, rank))
         costs = StepCosts()
         runner = _runner(basis, model, sampler, attention, memory, executor, incoming, costs, on_graphs)
@@ -178,26 +183,41 @@ def _require_batch_invariance(model: ModelShare, attention: AttentionChoice) -> 
     raise InvalidSetting(f"--batch-invariant cannot be promised here: {reason}")
 
 
+def _block_size(settings: EngineSettings, model: ModelShare) -> BlockSize:
+    if not settings.divides_pool:
+        return model.layout
+    return DividedBlocks(model.layout, settings.tensor_parallel_size, settings.pipeline_parallel_size)
+
+
 def _num_blocks(
-    basis: Basis, model: ModelShare, sampler: Sampler, attention: AttentionChoice, before: MemoryReading | None
+    basis: Basis,
+    model: ModelShare,
+    size: BlockSize,
+    sampler: Sampler,
+    attention: AttentionChoice,
+    before: MemoryReading | None,
 ) -> int:
     """The size of the pool (see `engine.pool_size`). Raises `InvalidSetting`."""
     settings, capacity = basis.settings, basis.capacity
-    chosen = chosen_num_blocks(settings, model.layout)
+    chosen = chosen_num_blocks(settings, size)
     if chosen is not None:
         return chosen
     if before is None:
         memory, num_ranks = read_host_memory(), settings.num_ranks
-        return host_num_blocks(settings, model.layout, capacity, memory, model.weights_bytes, num_ranks)
+        return host_num_blocks(settings, size, capacity, memory, model.weights_bytes, num_ranks)
     workspace_bytes = attention.workspace_bytes
     needs = measure_needs(settings, before, model.decoder, sampler, basis.device, basis.limits, workspace_bytes)
-    return gpu_num_blocks(settings, model.layout, capacity, needs)
+    return gpu_num_blocks(settings, size, capacity, needs)
 
 
-def _kv_memory(model: ModelShare, num_blocks: int, allocate: KvAllocator, device: Device, rank: Shard) -> KvMemory:
-    if device.has_own_memory:
-        return device_kv_memory(model.layout, num_blocks, device.torch_device)
-    require_room(model.layout, num_blocks, read_host_memory())
+def _kv_memory(
+    basis: Basis, model: ModelShare, size: BlockSize, num_blocks: int, allocate: KvAllocator, rank: Shard
+) -> KvMemory:
+    if basis.device.has_own_memory:
+        return device_kv_memory(model.layout, num_blocks, basis.device.torch_device)
+    require_room(size, num_blocks, read_host_memory())
+    if basis.settings.divides_pool:
+        return own_kv_memory(model.layout, model.own, rank, num_blocks)
     return host_kv_memory(model.layout, num_blocks, allocate, own=model.own, shard=rank)
 
 
@@ -217,7 +237,7 @@ def _runner(
     run = recorded_pass(basis, model, attention)
     parts = (model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
     if executor.leader is not None:
-        led = (executor.leader, costs, settings.block_size, *parts)
+        led = (executor.leader, costs, settings.block_size, settings.divides_pool, *parts)
         if incoming is None:
             return LeadingRunner(*led, run)
         num_before = model.layout.num_layers - model.own.num_layers

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Protocol
 
 from device.base import Device
 from device.host_memory import HostMemory
@@ -31,6 +32,7 @@ from engine.runner.profiling import profile
 from engine.runner.sampler import Sampler
 from engine.settings import EngineSettings
 from wire.errors import InvalidSetting
+from wire.kv_share import KvDivision, own_layout
 from wire.layout import KvLayout
 
 _FEWEST_BLOCKS = 2
@@ -47,7 +49,32 @@ _GIB = 2**30
 _log = logging.getLogger(__name__)
 
 
-def chosen_num_blocks(settings: EngineSettings, layout: KvLayout) -> int | None:
+class BlockSize(Protocol):
+    """How large a block is, in all ranks together; a `KvLayout` says it, and `DividedBlocks` where ranks have pools of
+    their own."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DividedBlocks:
+    """See `BlockSize`: heads that several ranks have count for each of them."""
+
+    layout: KvLayout
+    num_ranks: int
+    num_stages: int
+
+    @property
+    def block_bytes(self) -> int:
+        """See `BlockSize.block_bytes`."""
+        shares = KvDivision(self.num_ranks, self.num_stages).shares
+        return sum(own_layout(self.layout, share).block_bytes for share in shares)
+
+
+def chosen_num_blocks(settings: EngineSettings, layout: BlockSize) -> int | None:
     """The size of the pool if the settings fix it, otherwise None. Raises `InvalidSetting`."""
     if settings.num_blocks:
         if settings.num_blocks < _FEWEST_BLOCKS:
@@ -77,7 +104,7 @@ def host_budget(settings: EngineSettings, memory: HostMemory, weights_bytes: int
 
 def host_num_blocks(
     settings: EngineSettings,
-    layout: KvLayout,
+    layout: BlockSize,
     capacity: Capacity,
     memory: HostMemory,
     weights_bytes: int,
@@ -105,7 +132,7 @@ def host_num_blocks(
     return min(wanted, allowed)
 
 
-def require_room(layout: KvLayout, num_blocks: int, memory: HostMemory) -> None:
+def require_room(layout: BlockSize, num_blocks: int, memory: HostMemory) -> None:
     """Raise `InvalidSetting` when the host has no memory for the pool: it would end this process, not refuse."""
     needed = num_blocks * layout.block_bytes
     if needed > memory.free:
@@ -115,7 +142,7 @@ def require_room(layout: KvLayout, num_blocks: int, memory: HostMemory) -> None:
         )
 
 
-def report_shorter_requests(settings: EngineSettings, layout: KvLayout, capacity: Capacity, num_blocks: int) -> None:
+def report_shorter_requests(settings: EngineSettings, layout: BlockSize, capacity: Capacity, num_blocks: int) -> None:
     """One log line where the pool holds no request of the full length."""
     if num_blocks < capacity.blocks_per_request:
         needed = capacity.blocks_per_request * layout.block_bytes / _GIB
@@ -180,7 +207,7 @@ def later_bytes(settings: EngineSettings, limits: RunnerLimits, vocab_size: int,
     return workspace_bytes + graph_bytes + 4 * limits.max_decodes * vocab_size
 
 
-def gpu_num_blocks(settings: EngineSettings, layout: KvLayout, capacity: Capacity, needs: GpuNeeds) -> int:
+def gpu_num_blocks(settings: EngineSettings, layout: BlockSize, capacity: Capacity, needs: GpuNeeds) -> int:
     """The size of a pool on a GPU when the settings leave it open. Raises `InvalidSetting` when it is too small.
 
     A `--max-model-len` that was asked for has to fit. The model's own limit does not: requests are shorter then.

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from program.settings import setting
 
+SHARED, OWN = "shared", "own"
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -83,6 +85,11 @@ class EngineSettings:
         "where the ranks run; auto: this process for one, and for more of them processes of this machine (mp)",
         choices=("auto", "uni", "mp"),
     )
+    rank_pools: str = setting(
+        SHARED,
+        "KV of a node of several ranks: one pool that its ranks share, or a pool of its own for each rank",
+        choices=(SHARED, OWN),
+    )
     batch_invariant: bool = setting(
         False, "do not start unless tokens cannot depend on what else is in a batch: Baton's own kernels on a CPU"
     )
@@ -96,3 +103,8 @@ class EngineSettings:
     def num_ranks(self) -> int:
         """Processes that compute the model together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def divides_pool(self) -> bool:
+        """Whether there are several ranks, each with a KV pool of its own."""
+        return self.num_ranks > 1 and self.rank_pools == OWN

@@ -215,6 +215,8 @@ class IncomingHandoff:
         """Decide about its quarantined blocks, from its state and from this news. Its state then includes the news."""
         if self.receiver is None:
             raise RuntimeError("only a grant can be revoked")
+        if self.receiver.is_writing(self.key):
+            return Verdict.WAIT
         known = Known(
             word=PeerWord.MAY_LAND if self.state is _R.FENCING else word or PeerWord.SILENT,
             has_endpoint_ended=has_endpoint_ended or self.state is _R.CUT_OFF,

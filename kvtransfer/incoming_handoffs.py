@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ReceivingCounters:
-    """Counts since the start of the node; read by metrics."""
+    """Counts since the start of the node; read by metrics. `num_part_bytes`: what ranks with pools of their own have
+    received, each for itself."""
 
     num_granted: int = 0
     num_delivered: int = 0
@@ -42,6 +43,7 @@ class ReceivingCounters:
     num_expired: int = 0
     num_blocks: int = 0
     num_bytes: int = 0
+    num_part_bytes: int = 0
     num_damaged_blocks: int = 0
     num_resends: int = 0
     num_fences: int = 0
@@ -57,8 +59,9 @@ class IncomingHandoffs:
         connections: ReceiverConnections,
         leases: LeaseTable[RequestKey],
         notices: NoticeSink[ReceivingNotice],
+        counters: ReceivingCounters | None = None,
     ) -> None:
-        self.counters = ReceivingCounters()
+        self.counters = counters or ReceivingCounters()
         self.num_quarantined_blocks = 0
         self._facts = facts
         self._connections = connections

@@ -23,10 +23,15 @@ CHOICES = (AUTO, *CHECKSUMS)
 """The values of `--kv-checksum`."""
 
 
-def resolve(choice: str, *, in_device_memory: bool) -> str:
-    """The checksum kind of a node, by where its pool is. Raises `InvalidSetting` if it cannot be computed there."""
+def resolve(choice: str, *, in_device_memory: bool, in_rank_pools: bool = False) -> str:
+    """The checksum kind of a node, by where its pool is. `in_rank_pools`: nodes of its deployment may have divided it
+    among their ranks, which add up what they have. Raises `InvalidSetting` if it cannot be computed there."""
     if choice == AUTO:
-        return DOT64 if in_device_memory else XXH3
+        return DOT64 if in_device_memory or in_rank_pools else XXH3
+    if choice == XXH3 and in_rank_pools:
+        raise InvalidSetting(
+            "--kv-checksum xxh3 is of whole blocks, and --rank-pools own no rank has a whole block to hash: use dot64"
+        )
     if choice == XXH3 and in_device_memory:
         raise InvalidSetting(
             "--kv-checksum xxh3 is computed by the CPU, and the KV of this node is in device memory: use dot64 or auto"

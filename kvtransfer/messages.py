@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from wire.codec import U64, BlockIds, Bounds, Codec, Id128, Length, U64s
+from wire.kv_share import KvDivision
 from wire.layout import KvLayout
 from wire.messages import TokenEvent
 from wire.request_key import RequestKey
@@ -52,6 +53,15 @@ class Endpoint:
     transport: _Name
     address: _Name
     details: Annotated[bytes, Length(2**16)] = b""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEndpoints:
+    """The `details` of the endpoint of a node whose ranks have pools of their own: where each of them listens, in the
+    order of `division.shares`."""
+
+    division: KvDivision
+    addresses: Annotated[tuple[_Name, ...], Length(1024)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,5 +193,6 @@ class Renew:
     handoffs: tuple[HandoffName, ...]
 
 
+RANK_ENDPOINTS = Codec(RankEndpoints)
 RECEIVER_TO_SENDER = Codec(PeerHello, Grant, Resend, Release, Revoke, Renew)
 SENDER_TO_RECEIVER = Codec(PeerWelcome, PeerRefusal, Pushed, Commit, Revoked, Renew)

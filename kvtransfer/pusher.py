@@ -26,7 +26,7 @@ from typing import Any
 
 from kvtransfer.integrity import XXH3
 from kvtransfer.layers import LayerProgress
-from kvtransfer.pools.base import Checksums, KvPool, Parts, Pending
+from kvtransfer.pools.base import Checksums, HashedPool, Parts, Pending
 from kvtransfer.transports.base import Move, Sender
 from wire.errors import BatonError, TransferFailed
 from wire.request_key import RequestKey
@@ -99,7 +99,7 @@ class Pusher:
     `checksum`: the kind that is computed over every block of `pool` (see `integrity`).
     """
 
-    def __init__(self, pool: KvPool, checksum: str = XXH3) -> None:
+    def __init__(self, pool: HashedPool, checksum: str = XXH3) -> None:
         self._block_bytes = pool.block_bytes
         self._checksums: Checksums = pool.checksums(checksum)
         self._queues: dict[int, _Queue] = {}

@@ -47,7 +47,7 @@ from kvtransfer.messages import (
     Renew,
     Revoked,
 )
-from kvtransfer.pools.base import KvPool
+from kvtransfer.pools.base import HashedPool
 from kvtransfer.receiver_connections import Connection, ReceiverConnections
 from kvtransfer.states import ReceivingState
 from kvtransfer.thread import MAX_IDLE_S
@@ -74,13 +74,14 @@ class ReceivingSide:
         context: zmq.Context[zmq.Socket[bytes]],
         settings: links.LinkSettings,
         receivers: Sequence[Receiver],
-        pool: KvPool,
+        pool: HashedPool,
         notices: NoticeSink[ReceivingNotice],
         clock: Callable[[], float] = time.monotonic,
+        counters: ReceivingCounters | None = None,
     ) -> None:
         self.connections = ReceiverConnections(facts, context, settings, receivers)
         self.leases: LeaseTable[RequestKey] = LeaseTable()
-        self._handoffs = IncomingHandoffs(facts, self.connections, self.leases, notices)
+        self._handoffs = IncomingHandoffs(facts, self.connections, self.leases, notices, counters)
         self._checksums = pool.checksums(facts.checksum)
         self._renew_after_s = facts.lease_s / 3
         self._clock = clock

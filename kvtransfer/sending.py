@@ -67,7 +67,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SendingCounters:
-    """Counts since the start of the node; read by metrics."""
+    """Counts since the start of the node; read by metrics. `num_part_bytes`: what ranks with pools of their own have
+    sent, each for itself."""
 
     num_handoffs: int = 0
     num_released: int = 0
@@ -76,6 +77,7 @@ class SendingCounters:
     num_resent_blocks: int = 0
     num_blocks: int = 0
     num_bytes: int = 0
+    num_part_bytes: int = 0
     num_rejected_messages: int = 0
 
 
@@ -93,8 +95,9 @@ class SendingSide:
         pusher: Pusher,
         notices: NoticeSink[SendingNotice],
         clock: Callable[[], float] = time.monotonic,
+        counters: SendingCounters | None = None,
     ) -> None:
-        self.counters = SendingCounters()
+        self.counters = counters or SendingCounters()
         self.connections = SenderConnections(facts, link, opener, pusher)
         self._facts = facts
         self._pusher = pusher

@@ -12,10 +12,10 @@ import zmq
 from kvtransfer.commands import SendingCommand, SendingNotice
 from kvtransfer.facts import SendingFacts
 from kvtransfer.mailbox import Mailbox
-from kvtransfer.pools.base import KvPool
+from kvtransfer.pools.base import HashedPool
 from kvtransfer.pusher import Pusher
 from kvtransfer.sender_connections import SenderOpener, open_listener
-from kvtransfer.sending import SendingSide
+from kvtransfer.sending import SendingCounters, SendingSide
 from kvtransfer.thread import TransferThread
 from program.watchdog import Beat
 from wire import links
@@ -46,13 +46,18 @@ class ListenAt:
 
 
 def open_sending_end(
-    facts: SendingFacts, at: ListenAt, senders: SenderOpener, pool: KvPool, beat: Beat | None = None
+    facts: SendingFacts,
+    at: ListenAt,
+    senders: SenderOpener,
+    pool: HashedPool,
+    beat: Beat | None = None,
+    counters: SendingCounters | None = None,
 ) -> tuple[SendingEnd, str]:
-    """A running sending side over `pool`, and the address at which it listens. Its thread touches `beat`. Raises
-    `InvalidSetting`."""
+    """A running sending side over `pool`, and the address at which it listens. Its thread touches `beat`, and it counts
+    in `counters`. Raises `InvalidSetting`."""
     link, address = open_listener(at.context, at.host, at.port, at.links)
     notices: Mailbox[SendingNotice] = Mailbox()
-    side = SendingSide(facts, link, senders, Pusher(pool, facts.checksum), notices)
+    side = SendingSide(facts, link, senders, Pusher(pool, facts.checksum), notices, counters=counters)
     thread = TransferThread(side, "kv-sending", pool.enter, beat)
     thread.start()
     return SendingEnd(side, thread, notices), address

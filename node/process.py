@@ -44,6 +44,7 @@ from wire.keys import ADMITTED, ROUTER, KeyRing
 from wire.messages import Hello
 
 _EVENT_INTERVAL_S = 0.2
+_RANK_MODULE = "rank_node"
 THREAD_LIMIT_S = 60.0
 """How long a thread may be still that turns several times a second; what it waits for within a turn has 10 s."""
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -125,7 +126,8 @@ def _serve(
     node_id = settings.node_id or f"{role.name}-{secrets.token_hex(3)}"
     addresses = settings.router_addresses
     with ExitStack() as stack:
-        engine = build_engine(settings, role.allocate, _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS))
+        progress = _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS)
+        engine = build_engine(settings, role.allocate, *progress, _RANK_MODULE)
         stack.callback(engine.device.close)
         stack.callback(engine.executor.close)
         engine.learn_costs()

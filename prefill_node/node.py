@@ -5,16 +5,20 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from engine.runner.kv_memory import ByteArray, SharedRegion, allocate_private
+from engine.settings import OWN
 from kvtransfer.facts import SendingFacts
 from kvtransfer.integrity import resolve
 from kvtransfer.process_identity import this_process
+from kvtransfer.ranks.messages import Begin
+from kvtransfer.sending import SendingCounters
 from kvtransfer.sending_end import ListenAt, open_sending_end
-from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_pool
+from kvtransfer.transports.registry import PoolMemory, TransportSettings
 from node.first_steps import FirstSteps
 from node.loop import Leg
 from node.process import Context, NodeParts
 from node.settings import NodeSettings
 from prefill_node.leg import PrefillLeg
+from rank_node.driver import open_transfers
 from wire import links
 from wire.messages import PREFILL
 
@@ -32,7 +36,7 @@ class PrefillRole:
         self._transports = TransportSettings(
             settings.kv_transport, context, settings.host, link_settings, this_process()
         )
-        has_ranks = settings.num_ranks > 1
+        has_ranks = settings.num_ranks > 1 and not settings.divides_pool
         self._memory = PoolMemory(self._transports, "sender", allocate_private, is_shared=has_ranks)
         self._opened = ExitStack()
         self._opened.callback(self._memory.close)
@@ -44,20 +48,23 @@ class PrefillRole:
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
         """See `Role`."""
-        pool, layout = open_pool(parts.engine.memory.blocks), parts.engine.memory.layout
+        settings, layout, counters = self._settings, parts.engine.memory.layout, SendingCounters()
+        begin = Begin(settings.host, settings.cluster_key, self.name)
+        transfers = open_transfers(parts.engine, self._transports, self._memory, begin, self._opened.callback)
         facts = SendingFacts(
             node_id=parts.node_id,
             epoch=parts.epoch,
             fingerprint=parts.engine.fingerprint,
             layout=layout,
             process=self._transports.process,
-            lease_s=self._settings.lease_s,
-            checksum=resolve(self._settings.kv_checksum, in_device_memory=pool.is_device),
+            lease_s=settings.lease_s,
+            checksum=resolve(
+                settings.kv_checksum, in_device_memory=transfers.is_device, in_rank_pools=settings.rank_pools == OWN
+            ),
         )
-        senders = SenderFactory(self._transports, self._memory, pool)
-        self._opened.callback(senders.close)
-        at = ListenAt(self._context, self._settings.host, self._settings.port, self._links)
-        end, address = open_sending_end(facts, at, senders, pool, parts.watch("kv-sending thread"))
+        senders, pool = transfers.sending(self._transports, counters)
+        at = ListenAt(self._context, settings.host, settings.port, self._links)
+        end, address = open_sending_end(facts, at, senders, pool, parts.watch("kv-sending thread"), counters)
         return PrefillLeg(parts.engine.core, end, layout.layer_ends, FirstSteps()), address
 
     def close(self) -> None:

@@ -49,6 +49,7 @@ legs and its handoff (`forks`, `firsts`).
 one (`HandOver`), and a node is asked to finish (`Drain`); addresses name the key of who listens there.
 11: a node serves several routers: ids of requests begin with the epoch of their router.
 12: the group of a node.
+13: blocks of nodes whose ranks have pools of their own go from rank to rank (`source`, `RankEndpoints`).
 """
 
 _MAGIC = b"BT"

@@ -9,7 +9,8 @@ The order of calls: construct, build this rank's share of the model, `loaded`, `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -69,9 +70,14 @@ class Executor(Protocol):
         ...
 
     def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> Incoming | None:
-        """Let every rank attend over this memory, and hand on to the next stage what has this shape, where there are
-        stages; they are preparing when it returns. What this rank receives from the stage before; None: it is in the
-        first. Raises `DeviceFailed`."""
+        """Let every rank attend over this memory, or over as much of its own, and hand on to the next stage what has
+        this shape, where there are stages; they are preparing when it returns. What this rank receives from the stage
+        before; None: it is in the first. Raises `DeviceFailed`."""
+        ...
+
+    def take_transfer_ends(self) -> Mapping[Shard, tuple[socket.socket, socket.socket]]:
+        """After `share_memory`, where ranks have pools of their own: for each other rank a socket by which it is told
+        what to receive of other nodes' KV, and one by which it is told what to send. The caller closes them."""
         ...
 
     def ready(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from device.base import Device
 from engine.executor.base import Executor
+from engine.executor.messages import RANK_MODULE
 from engine.executor.uni import UniExecutor
 from engine.models.config import ModelConfig
 from engine.models.division import require_divisible
@@ -19,16 +20,20 @@ AUTO, UNI, MP = "auto", "uni", "mp"
 
 
 def open_executor(
-    settings: EngineSettings, config: ModelConfig | ModellingConfig, device: Device, num_threads: int
+    settings: EngineSettings,
+    config: ModelConfig | ModellingConfig,
+    device: Device,
+    num_threads: int,
+    rank_module: str = RANK_MODULE,
 ) -> Executor:
-    """The ranks of an engine, running. `num_threads`: of each. Raises `InvalidSetting`, and `DeviceFailed` when they do
-    not come up."""
+    """The ranks of an engine, running. `num_threads`: of each; `rank_module`: the program of all but the first where
+    each has a pool of its own. Raises `InvalidSetting`, and `DeviceFailed` when they do not come up."""
     if settings.num_ranks == 1:
         return UniExecutor()
     _require_possible(settings, config, device)
     from engine.executor.mp import MpExecutor
 
-    return MpExecutor(settings, num_threads)
+    return MpExecutor(settings, num_threads, rank_module if settings.divides_pool else RANK_MODULE)
 
 
 def _require_possible(settings: EngineSettings, config: ModelConfig | ModellingConfig, device: Device) -> None:
@@ -47,3 +52,5 @@ def _require_possible(settings: EngineSettings, config: ModelConfig | ModellingC
         require_divisible(config, settings.tensor_parallel_size, stages)
     except ModelLoadError as error:
         raise InvalidSetting(f"{flag}: {error}") from None
+    if settings.divides_pool and isinstance(config, ModelConfig) and config.states is not None:
+        raise InvalidSetting(f"{flag}: --rank-pools own has no place for layers that keep a state; use shared")

@@ -13,16 +13,18 @@ from torch import Tensor
 
 from device.base import Array, Device
 from engine.attention.base import AttentionBackend, SequenceShare
-from engine.executor.messages import ChannelBroken, Compute
+from engine.executor.messages import Compute
 from engine.executor.passages import Incoming, Outgoing
 from engine.models.base import RunnableDecoder
 from engine.runner.forward import DueRows, ForwardPass
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.prompt_scoring import score_pieces
+from program.channel import ChannelBroken
 
 
 class Follower:
-    """Computes orders over the KV of `attention`. `run`: the forward pass of `decoder`. `incoming`: from the stage
+    """Computes orders over the KV of `attention`. `blocks`: [B, ...] of a pool that is this rank's own; None: the
+    driver prepares blocks. `run`: the forward pass of `decoder`. `incoming`: from the stage
     before, None in the first; `outgoing`: to the next stage, None in the last."""
 
     def __init__(
@@ -34,12 +36,14 @@ class Follower:
         run: ForwardPass,
         incoming: Incoming | None = None,
         outgoing: Outgoing | None = None,
+        blocks: Tensor | None = None,
     ) -> None:
         self._incoming, self._outgoing = incoming, outgoing
         self._decoder = decoder
         self._attention = attention
         self._staging = device.staging(staging_bytes(limits))
         self._run = run
+        self._blocks = blocks
 
     @torch.inference_mode()
     def compute(self, order: Compute) -> None:
@@ -56,6 +60,8 @@ class Follower:
         self._attention.plan(shares, self._staging)
         first, positions = [self._staging.put(values) for values in (token_ids, _positions(shares))]
         self._staging.upload()
+        if order.copies:
+            self._copy_blocks(order.copies)
         if self._incoming is not None:
             first = self._incoming.receive(len(first))
         stream = self._run(first, positions)
@@ -69,6 +75,12 @@ class Follower:
         if order.due:
             due = _row_numbers(order.due)
             stream.logits(DueRows(len(due), due))
+
+    def _copy_blocks(self, copies: bytes) -> None:
+        if self._blocks is None:
+            raise ChannelBroken("the driver orders copies in a pool that is its own")
+        for source, target in _row_numbers(copies).view(-1, 2).tolist():
+            self._blocks[target].copy_(self._blocks[source])
 
 
 def _positions(shares: list[SequenceShare]) -> Array:

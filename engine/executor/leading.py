@@ -1,6 +1,6 @@
 """The runners of the driver: before it computes a step, it has the other ranks compute the same.
 
-Owns the one order of a step and what has to happen in which place of it, since all ranks share one KV memory:
+Owns the one order of a step and what has to happen in which place of it where all ranks share one KV memory:
 
 - Blocks are copied, and begun blocks wiped, by this rank alone, before it adds up the embedding. Every rank attends
   after that sum, so none reads a block that is not prepared, and none wipes what another has stored. With stages it
@@ -8,6 +8,9 @@ Owns the one order of a step and what has to happen in which place of it, since 
 - A layer counts as stored when every rank has stored its heads of it. That is certain once the ranks have added up
   what the layer's attention returned, so each layer is told with the next one, and the last one after the step. Those
   of earlier stages are stored when the residual stream is here.
+
+Where each rank has a pool of its own, it prepares blocks itself: it wipes what it begins, and the order of a step says
+which blocks it has to copy. What is said above of layers holds there, too.
 
 The other ranks have no queues and sample nothing: what a step says is all that they know. When a step fails here after
 it was ordered, the ranks may be anywhere in it: the node has to end. A rank that stands still ends it, too: a step may
@@ -45,18 +48,20 @@ _PATIENCE = 10.0
 
 
 class LeadingRunner(ModelRunner):
-    """See `Runner`. `costs`: of this engine; `block_size`: tokens of a block; `arguments`: those of `ModelRunner`."""
+    """See `Runner`. `costs`: of this engine; `block_size`: tokens of a block; `is_divided`: ranks have pools of their
+    own; `arguments`: those of `ModelRunner`."""
 
-    def __init__(self, leader: Leader, costs: StepCosts, block_size: int, *arguments: Any) -> None:
+    def __init__(self, leader: Leader, costs: StepCosts, block_size: int, is_divided: bool, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._leader = leader
         self._costs = costs
         self._block_size = block_size
+        self._is_divided = is_divided
 
     def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
         with self._together():
             self._wipe_begun(step)
-            self._leader.tell(_order(step, inputs))
+            self._leader.tell(self._order(step, inputs))
             return self._lead(self._plan(step, inputs), layer_stored)
 
     def _lead(self, planned: PlannedStep, layer_stored: LayerStored | None) -> RunningStep:
@@ -80,8 +85,26 @@ class LeadingRunner(ModelRunner):
 
     def _wipe_begun(self, step: Step) -> None:
         """See `begun_blocks`: a backend leaves it to the runner where blocks are shared."""
+        if self._is_divided:
+            return
         for block in begun_blocks(step.requests, self._block_size):
             self._blocks[block].zero_()
+
+    def _order(self, step: Step, inputs: StepInputs) -> Compute:
+        """The step in plain values. No token is pending: with ranks, a request is in one step that samples at a
+        time."""
+        if inputs.has_pending:
+            raise DeviceFailed("a token that is still sampled cannot be told to other ranks")
+        shares = tuple(
+            Share(each.start, each.num_tokens, np.asarray(each.block_table, dtype=np.int32).tobytes())
+            for each in step.requests
+        )
+        due, _ = due_requests(step, inputs)
+        scored: Sequence[int] = scored_rows(step, inputs.last_tokens).tolist() if step.spans else ()
+        copied: list[int] = []
+        if self._is_divided:
+            copied = [block for each in step.requests if each.block_copy is not None for block in each.block_copy]
+        return Compute(shares, inputs.token_ids.tobytes(), _rows(scored), _rows(due), _rows(copied))
 
 
 class PipelineRunner(LeadingRunner):
@@ -103,7 +126,7 @@ class PipelineRunner(LeadingRunner):
         with self._together():
             self._wipe_begun(step)
             super()._copy_blocks(step)
-            order = _order(step, inputs)
+            order = self._order(step, inputs)
             self._leader.tell_ahead(order)
             planned = self._plan(step, inputs)
         return _EnteredStep(lambda: self._finish(order, planned, layer_stored))
@@ -159,19 +182,6 @@ class _OneLater:
     def finish(self) -> None:
         """All ranks have computed the step: tell of the last layer."""
         self._layer_stored()
-
-
-def _order(step: Step, inputs: StepInputs) -> Compute:
-    """The step in plain values. No token is pending: with ranks, a request is in one step that samples at a time."""
-    if inputs.has_pending:
-        raise DeviceFailed("a token that is still sampled cannot be told to other ranks")
-    shares = tuple(
-        Share(each.start, each.num_tokens, np.asarray(each.block_table, dtype=np.int32).tobytes())
-        for each in step.requests
-    )
-    due, _ = due_requests(step, inputs)
-    scored: Sequence[int] = scored_rows(step, inputs.last_tokens).tolist() if step.spans else ()
-    return Compute(shares, inputs.token_ids.tobytes(), _rows(scored), _rows(due))
 
 
 def _rows(rows: Sequence[int]) -> bytes:

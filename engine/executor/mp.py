@@ -7,11 +7,12 @@ world; nothing is said back. Whatever fails ends all of them: see `ranks`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from device.base import DeviceFailed
-from engine.executor.messages import Loaded, Ready, UsePool
+from engine.executor.messages import RANK_MODULE, Loaded, Ready, UsePool
 from engine.executor.passages import Incoming, Passages, StreamShape
 from engine.executor.ranks import LOAD_TIMEOUT_S, Ranks
 from engine.executor.world import join_stage
@@ -21,12 +22,14 @@ from engine.settings import EngineSettings
 
 
 class MpExecutor:
-    """See `Executor`. `num_threads`: of each rank. Raises `DeviceFailed` when the ranks do not come up."""
+    """See `Executor`. `num_threads`: of each rank; `rank_module`: the program of all but the first. Raises
+    `DeviceFailed` when the ranks do not come up."""
 
-    def __init__(self, settings: EngineSettings, num_threads: int) -> None:
+    def __init__(self, settings: EngineSettings, num_threads: int, rank_module: str = RANK_MODULE) -> None:
         self.shard = Shard.of_process(0, settings.tensor_parallel_size, settings.pipeline_parallel_size)
-        self.leader = Ranks(settings, num_threads)
+        self.leader = Ranks(settings, num_threads, rank_module)
         self._incoming: Incoming | None = None
+        self._transfer_ends: dict[Shard, tuple[socket.socket, socket.socket]] = {}
         try:
             self.collectives = join_stage(self.shard, self.leader.meeting, self.leader.nonce)
         except DeviceFailed as error:
@@ -45,19 +48,36 @@ class MpExecutor:
 
     def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> Incoming | None:
         """See `Executor.share_memory`. Raises `ValueError` for memory that other processes cannot map."""
-        pool, use = memory.descriptor, UsePool(memory.num_blocks, memory.num_blocks * memory.layout.block_bytes)
-        if pool is None:
+        num_bytes = 0 if memory.is_divided else memory.num_blocks * memory.layout.block_bytes
+        use = UsePool(memory.num_blocks, num_bytes)
+        if memory.descriptor is None and not memory.is_divided:
             raise ValueError("ranks attend over one memory, and this is private")
-        if stream is None:
-            self.leader.share(use, lambda shard: [pool])
-            return None
-        passages = Passages(self.shard.size, stream)
+        passages = None if stream is None else Passages(self.shard.size, stream)
+        theirs: list[socket.socket] = []
+
+        def descriptors_of(shard: Shard) -> Sequence[int]:
+            ways = () if passages is None else passages.descriptors_of(shard)
+            if memory.descriptor is not None:
+                return [memory.descriptor, *ways]
+            (receiving, its_receiving), (sending, its_sending) = socket.socketpair(), socket.socketpair()
+            self._transfer_ends[shard] = receiving, sending
+            theirs.extend((its_receiving, its_sending))
+            return [its_receiving.fileno(), its_sending.fileno(), *ways]
+
         try:
-            self.leader.share(use, lambda shard: [pool, *passages.descriptors_of(shard)])
-            self._incoming = passages.incoming()
+            self.leader.share(use, descriptors_of)
+            self._incoming = None if passages is None else passages.incoming()
         finally:
-            passages.close()
+            for end in theirs:
+                end.close()
+            if passages is not None:
+                passages.close()
         return self._incoming
+
+    def take_transfer_ends(self) -> Mapping[Shard, tuple[socket.socket, socket.socket]]:
+        """See `Executor.take_transfer_ends`."""
+        taken, self._transfer_ends = self._transfer_ends, {}
+        return taken
 
     def ready(self) -> None:
         """See `Executor.ready`."""
@@ -71,6 +91,9 @@ class MpExecutor:
     def close(self) -> None:
         """See `Executor.close`."""
         self.leader.close()
+        for ends in self._transfer_ends.values():
+            for end in ends:
+                end.close()
         if self._incoming is not None:
             self._incoming.close()
 

@@ -13,12 +13,14 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from typing import TypeAlias
 
+from engine.attention.paged_kv import PagedKv
 from engine.executor.following import Follower
 from engine.executor.messages import (
     Begin,
     Channel,
-    ChannelBroken,
     Compute,
     Failed,
     Here,
@@ -29,11 +31,12 @@ from engine.executor.messages import (
 )
 from engine.executor.passages import taken_ends
 from engine.executor.world import RanksLost, World, join_stage
-from engine.model_share import attention_of, load_share, open_basis, recorded_pass, stream_of
+from engine.model_share import ModelShare, attention_of, load_share, open_basis, recorded_pass, stream_of
 from engine.models.shard import Shard
 from engine.runner.forward import decoded_pass
-from engine.runner.kv_memory import mapped_kv
+from engine.runner.kv_memory import KvMemory, mapped_kv, own_kv_memory
 from engine.settings import EngineSettings
+from program.channel import ChannelBroken
 from program.process import keep_freed_memory
 from wire.errors import BatonError
 
@@ -43,15 +46,19 @@ _SAY_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-def main(argv: list[str]) -> int:
-    """Run until told to stop; the exit status."""
+OnPool: TypeAlias = Callable[[KvMemory, tuple[socket.socket, socket.socket]], None]
+"""Called with the pool that is this rank's own, and with the sockets that came with it (`UsePool`)."""
+
+
+def main(argv: list[str], on_pool: OnPool | None = None) -> int:
+    """Run until told to stop; the exit status. `on_pool`: for ranks of nodes that hand KV over."""
     # the driver decides when its ranks end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING)
     keep_freed_memory()
     channel = Channel(socket.socket(fileno=int(argv[0])), "the driver")
     try:
-        _follow(channel)
+        _follow(channel, on_pool)
     except ChannelBroken:
         return 1  # nobody is left to be told
     except BatonError as error:
@@ -70,7 +77,7 @@ def _failed(channel: Channel, reason: str, *, is_own: bool) -> int:
     return 1
 
 
-def _follow(channel: Channel) -> None:
+def _follow(channel: Channel, on_pool: OnPool | None) -> None:
     begin = channel.receive(_BEGIN_S)
     if not isinstance(begin, Begin):
         raise ChannelBroken("the driver begins with something else")
@@ -78,7 +85,7 @@ def _follow(channel: Channel) -> None:
     settings = EngineSettings(**begin.settings)  # type: ignore[arg-type]  # they were one when they were sent
     shard = Shard.of_process(begin.number, settings.tensor_parallel_size, settings.pipeline_parallel_size)
     world = join_stage(shard, begin.meeting, begin.nonce)
-    follower = _prepared(channel, settings, begin.num_threads, shard, world)
+    follower = _prepared(channel, settings, begin.num_threads, shard, world, on_pool)
     channel.send(Ready(), _SAY_S)
     while not isinstance(order := channel.receive(None), Stop):
         if not isinstance(order, Compute):
@@ -87,7 +94,12 @@ def _follow(channel: Channel) -> None:
 
 
 def _prepared(
-    channel: Channel, settings: EngineSettings, num_threads: int, shard: Shard, world: World | None
+    channel: Channel,
+    settings: EngineSettings,
+    num_threads: int,
+    shard: Shard,
+    world: World | None,
+    on_pool: OnPool | None,
 ) -> Follower:
     """What the driver does for rank 0 in `build_engine`, in the same order."""
     basis = open_basis(settings, num_threads)
@@ -97,16 +109,34 @@ def _prepared(
     use = channel.receive(_PREPARE_S)
     if not isinstance(use, UsePool):
         raise ChannelBroken(f"the driver says {type(use).__name__} out of turn")
-    descriptor = channel.take_descriptor()
-    try:
-        paged = mapped_kv(model.layout, model.own, shard, use.num_bytes, descriptor)
-    finally:
-        os.close(descriptor)
+    if use.num_bytes:
+        paged, blocks = _mapped(channel, model, shard, use.num_bytes), None
+    else:
+        paged = _own(channel, model, shard, use.num_blocks, on_pool)
+        blocks = paged.blocks
     stream = stream_of(basis, model, shard)
     incoming, outgoing = (None, None) if stream is None else taken_ends(shard, stream, channel.take_descriptor)
     attention = choice.build(paged)
     run = recorded_pass(basis, model, attention) or decoded_pass(model.decoder, attention)
-    return Follower(model.decoder, attention, basis.device, basis.limits, run, incoming, outgoing)
+    return Follower(model.decoder, attention, basis.device, basis.limits, run, incoming, outgoing, blocks)
+
+
+def _mapped(channel: Channel, model: ModelShare, shard: Shard, num_bytes: int) -> PagedKv:
+    """The pool that the driver shares."""
+    descriptor = channel.take_descriptor()
+    try:
+        return mapped_kv(model.layout, model.own, shard, num_bytes, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _own(channel: Channel, model: ModelShare, shard: Shard, num_blocks: int, on_pool: OnPool | None) -> PagedKv:
+    """A pool of this rank alone."""
+    memory = own_kv_memory(model.layout, model.own, shard, num_blocks)
+    receiving, sending = (socket.socket(fileno=channel.take_descriptor()) for _ in range(2))
+    if on_pool is not None:
+        on_pool(memory, (receiving, sending))
+    return memory.paged
 
 
 if __name__ == "__main__":

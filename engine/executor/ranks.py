@@ -33,9 +33,10 @@ from pathlib import Path
 import psutil
 
 from device.base import STEP_TIMEOUT_S, DeviceFailed
-from engine.executor.messages import Begin, Channel, ChannelBroken, Failed, Here, Loaded, Order, Ready, Report, Stop
+from engine.executor.messages import RANK_MODULE, Begin, Channel, Failed, Here, Loaded, Order, Ready, Report, Stop
 from engine.models.shard import Shard
 from engine.settings import EngineSettings
+from program.channel import ChannelBroken
 from program.child import Child, describe_end
 
 START_TIMEOUT_S = 120.0
@@ -47,7 +48,6 @@ _REASON_S = 2.0
 _LOOK_S = 0.2
 _AWAITED = {Here: "start", Loaded: "load its share of the weights", Ready: "prepare to compute"}
 _NONCE_BYTES = 16
-_MODULE = "engine.executor.rank_process"
 _log = logging.getLogger(__name__)
 
 
@@ -73,9 +73,9 @@ class _Call:
 
 
 class Ranks:
-    """All ranks of `settings` but number 0, each a process. Raises `RankFailed` when one does not start."""
+    """All ranks of `settings` but number 0, each a process of `module`. Raises `RankFailed` when one does not start."""
 
-    def __init__(self, settings: EngineSettings, num_threads: int) -> None:
+    def __init__(self, settings: EngineSettings, num_threads: int, module: str = RANK_MODULE) -> None:
         self.size = settings.num_ranks
         self.nonce = secrets.token_bytes(_NONCE_BYTES)
         self._folder = tempfile.TemporaryDirectory(prefix="baton-ranks-")  # of mode 0700
@@ -90,7 +90,7 @@ class Ranks:
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         try:
             for number in range(1, self.size):
-                self._ranks.append(_started(number, settings))
+                self._ranks.append(_started(number, settings, module))
             self._watcher.start()
             plain = {field.name: getattr(settings, field.name) for field in dataclasses.fields(EngineSettings)}
             for rank in self._ranks:
@@ -252,7 +252,7 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def _started(number: int, settings: EngineSettings) -> _Rank:
+def _started(number: int, settings: EngineSettings, module: str) -> _Rank:
     shard = Shard.of_process(number, settings.tensor_parallel_size, settings.pipeline_parallel_size)
     name = f"rank {number} of {settings.num_ranks}"
     if shard.num_stages > 1:
@@ -260,7 +260,7 @@ def _started(number: int, settings: EngineSettings) -> _Rank:
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            child = Child(_MODULE, str(theirs.fileno()), pass_fds=(theirs.fileno(),))
+            child = Child(module, str(theirs.fileno()), pass_fds=(theirs.fileno(),))
         except OSError as error:
             ours.close()
             raise RankFailed(f"{name} could not be started: {error}") from None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
 
 from engine.executor.passages import StreamShape
-from engine.models.shard import WHOLE
+from engine.models.shard import WHOLE, Shard
 from engine.runner.kv_memory import KvMemory
 
 
@@ -21,6 +22,10 @@ class UniExecutor:
 
     def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> None:
         """See `Executor.share_memory`: nobody else attends."""
+
+    def take_transfer_ends(self) -> Mapping[Shard, tuple[socket.socket, socket.socket]]:
+        """See `Executor.take_transfer_ends`: there are no others."""
+        return {}
 
     def ready(self) -> None:
         """See `Executor.ready`."""

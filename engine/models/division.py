@@ -12,8 +12,7 @@ from engine.models.modelling.config import ModellingConfig
 from engine.models.shard import Shard
 from engine.models.state_settings import ConvolutionSettings
 from wire.errors import InvalidSetting, ModelLoadError
-
-MAX_RANKS = 64
+from wire.kv_share import MAX_RANKS
 
 
 def require_number_of_ranks(num_tensor: int, num_stages: int = 1) -> None:

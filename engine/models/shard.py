@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wire.errors import InvalidSetting, ModelLoadError
+from wire.kv_share import KvDivision, KvShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class Shard:
         return self.size == self.num_stages == 1
 
     @property
+    def kv(self) -> KvShare:
+        """What it stores of a block."""
+        return KvShare(self.rank, self.stage, KvDivision(self.size, self.num_stages))
+
+    @property
     def is_first_stage(self) -> bool:
         """Whether its layers begin with the embedding."""
         return self.stage == 0
@@ -56,9 +62,7 @@ class Shard:
         when there are fewer layers than stages."""
         if num_layers < self.num_stages:
             raise ModelLoadError(f"{num_layers} layers cannot be divided among {self.num_stages} stages")
-        few, num_longer = divmod(num_layers, self.num_stages)
-        first = self.stage * few + min(self.stage, num_longer)
-        return range(first, first + few + (self.stage < num_longer))
+        return self.kv.layers_of(num_layers)
 
     def share_of(self, count: int, what: str) -> range:
         """The share of `count` heads, rows or columns. Raises `ModelLoadError`, naming `what`, if that cannot be."""
@@ -79,8 +83,7 @@ class Shard:
         """
         if count >= self.size or self.size % count:
             return self.share_of(count, "key and value heads")
-        first = self.rank * count // self.size
-        return range(first, first + 1)
+        return self.kv.heads_of(count)
 
 
 WHOLE = Shard()

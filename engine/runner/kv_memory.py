@@ -51,7 +51,8 @@ class KvMemory:
     `blocks`: [B, block_bytes] uint8, what transfers read and write: an array of the host, or a tensor of a device.
     `paged`: what attention reads and writes. Same bytes; with a `spare_block` it has that one block more, which belongs
     to no request and is never transferred: padding rows of recorded steps use it. `descriptor`: an open file by which
-    other processes of this node map the same memory; None: it is private.
+    other processes of this node map the same memory; None: it is private. `shard`: what of each block lies here, and in
+    `blocks` nothing else; the rest lies in the pools of other ranks.
     """
 
     layout: KvLayout
@@ -60,6 +61,12 @@ class KvMemory:
     paged: PagedKv
     spare_block: int | None = None
     descriptor: int | None = None
+    shard: Shard = WHOLE
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether other ranks have the rest of each block in pools of their own."""
+        return not self.shard.is_whole
 
 
 def host_kv_memory(
@@ -79,6 +86,14 @@ def host_kv_memory(
     if own is not None and not shard.is_whole:
         paged = PagedKv(own, paged.blocks, layout, shard)
     return KvMemory(layout, num_blocks, blocks, paged, descriptor=descriptor)
+
+
+def own_kv_memory(layout: KvLayout, own: KvLayout, shard: Shard, num_blocks: int) -> KvMemory:
+    """KV in host memory that is a rank's alone, with `own` of each block of `layout`."""
+    memory = allocate_private(num_blocks * own.block_bytes)
+    _populate(memory)
+    blocks: ByteArray = memory.reshape(num_blocks, own.block_bytes)
+    return KvMemory(layout, num_blocks, blocks, _paged(torch.from_numpy(memory), own), shard=shard)
 
 
 def _populate(memory: ByteArray) -> None:

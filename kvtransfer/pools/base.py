@@ -90,6 +90,44 @@ class Outlet(Protocol):
         ...
 
 
+class HashedPool(Protocol):
+    """What the sides of a handoff need of a pool, wherever its bytes are: blocks of `block_bytes`."""
+
+    block_bytes: int
+
+    def enter(self) -> None:
+        """See `KvPool.enter`."""
+        ...
+
+    def checksums(self, kind: str) -> Checksums:
+        """See `KvPool.checksums`."""
+        ...
+
+
+class BlockSource(Protocol):
+    """What a sender reads: blocks of `block_bytes`."""
+
+    block_bytes: int
+
+    def outlet(self, max_frame_blocks: int) -> Outlet:
+        """See `KvPool.outlet`."""
+        ...
+
+
+class BlockSink(Protocol):
+    """What a receiver writes: blocks of `block_bytes`."""
+
+    block_bytes: int
+
+    def write(self, block_ids: Sequence[int], payload: Blocks) -> None:
+        """See `KvPool.write`."""
+        ...
+
+    def settle(self) -> None:
+        """See `KvPool.settle`."""
+        ...
+
+
 class KvPool(Protocol):
     """Blocks [num_blocks, block_bytes]. `memory` is what the pool is made of (a numpy array, or a torch tensor where it
     `is_device`), for transports that reach into it by themselves.

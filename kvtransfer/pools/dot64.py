@@ -44,11 +44,12 @@ def value(total: int, num_bytes: int) -> int:
 
 
 class Dot64:
-    """Computes totals of blocks of one size in host memory. Temporaries: `_SLAB_WORDS` products."""
+    """Computes totals of blocks of one size in host memory. Temporaries: `_SLAB_WORDS` products. `own`: the weights of
+    its words where they are not the first ones, because the block is a part of another."""
 
-    def __init__(self, block_bytes: int) -> None:
+    def __init__(self, block_bytes: int, own: npt.NDArray[np.int64] | None = None) -> None:
         self._block_bytes = block_bytes
-        self._weights = weights(-(-block_bytes // WORD_BYTES))
+        self._weights = weights(-(-block_bytes // WORD_BYTES)) if own is None else own
         self._products = np.empty(_SLAB_WORDS, dtype=np.int64)
 
     def total(self, part: npt.NDArray[np.uint8], begin_byte: int = 0) -> int:

@@ -1,24 +1,29 @@
 """What a receiver that writes its own pool may write: blocks that a grant announced, each once.
 
 Owns the announced blocks of every live grant, which of them have arrived, and the arrivals nobody has asked for yet.
-Knows no sockets and no bytes.
+Where several ranks of a sender have parts of a block (`kvtransfer.parts`), each part is written once, and the block has
+arrived with the last of them. Knows no sockets and no bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from kvtransfer.transports.base import BlocksArrived
 from kvtransfer.write_proof import WriteProof
+from wire.kv_share import WHOLE_BLOCK, KvShare
 from wire.request_key import RequestKey
+
+_NOTHING: AbstractSet[int] = frozenset()
 
 
 @dataclass(slots=True)
 class _Grant:
     block_ids: tuple[int, ...]
     generations: tuple[int, ...]
-    arrived: set[int] = field(default_factory=set)
+    arrived: dict[KvShare, set[int]] = field(default_factory=dict)
     news: list[BlocksArrived] = field(default_factory=list)
 
 
@@ -39,24 +44,44 @@ class AnnouncedBlocks:
         self._with_news.discard(key)
 
     def may_write(
-        self, key: RequestKey, first_index: int, block_ids: tuple[int, ...], generations: tuple[int, ...]
+        self,
+        key: RequestKey,
+        first_index: int,
+        block_ids: tuple[int, ...],
+        generations: tuple[int, ...],
+        source: KvShare = WHOLE_BLOCK,
     ) -> bool:
-        """Whether these are the blocks granted at `first_index` and following, and none of them has arrived."""
+        """Whether these are the blocks granted at `first_index` and following, and none of them has arrived from
+        `source`."""
         grant, last_index = self._grants.get(key), first_index + len(block_ids)
         return (
             grant is not None
             and len(block_ids) > 0
             and grant.block_ids[first_index:last_index] == block_ids
             and grant.generations[first_index:last_index] == generations
-            and grant.arrived.isdisjoint(range(first_index, last_index))
+            and grant.arrived.get(source, _NOTHING).isdisjoint(range(first_index, last_index))
         )
 
-    def arrived(self, key: RequestKey, first_index: int, count: int) -> None:
-        """These blocks, which `may_write` allowed, are in the pool now."""
+    def arrived(
+        self,
+        key: RequestKey,
+        first_index: int,
+        count: int,
+        source: KvShare = WHOLE_BLOCK,
+        sources: Collection[KvShare] = (WHOLE_BLOCK,),
+    ) -> None:
+        """What `source` has of these blocks, which `may_write` allowed, is in the pool now. `sources`: all that have a
+        part of them."""
         grant = self._grants[key]
-        grant.arrived.update(range(first_index, first_index + count))
-        grant.news.append(BlocksArrived(key, first_index, count))
+        grant.arrived.setdefault(source, set()).update(range(first_index, first_index + count))
         self._with_news.add(key)
+        if len(sources) == 1:
+            grant.news.append(BlocksArrived(key, first_index, count))
+            return
+        by_source = [grant.arrived.get(each, _NOTHING) for each in sources]
+        for index in range(first_index, first_index + count):
+            if all(index in indexes for indexes in by_source):
+                grant.news.append(BlocksArrived(key, index, 1))
 
     def take_arrivals(self) -> Sequence[BlocksArrived]:
         """See `Receiver.take_arrivals`."""
@@ -93,6 +118,10 @@ class GrantedWriter:
     def take_arrivals(self) -> Sequence[BlocksArrived]:
         """See `Receiver.take_arrivals`."""
         return self._announced.take_arrivals()
+
+    def is_writing(self, key: RequestKey) -> bool:
+        """Never: see `Receiver.is_writing`."""
+        return False
 
     def fence(self) -> bool:
         """Nobody but this receiver writes the pool, and it writes nothing that was forgotten."""

@@ -86,6 +86,12 @@ class Receiver(Protocol):
         """Accept nothing more for this handoff."""
         ...
 
+    def is_writing(self, key: RequestKey) -> bool:
+        """Whether this side itself may still write blocks of this handoff, which it was told to forget: it writes from
+        other processes, and one of them has not heard yet.
+        """
+        ...
+
     def poll(self) -> None:
         """Take what has arrived. Bounded work, never blocks, never raises for what a peer sent."""
         ...

@@ -36,6 +36,8 @@ from kvtransfer.process_identity import shares_memory
 from kvtransfer.transports.base import Blocks, Receiver, Sender
 from kvtransfer.transports.shm.segment import Segment, sweep_orphans
 from wire.errors import InvalidSetting, Refused, TransferFailed
+from wire.kv_share import WHOLE_BLOCK
+from wire.layout import KvLayout
 from wire.links import LinkSettings
 
 if TYPE_CHECKING:
@@ -135,8 +137,11 @@ def source_settings(settings: TransportSettings) -> TransportSettings:
     return replace(settings, choice=choice)
 
 
-def open_receivers(settings: TransportSettings, memory: PoolMemory, pool: KvPool) -> list[Receiver]:
-    """Receivers for `pool`, in order of preference; one in host memory was allocated by `memory`.
+def open_receivers(
+    settings: TransportSettings, memory: PoolMemory, pool: KvPool, layout: KvLayout | None = None
+) -> list[Receiver]:
+    """Receivers for `pool`, in order of preference; one in host memory was allocated by `memory`. `layout`: of its
+    blocks, where ranks of other nodes may have parts of them.
 
     Raises `InvalidSetting` when the choice names a transport that cannot be used here.
     """
@@ -147,7 +152,7 @@ def open_receivers(settings: TransportSettings, memory: PoolMemory, pool: KvPool
                 continue
             try:
                 port = settings.port and settings.port + sum(map(listens, receivers))
-                receivers.append(_open_receiver(name, settings, memory, pool, port))
+                receivers.append(_open_receiver(name, settings, memory, pool, port, layout))
             except InvalidSetting as error:
                 _leave_out(settings, name, error)
     except BaseException:
@@ -157,7 +162,9 @@ def open_receivers(settings: TransportSettings, memory: PoolMemory, pool: KvPool
     return receivers
 
 
-def _open_receiver(name: str, settings: TransportSettings, memory: PoolMemory, pool: KvPool, port: int) -> Receiver:
+def _open_receiver(
+    name: str, settings: TransportSettings, memory: PoolMemory, pool: KvPool, port: int, layout: KvLayout | None
+) -> Receiver:
     match name:
         case "shm":
             from kvtransfer.transports.shm.direct import ShmReceiver
@@ -169,9 +176,13 @@ def _open_receiver(name: str, settings: TransportSettings, memory: PoolMemory, p
             sweep_orphans()
             return SlotsReceiver(settings.context, settings.host, pool, settings.links, port)
         case "zmq":
+            from kvtransfer.ranks.inlets import RankInlets
             from kvtransfer.transports.tcp_zmq import ZmqReceiver
 
-            return ZmqReceiver(settings.context, settings.host, pool, settings.links, port)
+            inlets = None
+            if layout is not None and isinstance(pool, HostPool):
+                inlets = RankInlets(pool, layout, WHOLE_BLOCK)
+            return ZmqReceiver(settings.context, settings.host, pool, settings.links, port, inlets)
         case "nixl":
             from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
 
@@ -249,6 +260,8 @@ class SenderFactory:
             case "zmq":
                 from kvtransfer.transports.tcp_zmq import ZmqSender
 
+                if endpoint.details:
+                    return self._open_parts(endpoint, hello.layout)
                 return ZmqSender(settings.context, endpoint, pool, settings.links)
             case "nixl":
                 if self._nixl is None:
@@ -260,6 +273,20 @@ class SenderFactory:
                 return NcclSender(settings.context, endpoint, pool.memory, settings.links)
             case _:
                 raise ValueError(f"there is no transport {endpoint.transport!r}")
+
+    def _open_parts(self, endpoint: Endpoint, layout: KvLayout) -> Sender:
+        """A sender to a node whose ranks have pools of their own."""
+        from kvtransfer.ranks.end import Network, RankPool, open_parts
+        from kvtransfer.ranks.senders import addresses_at
+        from kvtransfer.transports.fan_out import FanOutSender
+
+        if not isinstance(self._pool, HostPool):
+            raise TransferFailed("the receiver's ranks have pools of their own, and this pool is on a device")
+        ranks = addresses_at(endpoint)
+        network = Network(self._settings.context, self._settings.host, self._settings.links)
+        targets = list(zip(ranks.division.shares, ranks.addresses, strict=True))
+        senders, _ = open_parts(RankPool(self._pool, layout, WHOLE_BLOCK), network, targets)
+        return FanOutSender(senders)
 
     def _require_shared_memory(self, hello: PeerHello) -> None:
         if not shares_memory(self._settings.process, hello.process):

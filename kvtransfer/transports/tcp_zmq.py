@@ -12,6 +12,9 @@ queues at most `_MAX_QUEUED_MESSAGES` per connection, `_PIECE_BYTES` (or one blo
 is taken. What libzmq cannot bound: a message of very many frames. Only who holds the cluster key, or sits on this host,
 can send one.
 
+Where ranks have pools of their own, each rank of D listens, and each rank of P that has some of its bytes sends it
+just these: the header says whose they are, and both compute which bytes that means (`kvtransfer.parts`).
+
 A connection that breaks loses what was in flight on it, so the sender says `TransferFailed` and is of no use any
 more. Encrypted when a cluster key is set.
 """
@@ -21,18 +24,19 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import zmq
 
 from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
-from kvtransfer.pools.base import KvPool, Lent
+from kvtransfer.pools.base import BlockSink, BlockSource, KvPool, Lent
 from kvtransfer.transports.base import Move
 from kvtransfer.transports.zmq_sockets import Connection, ListeningReceiver
 from wire import links
 from wire.codec import BlockIds, Bounds, Codec, U64s
 from wire.errors import BatonError, TransferFailed
+from wire.kv_share import WHOLE_BLOCK, KvShare
 from wire.request_key import RequestKey
 
 NAME = "zmq"
@@ -46,12 +50,16 @@ _FRAME_COST_BYTES = 2**14
 
 @dataclass(frozen=True, slots=True)
 class BlockBatch:
-    """Header of a data message: the frames after it are the bytes of these blocks of the grant, in this order."""
+    """Header of a data message: the frames after it are the bytes of these blocks of the grant, in this order.
+
+    `source`: they are what this rank has of them for the rank that it sends to; None: all of them.
+    """
 
     handoff: HandoffName
     first_index: Annotated[int, Bounds(0, 2**40)]
     block_ids: BlockIds
     generations: U64s
+    source: KvShare | None = None
 
 
 _HEADERS = Codec(BlockBatch)
@@ -61,17 +69,47 @@ def _max_frame_bytes(block_bytes: int) -> int:
     return max(_PIECE_BYTES, block_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class Inlet:
+    """Where what a rank of a sender has is written. `sources`: all ranks of that sender that have some of a block."""
+
+    sink: BlockSink
+    source: KvShare = WHOLE_BLOCK
+    sources: tuple[KvShare, ...] = (WHOLE_BLOCK,)
+
+
+class Inlets(Protocol):
+    """Knows the inlet of each rank of any sender."""
+
+    def of(self, source: KvShare | None) -> Inlet | None:
+        """The inlet of a rank, or of a sender that has whole blocks; None: it has nothing for this pool."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WholeOnly:
+    """See `Inlets`: senders have whole blocks."""
+
+    pool: KvPool
+
+    def of(self, source: KvShare | None) -> Inlet | None:
+        """See `Inlets.of`."""
+        return Inlet(self.pool) if source is None else None
+
+
 @dataclass(slots=True)
 class _Incoming:
     """A message of which some frames were taken. `batch` is None once it is known to be no good."""
 
     batch: BlockBatch | None
+    inlet: Inlet
     frames: list[zmq.Frame] = field(default_factory=list)
     num_missing_bytes: int = 0
 
 
 class ZmqReceiver(ListeningReceiver):
-    """Listens for blocks and writes them into `pool`. `num_refused` counts messages that changed nothing."""
+    """Listens for blocks and writes them into `pool`, as `inlets` say. `num_refused` counts messages that changed
+    nothing, `num_bytes` what was written."""
 
     def __init__(
         self,
@@ -80,6 +118,7 @@ class ZmqReceiver(ListeningReceiver):
         pool: KvPool,
         settings: links.LinkSettings,
         port: int = 0,
+        inlets: Inlets | None = None,
     ) -> None:
         limits = replace(
             settings,
@@ -87,7 +126,9 @@ class ZmqReceiver(ListeningReceiver):
             max_queued_messages=_MAX_QUEUED_MESSAGES,
         )
         super().__init__(NAME, context, zmq.PULL, host, limits, port)
-        self._pool = pool
+        self.num_bytes = 0
+        self._inlets = inlets or WholeOnly(pool)
+        self._nowhere = Inlet(pool)
         self._incoming: _Incoming | None = None
 
     def poll(self) -> None:
@@ -113,7 +154,7 @@ class ZmqReceiver(ListeningReceiver):
         elif incoming.batch is not None:
             incoming.frames.append(frame)
             incoming.num_missing_bytes -= len(frame)
-            if len(frame) % self._pool.block_bytes or incoming.num_missing_bytes < 0:
+            if len(frame) % incoming.inlet.sink.block_bytes or incoming.num_missing_bytes < 0:
                 incoming.batch = None
                 incoming.frames.clear()
         if not frame.more:
@@ -125,30 +166,33 @@ class ZmqReceiver(ListeningReceiver):
         try:
             batch: BlockBatch = _HEADERS.decode(frame.bytes)
         except BatonError:
-            return _Incoming(None)
-        if not self._announced.may_write(batch.handoff.key, batch.first_index, batch.block_ids, batch.generations):
-            return _Incoming(None)
-        return _Incoming(batch, num_missing_bytes=len(batch.block_ids) * self._pool.block_bytes)
+            return _Incoming(None, self._nowhere)
+        inlet = self._inlets.of(batch.source)
+        if inlet is None or not self._may_write(batch, inlet):
+            return _Incoming(None, self._nowhere)
+        return _Incoming(batch, inlet, num_missing_bytes=len(batch.block_ids) * inlet.sink.block_bytes)
 
     def _finish(self, incoming: _Incoming) -> None:
         """Write a message's blocks; until here nothing of it has touched the pool."""
-        batch = incoming.batch
+        batch, inlet = incoming.batch, incoming.inlet
         # asked again: between two polls its handoff may have been forgotten
-        if (
-            batch is None
-            or incoming.num_missing_bytes
-            or not self._announced.may_write(batch.handoff.key, batch.first_index, batch.block_ids, batch.generations)
-        ):
+        if batch is None or incoming.num_missing_bytes or not self._may_write(batch, inlet):
             self.num_refused += 1
             return
         first = 0
         for frame in incoming.frames:
-            payload = np.frombuffer(frame.buffer, dtype=np.uint8).reshape(-1, self._pool.block_bytes)
-            self._pool.write(batch.block_ids[first : first + len(payload)], payload)
+            payload = np.frombuffer(frame.buffer, dtype=np.uint8).reshape(-1, inlet.sink.block_bytes)
+            inlet.sink.write(batch.block_ids[first : first + len(payload)], payload)
             first += len(payload)
         # waited for at once: what is forgotten a moment later must not be written any more
-        self._pool.settle()
-        self._announced.arrived(batch.handoff.key, batch.first_index, len(batch.block_ids))
+        inlet.sink.settle()
+        self.num_bytes += first * inlet.sink.block_bytes
+        key, first_index = batch.handoff.key, batch.first_index
+        self._announced.arrived(key, first_index, len(batch.block_ids), inlet.source, inlet.sources)
+
+    def _may_write(self, batch: BlockBatch, inlet: Inlet) -> bool:
+        key, first_index = batch.handoff.key, batch.first_index
+        return self._announced.may_write(key, first_index, batch.block_ids, batch.generations, inlet.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +210,8 @@ class _Unread:
 
 
 class ZmqSender:
-    """Sends blocks of `pool` to the receiver at a peer's endpoint. Raises `TransferFailed` for a bad address."""
+    """Sends blocks of `pool` to the receiver at a peer's endpoint. `source`: they are what this rank has for that
+    receiver; None: whole ones. Raises `TransferFailed` for a bad address."""
 
     is_silent = False
     pushes_parts = False
@@ -178,9 +223,11 @@ class ZmqSender:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         endpoint: Endpoint,
-        pool: KvPool,
+        pool: BlockSource,
         settings: links.LinkSettings,
+        source: KvShare | None = None,
     ) -> None:
+        self._source = source
         self._block_bytes = pool.block_bytes
         self._outlet = pool.outlet(_max_frame_bytes(pool.block_bytes) // pool.block_bytes)
         self._unread: deque[_Unread] = deque()
@@ -207,6 +254,7 @@ class ZmqSender:
             first_index=moves[0].index,
             block_ids=tuple(move.target for move in moves),
             generations=tuple(move.generation for move in moves),
+            source=self._source,
         )
         try:
             self._connection.socket.send(_HEADERS.encode(header), zmq.NOBLOCK | zmq.SNDMORE)

@@ -187,6 +187,10 @@ class LoopbackReceiver:
         """See `Receiver.expect`."""
         self._announced.expect(key, block_ids, generations)
 
+    def is_writing(self, key: RequestKey) -> bool:
+        """See `Receiver.is_writing`."""
+        return False
+
     def forget(self, key: RequestKey) -> None:
         """See `Receiver.forget`."""
         self._announced.forget(key)

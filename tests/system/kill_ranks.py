@@ -1,6 +1,7 @@
 """Killing each rank of each node of a `baton serve` under load: `python -m tests.system.kill_ranks`.
 
-Every node has two ranks, or those of `--ranks 2x2`: two in each of two stages. For each process of the ranks, drivers
+Every node has two ranks, or those of `--ranks 2x2`: two in each of two stages; with `--rank-pools own` each of them
+has a pool of its own. For each process of the ranks, drivers
 among them: streams run, it gets SIGKILL, and then
 
 - its node ends within 5 s, and says in one line of the log which rank ended it; with `--stop` the ranks get SIGSTOP,
@@ -28,6 +29,7 @@ import openai
 import psutil
 
 from engine.executor.leading import LEAST_S
+from engine.settings import OWN, SHARED
 from tests.checkpoints import make_checkpoint
 from tests.system.harness import MODEL_NAME, REQUEST_TIMEOUT_S, Metrics, Stream, wait_until
 from tests.system.parallel_grid import ranks_of as flags_of
@@ -39,7 +41,7 @@ END_S = 5.0
 _BACK_S = 90.0
 _NUM_STREAMS = 6
 _NUM_TOKENS = 48
-_RANK = "engine.executor.rank_process"
+_RANKS = {"engine.executor.rank_process", "rank_node"}
 _NODES = ("--prefill", "1", "--decode", "2", "--num-threads", "1", "--num-blocks", "96")
 _FLAGS = (*_NODES, "--served-model-name", MODEL_NAME, "--local-prefill-tokens", "0", "--max-num-batched-tokens", "24")
 
@@ -56,7 +58,7 @@ def nodes_of(program: Serve) -> dict[str, psutil.Process]:
 
 def ranks_of(node: psutil.Process) -> list[psutil.Process]:
     """Its ranks, the driver first."""
-    ranks = [child for child in node.children() if _RANK in child.cmdline()]
+    ranks = [child for child in node.children() if _RANKS & set(child.cmdline())]
     return [node, *sorted(ranks, key=lambda child: (child.create_time(), child.pid))]
 
 
@@ -130,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Kill each once; 0 when all was right."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.kill_ranks", description=__doc__)
     parser.add_argument("--ranks", default="2", help="of each node; 2x3: 2 in each of 3 stages")
+    parser.add_argument("--rank-pools", default=SHARED, choices=(SHARED, OWN), help="of each node")
     parser.add_argument("--stop", action="store_true", help="stop ranks instead of killing them")
     asked = parser.parse_args(arguments)
     how = signal.SIGSTOP if asked.stop else signal.SIGKILL
@@ -138,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(place)
         model = make_checkpoint(folder / "model", "llama")
         reference = Reference(model)
-        with serving(folder, str(model), *_FLAGS, *flags_of(asked.ranks)) as program:
+        with serving(folder, str(model), *_FLAGS, *flags_of(asked.ranks), "--rank-pools", asked.rank_pools) as program:
             found = {name: len(ranks_of(node)) for name, node in sorted(nodes_of(program).items())}
             cases = [(name, number) for name, count in found.items() for number in reversed(range(asked.stop, count))]
             survivors = {name: at for name, at in addresses(program).items() if name != "router"}

@@ -67,6 +67,10 @@ class NixlReceiver:
         self._expected.add(key)
         self._announced.expect(key, block_ids, generations)
 
+    def is_writing(self, key: RequestKey) -> bool:
+        """Never: peers write."""
+        return False
+
     def forget(self, key: RequestKey) -> None:
         """See `Receiver.forget`."""
         self._announced.forget(key)

@@ -46,6 +46,10 @@ class ShmReceiver:
     def forget(self, key: RequestKey) -> None:
         """Nothing to forget."""
 
+    def is_writing(self, key: RequestKey) -> bool:
+        """Never: peers write."""
+        return False
+
     def poll(self) -> None:
         """Nothing to take."""
 

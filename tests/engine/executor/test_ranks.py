@@ -17,7 +17,7 @@ import torch
 
 from engine.build import Engine, build_engine
 from engine.executor import ranks as rank_processes
-from engine.executor.messages import Channel, ChannelBroken, Compute, Here, Share, Stop
+from engine.executor.messages import Channel, Compute, Here, Share, Stop
 from engine.executor.mp import MpExecutor
 from engine.executor.ranks import RankFailed, Ranks
 from engine.models.config import load_config
@@ -26,7 +26,10 @@ from engine.models.loading import load_weights
 from engine.models.ops.torch_ops import TorchOps
 from engine.models.shard import WHOLE, Shard
 from engine.runner.kv_memory import allocate_private, allocate_shared
-from engine.settings import EngineSettings
+from engine.settings import OWN, EngineSettings
+from kvtransfer.ranks.messages import Begin as TransferBegin
+from kvtransfer.ranks.messages import Listen, Listening, TransferChannel
+from program.channel import ChannelBroken
 from tests.checkpoints import make_checkpoint
 from tests.engine.executor.thread_ranks import SharedCalls, ThreadCollectives
 from tests.request_keys import key_of
@@ -45,7 +48,8 @@ def build() -> Iterator[Build]:
     def make(folder: Path, size: int, **more: str) -> Engine:
         common = {"num_threads": 1, "num_blocks": 32, "block_size": 4, "tensor_parallel_size": size, **more}
         settings = EngineSettings(str(folder), **common)  # type: ignore[arg-type]
-        engines.append(build_engine(settings, allocate_shared if size > 1 else allocate_private))
+        allocate = allocate_shared if size > 1 else allocate_private
+        engines.append(build_engine(settings, allocate, rank_module="rank_node"))
         return engines[-1]
 
     yield make
@@ -76,7 +80,14 @@ def ranks_of(engine: Engine) -> list[psutil.Process]:
 def test_processes_compute_together_and_one_that_is_killed_ends_all(tmp_path: Path, build: Build) -> None:
     # quantized while they load: each of two ranks has whole groups of inputs
     folder = make_checkpoint(tmp_path / "model", "llama", changes={"hidden_size": 128})
-    engine, alone = (build(folder, size, quantization="int8") for size in (2, 1))
+    # each of them has a pool of its own, and does for handoffs what it is told
+    engine, alone = (build(folder, size, quantization="int8", rank_pools=OWN) for size in (2, 1))
+    ((shard, ends),) = engine.executor.take_transfer_ends().items()
+    assert (shard, engine.memory.is_divided, alone.memory.is_divided) == (Shard(1, 2), True, False)
+    channel = TransferChannel(ends[0], "rank 1")
+    channel.send(TransferBegin("127.0.0.1", "", "decode"), END_S)
+    channel.send(Listen(), END_S)
+    assert isinstance(channel.receive(END_S), Listening)
     assert answer(engine) == answer(alone)
     each_round = engine.executor.guarded(lambda: None)
     each_round()
@@ -90,6 +101,8 @@ def test_processes_compute_together_and_one_that_is_killed_ends_all(tmp_path: Pa
         answer(engine, 2)
     engine.executor.close()
     assert not rank.is_running()
+    for end in ends:
+        end.close()
 
 
 class StoppedChild:

@@ -15,7 +15,7 @@ from engine.models.config import load_config
 from engine.models.division import require_divisible
 from engine.runner.kv_memory import allocate_private
 from engine.scheduler.request import PromptScores, Step
-from engine.settings import EngineSettings
+from engine.settings import OWN, SHARED, EngineSettings
 from tests.checkpoints import make_checkpoint
 from tests.engine.executor.thread_ranks import built
 from tests.engine.models.families import VOCAB_SIZE, make_model
@@ -59,12 +59,15 @@ def answers(engine: Engine) -> dict[RequestKey, list[int]]:
     return found | tokens(engine)
 
 
-@pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (4, 1), (1, 2), (2, 3)])
+@pytest.mark.parametrize(
+    ("size", "num_stages", "pools"),
+    [(2, 1, SHARED), (4, 1, SHARED), (1, 2, SHARED), (2, 3, SHARED), (4, 1, OWN), (2, 3, OWN)],
+)
 def test_ranks_give_the_tokens_of_one_rank(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, num_stages: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, num_stages: int, pools: str
 ) -> None:
     make_checkpoint(tmp_path, "qwen3", tie=size == 4 or num_stages == 3, changes={"num_hidden_layers": 4})
-    engine, executor = built(monkeypatch, tmp_path, size, num_stages)
+    engine, executor = built(monkeypatch, tmp_path, size, num_stages, rank_pools=pools)
     assert answers(engine) == answers(alone(tmp_path))
     # what travels is plain and small: a step of 8 tokens names its tokens and its blocks
     assert max(map(len, executor.orders)) < 400
@@ -74,15 +77,22 @@ def test_ranks_give_the_tokens_of_one_rank(
 
 
 @pytest.mark.parametrize(
-    ("kernels", "sizes"), [("auto", (2, 1)), ("torch", (2, 1)), ("auto", (1, 2)), ("torch", (2, 2))]
+    ("kernels", "sizes", "pools"),
+    [
+        ("auto", (2, 1), SHARED),
+        ("torch", (2, 1), SHARED),
+        ("auto", (1, 2), SHARED),
+        ("torch", (2, 2), SHARED),
+        ("torch", (2, 2), OWN),
+    ],
 )
 def test_preempted_requests_of_ranks_go_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels: str, sizes: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernels: str, sizes: tuple[int, int], pools: str
 ) -> None:
     make_checkpoint(tmp_path, "llama")
     found = []
     for engine in (
-        built(monkeypatch, tmp_path, *sizes, num_blocks=9, cpu_kernels=kernels)[0],
+        built(monkeypatch, tmp_path, *sizes, num_blocks=9, cpu_kernels=kernels, rank_pools=pools)[0],
         alone(tmp_path, num_blocks=9, cpu_kernels=kernels),
     ):
         for number in range(3):
@@ -233,3 +243,9 @@ def test_settings_that_do_not_fit_are_one_line(tmp_path: Path, settings: dict[st
     make_checkpoint(tmp_path, "llama")
     with pytest.raises(InvalidSetting, match=reason):
         alone(tmp_path, **settings)
+
+
+def test_layers_that_keep_a_state_need_a_shared_pool(tmp_path: Path) -> None:
+    make_model(tmp_path, "lfm2")
+    with pytest.raises(InvalidSetting, match="--rank-pools own has no place for layers that keep a state"):
+        alone(tmp_path, tensor_parallel_size=2, rank_pools=OWN)

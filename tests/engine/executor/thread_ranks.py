@@ -28,8 +28,9 @@ from engine.model_share import attention_of, load_share, open_basis, recorded_pa
 from engine.models.config import ModelConfig
 from engine.models.shard import Shard
 from engine.runner.forward import decoded_pass
-from engine.runner.kv_memory import KvMemory, allocate_shared, mapped_kv
+from engine.runner.kv_memory import KvMemory, allocate_shared, mapped_kv, own_kv_memory
 from engine.settings import EngineSettings
+from wire.kv_share import own_layout
 
 _WAIT_S = 60.0
 
@@ -69,7 +70,7 @@ class ThreadCollectives:
 class ThreadExecutor:
     """See `Executor`. `orders`: what the ranks were told, as it travels."""
 
-    def __init__(self, settings: EngineSettings, config: ModelConfig, device: Device, num_threads: int) -> None:
+    def __init__(self, settings: EngineSettings, config: ModelConfig, device: Device, *_: object) -> None:
         sizes = size, num_stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
         self._stages = [SharedCalls(size) for _ in range(num_stages)]
         self.calls = self._stages[-1]
@@ -99,10 +100,13 @@ class ThreadExecutor:
         model = load_share(basis, shard, self._collectives(shard), None)
         choice = attention_of(basis, model, shard)
         memory, passages = self.memory.result(_WAIT_S)
-        assert memory.descriptor is not None
-        paged = mapped_kv(
-            model.layout, model.own, shard, memory.num_blocks * memory.layout.block_bytes, memory.descriptor
-        )
+        if memory.is_divided:
+            paged = own_kv_memory(model.layout, model.own, shard, memory.num_blocks).paged
+            assert own_layout(model.layout, shard.kv) == model.own
+        else:
+            assert memory.descriptor is not None
+            num_bytes = memory.num_blocks * memory.layout.block_bytes
+            paged = mapped_kv(model.layout, model.own, shard, num_bytes, memory.descriptor)
         stream = stream_of(basis, model, shard)
         ends: tuple[Incoming | None, Outgoing | None] = (None, None)
         if stream is not None and passages is not None:
@@ -110,7 +114,8 @@ class ThreadExecutor:
         attention = choice.build(paged)
         run = recorded_pass(basis, model, attention) or decoded_pass(model.decoder, attention)
         self._ends += [end for end in ends if end is not None]
-        return Follower(model.decoder, attention, basis.device, basis.limits, run, *ends)
+        blocks = paged.blocks if memory.is_divided else None
+        return Follower(model.decoder, attention, basis.device, basis.limits, run, *ends, blocks=blocks)
 
     def tell_ahead(self, order: Order) -> None:
         self._num_entered += 1

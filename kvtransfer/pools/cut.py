@@ -1,0 +1,154 @@
+"""A part of each block of a pool in host memory, as if it were a block of its own, and checksums of such parts.
+
+Owns how the bytes of a part are gathered and scattered, and the sums of which the checksum of a whole block is made.
+Which bytes they are is `kvtransfer.parts`.
+
+dot64 is a sum over the words of a block, so each rank adds up its own words with the weights that they have in the
+whole block, and the driver adds up those sums: the result is the checksum of the whole block, whoever computes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kvtransfer.parts import ByteRun, strands
+from kvtransfer.pools import dot64
+from kvtransfer.pools.base import Lent
+from kvtransfer.pools.host import HostPool
+from kvtransfer.transports.base import Blocks
+from wire.kv_share import KvDivision, KvShare
+from wire.layout import KvLayout
+
+_MASK = 2**64 - 1
+
+
+class CutPool:
+    """The bytes `runs` (offset, number) of each block of `pool`. See `BlockSource` and `BlockSink`."""
+
+    def __init__(self, pool: HostPool, runs: Sequence[tuple[int, int]]) -> None:
+        self.block_bytes = sum(num_bytes for _, num_bytes in runs)
+        self._memory = pool.memory
+        self._runs: list[tuple[slice, slice]] = []
+        begin = 0
+        for offset, num_bytes in runs:
+            self._runs.append((slice(offset, offset + num_bytes), slice(begin, begin + num_bytes)))
+            begin += num_bytes
+
+    def outlet(self, max_frame_blocks: int) -> _CutOutlet:
+        """See `KvPool.outlet`."""
+        return _CutOutlet(self, max_frame_blocks)
+
+    def gathered(self, block_ids: Sequence[int]) -> Blocks:
+        """A copy of the part of these blocks, [n, block_bytes]."""
+        rows, copy = list(block_ids), np.empty((len(block_ids), self.block_bytes), dtype=np.uint8)
+        for in_pool, in_part in self._runs:
+            copy[:, in_part] = self._memory[rows, in_pool]
+        return copy
+
+    def write(self, block_ids: Sequence[int], payload: Blocks) -> None:
+        """See `KvPool.write`."""
+        rows = list(block_ids)
+        for in_pool, in_part in self._runs:
+            self._memory[rows, in_pool] = payload[:, in_part]
+
+    def settle(self) -> None:
+        """Everything is in place when `write` returns."""
+
+
+class _CutOutlet:
+    """See `Outlet`: copies."""
+
+    def __init__(self, part: CutPool, max_frame_blocks: int) -> None:
+        self._part, self._size = part, max_frame_blocks
+
+    def has_room(self, num_blocks: int) -> bool:
+        """Always: the sender bounds what is unread."""
+        return True
+
+    def lend(self, block_ids: Sequence[int]) -> Lent:
+        """See `Outlet.lend`."""
+        copy = self._part.gathered(block_ids)
+        return _CopiedOut([copy[first : first + self._size] for first in range(0, len(copy), self._size)])
+
+
+class _CopiedOut:
+    """See `Lent`."""
+
+    is_pool = False
+
+    def __init__(self, frames: Sequence[Blocks]) -> None:
+        self.frames = frames
+
+    def give_back(self) -> None:
+        """Nothing was taken."""
+
+
+def source_of(pool: HostPool, runs: Sequence[ByteRun]) -> HostPool | CutPool:
+    """What a rank sends another: the pool itself, where that is all of it."""
+    return _cut(pool, [(run.source, run.num_bytes) for run in runs])
+
+
+def sink_of(pool: HostPool, runs: Sequence[ByteRun]) -> HostPool | CutPool:
+    """Where a rank writes what comes from another: the pool itself, where that is all of it."""
+    return _cut(pool, [(run.target, run.num_bytes) for run in runs])
+
+
+def _cut(pool: HostPool, runs: Sequence[tuple[int, int]]) -> HostPool | CutPool:
+    return pool if list(runs) == [(0, pool.block_bytes)] else CutPool(pool, runs)
+
+
+class StrandTotals:
+    """Adds up a rank's words of a block of `layout`: one total for each of its `strands`. Raises `ValueError` for a
+    layout whose heads are no whole words."""
+
+    def __init__(self, pool: HostPool, layout: KvLayout, share: KvShare) -> None:
+        self._memory = pool.memory
+        self._sums = [
+            dot64.Dot64(pool.block_bytes, _weights(pool.block_bytes, layout.block_bytes, runs))
+            for runs in strands(layout, share).values()
+        ]
+
+    def of(self, block_ids: Sequence[int]) -> list[int]:
+        """Of one block after another, the totals of its strands."""
+        return [sums.total(self._memory[block_id]) for block_id in block_ids for sums in self._sums]
+
+
+def _weights(own_bytes: int, whole_bytes: int, runs: Sequence[ByteRun]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The weights of a rank's words: those that they have in the whole block, and 0 for what is of no run."""
+    whole = dot64.weights(-(-whole_bytes // dot64.WORD_BYTES))
+    own = np.zeros(-(-own_bytes // dot64.WORD_BYTES), dtype=np.int64)
+    for run in runs:
+        if (run.source | run.target | run.num_bytes) % dot64.WORD_BYTES:
+            raise ValueError("dot64 sums whole words, and this model's heads are none")
+        source, target, count = (number // dot64.WORD_BYTES for number in (run.source, run.target, run.num_bytes))
+        own[source : source + count] = whole[target : target + count]
+    return own
+
+
+class WholeChecksums:
+    """Makes the checksums of whole blocks of what the ranks of `division` have added up.
+
+    Where several ranks have the same head, each set of ranks that has every head once gives a value. One that differs
+    makes a value that no such set has, so that the block counts as damaged.
+    """
+
+    def __init__(self, layout: KvLayout, division: KvDivision) -> None:
+        self._num_bytes = layout.block_bytes
+        self._copies = {share: tuple(strands(layout, share)) for share in division.shares}
+        self._num_sets = max(max(copies) for copies in self._copies.values())
+
+    def values(self, num_blocks: int, totals: Mapping[KvShare, Sequence[int]]) -> list[int]:
+        """Of so many blocks, of the `StrandTotals` of each rank."""
+        return [self._value(block, totals) for block in range(num_blocks)]
+
+    def _value(self, block: int, totals: Mapping[KvShare, Sequence[int]]) -> int:
+        sums = [0] * self._num_sets
+        for share, copies in self._copies.items():
+            for strand, num_copies in enumerate(copies):
+                total = totals[share][block * len(copies) + strand]
+                for number in range(share.rank % num_copies, self._num_sets, num_copies):
+                    sums[number] += total
+        found = dot64.value(sums[0], self._num_bytes)
+        return found if len({each & _MASK for each in sums}) == 1 else found ^ 1

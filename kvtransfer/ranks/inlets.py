@@ -1,0 +1,46 @@
+"""Which part of a block comes to a rank from which rank of a sender: see `kvtransfer.parts`.
+
+Bounds: `_MAX_DIVISIONS` kinds of senders, each of at most `MAX_RANKS` ranks; others have nothing for this pool.
+"""
+
+from __future__ import annotations
+
+from kvtransfer.parts import part_runs
+from kvtransfer.pools.cut import sink_of
+from kvtransfer.pools.host import HostPool
+from kvtransfer.transports.tcp_zmq import Inlet
+from wire.errors import InvalidSetting
+from wire.kv_share import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShare
+from wire.layout import KvLayout
+
+_MAX_DIVISIONS = 16
+
+
+class RankInlets:
+    """See `Inlets`. `pool` holds `share` of blocks of `layout`."""
+
+    def __init__(self, pool: HostPool, layout: KvLayout, share: KvShare) -> None:
+        self._pool, self._layout, self._share = pool, layout, share
+        self._by_division: dict[KvDivision, dict[KvShare, Inlet]] = {}
+
+    def of(self, source: KvShare | None) -> Inlet | None:
+        """See `Inlets.of`."""
+        source = source or WHOLE_BLOCK
+        inlets = self._by_division.get(source.division)
+        if inlets is None:
+            if not self._may_add(source.division):
+                return None
+            inlets = self._by_division[source.division] = self._made(source.division)
+        return inlets.get(source)
+
+    def _may_add(self, division: KvDivision) -> bool:
+        num_ranks = division.num_ranks * division.num_stages
+        return num_ranks <= MAX_RANKS and len(self._by_division) < _MAX_DIVISIONS
+
+    def _made(self, division: KvDivision) -> dict[KvShare, Inlet]:
+        try:
+            runs = part_runs(self._layout, division, self._share)
+        except InvalidSetting:  # no model of this layout is divided so
+            return {}
+        sources = tuple(runs)
+        return {source: Inlet(sink_of(self._pool, runs[source]), source, sources) for source in sources}

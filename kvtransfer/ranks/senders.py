@@ -1,0 +1,154 @@
+"""P's end of handoffs from a node whose ranks have pools of their own: each rank sends its own bytes, straight to the
+ranks that need them.
+
+Owns what ranks were told to push and have not taken, or still read. Bounds: `_MAX_TOLD` pushes that a rank has not
+taken, for each sender; what it has taken is bounded by its sockets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from kvtransfer.messages import RANK_ENDPOINTS, Endpoint, PeerHello, ProcessIdentity, RankEndpoints
+from kvtransfer.ranks.lines import RankLines
+from kvtransfer.ranks.messages import Broken, Part, Push, Reach, Read, Taken
+from kvtransfer.sending import SendingCounters
+from kvtransfer.transports import tcp_zmq
+from kvtransfer.transports.base import Move, Sender
+from wire.errors import Refused, TransferFailed
+from wire.kv_share import MAX_RANKS, KvDivision, KvShare
+from wire.request_key import RequestKey
+
+_MAX_TOLD = 4
+
+
+def addresses_at(endpoint: Endpoint) -> RankEndpoints:
+    """Where the ranks of a receiver listen; a node with one pool is one of them. Raises `TransferFailed`."""
+    if not endpoint.details:
+        return RankEndpoints(KvDivision(), (endpoint.address,))
+    ranks: RankEndpoints = RANK_ENDPOINTS.decode(endpoint.details)
+    num_ranks = ranks.division.num_ranks * ranks.division.num_stages
+    if len(ranks.addresses) != num_ranks or num_ranks > MAX_RANKS:
+        raise TransferFailed("the peer does not say where each of its ranks listens")
+    return ranks
+
+
+class RanksSender:
+    """See `Sender`. `number`: by which ranks know it."""
+
+    is_silent = False
+    pushes_parts = False
+    needs_fence = False
+    piece_bytes = 2**20
+    writer: ProcessIdentity | None = None
+
+    def __init__(self, lines: RankLines, number: int) -> None:
+        self.failure = ""
+        self._lines, self._number = lines, number
+        self._num_ranks = len(lines.division.shares)
+        self._untaken: Counter[KvShare] = Counter()
+        self._unread: Counter[RequestKey] = Counter()
+        self._is_closed = False
+
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
+        """See `Sender.push`."""
+        self._lines.round()
+        self.poll()
+        if not moves:
+            return True
+        if any(count >= _MAX_TOLD for count in self._untaken.values()):
+            return False
+        columns = [(move.source, move.target, move.generation) for move in moves]
+        sources, targets, generations = (tuple(column) for column in zip(*columns, strict=True))
+        self._untaken.update(self._lines.division.shares)
+        self._unread[key] += self._num_ranks
+        self._lines.tell(Push(self._number, key, moves[0].index, sources, targets, generations))
+        return True
+
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+        """Not here: see `pushes_parts`."""
+        raise NotImplementedError
+
+    def poll(self) -> None:
+        """See `Sender.poll`."""
+        if self.failure:
+            raise TransferFailed(self.failure)
+
+    def wait_on(self) -> Sequence[Any]:
+        """Nothing: see `RanksSenders.wait_on`."""
+        return ()
+
+    def is_reading(self, key: RequestKey) -> bool:
+        """See `Sender.is_reading`."""
+        return self._unread[key] > 0
+
+    def close(self) -> None:
+        """See `Sender.close`."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._lines.tell(Part(self._number))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no rank has anything more to say of it."""
+        return self._is_closed and not +self._unread
+
+    def note_taken(self, share: KvShare) -> None:
+        """A rank takes another push."""
+        self._untaken[share] -= 1
+
+    def note_read(self, read: Read) -> None:
+        """A rank has done with some pushes."""
+        self._unread[read.key] -= read.count
+        if self._unread[read.key] <= 0:
+            del self._unread[read.key]
+
+
+class RanksSenders:
+    """See `SenderOpener`. Counts what ranks send in `counters`."""
+
+    def __init__(self, lines: RankLines, counters: SendingCounters) -> None:
+        self._lines, self._counters = lines, counters
+        self._numbers = count()
+        self._senders: dict[int, RanksSender] = {}
+        lines.hear(Taken, self._on_taken)
+        lines.hear(Read, self._on_read)
+        lines.hear(Broken, self._on_broken)
+
+    def open(self, hello: PeerHello) -> tuple[str, Sender]:
+        """See `SenderOpener.open`."""
+        for endpoint in hello.endpoints:
+            if endpoint.transport == tcp_zmq.NAME:
+                ranks = addresses_at(endpoint)
+                number = next(self._numbers)
+                sender = self._senders[number] = RanksSender(self._lines, number)
+                self._lines.tell(Reach(number, ranks.division, ranks.addresses))
+                return tcp_zmq.NAME, sender
+        offered = ", ".join(f"{endpoint.transport:.40}" for endpoint in hello.endpoints)
+        raise Refused(f"this node, whose ranks have pools of their own, takes zmq, and not {offered or 'nothing'}")
+
+    def poll(self) -> None:
+        """See `SenderOpener.poll`. Raises `ChannelBroken` when a rank is gone."""
+        self._lines.round()
+        for number in [number for number, sender in self._senders.items() if sender.is_over]:
+            del self._senders[number]
+
+    def wait_on(self) -> Sequence[Any]:
+        """See `SenderOpener.wait_on`."""
+        return self._lines.wait_on()
+
+    def _on_taken(self, share: KvShare, taken: Taken) -> None:
+        if (sender := self._senders.get(taken.number)) is not None:
+            sender.note_taken(share)
+
+    def _on_read(self, share: KvShare, read: Read) -> None:
+        self._counters.num_part_bytes += read.num_bytes
+        if (sender := self._senders.get(read.number)) is not None:
+            sender.note_read(read)
+
+    def _on_broken(self, share: KvShare, broken: Broken) -> None:
+        if (sender := self._senders.get(broken.number)) is not None:
+            sender.failure = sender.failure or broken.reason

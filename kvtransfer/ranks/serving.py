@@ -1,0 +1,73 @@
+"""The transfer threads of a rank that is not the driver's: each carries out what one of the driver's says.
+
+Owns a thread's loop. It ends with the driver; when it fails, it closes its channel, which ends the driver's thread and
+so the node.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from kvtransfer.ranks.end import Network, RankEnd, RankPool
+from kvtransfer.ranks.lines import SAY_S
+from kvtransfer.ranks.messages import Begin, TransferChannel
+from program.channel import ChannelBroken
+
+_IDLE_MS = 1000
+_BUSY_MS = 1
+_log = logging.getLogger(__name__)
+
+OpenNetwork = Callable[[Begin], Network]
+"""Sockets and keys as the driver says."""
+
+
+def start_transfers(
+    own: RankPool, ends: Sequence[socket.socket], open_network: OpenNetwork
+) -> Sequence[threading.Thread]:
+    """Begin with a thread for each of these channels to the driver. Each ends with its channel."""
+    channels = [TransferChannel(end, "the driver") for end in ends]
+    threads = [threading.Thread(target=_serve, args=(own, each, open_network), daemon=True) for each in channels]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _serve(own: RankPool, channel: TransferChannel, open_network: OpenNetwork) -> None:
+    try:
+        begin = channel.receive(None)
+        if not isinstance(begin, Begin):
+            raise ChannelBroken("the driver begins with something else")
+        _carry_out(RankEnd(own, open_network(begin)), channel)
+    except ChannelBroken:
+        pass  # the driver is gone, and this process ends
+    except Exception:  # nobody could catch it: the driver notices that the channel is closed
+        _log.exception("the transfers of this rank have failed")
+    finally:
+        channel.close()
+
+
+def _carry_out(end: RankEnd, channel: TransferChannel) -> None:
+    try:
+        while True:
+            _turn(end, channel)
+    finally:
+        end.close()
+
+
+def _turn(end: RankEnd, channel: TransferChannel) -> None:
+    poller = zmq.Poller()
+    for source in (channel, *end.wait_on()):
+        poller.register(source, zmq.POLLIN)
+    poller.poll(_BUSY_MS if end.is_busy else _IDLE_MS)
+    while channel.is_readable:
+        order = channel.receive(SAY_S)
+        end.take(order)  # type: ignore[arg-type]
+    end.work()
+    reports, end.reports = end.reports, []
+    for report in reports:
+        channel.send(report, SAY_S)

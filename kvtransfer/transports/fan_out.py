@@ -1,0 +1,72 @@
+"""One sender made of several: each takes its part of every block, to another rank of the receiver.
+
+Owns what some of them have taken and others have not: a piece counts as taken when the first has it, and the next one
+is taken when all have it. Knows no bytes: what of a block a sender sends is its own knowledge.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from kvtransfer.messages import ProcessIdentity
+from kvtransfer.transports.base import Move, Sender
+from wire.request_key import RequestKey
+
+
+class FanOutSender:
+    """See `Sender`. Of senders that are not silent and push no parts."""
+
+    is_silent = False
+    pushes_parts = False
+    needs_fence = False
+    piece_bytes = 2**20
+    writer: ProcessIdentity | None = None
+
+    def __init__(self, senders: Sequence[Sender]) -> None:
+        self._senders = senders
+        self._waiting: list[deque[tuple[RequestKey, Sequence[Move]]]] = [deque() for _ in senders]
+
+    def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
+        """See `Sender.push`."""
+        self._push_waiting()
+        if any(self._waiting):
+            return False
+        have_taken = [sender.push(key, moves) for sender in self._senders]
+        if not any(have_taken):
+            return not self._senders
+        for has_taken, waiting in zip(have_taken, self._waiting, strict=True):
+            if not has_taken:
+                waiting.append((key, moves))
+        return True
+
+    def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
+        """Not here: see `pushes_parts`."""
+        raise NotImplementedError
+
+    def poll(self) -> None:
+        """See `Sender.poll`."""
+        for sender in self._senders:
+            sender.poll()
+        self._push_waiting()
+
+    def wait_on(self) -> Sequence[Any]:
+        """See `Sender.wait_on`."""
+        return [source for sender in self._senders for source in sender.wait_on()]
+
+    def is_reading(self, key: RequestKey) -> bool:
+        """See `Sender.is_reading`."""
+        is_waiting = any(each == key for waiting in self._waiting for each, _ in waiting)
+        return is_waiting or any(sender.is_reading(key) for sender in self._senders)
+
+    def close(self) -> None:
+        """See `Sender.close`."""
+        for sender, waiting in zip(self._senders, self._waiting, strict=True):
+            waiting.clear()
+            sender.close()
+
+    def _push_waiting(self) -> None:
+        for sender, waiting in zip(self._senders, self._waiting, strict=True):
+            while waiting and sender.push(*waiting[0]):
+                waiting.popleft()

@@ -1,0 +1,110 @@
+"""Parts of a block between nodes of any two divisions: every byte that a rank needs comes once, from where it is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kvtransfer.parts import ByteRun, part_runs
+from kvtransfer.pools import dot64
+from kvtransfer.pools.cut import StrandTotals, WholeChecksums, sink_of, source_of
+from kvtransfer.pools.host import HostPool
+from wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
+from wire.layout import LATENT, KvLayout, LayerKv
+
+_DIVISIONS = [KvDivision(num_ranks, num_stages) for num_ranks in (1, 2, 4, 8) for num_stages in (1, 2)]
+_PAIRS = list(itertools.product(_DIVISIONS, _DIVISIONS))
+_NUM_BLOCKS = 5
+_LAYOUTS = {
+    "a head for each of 8 ranks": [LayerKv(8, 2)] * 3,
+    "fewer heads than ranks": [LayerKv(2, 4)] * 3,
+    "latents": [LayerKv(1, 6, kind=LATENT)] * 2,
+    "two kinds": [LayerKv(4, 2), LayerKv(1, 4), LayerKv(4, 2)],
+}
+
+
+def layout_of(layers: Sequence[LayerKv]) -> KvLayout:
+    return KvLayout.of_layers("float16", 2, layers)
+
+
+def cut(layout: KvLayout, share: KvShare, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """What a rank stores of whole blocks, layer by layer: the definition that the plan is compared with."""
+    found, begin = [], 0
+    for number, kv in enumerate(layout.layers):
+        end = begin + layout.layer_bytes(kv)
+        layer = blocks[:, begin:end].reshape(len(blocks), kv.num_planes, kv.num_kv_heads, -1)
+        if number in share.layers_of(layout.num_layers):
+            heads = share.heads_of(kv.num_kv_heads)
+            found.append(layer[:, :, heads.start : heads.stop].reshape(len(blocks), -1))
+        begin = end
+    return np.ascontiguousarray(np.concatenate(found, axis=1))
+
+
+def blocks_of(layout: KvLayout) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(3).integers(0, 256, (_NUM_BLOCKS, layout.block_bytes), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("name", _LAYOUTS)
+def test_every_byte_of_every_rank_comes_once_from_a_rank_that_has_it(name: str) -> None:
+    layout = layout_of(_LAYOUTS[name])
+    whole = blocks_of(layout)
+    for sources, target in [(sources, share) for sources, targets in _PAIRS for share in targets.shares]:
+        expected = cut(layout, target, whole)
+        assert expected.shape[1] == own_layout(layout, target).block_bytes
+        pool, written = HostPool(np.zeros_like(expected)), np.zeros(expected.shape[1], dtype=int)
+        for source, runs in part_runs(layout, sources, target).items():
+            moved = source_of(HostPool(cut(layout, source, whole)), runs).outlet(2).lend([4, 1, 2])
+            payload = np.concatenate([np.asarray(frame) for frame in moved.frames])
+            sink_of(pool, runs).write([4, 1, 2], payload)
+            for run in runs:
+                written[run.target : run.target + run.num_bytes] += 1
+        assert (written == 1).all(), (sources, target)
+        assert (pool.memory[[4, 1, 2]] == expected[[4, 1, 2]]).all(), (sources, target)
+        assert not pool.memory[[0, 3]].any(), (sources, target)
+
+
+def test_ranks_that_have_the_same_head_send_it_to_different_ranks() -> None:
+    layout = layout_of([LayerKv(1, 2)])
+    senders = [source.rank for target in KvDivision(4).shares for source in part_runs(layout, KvDivision(2), target)]
+    assert senders == [0, 1, 0, 1]
+
+
+def test_equal_ranks_exchange_their_block_as_it_is() -> None:
+    layout, division = layout_of([LayerKv(8, 2)] * 3), KvDivision(4, 2)
+    for share in division.shares:
+        num_bytes = own_layout(layout, share).block_bytes
+        assert part_runs(layout, division, share) == {share: [ByteRun(0, 0, num_bytes)]}
+    pool = HostPool(np.zeros((2, layout.block_bytes), dtype=np.uint8))
+    assert source_of(pool, [ByteRun(0, 0, layout.block_bytes)]) is pool
+
+
+@pytest.mark.parametrize("division", _DIVISIONS)
+@pytest.mark.parametrize("name", _LAYOUTS)
+def test_what_ranks_add_up_is_the_checksum_of_the_whole_block(name: str, division: KvDivision) -> None:
+    layout = layout_of(_LAYOUTS[name])
+    whole = blocks_of(layout)
+    pools = {share: HostPool(cut(layout, share, whole)) for share in division.shares}
+    block_ids = [3, 0]
+
+    def values() -> list[int]:
+        totals = {share: StrandTotals(pool, layout, share).of(block_ids) for share, pool in pools.items()}
+        return WholeChecksums(layout, division).values(len(block_ids), totals)
+
+    right = [dot64.Dot64(layout.block_bytes).checksum(whole[block]) for block in block_ids]
+    assert values() == right
+    for pool in pools.values():  # one byte of any rank, also where another rank has the same head
+        pool.memory[3, 1] ^= 4
+        assert [found == wanted for found, wanted in zip(values(), right, strict=True)] == [False, True]
+        pool.memory[3, 1] ^= 4
+
+
+def test_heads_that_are_no_whole_words_cannot_be_added_up() -> None:
+    layout = KvLayout.of_layers("float16", 1, [LayerKv(2, 3)])
+    share = KvShare(1, 0, KvDivision(2))
+    with pytest.raises(ValueError, match="whole words"):
+        StrandTotals(HostPool(np.zeros((1, 12), dtype=np.uint8)), layout, share)
+    assert StrandTotals(HostPool(np.zeros((1, 24), dtype=np.uint8)), layout, WHOLE_BLOCK).of([0]) == [0]

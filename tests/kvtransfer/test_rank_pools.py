@@ -1,0 +1,292 @@
+"""Handoffs between nodes whose ranks have pools of their own: real sockets and channels, with threads for the ranks."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import zmq
+
+from kvtransfer.incoming_handoffs import ReceivingCounters
+from kvtransfer.integrity import DOT64
+from kvtransfer.messages import RANK_ENDPOINTS, Endpoint, PeerHello, RankEndpoints
+from kvtransfer.pools import dot64
+from kvtransfer.pools.base import Checksums
+from kvtransfer.pools.host import HostPool
+from kvtransfer.process_identity import this_process
+from kvtransfer.ranks import lines as rank_lines
+from kvtransfer.ranks.end import Network, RankEnd, RankPool
+from kvtransfer.ranks.lines import RankLines
+from kvtransfer.ranks.messages import Begin, Forgotten, Listening, Report, TransferChannel
+from kvtransfer.ranks.pool import RanksPool
+from kvtransfer.ranks.receiver import RanksReceiver
+from kvtransfer.ranks.senders import RanksSenders
+from kvtransfer.ranks.serving import start_transfers
+from kvtransfer.sending import SendingCounters
+from kvtransfer.transports.base import Move, Sender
+from kvtransfer.transports.registry import ZMQ, PoolMemory, SenderFactory, TransportSettings, open_receivers
+from program.channel import ChannelBroken
+from tests.kvtransfer.test_parts import cut
+from tests.request_keys import key_of
+from wire.errors import Refused, TransferFailed
+from wire.kv_share import KvDivision, KvShare, own_layout
+from wire.layout import KvLayout, LayerKv
+from wire.links import LinkSettings
+
+LAYOUT = KvLayout.of_layers("float16", 4, [LayerKv(2, 8)] * 3)
+NUM_BLOCKS = 12
+KEY = key_of(1)
+MOVES = [Move(index, source, 11 - source, 5) for index, source in enumerate((3, 4, 7, 1))]
+TARGETS, GENERATIONS = tuple(move.target for move in MOVES), tuple(move.generation for move in MOVES)
+_WAIT_S = 20.0
+_LOOPBACK = "127.0.0.1"
+
+
+class Pools:
+    """The pools of a node of some division. `lines`: of its driver, for one direction."""
+
+    def __init__(self, division: KvDivision, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.context, self.shares = context, division.shares
+        self.pools = {
+            share: HostPool(np.zeros((NUM_BLOCKS, own_layout(LAYOUT, share).block_bytes), dtype=np.uint8))
+            for share in self.shares
+        }
+        driver, *others = reversed(self.shares)
+        self.threads: list[threading.Thread] = []
+        self.ends = {share: socket.socketpair() for share in others}
+        network = Network(context, _LOOPBACK, LinkSettings())
+        begin = Begin(_LOOPBACK, "", "decode")
+        for share, (_, theirs) in self.ends.items():
+            self.threads += start_transfers(RankPool(self.pools[share], LAYOUT, share), [theirs], lambda _: network)
+        own = RankEnd(RankPool(self.pools[driver], LAYOUT, driver), network)
+        self.lines = RankLines(own, driver, {share: ours for share, (ours, _) in self.ends.items()}, begin)
+
+    def fill(self, whole: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> None:
+        for share, pool in self.pools.items():
+            pool.memory[:] = cut(LAYOUT, share, whole)
+
+    def checksums(self) -> Checksums:
+        return RanksPool(self.lines, LAYOUT).checksums(DOT64)
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def opened(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[[KvDivision], Pools]]:
+    """Nodes that end with the test."""
+    nodes: list[Pools] = []
+
+    def make(division: KvDivision) -> Pools:
+        nodes.append(Pools(division, context))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.lines.close()
+        for thread in node.threads:
+            thread.join(_WAIT_S)
+
+
+def whole_blocks() -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    return np.random.default_rng(7).integers(0, 256, (NUM_BLOCKS, LAYOUT.block_bytes), dtype=np.uint8)
+
+
+def hello(*endpoints: Endpoint) -> PeerHello:
+    return PeerHello("D", 1, 2, "model", LAYOUT, NUM_BLOCKS, DOT64, this_process(), endpoints)
+
+
+def wait(is_done: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + _WAIT_S
+    while not is_done():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def push(sender: Sender, moves: Sequence[Move], each_round: Callable[[], object]) -> None:
+    def is_pushed() -> bool:
+        each_round()
+        return sender.push(KEY, moves)
+
+    wait(is_pushed)
+
+
+def sums(checksums: Checksums, block_ids: Sequence[int]) -> list[int]:
+    pending = checksums.begin(block_ids)
+    found: list[int] = []
+
+    def is_done() -> bool:
+        values = pending.take()
+        found.extend(values or ())
+        return values is not None
+
+    wait(is_done)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets"),
+    [
+        (KvDivision(2), KvDivision(2)),
+        (KvDivision(1), KvDivision(2, 2)),
+        (KvDivision(4), KvDivision(2, 3)),
+        (KvDivision(2, 2), KvDivision(4)),
+    ],
+)
+def test_blocks_go_from_rank_to_rank(
+    opened: Callable[[KvDivision], Pools], sources: KvDivision, targets: KvDivision
+) -> None:
+    whole, sending, receiving = whole_blocks(), opened(sources), opened(targets)
+    sending.fill(whole)
+    received, sent = ReceivingCounters(), SendingCounters()
+    receiver, senders = RanksReceiver(receiving.lines, received), RanksSenders(sending.lines, sent)
+    _, sender = senders.open(hello(receiver.endpoint))
+    receiver.expect(KEY, TARGETS, GENERATIONS)
+    push(sender, MOVES[:3], receiver.poll)
+    push(sender, MOVES[3:], receiver.poll)
+    arrived: set[int] = set()
+
+    def is_there() -> bool:
+        senders.poll()
+        receiver.poll()
+        for each in receiver.take_arrivals():
+            assert each.key == KEY
+            arrived.update(range(each.first_index, each.first_index + each.count))
+        return len(arrived) == len(MOVES) and not sender.is_reading(KEY)
+
+    wait(is_there)
+    for share, pool in receiving.pools.items():
+        expected = np.zeros_like(pool.memory)
+        expected[list(TARGETS)] = cut(LAYOUT, share, whole)[[move.source for move in MOVES]]
+        assert (pool.memory == expected).all()
+    num_bytes = len(MOVES) * sum(own_layout(LAYOUT, share).block_bytes for share in targets.shares)
+    assert (sent.num_part_bytes, received.num_part_bytes) == (num_bytes, num_bytes)
+    # the checksum is that of whole blocks, on both sides, and a byte that is wrong in one rank changes it
+    checksum, mine = dot64.Dot64(LAYOUT.block_bytes).checksum, receiving.checksums()
+    right = [checksum(whole[move.source]) for move in MOVES]
+    assert sums(sending.checksums(), [move.source for move in MOVES]) == right == sums(mine, TARGETS)
+    receiving.pools[receiving.shares[0]].memory[TARGETS[2], 3] ^= 1
+    assert [a == b for a, b in zip(sums(mine, TARGETS), right, strict=True)] == [True, True, False, True]
+
+
+def test_a_node_with_one_pool_gives_to_ranks_and_takes_from_them(
+    opened: Callable[[KvDivision], Pools], context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    whole, ranks = whole_blocks(), opened(KvDivision(2, 2))
+    settings = TransportSettings(ZMQ, context, _LOOPBACK, LinkSettings(), this_process())
+    first, second = HostPool(whole.copy()), HostPool(np.zeros_like(whole))
+    factory = SenderFactory(settings, PoolMemory(settings, "sender"), first)
+    among = RanksReceiver(ranks.lines, ReceivingCounters())
+    (alone,) = open_receivers(settings, PoolMemory(settings, "receiver"), second, LAYOUT)
+    _, sender = factory.open(hello(among.endpoint))
+    among.expect(KEY, TARGETS, GENERATIONS)
+    push(sender, MOVES, among.poll)
+
+    def has_come() -> bool:
+        sender.poll()
+        among.poll()
+        return sum(each.count for each in among.take_arrivals()) == len(MOVES)
+
+    wait(has_come)
+    sender.close()
+    # and back, from the ranks: other lines of the same pools
+    again = opened(KvDivision(2, 2))
+    for share, pool in ranks.pools.items():
+        again.pools[share].memory[:] = pool.memory
+    senders = RanksSenders(again.lines, SendingCounters())
+    _, sender = senders.open(hello(Endpoint("shm", "not for ranks"), alone.endpoint))
+    alone.expect(KEY, TARGETS, GENERATIONS)
+    push(sender, [Move(index, block, block, 5) for index, block in enumerate(TARGETS)], alone.poll)
+    places: list[int] = []
+
+    def is_back() -> bool:
+        senders.poll()
+        alone.poll()
+        places.extend(each.first_index for each in alone.take_arrivals())
+        return len(places) == len(MOVES)
+
+    wait(is_back)
+    assert (second.memory[list(TARGETS)] == whole[[move.source for move in MOVES]]).all()
+    alone.close()
+
+
+def test_blocks_are_written_until_every_rank_has_forgotten_them(opened: Callable[[KvDivision], Pools]) -> None:
+    sending, receiving = opened(KvDivision(2)), opened(KvDivision(2))
+    receiver = RanksReceiver(receiving.lines, ReceivingCounters())
+    senders = RanksSenders(sending.lines, SendingCounters())
+    sending.fill(whole_blocks())
+    _, sender = senders.open(hello(receiver.endpoint))
+    receiver.expect(KEY, TARGETS, GENERATIONS)
+    receiver.forget(KEY)
+    assert receiver.is_writing(KEY)
+
+    def is_forgotten() -> bool:
+        receiver.poll()
+        return not receiver.is_writing(KEY)
+
+    wait(is_forgotten)
+    push(sender, MOVES, receiver.poll)
+
+    def is_over() -> bool:
+        senders.poll()
+        receiver.poll()
+        return not sender.is_reading(KEY)
+
+    wait(is_over)
+    assert not receiver.take_arrivals()
+    assert not any(pool.memory.any() for pool in receiving.pools.values())
+
+
+def test_what_cannot_be_reached_is_no_sender(opened: Callable[[KvDivision], Pools]) -> None:
+    sending = opened(KvDivision(2))
+    senders = RanksSenders(sending.lines, SendingCounters())
+    with pytest.raises(Refused, match="takes zmq, and not nixl"):
+        senders.open(hello(Endpoint("nixl", "agent")))
+    with pytest.raises(TransferFailed, match="each of its ranks"):
+        senders.open(hello(Endpoint(ZMQ, "", RANK_ENDPOINTS.encode(RankEndpoints(KvDivision(2), ("one",))))))
+    _, sender = senders.open(hello(Endpoint(ZMQ, "nowhere")))
+
+    def has_failed() -> bool:
+        senders.poll()
+        try:
+            sender.poll()
+        except TransferFailed as error:
+            return "cannot be dialled" in str(error)
+        return False
+
+    wait(has_failed)
+    sender.close()
+    senders.poll()
+
+
+def test_a_rank_that_is_gone_or_says_something_else_ends_the_transfers(
+    opened: Callable[[KvDivision], Pools], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_lines, "_REASON_S", 0.0)
+    node = opened(KvDivision(2))
+    heard: list[tuple[KvShare, Report]] = []
+    node.lines.hear(Forgotten, lambda share, report: heard.append((share, report)))
+    ((_, (_, theirs)),) = node.ends.items()
+    channel = TransferChannel(theirs, "the driver")
+    channel.send(Forgotten(KEY), 1.0)
+
+    def has_heard() -> bool:
+        node.lines.round()
+        return bool(heard)
+
+    wait(has_heard)
+    heard.clear()
+    channel.send(Listening("tcp://127.0.0.1:1"), 1.0)
+    with pytest.raises(ChannelBroken, match="says Listening out of turn"):
+        wait(has_heard)
+    theirs.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(ChannelBroken, match="is gone"):
+        wait(has_heard)
