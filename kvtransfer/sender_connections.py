@@ -160,7 +160,7 @@ class SenderConnections:
             _log.warning("a decode node reads no messages, %s was dropped", type(message).__name__)
         except zmq.ZMQError:
             # this connection is gone for good: the leases of its handoffs expire
-            _log.info("a decode node is not reachable, %s was dropped", type(message).__name__)
+            _log.debug("a decode node is not reachable, %s was dropped", type(message).__name__)
             self.drop(peer_id, "the receiver is not reachable")
 
     def close(self) -> None:

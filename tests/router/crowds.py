@@ -1,7 +1,7 @@
 """Crowds at a router: clients that drop, that do not read, that are too many, and nodes that come and go.
 
     python -m tests.router.crowds storm --number 10000
-    python -m tests.router.crowds readers --number 200 --seconds 30
+    python -m tests.router.crowds readers --number 200 --seconds 60
     python -m tests.router.crowds overload --factor 10 --seconds 20
     python -m tests.router.crowds joins --number 250 --seconds 60
 
@@ -38,6 +38,8 @@ from wire.messages import DECODE, TokenEvent, Tokens, live_key
 
 PATH = "/v1/completions"
 NUM_SEQS, STEP_S = 8, 0.01
+NUM_SEQS_OF_READERS = 64
+"""More readers than that hold all of the batch, until they leave or are paused."""
 PATIENCE_S = 60.0
 MAX_READERS_BYTES, MAX_STORM_BYTES = 50 * 2**20, 32 * 2**20
 MAX_OWN_LAG_S = 0.2
@@ -344,9 +346,13 @@ def _ms(values: Sequence[float], percent: int) -> str:
 async def _measure(options: argparse.Namespace) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="baton-crowds-") as folder:
         checkpoint = make_checkpoint(Path(folder) / "tiny", "llama")
-        flags = (f"--max-queued-requests={options.max_queued}", "--max-queue-s=10", "--max-attempts=20")
-        async with router_process(checkpoint, *flags, max_request_tokens=200_000, max_num_seqs=NUM_SEQS) as router:
-            pace = Paced(router.node)
+        has_readers = options.crowd == "readers"
+        num_seqs, num_queued, queue_s = (
+            (NUM_SEQS_OF_READERS, options.number, 60) if has_readers else (NUM_SEQS, options.max_queued, 10)
+        )
+        flags = (f"--max-queued-requests={num_queued}", f"--max-queue-s={queue_s}", "--max-attempts=20")
+        async with router_process(checkpoint, *flags, max_request_tokens=200_000, max_num_seqs=num_seqs) as router:
+            pace = Paced(router.node, num_seqs)
             measured = _Measured(router, options)
             await getattr(measured, options.crowd)()
             await measured.look_at_the_loop()

@@ -89,7 +89,7 @@ def launch_slowly(runner: ModelRunner, step: Step, layer_stored: LayerStored | N
 
 
 if __name__ == "__main__":
-    slow_pushes = mock.patch("prefill_node.node.SenderFactory", SlowSenderFactory)
+    slow_pushes = mock.patch("rank_node.driver.SenderFactory", SlowSenderFactory)
     slow_steps = mock.patch.object(ModelRunner, "launch", launch_slowly)
     with slow_pushes, slow_steps:
         sys.exit(main(sys.argv[3:]))
