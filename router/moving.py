@@ -19,7 +19,7 @@ from router.journal import Journal
 from router.legs import Attempt, RelayRequest
 from router.moves import ASK_AGAIN_S, Move
 from router.nodes import Node
-from wire.messages import Cancel, HandedOver
+from wire.messages import Cancel, HandedOver, live_key
 
 AHEAD_TOKENS = 512
 """A context of so many tokens is copied ahead."""
@@ -106,6 +106,7 @@ class Moving:
         leg = replace(leg, num_prompt_tokens=min(leg.num_prompt_tokens, num_tokens))
         self._context.sender.send(copy.target.epoch, leg)
         copy.target.num_legs += 1
+        copy.target.live_keys[self._handoff_id] = live_key(self._handoff_id, copy.number)
         self._copies_at = copy.target
 
     def _end_copy(self) -> None:
@@ -117,4 +118,5 @@ class Moving:
             self._context.sender.send(node.epoch, Cancel(self._handoff_id, self._copy.number))
         if self._copies_at is not None:
             self._copies_at.num_legs -= 1
+            self._copies_at.live_keys.pop(self._handoff_id, None)
             self._copies_at = None

@@ -438,7 +438,10 @@ async def test_a_client_that_leaves_ends_the_copy_at_both_nodes() -> None:
 
 
 @pytest.mark.usefixtures("_copies_ahead")
-async def test_when_the_other_node_is_lost_with_a_copy_the_stream_goes_on_where_it_is() -> None:
+async def test_when_the_other_node_is_lost_with_a_copy_the_stream_goes_on_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.moving.MAX_AHEAD_S", 1e6)
     async with generating() as stage:
         copy = await copying(stage)
         stage.other.die()
