@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.schedule import run_seeds
 
-_NUM_SEEDS, _NUM_MIXED = 960, 240
+_NUM_SEEDS, _NUM_MIXED = 720, 180
 _NUM_PARTS, _NUM_MIXED_PARTS = 10, 3
 
 
