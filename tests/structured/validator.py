@@ -1,5 +1,8 @@
 """The package `jsonschema`, which is no part of Baton's environment, in a process of a Python that has it.
 
+Multiples are judged by the decimal digits that were written: `jsonschema` divides floats, to which 2.9429 is no
+multiple of 0.0001.
+
 python3 -m venv /tmp/jsonschema && /tmp/jsonschema/bin/pip install 'jsonschema[format]'
 """
 
@@ -12,11 +15,19 @@ from typing import Any
 
 _PROGRAM = """
 import json, sys
-from jsonschema import Draft202012Validator as Validator
+from fractions import Fraction
+from jsonschema import Draft202012Validator, ValidationError, validators
+
+def multiple_of(validator, divisor, value, schema):
+    is_number = validator.is_type(value, "number")
+    if is_number and (abs(value) == float("inf") or Fraction(str(value)) % Fraction(str(divisor))):
+        yield ValidationError(f"{value} is not a multiple of {divisor}")
+
+Validator = validators.extend(Draft202012Validator, {"multipleOf": multiple_of})
 for line in sys.stdin:
     schema, text = json.loads(line)
     try:
-        Validator(schema, format_checker=Validator.FORMAT_CHECKER).validate(json.loads(text))
+        Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).validate(json.loads(text))
         print("")
     except Exception as error:
         print(" ".join(f"{type(error).__name__}: {error}".split())[:300])
