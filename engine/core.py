@@ -286,7 +286,7 @@ class EngineCore:
         their launch. Raises `StepFailed` when that step could not be launched or computed; no request has advanced
         since the last outputs then. `DeviceFailed` passes: the process must end.
         """
-        in_flight, expects_streams = self._in_flight, self._held.await_kv
+        in_flight, expects_streams = self._in_flight, self._held.is_awaited
         if not in_flight:
             first = self._scheduler.schedule(expects_streams=expects_streams)
             if not first.requests:

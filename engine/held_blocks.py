@@ -40,8 +40,8 @@ class HeldBlocks:
         return key in self._tables
 
     @property
-    def await_kv(self) -> bool:
-        """Whether KV is still to come for some of them."""
+    def is_awaited(self) -> bool:
+        """Whether the KV of some of them is still to come."""
         return bool(self._reserved)
 
     @property
