@@ -1,4 +1,5 @@
-"""`baton serve --kv-transport X`, for every X: real processes, real client, tokens equal to those of transformers.
+"""Relays whose nodes have `--kv-transport X`, for every X: real processes, real client, tokens equal to those of
+transformers. `baton serve` hands the flag on (tests/launch/test_serve.py).
 
 A transport moves bytes of a `KvLayout` and knows no model, so the families are spread over transports and devices: each
 family runs on both devices and over two transports, and two of them are quantized while they are loaded. transformers
@@ -11,7 +12,7 @@ import contextlib
 import itertools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -23,9 +24,8 @@ import pytest
 from engine.models.quantization.while_loading import AUTO
 from tests.engine.models.quantization.answers import dequantized
 from tests.system.conftest import Checkpoints
-from tests.system.harness import BLOCK_SIZE, REQUEST_TIMEOUT_S, START_TIMEOUT_S, wait_until
+from tests.system.harness import BLOCK_SIZE, MODEL_NAME, START_TIMEOUT_S, Relay, start_relay, wait_until
 from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
-from tests.system.serve import Serve, serving
 
 _LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 10)
 _NUM_TOKENS = 16
@@ -39,18 +39,19 @@ _RELAYS = (
     ("nixl", "emulated", "mistral", "auto"),
     ("nccl", "emulated", "qwen3", "auto"),
 )
-_FLAGS = ("--served-model-name", "tiny", "--local-prefill-tokens", "0", "--max-num-batched-tokens", "40")
+_FLAGS = ("--max-num-batched-tokens", "40")
+_NUM_DEATHS = 2
+"""Of both agents, then of one."""
 
 
 def ask(client: openai.OpenAI, prompt: tuple[int, ...]) -> tuple[Expected, dict[str, float] | None]:
     """The greedy tokens after `prompt`, and what the usage says of the transfer."""
     answer = client.completions.create(
-        model="tiny",
+        model=MODEL_NAME,
         prompt=list(prompt),
         max_tokens=_NUM_TOKENS,
         temperature=0.0,
         logprobs=0,
-        timeout=REQUEST_TIMEOUT_S,
         extra_body={"return_token_ids": True, "ignore_eos": True},
     )
     choice = answer.choices[0]
@@ -67,16 +68,17 @@ def require_equal(answer: Expected, expected: Expected) -> None:
     assert answer.logprobs == pytest.approx(expected.logprobs, abs=LOGPROB_TOLERANCE)
 
 
-def client_of(program: Serve) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{program.endpoint}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S)
-
-
-def end(program: Serve) -> None:
-    """Ctrl-C, and nothing left."""
-    children = program.note_footprint()
-    program.signal(signal.SIGINT)
-    assert program.wait_exit() == 0
-    program.require_nothing_left(children)
+@contextlib.contextmanager
+def relaying(folder: Path, model: Path, *flags: str) -> Iterator[Relay]:
+    """A relay of two nodes with these flags, in which every prompt is handed over. It ends well and leaves nothing."""
+    relay = start_relay(
+        model, folder, prefill=((*flags, *_FLAGS),), decode=((*flags, *_FLAGS),), router=("--local-prefill-tokens", "0")
+    )
+    try:
+        yield relay
+        relay.stop()
+    finally:
+        relay.close()
 
 
 @pytest.mark.parametrize(("transport", "device", "family", "quantization"), _RELAYS)
@@ -95,34 +97,33 @@ def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does
     else:
         reference = Reference(dequantized(folder, tmp_path / "dequantized", quantization))
     prompts = [make_prompt(length, 7) for length in _LENGTHS]
-    flags = ("--kv-transport", transport, "--device", device, "--quantization", quantization, *_FLAGS)
-    with serving(tmp_path, str(folder), *flags) as program:
-        with client_of(program) as client:
-            for prompt in prompts:
-                answer, transfer = ask(client, prompt)
-                require_equal(answer, reference.greedy(prompt, _NUM_TOKENS))
-                assert transfer is not None
-                assert transfer["blocks"] == -(-len(prompt) // BLOCK_SIZE)
-                assert transfer["exposed_ms"] > 0
-                assert transfer["transfer_ms"] > 0
-            # again, with others beside them: blocks that the decode node has cached do not travel a second time
-            others = [make_prompt(length, seed) for length in _LENGTHS for seed in (8, 9)]
-            with ThreadPoolExecutor(len(prompts) + len(others)) as threads:
-                answers = list(threads.map(partial(ask, client), [*prompts, *others]))
-            for prompt, (answer, transfer) in zip([*prompts, *others], answers, strict=True):
-                require_equal(answer, reference.greedy(prompt, _NUM_TOKENS))
-                num_blocks = len(prompt) % BLOCK_SIZE > 0 if prompt in prompts else -(-len(prompt) // BLOCK_SIZE)
-                assert (transfer or {"blocks": 0})["blocks"] == num_blocks
-        end(program)
+    flags = ("--kv-transport", transport, "--device", device, "--quantization", quantization)
+    with relaying(tmp_path, folder, *flags) as relay:
+        for prompt in prompts:
+            answer, transfer = ask(relay.client, prompt)
+            require_equal(answer, reference.greedy(prompt, _NUM_TOKENS))
+            assert transfer is not None
+            assert transfer["blocks"] == -(-len(prompt) // BLOCK_SIZE)
+            assert transfer["exposed_ms"] > 0
+            assert transfer["transfer_ms"] > 0
+        # again, with others beside them: blocks that the decode node has cached do not travel a second time
+        others = [make_prompt(length, seed) for length in _LENGTHS for seed in (8, 9)]
+        with ThreadPoolExecutor(len(prompts) + len(others)) as threads:
+            answers = list(threads.map(partial(ask, relay.client), [*prompts, *others]))
+        for prompt, (answer, transfer) in zip([*prompts, *others], answers, strict=True):
+            require_equal(answer, reference.greedy(prompt, _NUM_TOKENS))
+            num_blocks = len(prompt) % BLOCK_SIZE > 0 if prompt in prompts else -(-len(prompt) // BLOCK_SIZE)
+            assert (transfer or {"blocks": 0})["blocks"] == num_blocks
 
 
-def agents_of(program: Serve) -> list[psutil.Process]:
+def agents_of(relay: Relay) -> list[psutil.Process]:
     """The agents that live."""
     found = []
-    for child in program.children():
-        with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
-            if _AGENT in child.cmdline():
-                found.append(child)
+    for node in relay.nodes:
+        for child in psutil.Process(node.process.pid).children():
+            with contextlib.suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+                if _AGENT in child.cmdline():
+                    found.append(child)
     return found
 
 
@@ -130,25 +131,23 @@ def test_nodes_survive_the_death_of_their_nixl_agents(
     checkpoints: Checkpoints, references: Callable[[str], Reference], tmp_path: Path
 ) -> None:
     reference = references("llama")
-    with serving(tmp_path, str(checkpoints("llama")), "--kv-transport", "nixl", "--device", "cpu", *_FLAGS) as program:
-        with client_of(program) as client:
-            for seed in range(3):
-                prompt = make_prompt(50, 100 + seed)
-                require_equal(ask(client, prompt)[0], reference.greedy(prompt, _NUM_TOKENS))
-                nodes = [program.child(f"{role}_node").pid for role in ("prefill", "decode")]
-                agents = agents_of(program)
-                assert len(agents) == 2
-                for agent in agents[seed % 2 :]:
-                    os.kill(agent.pid, signal.SIGKILL)
-                # at once: whatever the attempts of this request run into, its client sees the right tokens
-                prompt = make_prompt(50, 200 + seed)
-                require_equal(ask(client, prompt)[0], reference.greedy(prompt, _NUM_TOKENS))
-                wait_until(lambda: len(agents_of(program)) == 2, "both agents are back", START_TIMEOUT_S)
-                assert nodes == [program.child(f"{role}_node").pid for role in ("prefill", "decode")]
+    with relaying(tmp_path, checkpoints("llama"), "--kv-transport", "nixl", "--device", "cpu") as relay:
+        for seed in range(_NUM_DEATHS):
+            prompt = make_prompt(50, 100 + seed)
+            require_equal(ask(relay.client, prompt)[0], reference.greedy(prompt, _NUM_TOKENS))
+            agents = agents_of(relay)
+            assert len(agents) == 2
+            for agent in agents[seed:]:
+                os.kill(agent.pid, signal.SIGKILL)
+            # at once: whatever the attempts of this request run into, its client sees the right tokens
+            prompt = make_prompt(50, 200 + seed)
+            require_equal(ask(relay.client, prompt)[0], reference.greedy(prompt, _NUM_TOKENS))
+            wait_until(lambda: len(agents_of(relay)) == 2, "both agents are back", START_TIMEOUT_S)
+            assert all(node.is_running for node in relay.nodes)
 
-            def is_transferring() -> bool:
-                return ask(client, make_prompt(50, 1000 + next(numbers)))[1] is not None
+        numbers = itertools.count()
 
-            numbers = itertools.count()
-            wait_until(is_transferring, "KV travels again", START_TIMEOUT_S)
-        end(program)
+        def is_transferring() -> bool:
+            return ask(relay.client, make_prompt(50, 1000 + next(numbers)))[1] is not None
+
+        wait_until(is_transferring, "KV travels again", START_TIMEOUT_S)
