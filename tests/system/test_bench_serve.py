@@ -1,4 +1,4 @@
-"""`baton bench serve` against `baton serve`, both as a person starts them."""
+"""`baton bench serve`, as a person starts it, against a relay of the demo model."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.system.harness import ROOT
-from tests.system.serve import serving
+from demo.location import DEMO_MODEL_NAME, checkpoint_path
+from tests.system.conftest import running
+from tests.system.harness import ROOT, Relay, start_relay
 
 NUM_PROMPTS = 8
 TIMEOUT_S = 60.0
 
 
-def test_the_endpoint_is_measured_and_taken_apart(tmp_path: Path) -> None:
+def test_the_endpoint_is_measured_and_taken_apart(tmp_path: Path, relays: list[Relay]) -> None:
     path = tmp_path / "result.json"
-    with serving(tmp_path) as serve:
+    served = start_relay(checkpoint_path(), tmp_path, router=("--served-model-name", DEMO_MODEL_NAME))
+    for relay in running(served, relays):
         command = [
-            *(sys.executable, "-m", "baton", "bench", "serve", f"--base-url={serve.endpoint}"),
+            *(sys.executable, "-m", "baton", "bench", "serve", f"--base-url={relay.router.address}"),
             *("--ready-check-timeout-sec=60", "--request-rate=20", f"--num-prompts={NUM_PROMPTS}", "--ignore-eos"),
             *("--random-input-len=64", "--random-output-len=8", "--save-result", f"--result-filename={path}"),
         ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(path.read_text())
-    assert (result["completed"], result["failed"], result["model_id"]) == (NUM_PROMPTS, 0, "baton-demo")
+    assert (result["completed"], result["failed"], result["model_id"]) == (NUM_PROMPTS, 0, DEMO_MODEL_NAME)
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (64 * NUM_PROMPTS, 8 * NUM_PROMPTS)
     assert result["kv_transfer"]["num_handoffs"] == NUM_PROMPTS
     assert result["cached_tokens"] == 0

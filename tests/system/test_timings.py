@@ -1,4 +1,4 @@
-"""The timings that `baton serve` reports for a request, compared with what its client measured on the same clock."""
+"""The timings that a relay reports for a request, compared with what its client measured on the same clock."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import pytest
 
 from bench.breakdown import TTST_PARTS, breakdown_of
 from bench.client.outcome import Outcome
+from demo.location import checkpoint_path
 from program.clock import host_clock
-from tests.system.harness import REQUEST_TIMEOUT_S, Metrics
-from tests.system.serve import serving
+from tests.system.conftest import running
+from tests.system.harness import REQUEST_TIMEOUT_S, Relay, start_relay
 
 NUM_TOKENS = 12
 PROMPT = "The old lighthouse keeper wrote down every ship that passed. " * 12
@@ -76,10 +77,15 @@ def take(outcome: Outcome, event: dict[str, object], came_s: float) -> None:
 
 
 @pytest.mark.parametrize("num_prefills", [1, 0])
-def test_the_parts_of_a_request_sum_to_what_its_client_measured(tmp_path: Path, num_prefills: int) -> None:
-    with serving(tmp_path, "--prefill", str(num_prefills), "--local-prefill-tokens", "0") as serve:
-        ask(serve.endpoint, "The first request connects the nodes.")
-        outcome = ask(serve.endpoint, PROMPT)
+def test_the_parts_of_a_request_sum_to_what_its_client_measured(
+    tmp_path: Path, relays: list[Relay], num_prefills: int
+) -> None:
+    started = start_relay(
+        checkpoint_path(), tmp_path, prefill=[()] * num_prefills, router=("--local-prefill-tokens", "0")
+    )
+    for relay in running(started, relays):
+        ask(relay.router.address, "The first request connects the nodes.")
+        outcome = ask(relay.router.address, PROMPT)
         timings = outcome.timings
         assert (timings["clock"], timings["attempts"]) == (host_clock(), 1)
         assert (timings["kv_ready_us"] is not None) == bool(num_prefills)
@@ -96,4 +102,4 @@ def test_the_parts_of_a_request_sum_to_what_its_client_measured(tmp_path: Path, 
         assert found.ttst.error < 0.02
         parts = dict(zip(TTST_PARTS, found.ttst.parts_ms, strict=True))
         assert (parts["exposed_transfer"] > 0) == bool(num_prefills)
-        assert Metrics(serve.endpoint).value("request_queue_time_seconds_count") == 2
+        assert relay.router.metrics().value("request_queue_time_seconds_count") == 2

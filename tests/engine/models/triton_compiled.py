@@ -79,7 +79,8 @@ def run(shape: str, num_tokens: int, dtype: torch.dtype) -> None:
     [
         (80, "8B", torch.bfloat16),
         (90, "odd", torch.bfloat16),
-        *((90, shape, dtype) for shape in ("8B", "small") for dtype in DTYPES),
+        (90, "small", torch.bfloat16),
+        *((90, "8B", dtype) for dtype in DTYPES),
     ],
     indirect=["capability"],
 )
@@ -92,8 +93,9 @@ def test_one_step_compiles_for_all_lengths(shape: str, dtype: torch.dtype, capab
 
 
 # Before 90 there are no products and sums of bfloat16 but as part of one instruction.
-@pytest.mark.parametrize("capability", [90, 100], indirect=True)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [*((90, dtype) for dtype in DTYPES), (100, torch.bfloat16)], indirect=["capability"]
+)
 def test_no_rounding_is_fused_away(dtype: torch.dtype, capability: int) -> None:
     run("8B", 1, dtype)
     for kernel in compiled(capability):
@@ -108,8 +110,7 @@ def test_offsets_of_tokens_are_wide(capability: int) -> None:
         assert set(widths) == {"i64"}, kernel.name
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", ["8B", "small"])
+@pytest.mark.parametrize(("shape", "dtype"), [("small", torch.bfloat16), *(("8B", dtype) for dtype in DTYPES)])
 def test_memory_is_moved_in_16_byte_pieces(shape: str, dtype: torch.dtype, capability: int) -> None:
     run(shape, 1, dtype)
     for kernel in compiled(capability):

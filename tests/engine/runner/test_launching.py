@@ -81,7 +81,7 @@ def tokens_of(streams: list[Stream]) -> list[list[int]]:
     return [[token.token_id for token in stream.sampled] for stream in streams]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_graphs_pending_tokens_and_late_results_change_no_token(
     seed: int, decoder: Decoder, recorded: ModelRunner
 ) -> None:

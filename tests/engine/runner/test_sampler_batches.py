@@ -163,7 +163,7 @@ def test_a_batch_samples_what_each_row_samples_by_itself(
         monkeypatch.setattr(f"engine.runner.{module}.NARROW_WIDTH", narrow_width)
     choose = random.Random(pass_elements)
     num_valid = 0
-    for _ in range(60):
+    for _ in range(25):
         num_rows = choose.randint(1, 20)
         logits, requests = choose_logits(choose, num_rows), [choose_request(choose) for _ in range(num_rows)]
         found = sample_rows(logits, requests, device)
@@ -171,7 +171,7 @@ def test_a_batch_samples_what_each_row_samples_by_itself(
             assert_same(found[row], reference(logits[row].numpy(), requests[row]), logits[row])
             assert sample_rows(logits[row : row + 1], requests[row : row + 1], device) == [found[row]]
             num_valid += found[row] is not None
-    assert num_valid > 300
+    assert num_valid > 120
 
 
 def test_equal_logits_stand_in_the_order_of_their_ids() -> None:

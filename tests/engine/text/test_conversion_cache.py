@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.text.conversion_cache import find_tokenizer_file
+from engine.text.convert import main
 from engine.text.tokenizer import Tokenizer
 from wire.errors import ModelLoadError
 
@@ -45,13 +46,27 @@ def test_converts_once_and_again_only_when_the_sources_change(
         find_tokenizer_file(older_checkpoint, cache)
 
 
-def test_a_failed_conversion_says_why_and_leaves_nothing(tmp_path: Path) -> None:
-    folder, cache = tmp_path / "damaged", tmp_path / "cache"
-    folder.mkdir()
-    (folder / "tokenizer.model").write_bytes(b"not a sentencepiece model")
-    with pytest.raises(ModelLoadError, match=r"cannot convert the tokenizer of .*Error: "):
-        find_tokenizer_file(folder, cache)
+def test_a_failed_conversion_says_why_and_leaves_nothing(
+    older_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails = tmp_path / "fails"
+    fails.write_text("#!/bin/sh\necho 'a line of a log' >&2\necho 'ValueError: no vocabulary' >&2\nexit 1\n")
+    fails.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(fails))
+    cache = tmp_path / "cache"
+    with pytest.raises(ModelLoadError, match=r"cannot convert the tokenizer of .*: ValueError: no vocabulary$"):
+        find_tokenizer_file(older_checkpoint, cache)
     assert list(cache.iterdir()) == []
+
+
+def test_the_reason_for_a_failed_conversion_is_the_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"not a sentencepiece model")
+    monkeypatch.setattr(sys, "argv", ["convert", str(tmp_path), str(tmp_path / "tokenizer.json")])
+    assert main() == 1
+    assert "Error: " in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "tokenizer.json").exists()
 
 
 def test_a_cache_folder_that_cannot_be_made_is_named(older_checkpoint: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ _NUM_TARGETS, _NUM_SOURCES = 260, 256
 _RECEIVER_IP, _SENDER_IP = "10.86.0.1", "10.86.0.2"
 _PUSH_S = 0.7
 """What 64 MiB take on this cable at least."""
-_STANDSTILL_S = 1.5
+_STANDSTILL_S = 0.8
 """After this long without progress a sender is given up here; a node waits longer (`pusher.STANDSTILL_S`)."""
 
 

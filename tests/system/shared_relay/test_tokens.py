@@ -81,7 +81,7 @@ def test_log_probabilities_of_prompts_equal_transformers(llama_relay: Relay, ref
 def test_preempted_requests_equal_transformers(llama_relay: Relay, references: References) -> None:
     small = llama_relay.decodes[2]
     before = small.metrics().value("num_preemptions_total")
-    prompts = [make_prompt(40 + 3 * seed, 7000 + seed) for seed in range(18)]
+    prompts = [make_prompt(40 + 3 * seed, 7000 + seed) for seed in range(12)]
     expected = [references("llama").greedy(prompt, 200) for prompt in prompts]
     require_equal(llama_relay.ask_all(prompts, len(prompts), max_tokens=200, logprobs=0), expected)
     assert small.metrics().value("num_preemptions_total") > before

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,11 @@ from kvtransfer.transports.nccl.group import SENDER_RANK, PairStore, finish, for
 from kvtransfer.transports.nccl.receiver import NcclReceiver
 from kvtransfer.transports.nccl.sender import NcclSender
 from kvtransfer.transports.nccl.wire import BlockBatch, PairAlive, PairEnd, PairHello, StoreEntry
+from tests.system.prepared import ROOT, prepared_python
 from wire.codec import Codec
 from wire.links import LinkSettings
 from wire.request_key import RequestKey
 
-_ROOT = Path(__file__).parents[4]
 BLOCK_BYTES, NUM_BLOCKS = 4096, 32
 GUARD = 0xA5
 GENERATION = 3
@@ -133,21 +132,34 @@ class HandMadeSender:
         self._link.close(linger=0)
 
 
+class ForkedProgram:
+    """A program in a process of its own, forked from one that has imported the transport; `read_line` reads what it
+    prints."""
+
+    def __init__(self, source: str, arguments: Sequence[str], folder: Path) -> None:
+        path = folder / "program.py"
+        path.write_text(source)
+        out, into = os.pipe()
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        python = prepared_python("kvtransfer.transports.nccl.receiver", "kvtransfer.transports.nccl.sender")
+        with open(into, "wb") as theirs, (folder / "err").open("wb") as err:
+            self.process = python.start([str(path), *arguments], environment, theirs, err)
+        self._out = open(out)  # noqa: SIM115
+
+    def read_line(self) -> str:
+        """A line of its output."""
+        return self._out.readline()
+
+    def close(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self._out.close()
+
+
 @contextmanager
-def program(source: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    environment = os.environ | {"PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen(
-        [sys.executable, "-c", source, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment,
-    )
-    with child:
-        try:
-            yield child
-        finally:
-            child.kill()
+def program(source: str, *arguments: str) -> Iterator[ForkedProgram]:
+    with tempfile.TemporaryDirectory() as folder, closing(ForkedProgram(source, arguments, Path(folder))) as child:
+        yield child
 
 
 def push_until(sender: NcclSender, is_done: Callable[[int], bool], timeout_s: float = 30.0) -> None:

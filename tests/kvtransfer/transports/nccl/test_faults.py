@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 
@@ -17,6 +16,7 @@ from kvtransfer.transports.nccl.sender import NcclSender
 from tests.kvtransfer.transports.nccl.nccl_ends import (
     BLOCK_BYTES,
     NUM_BLOCKS,
+    ForkedProgram,
     Target,
     key_of,
     moves_of,
@@ -58,11 +58,10 @@ while True:
 
 
 @pytest.fixture(scope="module")
-def receiver_program() -> Iterator[tuple[subprocess.Popen[str], Endpoint]]:
+def receiver_program() -> Iterator[tuple[ForkedProgram, Endpoint]]:
     """A receiver in a process of its own, and where to reach it."""
     with program(_RECEIVER_PROGRAM) as child:
-        assert child.stdout is not None
-        yield child, Endpoint("nccl", child.stdout.readline().strip())
+        yield child, Endpoint("nccl", child.read_line().strip())
 
 
 @pytest.fixture
@@ -79,8 +78,8 @@ def endless_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def foreign_receiver(
-    receiver_program: tuple[subprocess.Popen[str], Endpoint],
-) -> Iterator[tuple[subprocess.Popen[str], NcclSender]]:
+    receiver_program: tuple[ForkedProgram, Endpoint],
+) -> Iterator[tuple[ForkedProgram, NcclSender]]:
     """The receiver's process, and a sender whose pair with it stands. A frozen one goes on afterwards."""
     child, endpoint = receiver_program
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -89,26 +88,26 @@ def foreign_receiver(
         push_until(sender, lambda num_pushed: num_pushed >= 20)
         yield child, sender
     finally:
-        child.send_signal(signal.SIGCONT)
+        child.process.send_signal(signal.SIGCONT)
         sender.close()
         context.destroy(linger=0)
 
 
 @pytest.mark.usefixtures("short_stalls")
 def test_a_receiver_that_is_frozen_ends_the_sender(
-    foreign_receiver: tuple[subprocess.Popen[str], NcclSender],
+    foreign_receiver: tuple[ForkedProgram, NcclSender],
 ) -> None:
     child, sender = foreign_receiver
-    child.send_signal(signal.SIGSTOP)
+    child.process.send_signal(signal.SIGSTOP)
     with pytest.raises(TransferFailed):
         push_until(sender, lambda _: False)
     assert not sender.is_reading(key_of(1))
 
 
 @pytest.mark.usefixtures("short_stalls")
-def test_a_sender_that_is_closed_reads_no_more(foreign_receiver: tuple[subprocess.Popen[str], NcclSender]) -> None:
+def test_a_sender_that_is_closed_reads_no_more(foreign_receiver: tuple[ForkedProgram, NcclSender]) -> None:
     child, sender = foreign_receiver
-    child.send_signal(signal.SIGSTOP)
+    child.process.send_signal(signal.SIGSTOP)
     deadline_s = time.monotonic() + 30
     while sender.push(key_of(1), moves_of(range(8), range(8))):
         assert time.monotonic() < deadline_s
@@ -121,10 +120,10 @@ def test_a_sender_that_is_closed_reads_no_more(foreign_receiver: tuple[subproces
 
 @pytest.mark.usefixtures("endless_stalls")
 def test_a_receiver_that_is_killed_ends_the_sender(
-    foreign_receiver: tuple[subprocess.Popen[str], NcclSender],
+    foreign_receiver: tuple[ForkedProgram, NcclSender],
 ) -> None:
     child, sender = foreign_receiver  # which is of no use to any test after this one
-    child.send_signal(signal.SIGKILL)
+    child.process.send_signal(signal.SIGKILL)
     with pytest.raises(TransferFailed):
         push_until(sender, lambda _: False)
     assert not sender.is_reading(key_of(1))
@@ -143,9 +142,9 @@ def test_two_processes_send_and_one_is_killed_and_one_frozen(target: Target, mon
         assert target.is_untouched(*range(8, 24))
         num_refused = target.receiver.num_refused
         target.until(lambda: target.receiver.num_refused > num_refused + 20)
-        busy.send_signal(signal.SIGKILL)
+        busy.process.send_signal(signal.SIGKILL)
         target.until(lambda: target.receiver.num_pairs == 1)
-        idle.send_signal(signal.SIGSTOP)
+        idle.process.send_signal(signal.SIGSTOP)
         target.until(lambda: target.receiver.num_pairs == 0)
     target.expect(3, [3])
     target.push(target.sender(), 3, moves_of([3], [3]))
@@ -164,4 +163,4 @@ def test_the_main_thread_takes_the_pairs_with_it() -> None:
         "    receiver.poll()\n"
     )
     with program(source) as child:
-        assert child.wait(timeout=60) == 0
+        assert child.process.wait(timeout=60) == 0
