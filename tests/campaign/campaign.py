@@ -78,7 +78,8 @@ async def _run_faults(
         if gap := checks.long_gap(asked):
             timeline.note(gap)
 
-    load, growth = Load(entries, session, deployment.url, settings.seed, done), Growth()
+    load = Load(entries, session, deployment.url, settings.seed, done)
+    growth = Growth(timeline.footprints)
     load.start(settings.num_clients)
     watching = _watching(deployment, injector, load, growth, settings.stall_s, timeline)
     await asyncio.sleep(_WARM_UP_S)

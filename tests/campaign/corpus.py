@@ -21,7 +21,11 @@ MAX_CHOICES = 3
 _MAX_PROMPT = 600
 _VOCABULARY = 316
 _STOP_LENGTH = 3
-_REGEX = "([a-z]{3} [0-9]{2}[,;]){20}"
+_STRUCTURES: tuple[Body, ...] = (
+    {"regex": "([a-z]{3} [0-9]{2}[,;]){20}"},
+    {"json": {"type": "array", "items": {"enum": ["north", "north-east", 7, None]}, "minItems": 12, "maxItems": 40}},
+    {"grammar": 'root ::= pair{16,40}\npair ::= "(" [a-z]+ "=" [0-9]{2} ")" | "(" pair pair ")"'},
+)
 
 
 @dataclass(slots=True)
@@ -60,7 +64,7 @@ async def make_corpus(settings: CampaignSettings, session: aiohttp.ClientSession
     rng = random.Random(f"corpus {settings.seed}")
     entries = []
     for number in range(settings.num_requests):
-        body = make_body(rng, settings.max_tokens)
+        body = make_body(rng, settings.max_tokens, settings.structured)
         choices = await ask(session, url, body)
         if number % 5 == 4 and (stop := _stop_in(choices[0].text)):
             body["stop"] = [stop]
@@ -69,8 +73,8 @@ async def make_corpus(settings: CampaignSettings, session: aiohttp.ClientSession
     return entries
 
 
-def make_body(rng: random.Random, max_tokens: int) -> Body:
-    """A request as its fields."""
+def make_body(rng: random.Random, max_tokens: int, structured: float) -> Body:
+    """A request as its fields; with a structure in this share of calls."""
     length = round(2 ** rng.uniform(1, 9.2))
     body: Body = {
         "model": MODEL_NAME,
@@ -87,8 +91,8 @@ def make_body(rng: random.Random, max_tokens: int) -> Body:
             body |= {"top_p": 0.9, "frequency_penalty": 0.4}
     if rng.random() < 0.3:
         body["logprobs"] = rng.choice((0, 2))
-    if rng.random() < 0.08:
-        body |= {"structured_outputs": {"regex": _REGEX}, "ignore_eos": False}
+    if rng.random() < structured:
+        body |= {"structured_outputs": rng.choice(_STRUCTURES), "ignore_eos": False}
     return body
 
 

@@ -195,14 +195,17 @@ class Deployment:
     def _spawn(self, member: Member) -> None:
         member.num_lives += 1
         settings = self._settings
-        command = [NODE_SCRIPT, member.role, str(member.peer.port), str(settings.step_s)]
+        program = "mixed" if settings.is_mixed else member.role
+        command = [NODE_SCRIPT, program, str(member.peer.port), str(settings.step_s)]
         command += [str(self._model), "--router", f"tcp://127.0.0.1:{member.control.port}", "--port", str(member.port)]
         command += ["--node-id", member.name, "--num-threads", "1", "--batch-invariant", "--dtype", settings.dtype]
+        command += ["--kv-cache-dtype", settings.kv_cache_dtype]
+        command += ["--role", member.role] * settings.is_mixed
         command += ["--tensor-parallel-size", str(settings.num_ranks)]
         command += ["--kv-transport", settings.transport, "--num-blocks", str(_NUM_BLOCKS[member.role])]
         command += ["--device", "cpu"]
         name = f"{member.name}-life-{member.num_lives}"
-        member.node = Node(member.role, name, command, settings.folder, self._start)
+        member.node = Node("decode" if settings.is_mixed else member.role, name, command, settings.folder, self._start)
 
     async def _watch(self, member: Member) -> None:
         while True:

@@ -1,7 +1,10 @@
 """Whether programs grow: their files, threads and memory, looked at every few seconds over each life.
 
-A life that is long enough is judged by its own middle: the median of its last third may not be above that of its second
-third by more than a little. The first third is left out, because tables and pools fill then.
+A life that is long enough is judged by its own later two thirds, because tables and pools fill in the first: the
+median of its last third may not be above that of its second by more than a little. A life that is longer still is
+judged by its slope too, which finds what grows too slowly for that: the median of the slopes between the means of ten
+equal parts (Theil and Sen), so that what was held for a moment counts for nothing. Each look is a line of
+`footprints.csv`.
 """
 
 from __future__ import annotations
@@ -10,7 +13,10 @@ import asyncio
 import contextlib
 import statistics
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+from itertools import combinations
+from typing import TextIO
 
 import psutil
 
@@ -19,7 +25,11 @@ from tests.campaign.deployment import Deployment, Footprint
 _LOOK_S = 2.0
 MIN_LIFE_S = 240.0
 """A shorter life is not judged."""
+MIN_SLOPE_LIFE_S = 1_800.0
+"""The slope of a shorter life is told and not judged."""
 _MORE_FILES, _MORE_THREADS, _MORE_BYTES = 8, 2, 16 * 2**20
+_FILES_PER_HOUR, _THREADS_PER_HOUR, _BYTES_PER_HOUR = 4.0, 1.0, 8.0 * 2**20
+_PARTS = 10
 
 
 @dataclass(slots=True)
@@ -32,10 +42,11 @@ class _Life:
 
 
 class Growth:
-    """See the module."""
+    """See the module. `file` gets a line for each look."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: TextIO | None = None) -> None:
         self._lives: dict[tuple[str, int], _Life] = {}
+        self._file = file
 
     async def watch(self, deployment: Deployment) -> None:
         """Look at every program that is ready until cancelled."""
@@ -50,6 +61,8 @@ class Growth:
         life = self._lives.setdefault((name, pid), _Life(name))
         life.moments_s.append(now_s)
         life.footprints.append(footprint)
+        if self._file is not None:
+            self._file.write(f"{name},{pid},{now_s:.1f},{','.join(map(str, astuple(footprint)))}\n")
 
     def judged(self) -> tuple[list[str], list[str]]:
         """(a line for each life that was long enough, those that grew too much)."""
@@ -60,13 +73,37 @@ class Growth:
             third = len(life.footprints) // 3
             before, after = (_medians(part) for part in (life.footprints[third : 2 * third], life.footprints[-third:]))
             files, threads, num_bytes = (now - then for now, then in zip(after, before, strict=True))
+            slopes = _slopes_per_hour(life.moments_s[third:], life.footprints[third:])
             held = f"{after[0]:g} files, {after[1]:g} threads, {after[2] / 2**20:.1f} MiB"
             more = f"{files:+g} files, {threads:+g} threads, {num_bytes / 2**20:+.2f} MiB"
+            hourly = f"{slopes[0]:+.2f} files, {slopes[1]:+.2f} threads, {slopes[2] / 2**20:+.2f} MiB"
             line = f"{life.name}, {lasted_s / 60:.1f} minutes: {held}; last third against the one before: {more}"
+            line += f"; an hour: {hourly}"
             lines.append(line)
-            if files > _MORE_FILES or threads > _MORE_THREADS or num_bytes > _MORE_BYTES:
+            is_more = files > _MORE_FILES or threads > _MORE_THREADS or num_bytes > _MORE_BYTES
+            bounds = (_FILES_PER_HOUR, _THREADS_PER_HOUR, _BYTES_PER_HOUR)
+            is_steep = any(slope > bound for slope, bound in zip(slopes, bounds, strict=True))
+            if is_more or (is_steep and lasted_s >= MIN_SLOPE_LIFE_S):
                 grown.append(f"it grows: {line}")
         return lines, grown
+
+
+def _slopes_per_hour(moments_s: Sequence[float], footprints: Sequence[Footprint]) -> tuple[float, float, float]:
+    """(files, threads, bytes) that come in an hour."""
+    size = len(moments_s) // _PARTS
+    parts = [slice(number * size, (number + 1) * size) for number in range(_PARTS)]
+    times_s = [statistics.mean(moments_s[part]) for part in parts]
+    held = [astuple(each) for each in footprints]
+    columns = [[statistics.mean(row[column] for row in held[part]) for part in parts] for column in range(3)]
+    files, threads, num_bytes = (
+        3_600
+        * statistics.median(
+            (values[late] - values[early]) / (times_s[late] - times_s[early])
+            for early, late in combinations(range(_PARTS), 2)
+        )
+        for values in columns
+    )
+    return files, threads, num_bytes
 
 
 def _medians(footprints: list[Footprint]) -> tuple[float, float, float]:

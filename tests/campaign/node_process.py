@@ -1,8 +1,8 @@
 """A real node of a campaign: `node_process.py ROLE PROXY_PORT STEP_S MODEL FLAG...`.
 
-Three things differ from `python -m prefill_node` and `decode_node`. It tells its peers the port of a proxy in place of
-the port that it listens on (`--port`), and a step takes at least `STEP_S`, so that streams of a tiny model last long
-enough for faults to hit them. And it aborts when it computes the prompt of `tests.campaign.poison`.
+Three things differ from `python -m prefill_node`, `decode_node` and `mixed_node`. It tells its peers the port of a
+proxy in place of the port that it listens on (`--port`), and a step takes at least `STEP_S`, so that streams of a tiny
+model last long enough for faults to hit them. And it aborts when it computes the prompt of `tests.campaign.poison`.
 """
 
 from __future__ import annotations

@@ -17,13 +17,15 @@ _SHOWN_LINES = 40
 
 
 class Timeline:
-    """Lines with the seconds since the campaign began, in a file and, the last of them, with each finding."""
+    """Lines with the seconds since the campaign began, in a file and, the last of them, with each finding. `footprints`
+    is the file beside it for what programs hold."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.findings: list[str] = []
         self._begun_s = time.monotonic()
         self._file = (folder / "timeline.txt").open("w", buffering=1)
+        self.footprints = (folder / "footprints.csv").open("w", buffering=1)
         self._lines: list[str] = []
 
     def note(self, text: str) -> None:
@@ -40,8 +42,9 @@ class Timeline:
         tell(f"FOUND after {time.monotonic() - self._begun_s:.1f} s: {text}")
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         self._file.close()
+        self.footprints.close()
 
 
 def tell(text: str) -> None:

@@ -47,8 +47,9 @@ class CampaignSettings:
 
     `step_s`: how long a step of a node takes at least, so that streams last long enough to be hit. `stall_s`: for how
     long a stream may make no progress while the router runs. `longest_s`: no fault lasts longer. `num_ranks`: of each
-    node. `has_real_starts`: programs are started as users do, in place of being forked from one that has done the
-    imports.
+    node. `structured`: which share of requests has a grammar, a schema or a regular expression. `is_mixed`: nodes do
+    any leg, and prefer that of their name. `has_real_starts`: programs are started as users do, in place of being
+    forked from one that has done the imports.
     """
 
     num_faults: int
@@ -59,6 +60,9 @@ class CampaignSettings:
     num_ranks: int
     transport: str
     dtype: str
+    kv_cache_dtype: str
+    structured: float
+    is_mixed: bool
     num_clients: int
     num_requests: int
     step_s: float
@@ -79,15 +83,16 @@ class CampaignSettings:
     @property
     def command(self) -> str:
         """The command that replays this campaign."""
+        switches = [" --mixed"] * self.is_mixed + [" --real-starts"] * self.has_real_starts
         return (
             f"python -m tests.campaign --faults {self.num_faults} --minutes {self.minutes:g} --seed {self.seed}"
             f" --layout {self.num_prefill}P{self.num_decode}D --tensor-parallel-size {self.num_ranks}"
             f" --transport {self.transport}"
-            f" --dtype {self.dtype} --clients {self.num_clients} --requests {self.num_requests}"
+            f" --dtype {self.dtype} --kv-cache-dtype {self.kv_cache_dtype} --structured {self.structured:g}"
+            f" --clients {self.num_clients} --requests {self.num_requests}"
             f" --step-ms {self.step_s * 1e3:g} --stall-s {self.stall_s:g} --longest-s {self.longest_s:g}"
             f" --max-tokens {self.max_tokens} --max-attempts {self.max_attempts} --kinds {','.join(self.kinds)}"
-            + " --real-starts"
-            * self.has_real_starts
+            f"{''.join(switches)}"
         )
 
 
@@ -101,6 +106,9 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks of each node")
     parser.add_argument("--transport", default="shm", choices=("auto", "shm", "zmq", "nixl"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
+    parser.add_argument("--structured", type=float, default=0.08, help="share of requests with a structure")
+    parser.add_argument("--mixed", action="store_true", help="nodes do any leg, and prefer that of their name")
     parser.add_argument("--clients", type=int, default=8, help="requests that are open at any time")
     parser.add_argument("--requests", type=int, default=20, help="different requests; each has its reference")
     parser.add_argument("--step-ms", type=float, default=15.0, help="how long a step takes at least")
@@ -129,6 +137,9 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         num_ranks=flags.tensor_parallel_size,
         transport=flags.transport,
         dtype=flags.dtype,
+        kv_cache_dtype=flags.kv_cache_dtype,
+        structured=flags.structured,
+        is_mixed=flags.mixed,
         num_clients=flags.clients,
         num_requests=flags.requests,
         step_s=flags.step_ms / 1e3,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.campaign.deployment import Footprint
-from tests.campaign.growth import MIN_LIFE_S, Growth
+from tests.campaign.growth import MIN_LIFE_S, MIN_SLOPE_LIFE_S, Growth
 
 
 def judged(footprints: list[Footprint], lasts_s: float = 2 * MIN_LIFE_S) -> tuple[list[str], list[str]]:
@@ -26,6 +26,14 @@ def test_what_grows_to_the_end_is_found(files: float, threads: float, mib: float
     footprints = [Footprint(int(20 + files * n), int(8 + threads * n), int((200 + mib * n) * 2**20)) for n in moments]
     lines, grown = judged(footprints)
     assert len(lines) == 1
+    assert bool(grown) == is_found
+
+
+@pytest.mark.parametrize(("lasts_s", "is_found"), [(MIN_SLOPE_LIFE_S, True), (MIN_SLOPE_LIFE_S - 1, False)])
+def test_what_grows_slowly_is_found_in_a_life_of_half_an_hour(lasts_s: float, is_found: bool) -> None:
+    footprints = [Footprint(20, 8, 200 * 2**20 + n * 2**17 + 2**24 * (n % 7 == 3)) for n in range(60)]
+    lines, grown = judged(footprints, lasts_s)
+    assert "an hour: +0.00 files, +0.00 threads, +1" in lines[0]
     assert bool(grown) == is_found
 
 

@@ -18,7 +18,21 @@ def test_the_same_seed_plans_the_same_faults_and_another_others() -> None:
 
 
 def test_the_command_of_a_campaign_plans_it_again() -> None:
-    settings = parse(["--faults", "20", "--longest-s", "3", "--kinds", "kill,freeze", "--seed", "9"])
+    settings = parse(
+        [
+            "--faults",
+            "20",
+            "--longest-s",
+            "3",
+            "--kinds",
+            "kill,freeze",
+            "--seed",
+            "9",
+            "--mixed",
+            "--structured",
+            "0.5",
+        ]
+    )
     again = parse(settings.command.split()[3:])
     assert again == settings
     assert all(fault.lasts_s <= 3 for fault in plan(settings, has_private_shm=True))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -23,6 +24,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llm(checkpoint: Path) -> LLM:
     return LLM(str(checkpoint), num_threads=1, num_blocks=64)
+
+
+def test_what_loading_has_freed_is_given_back_once_the_weights_are_there(checkpoint: Path) -> None:
+    with mock.patch("engine.model_share.return_freed_memory") as given_back:
+        LLM(str(checkpoint), num_threads=1, num_blocks=4)
+    given_back.assert_called_once_with()
 
 
 def test_a_batch_equals_transformers_prompt_by_prompt(checkpoint: Path, llm: LLM) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -18,6 +19,29 @@ def test_an_error_is_one_line_and_a_status(capsys: pytest.CaptureFixture[str]) -
 
     assert report_errors(run) == 1
     assert capsys.readouterr().err == "error: --port 1 is taken\n"
+
+
+_START = """
+import psutil
+from program.process import keep_freed_memory, return_freed_memory
+def held():
+    return psutil.Process().memory_info().rss >> 20
+keep_freed_memory()
+before = held()
+def need_more_than_the_program_will():
+    return [bytearray(b"x") * 2**20 for _ in range(64)]
+need_more_than_the_program_will()
+kept = held() - before
+return_freed_memory()
+print(kept, held() - before)
+"""
+
+
+def test_what_a_start_has_freed_is_kept_until_it_is_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", _START], capture_output=True, text=True, check=True, timeout=60)
+    kept_mib, left_mib = map(int, done.stdout.split())
+    assert kept_mib > 48
+    assert left_mib < 16
 
 
 def _record(message: str, *arguments: object, **members: object) -> logging.LogRecord:

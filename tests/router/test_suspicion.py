@@ -109,6 +109,29 @@ async def test_confined_requests_begin_one_at_a_time_so_that_innocent_ones_do_no
         await rig.settle()
 
 
+async def test_a_request_that_is_confined_no_longer_begins_once_although_it_had_waited_for_its_turn() -> None:
+    async with relaying(MANY) as rig:
+        nodes = [await rig.join(DECODE, node_id="d0")]
+        calls = [rig.call() for _ in range(2)]
+        for name in ("d1", "other"):
+            for _ in calls:
+                await nodes[-1].expect(Decode)
+            nodes.append(await rig.join(DECODE, node_id=name))
+            await lost(rig, DECODE, nodes[-2])
+        first = await rig.join(DECODE, node_id="d0")
+        confined = await first.expect(Decode)
+        not_dead = await rig.join(DECODE, node_id="d1", epoch=nodes[1].hello.epoch)
+        node, freed = await one_of([first, not_dead, nodes[-1]], Decode)
+        first.emit(confined, [1], 0)  # now it is the turn of whoever waits
+        await rig.has_heard(first)
+        await asyncio.sleep(0)
+        first.emit(confined, [2], 1, finish="stop")
+        node.emit(freed, [1, 2], 0, finish="stop")
+        assert [await call.result() for call in calls] == [[1, 2], [1, 2]]
+        assert not any(each.has(Decode) for each in (first, not_dead, nodes[-1])), "it began twice"
+        await rig.settle()
+
+
 async def test_when_the_nodes_it_was_lost_with_do_not_come_back_a_request_goes_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

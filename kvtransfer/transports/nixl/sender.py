@@ -1,6 +1,11 @@
 """P's side of the nixl transport: one agent for the node, and a sender for each receiver.
 
-Owns the writes in flight, by number and by handoff, and the bounds of them.
+Owns the writes in flight, by number and by handoff, and the bounds of them and of the connections of one agent.
+
+A connection between two agents leaves a socket at both when nixl closes it: UCX keeps the peer's half, and the peer is
+not told. It goes when one of the two agents ends, so nodes that come and go leave nothing, and a peer that connects
+again and again to the same life leaves one each time. Whoever connects after `_MAX_CONNECTS` has to ask again: the
+agent begins no write then, ends when it has none in flight, and the next one begins without any connection.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ _MAX_UNDER_WAY_BYTES = 2**28
 _MAX_UNDER_WAY = 64
 _MAX_BLOCKS_PER_WRITE = 1024
 _CLOSE_S = 2.0
+_MAX_CONNECTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class NixlSenders:
         self._senders: dict[int, NixlSender] = {}
         self._in_flight: dict[int, _Pushed] = {}
         self._num_bytes = 0
+        self._num_connects = 0
+        self._is_worn = False
         self._next_peer_id = 0
         self._next_write_id = 0
 
@@ -78,8 +86,9 @@ class NixlSenders:
 
         Raises `TransferFailed` when that is not the endpoint of such a pool, or while one of the agents starts again.
         """
+        self._is_worn = self._num_connects >= _MAX_CONNECTS
         self.poll()
-        if self._agent.ready is None:
+        if self._agent.ready is None or self._is_worn:
             raise TransferFailed("this node's nixl agent is starting again")
         if not endpoint.details:
             raise TransferFailed("the peer's nixl agent is starting again")
@@ -89,6 +98,7 @@ class NixlSenders:
             raise TransferFailed(f"the peer's endpoint does not decode: {error}") from None
         if details.num_bytes != num_target_blocks * self.block_bytes:
             raise TransferFailed("the peer's endpoint does not have the size of its pool")
+        self._num_connects += 1
         self._next_peer_id = (self._next_peer_id + 1) % 2**32
         sender = NixlSender(self, self._next_peer_id, num_target_blocks, self._agent.ready.process)
         self._senders[sender.peer_id] = sender
@@ -102,11 +112,13 @@ class NixlSenders:
                 self._write_ended(report)
             elif isinstance(report, PeerEnded):
                 self._peer_ended(report)
-        if any(sender.is_overdue for sender in self._senders.values()):
+        is_drained = self._is_worn and not self._in_flight
+        if is_drained or any(sender.is_overdue for sender in self._senders.values()):
             # a write that does not end can only be ended with its process: every sender begins anew
             self._agent.kill()
         if self._agent.num_lives_ended > self._num_lives_ended:
             self._num_lives_ended = self._agent.num_lives_ended
+            self._num_connects, self._is_worn = 0, False
             self._fail_all("the nixl agent of this node ended")
 
     def close(self) -> None:
@@ -120,6 +132,7 @@ class NixlSenders:
             len(self._in_flight) < _MAX_UNDER_WAY
             and self._num_bytes < _MAX_UNDER_WAY_BYTES
             and self._agent.num_waiting_bytes == 0
+            and not self._is_worn
         )
 
     def write(self, sender: NixlSender, key: RequestKey, moves: Sequence[Move]) -> None:

@@ -94,7 +94,12 @@ class AtAgents(Liars):
         self._pair = NixlPair(self._BLOCKS, self._BLOCK_BYTES)
         self._sender = self._pair.open()
         self._forge = Forge(NOTICES, self.chance)
-        self._num_crashes = 0
+        self._num_ended = 0
+
+    @property
+    def _num_lives_ended(self) -> int:
+        """Agents that crashed, and those that were replaced because they had connected so often."""
+        return self._pair.receiver._agent.num_lives_ended + self._pair.senders._agent.num_lives_ended
 
     @property
     def num_crashes(self) -> int:
@@ -124,7 +129,11 @@ class AtAgents(Liars):
             chance.choice((details.memory, details.memory, "VRAM", "x")),
             chance.choice((0, 0, 1023)),
         )
-        stranger = self._pair.senders.open(Endpoint("nixl", name, DETAILS.encode(lied)), self._BLOCKS)
+        try:
+            stranger = self._pair.senders.open(Endpoint("nixl", name, DETAILS.encode(lied)), self._BLOCKS)
+        except TransferFailed as error:
+            self.refused[str(error)] += 1
+            return
         for _ in range(5):
             time.sleep(0.001)
             self.timed(self._pair.senders.poll)
@@ -156,13 +165,13 @@ class AtAgents(Liars):
         try:
             assert pair.push(self._sender, pair.expect(moves), moves) == 4
         except TransferFailed as error:
-            if self.num_crashes == self._num_crashes:
+            if self._num_lives_ended == self._num_ended:
                 raise AssertionError(f"a good handoff failed although both agents live: {error}") from None
             self.refused["a good sender had to connect anew, because an agent had ended"] += 1
             self._sender.close()
             self._sender = pair.open()
             assert pair.push(self._sender, pair.expect(moves), moves) == 4
-        self._num_crashes = self.num_crashes
+        self._num_ended = self._num_lives_ended
         assert (pair.target[4:8] == pair.source[:4]).all()
         assert not pair.target[:4].any(), "a block that nobody granted was written"
         assert not pair.target[8:].any(), "a block that nobody granted was written"

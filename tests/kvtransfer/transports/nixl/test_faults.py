@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from kvtransfer.messages import ProcessIdentity
 from kvtransfer.process_identity import is_gone
 from kvtransfer.transports.base import Move
 from kvtransfer.transports.nixl import process
+from kvtransfer.transports.nixl import sender as sender_module
 from program.child import Child
 from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of
 from wire.errors import TransferFailed
@@ -125,6 +127,30 @@ def test_a_receiver_that_stands_still_is_given_up_and_fenced(pair: NixlPair) -> 
     assert pair.receiver.endpoint.details == b""
     assert pair.receiver.fence()
     assert pair.receiver.num_crashes == num_crashes
+
+
+def test_an_agent_that_has_connected_very_often_is_replaced_when_it_writes_nothing(
+    pair: NixlPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender_module, "_MAX_CONNECTS", pair.senders._num_connects + 6)
+    moves, num_crashes = moves_of([0], [0]), pair.senders.num_crashes
+    num_sockets, writer = num_sockets_of(pair), pair.senders.process
+    for _ in range(6):
+        sender = pair.open()
+        assert pair.push(sender, pair.expect(moves), moves) == 1
+        sender.close()
+    assert pair.senders.process == writer
+    assert num_sockets_of(pair) > num_sockets, "if UCX closes them, the bound is not needed any more"
+    with pytest.raises(TransferFailed):
+        pair.open()
+    pair.wait_until(lambda: pair.senders.process not in (None, writer))
+    assert num_sockets_of(pair) <= num_sockets
+    assert pair.senders.num_crashes == num_crashes
+
+
+def num_sockets_of(pair: NixlPair) -> int:
+    """Of the senders' agent."""
+    return len(psutil.Process(pid_of(pair.senders.process)).net_connections("tcp"))
 
 
 def test_an_agent_does_not_outlive_its_node() -> None:
