@@ -189,7 +189,13 @@ class Grammars:
     def _submit(self, call: Callable[..., _Result], *arguments: Grammar) -> Future[_Result]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_NUM_THREADS, "grammars")
-        return self._threads.submit(call, *arguments)
+        try:
+            return self._threads.submit(call, *arguments)
+        except RuntimeError as error:  # the system has no thread for it; one that starts later does it in vain
+            _log.warning("a grammar could not be compiled: %s", error)
+            failed: Future[_Result] = Future()
+            failed.set_exception(RequestFailed(OUT_OF_RESOURCES))
+            return failed
 
     def _load_early(self) -> None:
         with contextlib.suppress(BatonError):

@@ -3,10 +3,14 @@
 Every answer that is not a success has the body `{"error": {"message", "type", "param", "code"}}`. The codes come from
 `wire.errors` and never change. Invariant: an error that is not the client's mistake shows no internal detail, because
 its message may name addresses, files or other requests.
+
+What the system has refused (memory, a thread, a descriptor) is no failure of this program: it is answered like a full
+queue, since there may be room again.
 """
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +87,9 @@ _HTTP_LAYER: dict[int, tuple[str, str, str]] = {
     503: (UNAVAILABLE, "overloaded", "the server cannot take this request now: try again later"),
 }
 
+_NO_THREAD = "can't start new thread"  # CPython has no class for it
+_NO_ROOM = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+
 
 def status_of(error: Exception) -> int:
     """The HTTP status that answers `error`; 500 for what Baton did not raise on purpose."""
@@ -91,6 +98,7 @@ def status_of(error: Exception) -> int:
 
 def error_body(error: Exception) -> dict[str, Any]:
     """The envelope that answers `error`."""
+    error = _known(error)
     http = _http_of(error)
     if not isinstance(error, BatonError) or not http.shows_message:
         return envelope("the server failed to handle this request", SERVER, None, BatonError.code)
@@ -100,6 +108,7 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 def retry_after(error: Exception) -> str | None:
     """The value of the Retry-After header in seconds, None when the answer carries none."""
+    error = _known(error)
     return str(max(1, error.retry_after_s)) if isinstance(error, Overloaded) else None
 
 
@@ -117,6 +126,14 @@ def envelope(message: str, error_type: str, param: str | None, code: str | None)
     return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
 
 
+def _known(error: Exception) -> Exception:
+    """`Overloaded` for what the system has refused; any other error as it is."""
+    is_refused = isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == _NO_THREAD)
+    if is_refused or (isinstance(error, OSError) and error.errno in _NO_ROOM):
+        return Overloaded("the server has no memory, thread or file left for this request now: try again later")
+    return error
+
+
 def _http_of(error: Exception) -> HttpError:
     # the nearest ancestor in the table, so that a class which is not listed is answered like its parent
-    return next((HTTP_OF[kind] for kind in type(error).__mro__ if kind in HTTP_OF), _INTERNAL)
+    return next((HTTP_OF[kind] for kind in type(_known(error)).__mro__ if kind in HTTP_OF), _INTERNAL)

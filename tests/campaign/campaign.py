@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 import aiohttp
 
 from tests.campaign import checks, private_shm, report
+from tests.campaign.clocks import compile_liar
 from tests.campaign.corpus import make_corpus
 from tests.campaign.deployment import Deployment
 from tests.campaign.faults import Injector
@@ -129,4 +131,7 @@ def _make_model(settings: CampaignSettings) -> Path:
 def main(settings: CampaignSettings) -> int:
     """The exit status: 0 if nothing was found."""
     has_private_shm = private_shm.mount()
+    if settings.clocks_lie:
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        os.environ["LD_PRELOAD"] = str(compile_liar(settings.folder))  # this process has its libraries already
     return 1 if asyncio.run(run(settings, has_private_shm=has_private_shm)) else 0

@@ -61,6 +61,8 @@ def excuse(
         if each.begun_s <= ended_s and until_s >= asked.begun_s:
             if each.fault.kind == "router-kill":
                 return f"router killed (#{each.fault.number})"
+            if each.fault.kind == "router-memory":
+                return f"router without memory (#{each.fault.number})"
             if each.fault.kind == "router-freeze" and each.fault.lasts_s > ROUTER_SILENT_S:
                 return f"router frozen (for {each.fault.lasts_s:.1f} s, #{each.fault.number})"
     return ""
@@ -69,7 +71,7 @@ def excuse(
 def _without_journal(asked: Asked, happened: Iterable[Happened]) -> str:
     for each in happened:
         ended_s = each.ended_s or time.monotonic()
-        if each.fault.kind == "router-disk-full" and ended_s > asked.begun_s:
+        if each.fault.kind in ("router-disk-full", "router-memory") and ended_s > asked.begun_s:
             return f"no room for its journal (#{each.fault.number})"
     return ""
 

@@ -59,7 +59,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a process holds: files, threads and memory."""
+    """What a process holds: files, threads, and memory of its own, which is what is resident without segments and files
+    that are mapped: a prefill node maps the pools of the decode nodes that it is connected with."""
 
     num_files: int
     num_threads: int
@@ -69,7 +70,8 @@ class Footprint:
     def of(pid: int) -> Footprint:
         """Of a process now. Raises `psutil.Error`."""
         process = psutil.Process(pid)
-        return Footprint(process.num_fds(), process.num_threads(), process.memory_info().rss)
+        memory = process.memory_info()
+        return Footprint(process.num_fds(), process.num_threads(), memory.rss - memory.shared)
 
     def __str__(self) -> str:
         return f"{self.num_files} files, {self.num_threads} threads, {self.num_bytes >> 20} MiB"

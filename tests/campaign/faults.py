@@ -19,7 +19,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from tests.campaign import poison
+from tests.campaign import poison, thread_limit
 from tests.campaign.deployment import Deployment, Member, kill, send, until
 from tests.campaign.proxy import DOWN, UP, LinkProxy
 from tests.campaign.schedule import Fault
@@ -105,6 +105,13 @@ class Injector:
             await until(lambda: self._deployment.router is not router and bool(self._deployment.router.ready), _DRAIN_S)
         elif fault.kind == "router-disk-full":
             await _limit(router, resource.RLIMIT_FSIZE, lambda process: 0, fault.lasts_s)
+        elif fault.kind == "router-memory":
+            self._deployment.is_router_meant_to_end = True  # it may
+            await _limit(router, *_TAKEN["memory"], fault.lasts_s)
+            await asyncio.sleep(_EXCUSED_S)
+            self._deployment.is_router_meant_to_end = False
+        elif fault.kind == "router-threads":
+            await _take_threads(router, fault.lasts_s)
         else:
             await _stop_for(router, fault.lasts_s, 1.0 if fault.kind == "router-freeze" else fault.strength)
 
@@ -127,6 +134,9 @@ class Injector:
                     await _stop_for(member.running, fault.lasts_s, share)
             case "descriptors" | "memory" | "disk-full":
                 await self._take(fault.kind, member, fault.lasts_s)
+            case "threads":
+                if member.running is not None and member.is_ready:
+                    await _take_threads(member.running, fault.lasts_s)
             case "shm-full":
                 await self._fill_shm(member, fault.lasts_s)
             case "kill-rank":
@@ -282,6 +292,11 @@ async def _limit(program: Program, kind: int, now: Callable[[psutil.Process], in
             if program.is_running:
                 for each in (process, *process.children(recursive=True)):
                     resource.prlimit(each.pid, kind, (soft, hard))
+
+
+async def _take_threads(program: Program, lasts_s: float) -> None:
+    with contextlib.suppress(OSError), thread_limit.no_more_threads(program.process.pid):
+        await asyncio.sleep(lasts_s)
 
 
 async def _stop_for(program: Program, lasts_s: float, share: float) -> None:

@@ -29,6 +29,8 @@ MIN_SLOPE_LIFE_S = 1_800.0
 """The slope of a shorter life is told and not judged."""
 _MORE_FILES, _MORE_THREADS, _MORE_BYTES = 8, 2, 16 * 2**20
 _FILES_PER_HOUR, _THREADS_PER_HOUR, _BYTES_PER_HOUR = 4.0, 1.0, 8.0 * 2**20
+_NOISE = (6.0, 1.0, 4.0 * 2**20)
+"""By no more than this does a slope matter: connections and tasks of one moment are no growth."""
 _PARTS = 10
 
 
@@ -81,9 +83,7 @@ class Growth:
             line += f"; an hour: {hourly}"
             lines.append(line)
             is_more = files > _MORE_FILES or threads > _MORE_THREADS or num_bytes > _MORE_BYTES
-            bounds = (_FILES_PER_HOUR, _THREADS_PER_HOUR, _BYTES_PER_HOUR)
-            is_steep = any(slope > bound for slope, bound in zip(slopes, bounds, strict=True))
-            if is_more or (is_steep and lasted_s >= MIN_SLOPE_LIFE_S):
+            if is_more or (lasted_s >= MIN_SLOPE_LIFE_S and _is_steep(slopes, lasted_s * 2 / 3)):
                 grown.append(f"it grows: {line}")
         return lines, grown
 
@@ -104,6 +104,11 @@ def _slopes_per_hour(moments_s: Sequence[float], footprints: Sequence[Footprint]
         for values in columns
     )
     return files, threads, num_bytes
+
+
+def _is_steep(slopes: tuple[float, float, float], over_s: float) -> bool:
+    bounds = zip(slopes, (_FILES_PER_HOUR, _THREADS_PER_HOUR, _BYTES_PER_HOUR), _NOISE, strict=True)
+    return any(slope > bound and slope * over_s / 3_600 > noise for slope, bound, noise in bounds)
 
 
 def _medians(footprints: list[Footprint]) -> tuple[float, float, float]:

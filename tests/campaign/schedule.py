@@ -20,12 +20,13 @@ just that. So an error outside of those is a finding.
 | descriptors | the soft limit of open files is what is open now; the node lives |
 | disk-full | no file may grow: logs, journals, segments of shared memory |
 | memory | the address space may not grow; a node may die of it |
+| threads | the node gets no more threads and no more children; it lives |
 | shm-full | /dev/shm has no page left, and a node is killed and started again meanwhile |
 | kill-agent | SIGKILL for the NIXL agent of a node |
 | kill-rank | SIGKILL for a rank of a node; the node ends, and is started again after `lasts_s` |
 | freeze-rank | SIGSTOP for a rank, and SIGCONT after `lasts_s`; the node may end of it |
 | poison | a request comes of which every node dies that computes it |
-| router-... | the same to the router; a killed one is started again at once |
+| router-... | the same to the router; one that was killed, or died of having no memory, is started again at once |
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import math
 import random
 from dataclasses import dataclass
 
+from tests.campaign import thread_limit
 from tests.campaign.settings import CampaignSettings
 
 _WEIGHTS = {
@@ -52,6 +54,7 @@ _WEIGHTS = {
     "descriptors": 4,
     "disk-full": 4,
     "memory": 3,
+    "threads": 4,
     "shm-full": 2,
     "kill-agent": 6,
     "kill-rank": 12,
@@ -61,6 +64,8 @@ _WEIGHTS = {
     "router-freeze": 3,
     "router-slow": 2,
     "router-disk-full": 1,
+    "router-memory": 1,
+    "router-threads": 2,
 }
 _LASTS_S = {
     "kill": (0.02, 3.0),
@@ -78,6 +83,7 @@ _LASTS_S = {
     "descriptors": (1.0, 8.0),
     "disk-full": (1.0, 10.0),
     "memory": (1.0, 8.0),
+    "threads": (1.0, 8.0),
     "shm-full": (4.0, 12.0),
     "kill-agent": (0.0, 0.0),
     "kill-rank": (0.02, 3.0),
@@ -87,6 +93,8 @@ _LASTS_S = {
     "router-freeze": (0.1, 60.0),
     "router-slow": (2.0, 10.0),
     "router-disk-full": (1.0, 10.0),
+    "router-memory": (1.0, 8.0),
+    "router-threads": (1.0, 8.0),
 }
 _ON_ALL = ("kill-together", "poison")
 _ON_LINKS = ("cut", "delay", "throttle", "loss", "hole", "hole-one-way")
@@ -118,11 +126,14 @@ class Fault:
 
 
 def plan(settings: CampaignSettings, *, has_private_shm: bool) -> list[Fault]:
-    """All faults in order of their time. Without a /dev/shm of its own a campaign does not fill it."""
+    """All faults in order of their time. Without a /dev/shm of its own a campaign does not fill it. Where clocks lie no
+    router dies: the next one takes journals for older than they are."""
     rng = random.Random(f"faults {settings.seed}")
     left_out = {"shm-full"} if not has_private_shm or settings.transport == "zmq" else set()
     left_out |= {"kill-agent"} if settings.transport != "nixl" else set()
     left_out |= {"kill-rank", "freeze-rank"} if settings.num_ranks == 1 else set()
+    left_out |= set() if thread_limit.is_possible() else {"threads", "router-threads"}
+    left_out |= {"router-kill", "router-memory"} if settings.clocks_lie else set()
     left_out |= {"kill-together"} if settings.num_decode < 2 else set()
     kinds = [kind for kind in settings.kinds if kind not in left_out]
     faults: list[Fault] = []

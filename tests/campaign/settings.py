@@ -25,6 +25,7 @@ ALL_KINDS = (
     "descriptors",
     "disk-full",
     "memory",
+    "threads",
     "shm-full",
     "kill-agent",
     "kill-rank",
@@ -34,6 +35,8 @@ ALL_KINDS = (
     "router-freeze",
     "router-slow",
     "router-disk-full",
+    "router-memory",
+    "router-threads",
 )
 """Every kind of fault; `tests.campaign.schedule` says what each does."""
 _LAYOUT = re.compile(r"([1-9])P([1-9])D")
@@ -48,8 +51,8 @@ class CampaignSettings:
     `step_s`: how long a step of a node takes at least, so that streams last long enough to be hit. `stall_s`: for how
     long a stream may make no progress while the router runs. `longest_s`: no fault lasts longer. `num_ranks`: of each
     node. `structured`: which share of requests has a grammar, a schema or a regular expression. `is_mixed`: nodes do
-    any leg, and prefer that of their name. `has_real_starts`: programs are started as users do, in place of being
-    forked from one that has done the imports.
+    any leg, and prefer that of their name. `clocks_lie`: each program has a wall clock of its own, see `clocks`.
+    `has_real_starts`: programs are started as users do, in place of being forked from one that has done the imports.
     """
 
     num_faults: int
@@ -63,6 +66,7 @@ class CampaignSettings:
     kv_cache_dtype: str
     structured: float
     is_mixed: bool
+    clocks_lie: bool
     num_clients: int
     num_requests: int
     step_s: float
@@ -83,7 +87,8 @@ class CampaignSettings:
     @property
     def command(self) -> str:
         """The command that replays this campaign."""
-        switches = [" --mixed"] * self.is_mixed + [" --real-starts"] * self.has_real_starts
+        switches = [" --mixed"] * self.is_mixed + [" --clocks-lie"] * self.clocks_lie
+        switches += [" --real-starts"] * self.has_real_starts
         return (
             f"python -m tests.campaign --faults {self.num_faults} --minutes {self.minutes:g} --seed {self.seed}"
             f" --layout {self.num_prefill}P{self.num_decode}D --tensor-parallel-size {self.num_ranks}"
@@ -109,6 +114,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
     parser.add_argument("--structured", type=float, default=0.08, help="share of requests with a structure")
     parser.add_argument("--mixed", action="store_true", help="nodes do any leg, and prefer that of their name")
+    parser.add_argument("--clocks-lie", action="store_true", help="each program has a wrong wall clock")
     parser.add_argument("--clients", type=int, default=8, help="requests that are open at any time")
     parser.add_argument("--requests", type=int, default=20, help="different requests; each has its reference")
     parser.add_argument("--step-ms", type=float, default=15.0, help="how long a step takes at least")
@@ -140,6 +146,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         kv_cache_dtype=flags.kv_cache_dtype,
         structured=flags.structured,
         is_mixed=flags.mixed,
+        clocks_lie=flags.clocks_lie,
         num_clients=flags.clients,
         num_requests=flags.requests,
         step_s=flags.step_ms / 1e3,

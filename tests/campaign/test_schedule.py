@@ -31,6 +31,7 @@ def test_the_command_of_a_campaign_plans_it_again() -> None:
             "--mixed",
             "--structured",
             "0.5",
+            "--clocks-lie",
         ]
     )
     again = parse(settings.command.split()[3:])

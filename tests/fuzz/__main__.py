@@ -1,6 +1,7 @@
 """Attacks a real deployment at all its ports, while good streams run through it.
 
     python -m tests.fuzz --minutes 10 --seed 1
+    python -m tests.fuzz --minutes 10 --seed 1 --kv-transport nixl
 
 Half of the time the deployment speaks plaintext on loopback and anybody is a member; the other half it has a key for
 each role, with strangers that have none, or a wrong one, and insiders that stole those of a prefill and of a decode
@@ -126,8 +127,9 @@ class Memory:
 class Phase:
     """A deployment, and what its insiders have: settings towards the router and peers, by the role of their key."""
 
-    def __init__(self, name: str, model: Path, folder: Path, *, has_keys: bool) -> None:
+    def __init__(self, name: str, model: Path, folder: Path, kv_transport: str, *, has_keys: bool) -> None:
         self.name = name
+        self.kv_transport = kv_transport
         self.keys = folder / "keys"
         flags: dict[str, list[str]] = {role: [] for role in ROLES}
         if has_keys:
@@ -135,7 +137,7 @@ class Phase:
             write_role_keys(self.keys)
             flags = {role: ["--cluster-key", str(role_file(self.keys, role))] for role in ROLES}
         self.has_keys = has_keys
-        node_flags = ["--kv-transport", "zmq"]
+        node_flags = ["--kv-transport", kv_transport]
         self.relay = start_relay(
             model,
             folder,
@@ -167,7 +169,7 @@ class Phase:
             Frames("frames at the router", zmq.DEALER, control, stranger, TO_ROUTER, seed),
             Blocks("frames at D", data_address, stranger, seed),
             LyingNode(control, self.settings(DECODE, ROUTER), known, seed),
-            PeerFrames(data_address, self.settings(DECODE, PREFILL), known, seed),
+            PeerFrames(self.kv_transport, data_address, self.settings(DECODE, PREFILL), known, seed),
         ]
         if self.has_keys:
             to_router, to_decode = self.settings(PREFILL, ROUTER), self.settings(PREFILL, DECODE)
@@ -306,6 +308,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kv-transport", choices=("shm", "zmq", "nixl"), default="zmq")
     parser.add_argument("--only", choices=("plaintext", "keys"), help="run one of the two")
     options = parser.parse_args(arguments)
     names = [options.only] if options.only else ["plaintext", "keys"]
@@ -313,7 +316,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="baton-fuzz-") as folder:
         model = make_checkpoint(Path(folder) / "model", "llama")
         for name in names:
-            phase = Phase(name, model, Path(folder) / name, has_keys=name == "keys")
+            phase = Phase(name, model, Path(folder) / name, options.kv_transport, has_keys=name == "keys")
             try:
                 hello = sniff_hello(phase.relay, model)
                 faults += phase.run(hello, options.minutes * 60 / len(names), options.seed)

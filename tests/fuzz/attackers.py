@@ -28,6 +28,7 @@ from kvtransfer.messages import (
     Renew,
     Revoke,
 )
+from kvtransfer.transports.nixl.wire import DETAILS, PoolDetails
 from kvtransfer.transports.tcp_zmq import BlockBatch
 from tests.kvtransfer.test_wire_fuzz import Forge, odd, sealed
 from wire import links
@@ -248,11 +249,12 @@ class Frames(Attacker):
 
 
 class PeerFrames(Frames):
-    """An insider at a prefill node's port: says a right hello, and then what it likes."""
+    """An insider at a prefill node's port: says a right hello, but for its endpoint, and then what it likes."""
 
-    def __init__(self, address: str, settings: LinkSettings, known: Knowledge, seed: int) -> None:
+    def __init__(self, kv_transport: str, address: str, settings: LinkSettings, known: Knowledge, seed: int) -> None:
         super().__init__("insider at P", zmq.DEALER, known.peer_address, settings, RECEIVER_TO_SENDER, seed)
         self._known = known
+        self._kv_transport = kv_transport
         self._data_address = address
 
     def identity(self) -> bytes:
@@ -260,7 +262,8 @@ class PeerFrames(Frames):
 
     def first(self) -> list[bytes]:
         chance, hello = self.chance, self._known.hello
-        endpoint = chance.choice((Endpoint("zmq", self._data_address), Endpoint("zmq", "tcp://127.0.0.1:9")))
+        address = chance.choice((self._data_address, "tcp://127.0.0.1:9", chance.randbytes(16).hex(), "baton-0"))
+        endpoint = Endpoint(self._kv_transport, address, self._details(hello.num_blocks * hello.layout.block_bytes))
         said = PeerHello(
             node_id=chance.choice(("liar", hello.node_id)),
             epoch=chance.getrandbits(63),
@@ -273,6 +276,14 @@ class PeerFrames(Frames):
             endpoints=(endpoint,),
         )
         return [RECEIVER_TO_SENDER.encode(said)]
+
+    def _details(self, num_bytes: int) -> bytes:
+        chance = self.chance
+        if self._kv_transport != "nixl":
+            return b""
+        metadata = chance.randbytes(chance.choice((0, 8, 400)))
+        pool = PoolDetails(metadata, chance.choice((4096, 0, 2**63)), num_bytes, chance.choice(("DRAM", "VRAM")), 0)
+        return chance.choice((DETAILS.encode(pool), DETAILS.encode(pool), chance.randbytes(40), b""))
 
     def frames(self) -> list[bytes]:
         chance = self.chance

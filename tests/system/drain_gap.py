@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="checkpoint with at least 4096 positions; a tiny one by default")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--prompt-tokens", type=int, default=1000)
-    parser.add_argument("--output-tokens", type=int, default=1000)
+    parser.add_argument("--output-tokens", type=int, default=2000)
     parser.add_argument("--kv-transport", default="auto")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="drain-gap-") as folder:

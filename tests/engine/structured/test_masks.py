@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from concurrent.futures import Future
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -248,6 +249,15 @@ def test_what_a_node_could_not_compile_for_want_of_memory_it_compiles_when_it_is
 
     grammars = Grammars(load)
     for _ in range(2):
+        matcher = grammars.matcher(Grammar.regex("a"), ())
+        assert matcher.mask() is None
+        assert matcher.error == OUT_OF_RESOURCES
+    assert grammars.matcher(Grammar.regex("a"), ()).mask() is not None
+
+
+def test_without_a_thread_to_compile_it_a_grammar_fails_until_it_is_asked_for_again(vocabulary: Vocabulary) -> None:
+    grammars = Grammars(lambda: vocabulary)
+    with mock.patch("threading._start_new_thread", side_effect=RuntimeError("can't start new thread")):
         matcher = grammars.matcher(Grammar.regex("a"), ())
         assert matcher.mask() is None
         assert matcher.error == OUT_OF_RESOURCES

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pytest
 
@@ -54,6 +57,23 @@ def test_status_and_envelope(error: BatonError, status: int, error_type: str, co
     param = error.param if isinstance(error, InvalidRequest) else None
     assert status_of(error) == status
     assert error_body(error) == {"error": {"message": "m", "type": error_type, "param": param, "code": code}}
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.EMFILE, "/srv/key"), OSError(errno.ENOMEM, "x"), BlockingIOError(11, "fork")]
+)
+def test_what_the_system_refuses_is_answered_like_a_full_queue(error: Exception) -> None:
+    assert (status_of(error), retry_after(error)) == (503, "1")
+    assert error_body(error)["error"]["code"] == "overloaded"
+    assert "/srv" not in str(error_body(error))
+
+
+def test_a_router_without_another_thread_says_when_to_come_back() -> None:
+    no_thread = mock.patch("threading._start_new_thread", side_effect=RuntimeError("can't start new thread"))
+    with no_thread, pytest.raises(RuntimeError) as refused:
+        ThreadPoolExecutor(1).submit(int)
+    assert (status_of(refused.value), retry_after(refused.value)) == (503, "1")
+    assert status_of(RuntimeError("something else")) == 500
 
 
 @pytest.mark.parametrize(
