@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from wire.codec import U64, BlockIds, Bounds, Codec, Id128, Length, U64s
-from wire.kv_share import KvDivision
+from wire.kv_share import MAX_RANKS, KvDivision
 from wire.layout import KvLayout
 from wire.messages import TokenEvent
 from wire.request_key import RequestKey
@@ -52,16 +52,30 @@ class Endpoint:
 
     transport: _Name
     address: _Name
+    details: Annotated[bytes, Length(2**22)] = b""
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether it is that of a node whose ranks have pools of their own: it has no address then, and
+        `RankEndpoints` as its details."""
+        return not self.address and bool(self.details)
+
+
+@dataclass(frozen=True, slots=True)
+class RankEndpoint:
+    """How to reach the pool of one rank: see `Endpoint`."""
+
+    address: _Name
     details: Annotated[bytes, Length(2**16)] = b""
 
 
 @dataclass(frozen=True, slots=True)
 class RankEndpoints:
-    """The `details` of the endpoint of a node whose ranks have pools of their own: where each of them listens, in the
-    order of `division.shares`."""
+    """The `details` of the endpoint of a node whose ranks have pools of their own: that of each of them, in the order
+    of `division.shares`."""
 
     division: KvDivision
-    addresses: Annotated[tuple[_Name, ...], Length(1024)]
+    ranks: Annotated[tuple[RankEndpoint, ...], Length(MAX_RANKS)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,16 @@
 """`python -m rank_node DESCRIPTOR`: a rank of a node whose ranks have pools of their own.
 
 What `engine.executor.rank_process` is, with the transfer threads of `kvtransfer.ranks`. The driver says where they
-listen and which key they have.
+listen, by which transports, and which key they have. The rank ends them before itself, so that it leaves no segment and
+no agent of a transport behind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import cast
 
@@ -16,17 +19,14 @@ import zmq
 from engine.executor import rank_process
 from engine.runner.kv_memory import ByteArray, KvMemory
 from kvtransfer.pools.host import HostPool
-from kvtransfer.ranks.end import Network, RankPool
 from kvtransfer.ranks.messages import Begin
 from kvtransfer.ranks.serving import start_transfers
+from kvtransfer.ranks.transports import Network, RankPool
 from program.process import start_authenticator
 from wire.keys import ADMITTED, KeyRing
 from wire.links import LinkSettings
 
-
-def _on_pool(memory: KvMemory, ends: tuple[socket.socket, socket.socket]) -> None:
-    pool = HostPool(cast("ByteArray", memory.blocks))
-    start_transfers(RankPool(pool, memory.layout, memory.shard.kv), ends, _open_network)
+_END_S = 3.0
 
 
 def _open_network(begin: Begin) -> Network:
@@ -38,7 +38,22 @@ def _open_network(begin: Begin) -> Network:
 
 def main(argv: list[str]) -> int:
     """Run until the driver says to stop; the exit status."""
-    return rank_process.main(argv, _on_pool)
+    threads: list[threading.Thread] = []
+    lines: list[socket.socket] = []
+
+    def on_pool(memory: KvMemory, ends: tuple[socket.socket, socket.socket]) -> None:
+        pool = HostPool(cast("ByteArray", memory.blocks))
+        own = RankPool(pool, memory.layout, memory.shard.kv, memory.descriptor)
+        threads.extend(start_transfers(own, ends, _open_network))
+        lines.extend(ends)
+
+    status = rank_process.main(argv, on_pool)
+    for end in lines:
+        with contextlib.suppress(OSError):  # the driver has ended it already
+            end.shutdown(socket.SHUT_RDWR)
+    for thread in threads:
+        thread.join(_END_S)
+    return status
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Owns which parts of `kvtransfer` make them; the role that opens them closes them
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
@@ -14,27 +15,28 @@ import numpy as np
 from engine.build import Engine
 from engine.runner.kv_memory import ByteArray, KvMemory
 from kvtransfer.incoming_handoffs import ReceivingCounters
+from kvtransfer.messages import PeerHello
 from kvtransfer.pools.base import HashedPool
 from kvtransfer.pools.host import HostPool
-from kvtransfer.ranks.end import Network, RankEnd, RankPool
+from kvtransfer.process_identity import shares_memory
+from kvtransfer.ranks.end import RankEnd
 from kvtransfer.ranks.lines import RankLines
 from kvtransfer.ranks.messages import Begin
 from kvtransfer.ranks.pool import RanksPool
-from kvtransfer.ranks.receiver import RanksReceiver
+from kvtransfer.ranks.receiver import open_ranks_receivers
 from kvtransfer.ranks.senders import RanksSenders
+from kvtransfer.ranks.transports import Network, RankPool, taken_by_ranks
 from kvtransfer.sender_connections import SenderOpener
 from kvtransfer.sending import SendingCounters
 from kvtransfer.transports.base import Receiver
 from kvtransfer.transports.registry import (
-    AUTO,
-    ZMQ,
     PoolMemory,
     SenderFactory,
     TransportSettings,
     open_pool,
     open_receivers,
 )
-from wire.errors import InvalidSetting
+from kvtransfer.transports.shm.segment import sweep_orphans
 from wire.kv_share import KvShare
 
 OnClose = Callable[[Callable[[], None]], object]
@@ -97,10 +99,10 @@ class _RankTransfers:
     is_device = False
 
     def __init__(self, engine: Engine, transports: TransportSettings, begin: Begin, on_close: OnClose) -> None:
-        if transports.choice not in (AUTO, ZMQ):
-            raise InvalidSetting(f"--kv-transport {transports.choice}: ranks with pools of their own have zmq alone")
-        memory = engine.memory
-        self._own = RankPool(HostPool(cast("ByteArray", memory.blocks)), memory.layout, memory.shard.kv)
+        self._transports, memory = transports, engine.memory
+        pool = HostPool(cast("ByteArray", memory.blocks))
+        self._own = RankPool(pool, memory.layout, memory.shard.kv, memory.descriptor)
+        on_close(_sweep)
         self._network = Network(transports.context, transports.host, transports.links)
         self._begin, self._on_close = begin, on_close
         self._receiving_ends: dict[KvShare, socket.socket] = {}
@@ -113,14 +115,25 @@ class _RankTransfers:
     def receiving(self, counters: ReceivingCounters) -> tuple[Sequence[Receiver], HashedPool]:
         """See `Transfers.receiving`."""
         lines = self._lines(self._receiving_ends)
-        return [RanksReceiver(lines, counters)], RanksPool(lines, self._own.layout)
+        receivers = open_ranks_receivers(lines, counters, taken_by_ranks(self._transports.choice))
+        return receivers, RanksPool(lines, self._own.layout)
 
     def sending(self, transports: TransportSettings, counters: SendingCounters) -> tuple[SenderOpener, HashedPool]:
         """See `Transfers.sending`."""
         lines = self._lines(self._sending_ends)
-        return RanksSenders(lines, counters), RanksPool(lines, self._own.layout)
+        senders = RanksSenders(lines, counters, taken_by_ranks(transports.choice), self._shares_memory)
+        return senders, RanksPool(lines, self._own.layout)
+
+    def _shares_memory(self, hello: PeerHello) -> bool:
+        return shares_memory(self._transports.process, hello.process)
 
     def _lines(self, ends: Mapping[KvShare, socket.socket]) -> RankLines:
         lines = RankLines(RankEnd(self._own, self._network), self._own.share, ends, self._begin)
         self._on_close(lines.close)
         return lines
+
+
+def _sweep() -> None:
+    """Remove segments of ranks that were killed: there may be no later start that would."""
+    with contextlib.suppress(OSError):
+        sweep_orphans()

@@ -31,7 +31,7 @@ import xxhash
 
 from wire.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 """The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
@@ -50,6 +50,7 @@ one (`HandOver`), and a node is asked to finish (`Drain`); addresses name the ke
 11: a node serves several routers: ids of requests begin with the epoch of their router.
 12: the group of a node.
 13: blocks of nodes whose ranks have pools of their own go from rank to rank (`source`, `RankEndpoints`).
+14: the same by nixl and shared memory (`source` of their headers, `RankEndpoint`), and states divided among ranks.
 """
 
 _MAGIC = b"BT"

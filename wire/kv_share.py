@@ -1,4 +1,5 @@
-"""The share of a KV block that one rank of a node has where ranks have pools of their own: its heads of its layers.
+"""The share of a KV block that one rank of a node has where ranks have pools of their own: its heads of its layers, and
+of layers that keep a state its channels and its heads' matrices.
 
 Owns the division, on which P and D have to agree before a rank of one may send to a rank of the other: stages have
 neighbouring layers, and within a stage ranks have neighbouring heads. Which bytes these are is `kvtransfer.parts`.
@@ -11,7 +12,7 @@ from typing import Annotated
 
 from wire.codec import Bounds
 from wire.errors import InvalidSetting
-from wire.layout import KvLayout, LayerKv
+from wire.layout import STATE, KvLayout, LayerKv
 
 MAX_RANKS = 64
 """Of a node, in all its stages."""
@@ -75,8 +76,14 @@ def own_layout(layout: KvLayout, share: KvShare) -> KvLayout:
     cannot be divided."""
     if share.is_whole:
         return layout
-    if layout.has_states:
-        raise InvalidSetting("layers that keep a state are not divided among ranks")
     kvs = [layout.layers[layer] for layer in share.layers_of(layout.num_layers)]
-    own = [LayerKv(len(share.heads_of(kv.num_kv_heads)), kv.head_dim, kv.window, kv.kind) for kv in kvs]
-    return KvLayout.of_layers(layout.dtype, layout.block_size, own)
+    return KvLayout.of_layers(layout.dtype, layout.block_size, [_own_kv(kv, share) for kv in kvs])
+
+
+def _own_kv(kv: LayerKv, share: KvShare) -> LayerKv:
+    if kv.kind != STATE:
+        return LayerKv(len(share.heads_of(kv.num_kv_heads)), kv.head_dim, kv.window, kv.kind)
+    num_ranks = share.division.num_ranks
+    if kv.head_dim % num_ranks or kv.num_carried % num_ranks:
+        raise InvalidSetting(f"states of {kv.head_dim} channels cannot be divided among {num_ranks} ranks")
+    return LayerKv(kv.num_kv_heads, kv.head_dim // num_ranks, kv.window, STATE, kv.num_carried // num_ranks)

@@ -40,7 +40,9 @@ class LayerKv:
     `key_value_short`: the same with keys that were rotated for short sequences, by a model that has two rotations.
     `latent`: one vector that is the key, and whose begin is the value, of all heads.
     `state`: nothing of a token; a block has one state of `num_kv_heads` x `head_dim` elements, that of the sequence
-    behind the last token which was stored in it.
+    behind the last token which was stored in it. Its last `num_carried` elements, as many whole rows of `head_dim` as
+    they take, are the matrices that heads carry on, one head after another; the rows before them are the last inputs of
+    a convolution, with an element for each channel. A rank has neighbouring channels, and the matrices of its heads.
     `window`: a token attends to at most this number of tokens, itself included; None: to all before it.
     """
 
@@ -48,15 +50,23 @@ class LayerKv:
     head_dim: _Count
     window: Annotated[int, Bounds(1, 2**53)] | None = None
     kind: Annotated[str, Length(16)] = KEY_VALUE
+    num_carried: Annotated[int, Bounds(0, 2**40)] = 0
 
     def __post_init__(self) -> None:
         if self.kind not in _NUM_PLANES:
             raise InvalidSetting(f"KV kind {self.kind!r:.40} is not one of {', '.join(_NUM_PLANES)}")
+        if self.num_carried and (self.kind != STATE or self.num_carried > self.elements_per_token):
+            raise InvalidSetting("what a layer carries on is a part of its state")
 
     @property
     def num_planes(self) -> int:
         """Tensors of [num_kv_heads, block_size, head_dim] that a layer has in a block: keys, then values."""
         return _NUM_PLANES[self.kind]
+
+    @property
+    def num_input_rows(self) -> int:
+        """Rows of a state that are inputs of a convolution."""
+        return self.num_kv_heads + -self.num_carried // self.head_dim
 
     @property
     def elements_per_token(self) -> int:

@@ -52,5 +52,3 @@ def _require_possible(settings: EngineSettings, config: ModelConfig | ModellingC
         require_divisible(config, settings.tensor_parallel_size, stages)
     except ModelLoadError as error:
         raise InvalidSetting(f"{flag}: {error}") from None
-    if settings.divides_pool and isinstance(config, ModelConfig) and config.states is not None:
-        raise InvalidSetting(f"{flag}: --rank-pools own has no place for layers that keep a state; use shared")

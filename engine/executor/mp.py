@@ -57,7 +57,7 @@ class MpExecutor:
 
         def descriptors_of(shard: Shard) -> Sequence[int]:
             ways = () if passages is None else passages.descriptors_of(shard)
-            if memory.descriptor is not None:
+            if memory.descriptor is not None and not memory.is_divided:
                 return [memory.descriptor, *ways]
             (receiving, its_receiving), (sending, its_sending) = socket.socketpair(), socket.socketpair()
             self._transfer_ends[shard] = receiving, sending

@@ -89,11 +89,14 @@ def host_kv_memory(
 
 
 def own_kv_memory(layout: KvLayout, own: KvLayout, shard: Shard, num_blocks: int) -> KvMemory:
-    """KV in host memory that is a rank's alone, with `own` of each block of `layout`."""
-    memory = allocate_private(num_blocks * own.block_bytes)
+    """KV in host memory that is a rank's alone, with `own` of each block of `layout`. A transport's agent process may
+    map it."""
+    region = allocate_shared(num_blocks * own.block_bytes)
+    memory = region.array
     _populate(memory)
     blocks: ByteArray = memory.reshape(num_blocks, own.block_bytes)
-    return KvMemory(layout, num_blocks, blocks, _paged(torch.from_numpy(memory), own), shard=shard)
+    paged = _paged(torch.from_numpy(memory), own)
+    return KvMemory(layout, num_blocks, blocks, paged, descriptor=region.descriptor, shard=shard)
 
 
 def _populate(memory: ByteArray) -> None:

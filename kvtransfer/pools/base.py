@@ -113,13 +113,21 @@ class BlockSource(Protocol):
         """See `KvPool.outlet`."""
         ...
 
+    def read(self, block_ids: Sequence[int], into: Blocks) -> None:
+        """See `KvPool.read`."""
+        ...
+
+    def pin(self, region: Blocks) -> Pin:
+        """See `KvPool.pin`."""
+        ...
+
 
 class BlockSink(Protocol):
     """What a receiver writes: blocks of `block_bytes`."""
 
     block_bytes: int
 
-    def write(self, block_ids: Sequence[int], payload: Blocks) -> None:
+    def write(self, block_ids: Sequence[int], payload: Blocks, *, is_direct: bool = False) -> None:
         """See `KvPool.write`."""
         ...
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from device.pinning import HostPin, Pin
 from kvtransfer.parts import ByteRun, strands
 from kvtransfer.pools import dot64
 from kvtransfer.pools.base import Lent
@@ -42,12 +43,21 @@ class CutPool:
 
     def gathered(self, block_ids: Sequence[int]) -> Blocks:
         """A copy of the part of these blocks, [n, block_bytes]."""
-        rows, copy = list(block_ids), np.empty((len(block_ids), self.block_bytes), dtype=np.uint8)
-        for in_pool, in_part in self._runs:
-            copy[:, in_part] = self._memory[rows, in_pool]
+        copy = np.empty((len(block_ids), self.block_bytes), dtype=np.uint8)
+        self.read(block_ids, copy)
         return copy
 
-    def write(self, block_ids: Sequence[int], payload: Blocks) -> None:
+    def read(self, block_ids: Sequence[int], into: Blocks) -> None:
+        """See `KvPool.read`."""
+        rows = list(block_ids)
+        for in_pool, in_part in self._runs:
+            into[:, in_part] = self._memory[rows, in_pool]
+
+    def pin(self, region: Blocks) -> Pin:
+        """See `KvPool.pin`."""
+        return HostPin()
+
+    def write(self, block_ids: Sequence[int], payload: Blocks, *, is_direct: bool = False) -> None:
         """See `KvPool.write`."""
         rows = list(block_ids)
         for in_pool, in_part in self._runs:

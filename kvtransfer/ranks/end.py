@@ -10,28 +10,22 @@ announced changes nothing (`tcp_zmq`); a receiver that cannot be reached is repo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import zmq
-
-from kvtransfer.messages import Endpoint
-from kvtransfer.parts import part_runs
-from kvtransfer.pools.cut import StrandTotals, source_of
-from kvtransfer.pools.host import HostPool
-from kvtransfer.ranks.inlets import RankInlets
+from kvtransfer.pools.cut import StrandTotals
+from kvtransfer.ranks.intake import Intake
 from kvtransfer.ranks.messages import (
     AddUp,
-    Arrived,
     Broken,
     Expect,
+    Fence,
     Forget,
-    Forgotten,
     Listen,
-    Listening,
     Order,
     Part,
+    Prepare,
     Push,
     Reach,
     Read,
@@ -39,49 +33,23 @@ from kvtransfer.ranks.messages import (
     Taken,
     Totals,
 )
-from kvtransfer.transports import tcp_zmq
+from kvtransfer.ranks.transports import (
+    Network,
+    RankPool,
+    Reached,
+    open_nixl_senders,
+    open_part_receiver,
+    open_parts,
+)
 from kvtransfer.transports.base import Move, Sender
 from kvtransfer.transports.fan_out import FanOutSender
 from wire.errors import BatonError
-from wire.kv_share import WHOLE_BLOCK, KvShare
-from wire.layout import KvLayout
-from wire.links import LinkSettings
 from wire.request_key import RequestKey
 
+if TYPE_CHECKING:
+    from kvtransfer.transports.nixl.sender import NixlSenders
 
-@dataclass(frozen=True, slots=True)
-class RankPool:
-    """The pool of one rank: it holds `share` of blocks of `layout`."""
-
-    pool: HostPool
-    layout: KvLayout
-    share: KvShare
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """Where a process listens, and with which keys it talks."""
-
-    context: zmq.Context[zmq.Socket[bytes]]
-    host: str
-    links: LinkSettings
-
-
-def open_parts(
-    own: RankPool, network: Network, targets: Sequence[tuple[KvShare, str]]
-) -> tuple[list[tcp_zmq.ZmqSender], int]:
-    """Senders of what this rank has for each of these ranks of a receiver, and how many bytes of a block these are.
-    Raises `TransferFailed` for an address that cannot be dialled."""
-    senders: list[tcp_zmq.ZmqSender] = []
-    num_bytes, source = 0, None if own.share == WHOLE_BLOCK else own.share
-    for target, address in targets:
-        runs = part_runs(own.layout, own.share.division, target).get(own.share)
-        if runs:
-            part = source_of(own.pool, runs)
-            num_bytes += part.block_bytes
-            endpoint = Endpoint(tcp_zmq.NAME, address)
-            senders.append(tcp_zmq.ZmqSender(network.context, endpoint, part, network.links, source))
-    return senders, num_bytes
+_NIXL = "nixl"
 
 
 @dataclass(slots=True)
@@ -98,16 +66,20 @@ class _Outgoing:
 
 
 class RankEnd:
-    """See the module. Driven by one thread: `take` orders, `work`, and hand on the `reports`."""
+    """See the module. Driven by one thread: `take` orders, `work`, and hand on the `reports`.
 
-    def __init__(self, own: RankPool, network: Network) -> None:
+    `look` has orders taken that have come: blocks may arrive from a peer that the driver has told of a grant while the
+    order to expect them waits to be read.
+    """
+
+    def __init__(self, own: RankPool, network: Network, look: Callable[[], None] | None = None) -> None:
         self.reports: list[Report] = []
+        self._look = look
         self._own = own
         self._network = network
         self._totals = StrandTotals(own.pool, own.layout, own.share)
-        self._receiver: tcp_zmq.ZmqReceiver | None = None
-        self._expected: dict[RequestKey, int] = {}
-        self._num_told_bytes = 0
+        self._intakes: dict[str, Intake] = {}
+        self._nixl: NixlSenders | None = None
         self._outgoing: dict[int, _Outgoing] = {}
 
     @property
@@ -118,20 +90,24 @@ class RankEnd:
     def wait_on(self) -> Sequence[Any]:
         """Sockets that are readable when `work` has something to do."""
         sending = [source for outgoing in self._outgoing.values() for source in outgoing.sender.wait_on()]
-        return [*sending, *(self._receiver.wait_on() if self._receiver is not None else ())]
+        agent = self._nixl.wait_on() if self._nixl is not None else ()
+        receiving = [source for intake in self._intakes.values() for source in intake.wait_on()]
+        return list(dict.fromkeys([*sending, *agent, *receiving]))
 
     def take(self, order: Order) -> None:
         """Carry out an order."""
         match order:
             case Listen():
-                self._listen()
+                self._listen(order)
+            case Prepare():
+                if _NIXL in order.transports:
+                    self._nixl = open_nixl_senders(self._own, self._network)
             case Expect():
-                self._expected[order.key] = order.number
-                self._listening().expect(order.key, order.block_ids, order.generations)
+                self._intake(order.transport).expect(order)
             case Forget():
-                self._expected.pop(order.key, None)
-                self._listening().forget(order.key)
-                self.reports.append(Forgotten(order.key))
+                self.reports.append(self._intake(order.transport).forget(order.key))
+            case Fence():
+                self._intake(order.transport).fence(order.addresses)
             case Reach():
                 self._reach(order)
             case Push():
@@ -145,41 +121,43 @@ class RankEnd:
 
     def work(self) -> None:
         """Take what has arrived, and send what can be sent."""
-        if self._receiver is not None:
-            self._receiver.poll()
-            for each in self._receiver.take_arrivals():
-                number, num_bytes = self._expected[each.key], self._receiver.num_bytes - self._num_told_bytes
-                self._num_told_bytes += num_bytes
-                self.reports.append(Arrived(number, each.key, each.first_index, each.count, num_bytes))
+        for intake in self._intakes.values():
+            self.reports += intake.work()
+        if self._nixl is not None:
+            self._nixl.poll()
         for outgoing in tuple(self._outgoing.values()):
             self._send(outgoing)
 
     def close(self) -> None:
         """Close its sockets."""
-        if self._receiver is not None:
-            self._receiver.close()
         for outgoing in self._outgoing.values():
             outgoing.sender.close()
+        for intake in self._intakes.values():
+            intake.close()
+        if self._nixl is not None:
+            self._nixl.close()
 
-    def _listen(self) -> None:
-        own, network = self._own, self._network
-        inlets = RankInlets(own.pool, own.layout, own.share)
-        self._receiver = tcp_zmq.ZmqReceiver(network.context, network.host, own.pool, network.links, inlets=inlets)
-        self.reports.append(Listening(self._receiver.endpoint.address))
+    def _listen(self, order: Listen) -> None:
+        for transport in order.transports:
+            receiver = open_part_receiver(transport, self._own, self._network)
+            if self._look is not None:
+                receiver.look_by(self._look)
+            self._intakes[transport] = Intake(transport, receiver)
 
-    def _listening(self) -> tcp_zmq.ZmqReceiver:
-        if self._receiver is None:
-            raise ValueError("the rank was not told to listen")
-        return self._receiver
+    def _intake(self, transport: str) -> Intake:
+        intake = self._intakes.get(transport)
+        if intake is None:
+            raise ValueError(f"the rank was not told to listen for {transport}")
+        return intake
 
     def _reach(self, order: Reach) -> None:
-        targets = list(zip(order.division.shares, order.addresses, strict=True))
+        receiver = Reached(order.transport, order.division, order.ranks, order.num_blocks)
         try:
-            senders, num_bytes = open_parts(self._own, self._network, targets)
+            sender, num_bytes = open_parts(self._own, self._network, self._nixl, receiver)
         except BatonError as error:
-            senders, num_bytes = [], 0
+            sender, num_bytes = FanOutSender([]), 0
             self.reports.append(Broken(order.number, str(error)))
-        self._outgoing[order.number] = _Outgoing(order.number, FanOutSender(senders), num_bytes)
+        self._outgoing[order.number] = _Outgoing(order.number, sender, num_bytes)
 
     def _push(self, order: Push) -> None:
         columns = zip(order.sources, order.targets, order.generations, strict=True)
@@ -211,7 +189,7 @@ class RankEnd:
             if not outgoing.sender.is_reading(key):
                 del outgoing.taken[key]
                 num_bytes = num_blocks * outgoing.bytes_per_block
-                self.reports.append(Read(outgoing.number, key, count, num_bytes))
+                self.reports.append(Read(outgoing.number, key, count, num_bytes, outgoing.sender.needs_fence))
         if outgoing.is_closed and not outgoing.taken:
             del self._outgoing[outgoing.number]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from kvtransfer.parts import part_runs
 from kvtransfer.pools.cut import sink_of
 from kvtransfer.pools.host import HostPool
-from kvtransfer.transports.tcp_zmq import Inlet
+from kvtransfer.transports.inlets import Inlet
 from wire.errors import InvalidSetting
 from wire.kv_share import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShare
 from wire.layout import KvLayout

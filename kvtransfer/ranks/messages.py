@@ -10,6 +10,7 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
+from kvtransfer.messages import RankEndpoint
 from program.channel import Channel, Message
 from wire.kv_share import KvDivision
 from wire.request_key import RequestKey
@@ -24,12 +25,21 @@ class Begin(Message, frozen=True):
 
 
 class Listen(Message, frozen=True):
-    """Driver: listen for blocks. Answer: `Listening`."""
+    """Driver: open the receiving ends of these transports. Answer: `Listening` for each."""
+
+    transports: tuple[str, ...]
+
+
+class Prepare(Message, frozen=True):
+    """Driver: be ready to send by these transports."""
+
+    transports: tuple[str, ...]
 
 
 class Expect(Message, frozen=True):
-    """Driver: accept these blocks of a grant from now on, each once. `number`: of this order."""
+    """Driver: accept these blocks of a grant from now on, each once, by one transport. `number`: of this order."""
 
+    transport: str
     number: int
     key: RequestKey
     block_ids: tuple[int, ...]
@@ -39,15 +49,27 @@ class Expect(Message, frozen=True):
 class Forget(Message, frozen=True):
     """Driver: accept nothing more for this handoff. Answer: `Forgotten`."""
 
+    transport: str
     key: RequestKey
 
 
+class Fence(Message, frozen=True):
+    """Driver: whoever has one of these endpoints of a transport ends it, so that no peer writes by it any more. Answer:
+    `Listening` with another one, once that is so."""
+
+    transport: str
+    addresses: tuple[str, ...]
+
+
 class Reach(Message, frozen=True):
-    """Driver: dial the ranks of a receiver, as sender `number`. `addresses`: of `division.shares`."""
+    """Driver: dial the ranks of a receiver with `num_blocks` blocks by a transport, as sender `number`. `ranks`: of
+    `division.shares`."""
 
     number: int
+    transport: str
     division: KvDivision
-    addresses: tuple[str, ...]
+    ranks: tuple[RankEndpoint, ...]
+    num_blocks: int
 
 
 class Push(Message, frozen=True):
@@ -76,15 +98,19 @@ class AddUp(Message, frozen=True):
 
 
 class Listening(Message, frozen=True):
-    """Rank: it listens there."""
+    """Rank: this is its endpoint of a transport from now on, which can be offered if it `is_ready`. What went by an
+    earlier one has ended."""
 
-    address: str
+    transport: str
+    endpoint: RankEndpoint
+    is_ready: bool
 
 
 class Arrived(Message, frozen=True):
     """Rank: its bytes of these places of a grant are in its pool, as `Expect` of that number allowed. `num_bytes`: what
     it has received since it said so last."""
 
+    transport: str
     number: int
     key: RequestKey
     first_index: int
@@ -95,6 +121,7 @@ class Arrived(Message, frozen=True):
 class Forgotten(Message, frozen=True):
     """Rank: it writes nothing more for this handoff."""
 
+    transport: str
     key: RequestKey
 
 
@@ -106,12 +133,13 @@ class Taken(Message, frozen=True):
 
 class Read(Message, frozen=True):
     """Rank: so many pushes of a handoff by the sender `number` are over, and do not read the pool any more. `num_bytes`
-    have left by them."""
+    have left by them. `needs_fence`: see `Sender.needs_fence`."""
 
     number: int
     key: RequestKey
     count: int
     num_bytes: int
+    needs_fence: bool = False
 
 
 class Broken(Message, frozen=True):
@@ -128,7 +156,7 @@ class Totals(Message, frozen=True):
     totals: tuple[int, ...]
 
 
-Order: TypeAlias = Begin | Listen | Expect | Forget | Reach | Push | Part | AddUp
+Order: TypeAlias = Begin | Listen | Prepare | Expect | Forget | Fence | Reach | Push | Part | AddUp
 Report: TypeAlias = Listening | Arrived | Forgotten | Taken | Read | Broken | Totals
 
 

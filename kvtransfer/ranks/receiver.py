@@ -1,23 +1,26 @@
-"""D's end of handoffs to a node whose ranks have pools of their own: each rank listens, and writes its own bytes.
+"""D's end of handoffs to a node whose ranks have pools of their own, by one transport: each rank receives its bytes.
 
-Owns which blocks have arrived at all ranks, and which handoffs a rank has not forgotten yet: until all have, blocks of
-a revoked handoff may still be written (`Receiver.is_writing`).
+Owns which blocks have arrived at all ranks, which handoffs a rank has not forgotten yet (until all have, blocks of a
+revoked handoff may still be written: `Receiver.is_writing`), and the endpoint that is made of those of the ranks.
+
+Where peers write by themselves (nixl), an endpoint proves something when it has ended: nothing comes by it any more. So
+that of the node ends only when those of all its ranks have: as soon as one has changed, the others are fenced, and
+until the last of them has changed too the node keeps its own.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from kvtransfer.incoming_handoffs import ReceivingCounters
-from kvtransfer.messages import RANK_ENDPOINTS, Endpoint, RankEndpoints
+from kvtransfer.messages import RANK_ENDPOINTS, Endpoint, RankEndpoint, RankEndpoints
 from kvtransfer.ranks.lines import RankLines
-from kvtransfer.ranks.messages import Arrived, Expect, Forget, Forgotten, Listen, Listening
-from kvtransfer.transports import tcp_zmq
+from kvtransfer.ranks.messages import Arrived, Expect, Fence, Forget, Forgotten, Listen, Listening
 from kvtransfer.transports.base import BlocksArrived
 from kvtransfer.write_proof import WriteProof
 from wire.errors import InvalidSetting
@@ -26,6 +29,9 @@ from wire.request_key import RequestKey
 
 _LISTEN_S = 60.0
 _LOOK_S = 0.05
+_STARTING = "starting"
+_PROOFS = {"nixl": WriteProof.ENDPOINT_ENDED}
+"""Of the transports by which peers write; by all others ranks do so themselves."""
 
 
 @dataclass(slots=True)
@@ -37,28 +43,36 @@ class _Expected:
 
 
 class RanksReceiver:
-    """See `Receiver`. Counts what ranks receive in `counters`. Raises `InvalidSetting` when a rank cannot listen."""
+    """See `Receiver`, for one transport. Counts what ranks receive in `counters`. `open_ranks_receivers` makes it."""
 
-    write_proof = WriteProof.OWN_HANDS
     is_silent = False
-    is_ready = True
 
-    def __init__(self, lines: RankLines, counters: ReceivingCounters) -> None:
-        self._lines, self._counters = lines, counters
+    def __init__(self, transport: str, lines: RankLines, counters: ReceivingCounters) -> None:
+        self.write_proof = _PROOFS.get(transport, WriteProof.OWN_HANDS)
+        self._transport, self._lines, self._counters = transport, lines, counters
         self._shares = lines.division.shares
         self._numbers = count()
         self._expected: dict[RequestKey, _Expected] = {}
         self._forgetting: dict[RequestKey, set[KvShare]] = {}
         self._news: list[BlocksArrived] = []
-        self._addresses: dict[KvShare, str] = {}
-        lines.hear(Listening, self._on_listening)
-        lines.hear(Arrived, self._on_arrived)
-        lines.hear(Forgotten, self._on_forgotten)
-        self._endpoint = self._opened()
+        self._places: dict[KvShare, Listening] = {}
+        self._is_fencing = False
+        self._offered: Mapping[KvShare, RankEndpoint] = {}
+        self._endpoint = Endpoint(transport, _STARTING)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether every rank has said where it is."""
+        return len(self._places) == len(self._shares)
+
+    @property
+    def is_ready(self) -> bool:
+        """See `Receiver.is_ready`."""
+        return bool(self._offered) and not self._is_fencing
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where each rank listens."""
+        """Those of all ranks; without details while one of them starts again."""
         return self._endpoint
 
     def wait_on(self) -> Sequence[Any]:
@@ -67,14 +81,14 @@ class RanksReceiver:
 
     def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """See `Receiver.expect`."""
-        self._expected[key] = _Expected(next(self._numbers))
-        self._lines.tell(Expect(self._expected[key].number, key, tuple(block_ids), tuple(generations)))
+        expected = self._expected[key] = _Expected(next(self._numbers))
+        self._lines.tell(Expect(self._transport, expected.number, key, tuple(block_ids), tuple(generations)))
 
     def forget(self, key: RequestKey) -> None:
         """See `Receiver.forget`."""
         if self._expected.pop(key, None) is not None:
             self._forgetting[key] = set(self._shares)
-            self._lines.tell(Forget(key))
+            self._lines.tell(Forget(self._transport, key))
 
     def is_writing(self, key: RequestKey) -> bool:
         """See `Receiver.is_writing`."""
@@ -90,28 +104,38 @@ class RanksReceiver:
         return [each for each in news if each.key in self._expected]
 
     def fence(self) -> bool:
-        """Nobody but the ranks writes."""
+        """See `Receiver.fence`. Where peers write, this begins it, once; that it is done shows in the endpoint."""
+        if self.write_proof is WriteProof.OWN_HANDS:
+            return True
+        if self._is_fencing or not self._offered:
+            return False
+        self._is_fencing = True
+        self._lines.tell(Fence(self._transport, tuple(each.address for each in self._offered.values())))
         return True
 
     def close(self) -> None:
         """Nothing: who opened the lines closes them."""
 
-    def _opened(self) -> Endpoint:
-        self._lines.tell(Listen())
-        deadline_s = time.monotonic() + _LISTEN_S
-        while len(self._addresses) < len(self._shares):
-            if time.monotonic() > deadline_s:
-                num_missing = len(self._shares) - len(self._addresses)
-                raise InvalidSetting(f"{num_missing} ranks of this node do not listen after {_LISTEN_S:g} s")
-            self._lines.wait(_LOOK_S)
-            self._lines.round()
-        addresses = tuple(self._addresses[share] for share in self._shares)
-        return Endpoint(tcp_zmq.NAME, "", RANK_ENDPOINTS.encode(RankEndpoints(self._lines.division, addresses)))
+    def on_listening(self, share: KvShare, listening: Listening) -> None:
+        """A rank has an endpoint, the first or another one."""
+        self._places[share] = listening
+        if not self._offered:
+            self._offer()
+        elif listening.endpoint != self._offered[share]:
+            self.fence()
+            if not any(self._places[each].endpoint == was for each, was in self._offered.items()):
+                self._is_fencing, self._offered = False, {}
+                self._endpoint = Endpoint(self._transport, _STARTING)
+                self._offer()
 
-    def _on_listening(self, share: KvShare, listening: Listening) -> None:
-        self._addresses[share] = listening.address
+    def _offer(self) -> None:
+        if self.has_begun and all(place.is_ready for place in self._places.values()):
+            self._offered = {share: self._places[share].endpoint for share in self._shares}
+            ranks = RankEndpoints(self._lines.division, tuple(self._offered.values()))
+            self._endpoint = Endpoint(self._transport, "", RANK_ENDPOINTS.encode(ranks))
 
-    def _on_arrived(self, share: KvShare, arrived: Arrived) -> None:
+    def on_arrived(self, share: KvShare, arrived: Arrived) -> None:
+        """A rank has its bytes of some blocks."""
         self._counters.num_part_bytes += arrived.num_bytes
         expected = self._expected.get(arrived.key)
         if expected is None or expected.number != arrived.number:
@@ -121,8 +145,27 @@ class RanksReceiver:
             if expected.ranks[index] == len(self._shares):
                 self._news.append(BlocksArrived(arrived.key, index, 1))
 
-    def _on_forgotten(self, share: KvShare, forgotten: Forgotten) -> None:
+    def on_forgotten(self, share: KvShare, forgotten: Forgotten) -> None:
+        """A rank writes nothing more for a handoff."""
         missing = self._forgetting[forgotten.key]
         missing.discard(share)
         if not missing:
             del self._forgetting[forgotten.key]
+
+
+def open_ranks_receivers(
+    lines: RankLines, counters: ReceivingCounters, transports: Sequence[str]
+) -> Sequence[RanksReceiver]:
+    """Receivers by these transports, the preferred one first. Raises `InvalidSetting` when a rank does not listen."""
+    receivers = {name: RanksReceiver(name, lines, counters) for name in transports}
+    lines.hear(Listening, lambda share, report: receivers[report.transport].on_listening(share, report))
+    lines.hear(Arrived, lambda share, report: receivers[report.transport].on_arrived(share, report))
+    lines.hear(Forgotten, lambda share, report: receivers[report.transport].on_forgotten(share, report))
+    lines.tell(Listen(tuple(transports)))
+    deadline_s = time.monotonic() + _LISTEN_S
+    while not all(receiver.is_ready for receiver in receivers.values()):
+        if time.monotonic() > deadline_s:
+            raise InvalidSetting(f"not all ranks of this node listen after {_LISTEN_S:g} s")
+        lines.round()
+        lines.wait(_LOOK_S)
+    return list(receivers.values())

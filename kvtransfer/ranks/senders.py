@@ -8,32 +8,24 @@ taken, for each sender; what it has taken is bounded by its sockets.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from kvtransfer.messages import RANK_ENDPOINTS, Endpoint, PeerHello, ProcessIdentity, RankEndpoints
+from kvtransfer.messages import PeerHello, ProcessIdentity
 from kvtransfer.ranks.lines import RankLines
-from kvtransfer.ranks.messages import Broken, Part, Push, Reach, Read, Taken
+from kvtransfer.ranks.messages import Broken, Part, Prepare, Push, Reach, Read, Taken
+from kvtransfer.ranks.transports import Reached, ranks_at
 from kvtransfer.sending import SendingCounters
-from kvtransfer.transports import tcp_zmq
 from kvtransfer.transports.base import Move, Sender
 from wire.errors import Refused, TransferFailed
-from wire.kv_share import MAX_RANKS, KvDivision, KvShare
+from wire.kv_share import KvShare
 from wire.request_key import RequestKey
 
 _MAX_TOLD = 4
-
-
-def addresses_at(endpoint: Endpoint) -> RankEndpoints:
-    """Where the ranks of a receiver listen; a node with one pool is one of them. Raises `TransferFailed`."""
-    if not endpoint.details:
-        return RankEndpoints(KvDivision(), (endpoint.address,))
-    ranks: RankEndpoints = RANK_ENDPOINTS.decode(endpoint.details)
-    num_ranks = ranks.division.num_ranks * ranks.division.num_stages
-    if len(ranks.addresses) != num_ranks or num_ranks > MAX_RANKS:
-        raise TransferFailed("the peer does not say where each of its ranks listens")
-    return ranks
+_SLOTS = "shm_slots"
+_PIECE_BYTES = {"nixl": 2**24}
+"""How much one push is given, where a push has a fixed cost."""
 
 
 class RanksSender:
@@ -41,12 +33,12 @@ class RanksSender:
 
     is_silent = False
     pushes_parts = False
-    needs_fence = False
-    piece_bytes = 2**20
     writer: ProcessIdentity | None = None
 
-    def __init__(self, lines: RankLines, number: int) -> None:
+    def __init__(self, lines: RankLines, number: int, piece_bytes: int) -> None:
         self.failure = ""
+        self.needs_fence = False
+        self.piece_bytes = piece_bytes
         self._lines, self._number = lines, number
         self._num_ranks = len(lines.division.shares)
         self._untaken: Counter[KvShare] = Counter()
@@ -102,6 +94,7 @@ class RanksSender:
 
     def note_read(self, read: Read) -> None:
         """A rank has done with some pushes."""
+        self.needs_fence = self.needs_fence or read.needs_fence
         self._unread[read.key] -= read.count
         if self._unread[read.key] <= 0:
             del self._unread[read.key]
@@ -110,25 +103,40 @@ class RanksSender:
 class RanksSenders:
     """See `SenderOpener`. Counts what ranks send in `counters`."""
 
-    def __init__(self, lines: RankLines, counters: SendingCounters) -> None:
-        self._lines, self._counters = lines, counters
+    def __init__(
+        self,
+        lines: RankLines,
+        counters: SendingCounters,
+        transports: Sequence[str],
+        may_share_memory: Callable[[PeerHello], bool],
+    ) -> None:
+        self._lines, self._counters, self._taken = lines, counters, transports
+        self._may_share_memory = may_share_memory
         self._numbers = count()
         self._senders: dict[int, RanksSender] = {}
         lines.hear(Taken, self._on_taken)
         lines.hear(Read, self._on_read)
         lines.hear(Broken, self._on_broken)
+        lines.tell(Prepare(tuple(transports)))
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
         """See `SenderOpener.open`."""
+        reasons = []
         for endpoint in hello.endpoints:
-            if endpoint.transport == tcp_zmq.NAME:
-                ranks = addresses_at(endpoint)
-                number = next(self._numbers)
-                sender = self._senders[number] = RanksSender(self._lines, number)
-                self._lines.tell(Reach(number, ranks.division, ranks.addresses))
-                return tcp_zmq.NAME, sender
-        offered = ", ".join(f"{endpoint.transport:.40}" for endpoint in hello.endpoints)
-        raise Refused(f"this node, whose ranks have pools of their own, takes zmq, and not {offered or 'nothing'}")
+            name = endpoint.transport
+            if name not in self._taken:
+                reasons.append(f"{name:.40}: ranks of this node take {' or '.join(self._taken)}")
+            elif name == _SLOTS and not self._may_share_memory(hello):
+                reasons.append(f"{name}: the nodes do not share memory")
+            else:
+                return name, self._opened(ranks_at(endpoint, hello.num_blocks))
+        raise Refused(f"no KV transport in common ({'; '.join(reasons) or 'none offered'})")
+
+    def _opened(self, to: Reached) -> Sender:
+        number = next(self._numbers)
+        sender = self._senders[number] = RanksSender(self._lines, number, _PIECE_BYTES.get(to.transport, 2**20))
+        self._lines.tell(Reach(number, to.transport, to.division, tuple(to.endpoints), to.num_blocks))
+        return sender
 
     def poll(self) -> None:
         """See `SenderOpener.poll`. Raises `ChannelBroken` when a rank is gone."""

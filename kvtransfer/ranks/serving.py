@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from kvtransfer.ranks.end import Network, RankEnd, RankPool
+from kvtransfer.ranks.end import RankEnd
 from kvtransfer.ranks.lines import SAY_S
 from kvtransfer.ranks.messages import Begin, TransferChannel
+from kvtransfer.ranks.transports import Network, RankPool
 from program.channel import ChannelBroken
 
 _IDLE_MS = 1000
@@ -42,7 +43,8 @@ def _serve(own: RankPool, channel: TransferChannel, open_network: OpenNetwork) -
         begin = channel.receive(None)
         if not isinstance(begin, Begin):
             raise ChannelBroken("the driver begins with something else")
-        _carry_out(RankEnd(own, open_network(begin)), channel)
+        end = RankEnd(own, open_network(begin), lambda: _take_orders(end, channel))
+        _carry_out(end, channel)
     except ChannelBroken:
         pass  # the driver is gone, and this process ends
     except Exception:  # nobody could catch it: the driver notices that the channel is closed
@@ -59,14 +61,18 @@ def _carry_out(end: RankEnd, channel: TransferChannel) -> None:
         end.close()
 
 
+def _take_orders(end: RankEnd, channel: TransferChannel) -> None:
+    while channel.is_readable:
+        order = channel.receive(SAY_S)
+        end.take(order)  # type: ignore[arg-type]
+
+
 def _turn(end: RankEnd, channel: TransferChannel) -> None:
     poller = zmq.Poller()
     for source in (channel, *end.wait_on()):
         poller.register(source, zmq.POLLIN)
     poller.poll(_BUSY_MS if end.is_busy else _IDLE_MS)
-    while channel.is_readable:
-        order = channel.receive(SAY_S)
-        end.take(order)  # type: ignore[arg-type]
+    _take_orders(end, channel)
     end.work()
     reports, end.reports = end.reports, []
     for report in reports:

@@ -7,7 +7,7 @@ arrived with the last of them. Knows no sockets and no bytes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -28,9 +28,11 @@ class _Grant:
 
 
 class AnnouncedBlocks:
-    """The blocks that are on their way to one pool."""
+    """The blocks that are on their way to one pool. `look` is called when something comes for an unknown handoff: what
+    announces it may have come too, and not been read."""
 
     def __init__(self) -> None:
+        self.look: Callable[[], None] = _nothing
         self._grants: dict[RequestKey, _Grant] = {}
         self._with_news: set[RequestKey] = set()
 
@@ -53,6 +55,8 @@ class AnnouncedBlocks:
     ) -> bool:
         """Whether these are the blocks granted at `first_index` and following, and none of them has arrived from
         `source`."""
+        if key not in self._grants:
+            self.look()
         grant, last_index = self._grants.get(key), first_index + len(block_ids)
         return (
             grant is not None
@@ -93,6 +97,10 @@ class AnnouncedBlocks:
         return arrivals
 
 
+def _nothing() -> None:
+    """Nothing else can have come."""
+
+
 class GrantedWriter:
     """What receivers have in common that write their pool themselves, as a grant allows (see `Receiver`).
 
@@ -110,6 +118,10 @@ class GrantedWriter:
     def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """See `Receiver.expect`."""
         self._announced.expect(key, block_ids, generations)
+
+    def look_by(self, look: Callable[[], None]) -> None:
+        """See `AnnouncedBlocks.look`."""
+        self._announced.look = look
 
     def forget(self, key: RequestKey) -> None:
         """See `Receiver.forget`."""

@@ -20,13 +20,17 @@ class FanOutSender:
 
     is_silent = False
     pushes_parts = False
-    needs_fence = False
     piece_bytes = 2**20
     writer: ProcessIdentity | None = None
 
     def __init__(self, senders: Sequence[Sender]) -> None:
         self._senders = senders
         self._waiting: list[deque[tuple[RequestKey, Sequence[Move]]]] = [deque() for _ in senders]
+
+    @property
+    def needs_fence(self) -> bool:
+        """See `Sender.needs_fence`."""
+        return any(sender.needs_fence for sender in self._senders)
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`."""

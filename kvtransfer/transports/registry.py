@@ -12,9 +12,9 @@ The module of a transport is imported in its case, when it is first used; one wh
 What the choices mean. `auto` uses shared memory on one host and ZMQ between hosts. `shm` does the same: where /dev/shm
 is too small, or the peer is on another host, ZMQ replaces it and one log line says so. `nixl` and `nccl` are used only
 when both nodes ask for them. `nccl` is refused for pools in host memory: gloo would carry them, in which a peer that
-lies can end the node. Pools on a device differ in two ways: `auto` tries nixl first if it is installed and
-works, and on one host blocks pass through slots in shared memory, because the pool itself cannot be shared. A node with
-a pool in host memory and one with a pool on a device have ZMQ in common.
+lies can end the node. Pools on a device differ in two ways: `auto` tries nixl first if it is installed and works, and
+on one host blocks pass through slots in shared memory, because the pool itself cannot be shared. Through slots go also
+blocks between a pool in host memory and one on a device, and those of ranks that have pools of their own.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from kvtransfer.pools.base import KvPool
 from kvtransfer.pools.host import HostPool
 from kvtransfer.process_identity import shares_memory
 from kvtransfer.transports.base import Blocks, Receiver, Sender
+from kvtransfer.transports.inlets import Inlets, WholeOnly
 from kvtransfer.transports.shm.segment import Segment, sweep_orphans
 from wire.errors import InvalidSetting, Refused, TransferFailed
 from wire.kv_share import WHOLE_BLOCK
@@ -47,14 +48,14 @@ if TYPE_CHECKING:
 AUTO, SHM, ZMQ, NIXL, NCCL = "auto", "shm", "zmq", "nixl", "nccl"
 SLOTS = "shm_slots"
 """What `shm` means for pools on a device. Users cannot choose it by this name."""
-_TAKEN = {AUTO: (SHM, ZMQ), SHM: (SHM, ZMQ), ZMQ: (ZMQ,), NIXL: (NIXL,), NCCL: (NCCL,)}
+_TAKEN = {AUTO: (SHM, SLOTS, ZMQ), SHM: (SHM, SLOTS, ZMQ), ZMQ: (ZMQ,), NIXL: (NIXL,), NCCL: (NCCL,)}
 """For pools in host memory: the transports that each choice offers and takes, the preferred one first."""
 _TAKEN_ON_DEVICE = {**_TAKEN, AUTO: (NIXL, SLOTS, ZMQ), SHM: (SLOTS, ZMQ)}
 """The same for pools on a device."""
-LISTENING = (SLOTS, ZMQ, NCCL)
-"""Transports whose receivers listen on a port of their own."""
-_IN_SEGMENT = {"receiver": (SHM, NIXL), "sender": (NIXL,)}
-"""By role, the transports that need a pool in host memory to lie in a shared segment."""
+LISTENING = (ZMQ, NCCL)
+"""Transports whose receivers listen on a port of their own. That of slots is for this host, and the system's choice."""
+_IN_SEGMENT = {"receiver": (SHM, SLOTS, NIXL), "sender": (NIXL,)}
+"""By role, the transports for which a pool in host memory has to lie in a shared segment. Slots need none, but room."""
 _log = logging.getLogger(__name__)
 
 
@@ -174,26 +175,32 @@ def _open_receiver(
             from kvtransfer.transports.shm.slots_receiver import SlotsReceiver
 
             sweep_orphans()
-            return SlotsReceiver(settings.context, settings.host, pool, settings.links, port)
+            return SlotsReceiver(settings.context, settings.host, pool, settings.links, inlets=_inlets(pool, layout))
         case "zmq":
-            from kvtransfer.ranks.inlets import RankInlets
             from kvtransfer.transports.tcp_zmq import ZmqReceiver
 
-            inlets = None
-            if layout is not None and isinstance(pool, HostPool):
-                inlets = RankInlets(pool, layout, WHOLE_BLOCK)
-            return ZmqReceiver(settings.context, settings.host, pool, settings.links, port, inlets)
+            return ZmqReceiver(settings.context, settings.host, pool, settings.links, port, _inlets(pool, layout))
         case "nixl":
             from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
 
             agent = _open_nixl_agent(settings, memory, pool)
-            return NixlDeviceReceiver(agent) if pool.is_device else NixlReceiver(agent)
+            inlets = _inlets(pool, layout)
+            return NixlDeviceReceiver(agent, inlets) if pool.is_device else NixlReceiver(agent, inlets)
         case "nccl":
             from kvtransfer.transports.nccl.receiver import NcclReceiver
 
             return NcclReceiver(settings.context, settings.host, pool.memory, settings.links, port)
         case _:
             raise ValueError(f"there is no transport {name!r}")
+
+
+def _inlets(pool: KvPool, layout: KvLayout | None) -> Inlets:
+    """Where parts of blocks go, which ranks of other nodes may have."""
+    if layout is None or not isinstance(pool, HostPool):
+        return WholeOnly(pool)
+    from kvtransfer.ranks.inlets import RankInlets
+
+    return RankInlets(pool, layout, WHOLE_BLOCK)
 
 
 class SenderFactory:
@@ -246,22 +253,22 @@ class SenderFactory:
 
     def _open(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
         settings, pool = self._settings, self._pool
+        if endpoint.transport in (SHM, SLOTS):
+            self._require_shared_memory(hello)
+        if endpoint.has_ranks:
+            return self._open_parts(endpoint, hello)
         match endpoint.transport:
             case "shm":
                 from kvtransfer.transports.shm.direct import ShmSender
 
-                self._require_shared_memory(hello)
                 return ShmSender(endpoint, pool.memory, hello.num_blocks)
             case "shm_slots":
                 from kvtransfer.transports.shm.slots_sender import SlotsSender
 
-                self._require_shared_memory(hello)
                 return SlotsSender(settings.context, endpoint, pool, settings.links)
             case "zmq":
                 from kvtransfer.transports.tcp_zmq import ZmqSender
 
-                if endpoint.details:
-                    return self._open_parts(endpoint, hello.layout)
                 return ZmqSender(settings.context, endpoint, pool, settings.links)
             case "nixl":
                 if self._nixl is None:
@@ -274,19 +281,16 @@ class SenderFactory:
             case _:
                 raise ValueError(f"there is no transport {endpoint.transport!r}")
 
-    def _open_parts(self, endpoint: Endpoint, layout: KvLayout) -> Sender:
+    def _open_parts(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
         """A sender to a node whose ranks have pools of their own."""
-        from kvtransfer.ranks.end import Network, RankPool, open_parts
-        from kvtransfer.ranks.senders import addresses_at
-        from kvtransfer.transports.fan_out import FanOutSender
+        from kvtransfer.ranks.transports import Network, RankPool, open_parts, ranks_at
 
         if not isinstance(self._pool, HostPool):
             raise TransferFailed("the receiver's ranks have pools of their own, and this pool is on a device")
-        ranks = addresses_at(endpoint)
         network = Network(self._settings.context, self._settings.host, self._settings.links)
-        targets = list(zip(ranks.division.shares, ranks.addresses, strict=True))
-        senders, _ = open_parts(RankPool(self._pool, layout, WHOLE_BLOCK), network, targets)
-        return FanOutSender(senders)
+        own = RankPool(self._pool, hello.layout, WHOLE_BLOCK)
+        sender, _ = open_parts(own, network, self._nixl, ranks_at(endpoint, hello.num_blocks))
+        return sender
 
     def _require_shared_memory(self, hello: PeerHello) -> None:
         if not shares_memory(self._settings.process, hello.process):
@@ -306,7 +310,7 @@ def _open_nixl_agent(settings: TransportSettings, memory: PoolMemory, pool: KvPo
         return AgentThread(pool.memory, settings.host)
     from kvtransfer.transports.nixl.process import AgentProcess
 
-    return AgentProcess(_required(memory.segment), pool.num_blocks, pool.block_bytes, settings.host)
+    return AgentProcess(_required(memory.segment).descriptor, pool.num_blocks, pool.block_bytes, settings.host)
 
 
 def _taken(choice: str, pool: KvPool) -> tuple[str, ...]:

@@ -24,19 +24,20 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 import zmq
 
 from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
-from kvtransfer.pools.base import BlockSink, BlockSource, KvPool, Lent
+from kvtransfer.pools.base import BlockSource, KvPool, Lent
 from kvtransfer.transports.base import Move
+from kvtransfer.transports.inlets import Inlet, Inlets, WholeOnly
 from kvtransfer.transports.zmq_sockets import Connection, ListeningReceiver
 from wire import links
 from wire.codec import BlockIds, Bounds, Codec, U64s
 from wire.errors import BatonError, TransferFailed
-from wire.kv_share import WHOLE_BLOCK, KvShare
+from wire.kv_share import KvShare
 from wire.request_key import RequestKey
 
 NAME = "zmq"
@@ -67,34 +68,6 @@ _HEADERS = Codec(BlockBatch)
 
 def _max_frame_bytes(block_bytes: int) -> int:
     return max(_PIECE_BYTES, block_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Inlet:
-    """Where what a rank of a sender has is written. `sources`: all ranks of that sender that have some of a block."""
-
-    sink: BlockSink
-    source: KvShare = WHOLE_BLOCK
-    sources: tuple[KvShare, ...] = (WHOLE_BLOCK,)
-
-
-class Inlets(Protocol):
-    """Knows the inlet of each rank of any sender."""
-
-    def of(self, source: KvShare | None) -> Inlet | None:
-        """The inlet of a rank, or of a sender that has whole blocks; None: it has nothing for this pool."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class WholeOnly:
-    """See `Inlets`: senders have whole blocks."""
-
-    pool: KvPool
-
-    def of(self, source: KvShare | None) -> Inlet | None:
-        """See `Inlets.of`."""
-        return Inlet(self.pool) if source is None else None
 
 
 @dataclass(slots=True)

@@ -212,9 +212,9 @@ def test_shared_memory_of_another_host_is_not_tried(context: zmq.Context[zmq.Soc
     ("choice", "endpoints", "reason"),
     [
         (ZMQ, [_NO_SEGMENT], "shm: this node takes zmq"),
-        (AUTO, [Endpoint("nixl", "x")], "nixl: this node takes shm or zmq"),
+        (AUTO, [Endpoint("nixl", "x")], "nixl: this node takes shm or shm_slots or zmq"),
         (AUTO, [], "none offered"),
-        (AUTO, [Endpoint("pigeon", "x")], "pigeon: this node takes shm or zmq"),
+        (AUTO, [Endpoint("pigeon", "x")], "pigeon: this node takes shm or shm_slots or zmq"),
         (AUTO, [Endpoint(ZMQ, "tcp://a b:5")], "cannot be dialled"),
         (AUTO, [Endpoint(SHM, str(Path("/etc/passwd")))], "not a segment"),
     ],

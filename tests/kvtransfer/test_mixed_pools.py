@@ -115,8 +115,8 @@ def transport_of(relay: Relay) -> list[str]:
 @pytest.mark.parametrize(
     ("sender", "receiver", "transport"),
     [
-        (Kind(HOST), Kind(DEVICE), "zmq"),
-        (Kind(DEVICE), Kind(HOST), "zmq"),
+        (Kind(HOST), Kind(DEVICE), "shm_slots"),
+        (Kind(DEVICE), Kind(HOST), "shm_slots"),
         (Kind(DEVICE), Kind(DEVICE), "shm_slots"),
         (Kind(DEVICE, "zmq"), Kind(DEVICE), "zmq"),
         (Kind(DEVICE), Kind(DEVICE, "zmq"), "zmq"),

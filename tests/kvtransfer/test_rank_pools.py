@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import socket
 import threading
 import time
@@ -11,29 +13,39 @@ import numpy as np
 import pytest
 import zmq
 
+from engine.runner.kv_memory import allocate_shared
 from kvtransfer.incoming_handoffs import ReceivingCounters
 from kvtransfer.integrity import DOT64
-from kvtransfer.messages import RANK_ENDPOINTS, Endpoint, PeerHello, RankEndpoints
+from kvtransfer.messages import RANK_ENDPOINTS, Endpoint, PeerHello, RankEndpoint, RankEndpoints
 from kvtransfer.pools import dot64
 from kvtransfer.pools.base import Checksums
 from kvtransfer.pools.host import HostPool
 from kvtransfer.process_identity import this_process
 from kvtransfer.ranks import lines as rank_lines
-from kvtransfer.ranks.end import Network, RankEnd, RankPool
+from kvtransfer.ranks.end import RankEnd
 from kvtransfer.ranks.lines import RankLines
-from kvtransfer.ranks.messages import Begin, Forgotten, Listening, Report, TransferChannel
+from kvtransfer.ranks.messages import Arrived, Begin, Expect, Forgotten, Listen, Listening, Report, TransferChannel
 from kvtransfer.ranks.pool import RanksPool
-from kvtransfer.ranks.receiver import RanksReceiver
+from kvtransfer.ranks.receiver import RanksReceiver, open_ranks_receivers
 from kvtransfer.ranks.senders import RanksSenders
 from kvtransfer.ranks.serving import start_transfers
+from kvtransfer.ranks.transports import Network, RankPool
 from kvtransfer.sending import SendingCounters
 from kvtransfer.transports.base import Move, Sender
-from kvtransfer.transports.registry import ZMQ, PoolMemory, SenderFactory, TransportSettings, open_receivers
+from kvtransfer.transports.registry import (
+    NIXL,
+    SLOTS,
+    ZMQ,
+    PoolMemory,
+    SenderFactory,
+    TransportSettings,
+    open_receivers,
+)
 from program.channel import ChannelBroken
 from tests.kvtransfer.test_parts import cut
 from tests.request_keys import key_of
 from wire.errors import Refused, TransferFailed
-from wire.kv_share import KvDivision, KvShare, own_layout
+from wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
 from wire.layout import KvLayout, LayerKv
 from wire.links import LinkSettings
 
@@ -44,26 +56,37 @@ MOVES = [Move(index, source, 11 - source, 5) for index, source in enumerate((3, 
 TARGETS, GENERATIONS = tuple(move.target for move in MOVES), tuple(move.generation for move in MOVES)
 _WAIT_S = 20.0
 _LOOPBACK = "127.0.0.1"
+needs_nixl = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
 
 
 class Pools:
-    """The pools of a node of some division. `lines`: of its driver, for one direction."""
+    """The pools of a node of some division, in memory that agents can map. `lines`: of its driver, for one
+    direction."""
 
     def __init__(self, division: KvDivision, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.context, self.shares = context, division.shares
-        self.pools = {
-            share: HostPool(np.zeros((NUM_BLOCKS, own_layout(LAYOUT, share).block_bytes), dtype=np.uint8))
-            for share in self.shares
-        }
+        regions = {share: allocate_shared(NUM_BLOCKS * own_layout(LAYOUT, share).block_bytes) for share in self.shares}
+        self.descriptors = {share: region.descriptor for share, region in regions.items()}
+        self.pools = {share: HostPool(region.array.reshape(NUM_BLOCKS, -1)) for share, region in regions.items()}
         driver, *others = reversed(self.shares)
         self.threads: list[threading.Thread] = []
         self.ends = {share: socket.socketpair() for share in others}
         network = Network(context, _LOOPBACK, LinkSettings())
         begin = Begin(_LOOPBACK, "", "decode")
         for share, (_, theirs) in self.ends.items():
-            self.threads += start_transfers(RankPool(self.pools[share], LAYOUT, share), [theirs], lambda _: network)
-        own = RankEnd(RankPool(self.pools[driver], LAYOUT, driver), network)
-        self.lines = RankLines(own, driver, {share: ours for share, (ours, _) in self.ends.items()}, begin)
+            self.threads += start_transfers(self.own(share), [theirs], lambda _: network)
+        end = RankEnd(self.own(driver), network)
+        self.lines = RankLines(end, driver, {share: ours for share, (ours, _) in self.ends.items()}, begin)
+
+    def own(self, share: KvShare) -> RankPool:
+        return RankPool(self.pools[share], LAYOUT, share, self.descriptors[share])
+
+    def receiver(self, transport: str, counters: ReceivingCounters | None = None) -> RanksReceiver:
+        (receiver,) = open_ranks_receivers(self.lines, counters or ReceivingCounters(), [transport])
+        return receiver
+
+    def senders(self, transport: str, counters: SendingCounters | None = None) -> RanksSenders:
+        return RanksSenders(self.lines, counters or SendingCounters(), [transport], lambda hello: True)
 
     def fill(self, whole: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> None:
         for share, pool in self.pools.items():
@@ -94,6 +117,8 @@ def opened(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[[KvDivi
         node.lines.close()
         for thread in node.threads:
             thread.join(_WAIT_S)
+        for descriptor in node.descriptors.values():
+            os.close(descriptor)
 
 
 def whole_blocks() -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
@@ -133,21 +158,24 @@ def sums(checksums: Checksums, block_ids: Sequence[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("sources", "targets"),
+    ("transport", "sources", "targets"),
     [
-        (KvDivision(2), KvDivision(2)),
-        (KvDivision(1), KvDivision(2, 2)),
-        (KvDivision(4), KvDivision(2, 3)),
-        (KvDivision(2, 2), KvDivision(4)),
+        (ZMQ, KvDivision(2), KvDivision(2)),
+        (ZMQ, KvDivision(1), KvDivision(2, 2)),
+        (ZMQ, KvDivision(4), KvDivision(2, 3)),
+        (ZMQ, KvDivision(2, 2), KvDivision(4)),
+        (SLOTS, KvDivision(2), KvDivision(2)),
+        (SLOTS, KvDivision(2, 2), KvDivision(4)),
+        pytest.param(NIXL, KvDivision(2), KvDivision(1), marks=needs_nixl),
     ],
 )
 def test_blocks_go_from_rank_to_rank(
-    opened: Callable[[KvDivision], Pools], sources: KvDivision, targets: KvDivision
+    opened: Callable[[KvDivision], Pools], transport: str, sources: KvDivision, targets: KvDivision
 ) -> None:
     whole, sending, receiving = whole_blocks(), opened(sources), opened(targets)
     sending.fill(whole)
     received, sent = ReceivingCounters(), SendingCounters()
-    receiver, senders = RanksReceiver(receiving.lines, received), RanksSenders(sending.lines, sent)
+    receiver, senders = receiving.receiver(transport, received), sending.senders(transport, sent)
     _, sender = senders.open(hello(receiver.endpoint))
     receiver.expect(KEY, TARGETS, GENERATIONS)
     push(sender, MOVES[:3], receiver.poll)
@@ -177,15 +205,29 @@ def test_blocks_go_from_rank_to_rank(
     assert [a == b for a, b in zip(sums(mine, TARGETS), right, strict=True)] == [True, True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("choice", "transport", "division"),
+    [
+        ("zmq", ZMQ, KvDivision(2, 2)),
+        ("shm", SLOTS, KvDivision(2, 2)),
+    ],
+)
 def test_a_node_with_one_pool_gives_to_ranks_and_takes_from_them(
-    opened: Callable[[KvDivision], Pools], context: zmq.Context[zmq.Socket[bytes]]
+    opened: Callable[[KvDivision], Pools],
+    context: zmq.Context[zmq.Socket[bytes]],
+    choice: str,
+    transport: str,
+    division: KvDivision,
 ) -> None:
-    whole, ranks = whole_blocks(), opened(KvDivision(2, 2))
-    settings = TransportSettings(ZMQ, context, _LOOPBACK, LinkSettings(), this_process())
-    first, second = HostPool(whole.copy()), HostPool(np.zeros_like(whole))
-    factory = SenderFactory(settings, PoolMemory(settings, "sender"), first)
-    among = RanksReceiver(ranks.lines, ReceivingCounters())
-    (alone,) = open_receivers(settings, PoolMemory(settings, "receiver"), second, LAYOUT)
+    whole, ranks = whole_blocks(), opened(division)
+    settings = TransportSettings(choice, context, _LOOPBACK, LinkSettings(), this_process())
+    memories = PoolMemory(settings, "sender"), PoolMemory(settings, "receiver")
+    first, second = (HostPool(memory.allocate(whole.nbytes).reshape(whole.shape)) for memory in memories)
+    first.memory[:] = whole
+    factory = SenderFactory(settings, memories[0], first)
+    among = ranks.receiver(transport)
+    receivers = open_receivers(settings, memories[1], second, LAYOUT)
+    (alone,) = (each for each in receivers if each.endpoint.transport == transport)
     _, sender = factory.open(hello(among.endpoint))
     among.expect(KEY, TARGETS, GENERATIONS)
     push(sender, MOVES, among.poll)
@@ -198,10 +240,10 @@ def test_a_node_with_one_pool_gives_to_ranks_and_takes_from_them(
     wait(has_come)
     sender.close()
     # and back, from the ranks: other lines of the same pools
-    again = opened(KvDivision(2, 2))
+    again = opened(division)
     for share, pool in ranks.pools.items():
         again.pools[share].memory[:] = pool.memory
-    senders = RanksSenders(again.lines, SendingCounters())
+    senders = again.senders(transport)
     _, sender = senders.open(hello(Endpoint("shm", "not for ranks"), alone.endpoint))
     alone.expect(KEY, TARGETS, GENERATIONS)
     push(sender, [Move(index, block, block, 5) for index, block in enumerate(TARGETS)], alone.poll)
@@ -215,13 +257,16 @@ def test_a_node_with_one_pool_gives_to_ranks_and_takes_from_them(
 
     wait(is_back)
     assert (second.memory[list(TARGETS)] == whole[[move.source for move in MOVES]]).all()
-    alone.close()
+    for each in receivers:
+        each.close()
+    factory.close()
+    for memory in memories:
+        memory.close()
 
 
 def test_blocks_are_written_until_every_rank_has_forgotten_them(opened: Callable[[KvDivision], Pools]) -> None:
     sending, receiving = opened(KvDivision(2)), opened(KvDivision(2))
-    receiver = RanksReceiver(receiving.lines, ReceivingCounters())
-    senders = RanksSenders(sending.lines, SendingCounters())
+    receiver, senders = receiving.receiver(ZMQ), sending.senders(ZMQ)
     sending.fill(whole_blocks())
     _, sender = senders.open(hello(receiver.endpoint))
     receiver.expect(KEY, TARGETS, GENERATIONS)
@@ -245,13 +290,43 @@ def test_blocks_are_written_until_every_rank_has_forgotten_them(opened: Callable
     assert not any(pool.memory.any() for pool in receiving.pools.values())
 
 
+@pytest.mark.parametrize("transport", [ZMQ, SLOTS])
+def test_blocks_that_overtake_the_order_to_expect_them_are_written(
+    opened: Callable[[KvDivision], Pools], context: zmq.Context[zmq.Socket[bytes]], transport: str
+) -> None:
+    whole, sending, receiving = whole_blocks(), opened(KvDivision(2)), opened(KvDivision(1))
+    sending.fill(whole)
+    unread: list[Expect] = [Expect(transport, 1, KEY, TARGETS, GENERATIONS)]
+    network = Network(context, _LOOPBACK, LinkSettings())
+    end = RankEnd(receiving.own(WHOLE_BLOCK), network, lambda: end.take(unread.pop()) if unread else None)
+    end.take(Listen((transport,)))
+    end.work()
+    (listening,) = (report for report in end.reports if isinstance(report, Listening))
+    where = RANK_ENDPOINTS.encode(RankEndpoints(KvDivision(1), (listening.endpoint,)))
+    senders = sending.senders(transport)
+    _, sender = senders.open(hello(Endpoint(transport, "", where)))
+    push(sender, MOVES, lambda: (senders.poll(), end.work()))
+
+    def has_come() -> bool:
+        senders.poll()
+        end.work()
+        return sum(report.count for report in end.reports if isinstance(report, Arrived)) == len(MOVES)
+
+    wait(has_come)
+    assert (receiving.pools[WHOLE_BLOCK].memory[list(TARGETS)] == whole[[move.source for move in MOVES]]).all()
+    sender.close()
+    end.close()
+
+
 def test_what_cannot_be_reached_is_no_sender(opened: Callable[[KvDivision], Pools]) -> None:
     sending = opened(KvDivision(2))
-    senders = RanksSenders(sending.lines, SendingCounters())
-    with pytest.raises(Refused, match="takes zmq, and not nixl"):
-        senders.open(hello(Endpoint("nixl", "agent")))
-    with pytest.raises(TransferFailed, match="each of its ranks"):
-        senders.open(hello(Endpoint(ZMQ, "", RANK_ENDPOINTS.encode(RankEndpoints(KvDivision(2), ("one",))))))
+    senders = RanksSenders(sending.lines, SendingCounters(), [SLOTS, ZMQ], lambda hello: False)
+    with pytest.raises(Refused, match=r"nixl: ranks of this node take shm_slots or zmq; .* do not share memory"):
+        senders.open(hello(Endpoint(NIXL, "agent"), Endpoint(SLOTS, "elsewhere")))
+    one = RankEndpoints(KvDivision(2), (RankEndpoint("one"),))
+    for details in (RANK_ENDPOINTS.encode(one), b"something else"):
+        with pytest.raises(TransferFailed, match=r"each of its ranks|does not decode"):
+            senders.open(hello(Endpoint(ZMQ, "", details)))
     _, sender = senders.open(hello(Endpoint(ZMQ, "nowhere")))
 
     def has_failed() -> bool:
@@ -274,9 +349,10 @@ def test_a_rank_that_is_gone_or_says_something_else_ends_the_transfers(
     node = opened(KvDivision(2))
     heard: list[tuple[KvShare, Report]] = []
     node.lines.hear(Forgotten, lambda share, report: heard.append((share, report)))
+    said, out_of_turn = Forgotten(ZMQ, KEY), Listening(ZMQ, RankEndpoint("tcp://127.0.0.1:1"), True)
     ((_, (_, theirs)),) = node.ends.items()
     channel = TransferChannel(theirs, "the driver")
-    channel.send(Forgotten(KEY), 1.0)
+    channel.send(said, 1.0)
 
     def has_heard() -> bool:
         node.lines.round()
@@ -284,7 +360,7 @@ def test_a_rank_that_is_gone_or_says_something_else_ends_the_transfers(
 
     wait(has_heard)
     heard.clear()
-    channel.send(Listening("tcp://127.0.0.1:1"), 1.0)
+    channel.send(out_of_turn, 1.0)
     with pytest.raises(ChannelBroken, match="says Listening out of turn"):
         wait(has_heard)
     theirs.shutdown(socket.SHUT_RDWR)

@@ -6,6 +6,8 @@ and log probabilities of prompts of many lengths, in chunks, alone and together,
 both sides, and with so little room on both sides that requests are preempted. What is counted: every byte of KV leaves
 once and arrives once, whatever the numbers of ranks are. At the end nothing is left. With `--prefill-pools own` or
 `--decode-pools own` ranks have pools of their own, and the bytes that each of them sends and receives are counted, too.
+`--model lfm2` and `qwen3-next` have layers that keep a state. With `--kv-cache-dtype fp8` KV is rounded, which
+transformers does not do: the answers are compared with those of the same sizes with shared pools.
 
 A smaller version is part of the suite: `shared_relay/test_ranks.py`.
 """
@@ -19,13 +21,22 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
+import torch
+
+from engine.models.checkpoint import choose_kv_dtype
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.facts import load_facts
+from engine.models.ops.torch_ops import TorchOps
 from engine.settings import OWN, SHARED
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, write_tokenizer
+from tests.engine.models.families import COMMON, make_model
 from tests.system.harness import BLOCK_SIZE, Answer, Relay, start_relay
 from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
 from wire.kv_share import KvDivision, own_layout
-from wire.layout import KvLayout, LayerKv
+from wire.layout import DTYPE_BYTES, STATE, KvLayout
 
 SIZES = ("1", "2", "4", "1x2", "2x2")
 TRANSPORTS = ("shm", "zmq", "nixl")
@@ -36,6 +47,8 @@ _NUM_BLOCKS = 21
 _NUM_LAYERS = 3
 _MODEL = {"num_attention_heads": 8, "head_dim": 16, "num_hidden_layers": _NUM_LAYERS}
 """Two stages have different numbers of layers."""
+_STATES = {"vocab_size": 320, "max_position_embeddings": 512}
+MODELS = ("llama", "lfm2", "qwen3-next")
 POOLS = (SHARED, OWN)
 _ROUTER = ("--local-prefill-tokens", "0")
 
@@ -59,22 +72,51 @@ def moved(relay: Relay) -> tuple[int, int, int]:
     )
 
 
-def check(relay: Relay, reference: Reference) -> str:
-    """Ask, compare, count; what to print."""
-    size = block_bytes(_NUM_LAYERS)
+class Answers(Protocol):
+    """Knows what is right."""
+
+    def greedy(self, prompt: tuple[int, ...], num_tokens: int = 24) -> Expected:
+        """See `Reference.greedy`."""
+        ...
+
+
+class Recorded:
+    """See `Answers`: what a relay has said that was asked one by one."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._known: dict[tuple[int, ...], Expected] = {}
+        for prompts, num_tokens in questions():
+            for prompt, answer in zip(prompts, relay.ask_all(prompts, 1, num_tokens, logprobs=0), strict=True):
+                self._known[prompt] = Expected(answer.token_ids, answer.logprobs)
+
+    def greedy(self, prompt: tuple[int, ...], num_tokens: int = 24) -> Expected:
+        """See `Answers`."""
+        return self._known[prompt].first(num_tokens)
+
+
+def questions() -> list[tuple[list[tuple[int, ...]], int]]:
+    """Prompts of many lengths, the same with something behind them, and more than fits at once on either side; each
+    with the number of tokens that are asked for."""
     prompts = [make_prompt(length, 1) for length in _LENGTHS]
+    longer = [prompt + make_prompt(5, 2) for prompt in prompts]
+    many = [make_prompt(140 + index, 3) for index in range(6)]
+    return [(prompts, _NUM_TOKENS), (longer, _NUM_TOKENS), (many, 40)]
+
+
+def check(relay: Relay, reference: Answers, layout: KvLayout) -> str:
+    """Ask, compare, count; what to print."""
+    size = layout.block_bytes
+    (prompts, _), (longer, _), (many, _) = questions()
     expected = [reference.greedy(prompt, _NUM_TOKENS) for prompt in prompts]
     num_tokens = compare(relay.ask_all(prompts, 1, _NUM_TOKENS, logprobs=0), expected)
     num_blocks = sum(-(-length // BLOCK_SIZE) for length in _LENGTHS)
     assert moved(relay) == (num_blocks, num_blocks * size, num_blocks * size), (moved(relay), num_blocks)
     # whole blocks are cached on both sides now: only what lies behind them is computed and travels
-    longer = [prompt + make_prompt(5, 2) for prompt in prompts]
     expected = [reference.greedy(prompt, _NUM_TOKENS) for prompt in longer]
     num_tokens += compare(relay.ask_all(longer, 1, _NUM_TOKENS, logprobs=0), expected)
     again, _, _ = moved(relay)
     assert again - num_blocks < num_blocks, "prefix caches were not hit"
-    # more than fits at once, on either side
-    many = [make_prompt(140 + index, 3) for index in range(6)]
+    # more than fits at once
     expected = [reference.greedy(prompt, 40) for prompt in many]
     num_tokens += compare(relay.ask_all(many, 6, 40, logprobs=0), expected)
     relay.settle()
@@ -91,25 +133,54 @@ def ranks_of(size: str) -> tuple[str, ...]:
     return "--tensor-parallel-size", num_tensor, "--pipeline-parallel-size", num_stages or "1"
 
 
-def divided_bytes(size: str, pools: str) -> int:
-    """Bytes that all ranks of a node of that size store of a block in pools of their own; 0: it has one pool."""
+def division_of(size: str, pools: str) -> KvDivision:
+    """How the ranks of a node of that size divide its blocks; with a shared pool they do not."""
     num_ranks, _, num_stages = size.partition("x")
-    division = KvDivision(int(num_ranks), int(num_stages or 1))
-    if pools == SHARED or division == KvDivision():
-        return 0
-    layout = KvLayout.of_layers("float32", BLOCK_SIZE, [LayerKv(2, 16)] * _NUM_LAYERS)
-    return sum(own_layout(layout, share).block_bytes for share in division.shares)
+    return KvDivision(int(num_ranks), int(num_stages or 1)) if pools == OWN else KvDivision()
 
 
-def check_parts(relay: Relay, to_ranks: int, from_ranks: int) -> str:
+def part_bytes(layout: KvLayout, sources: KvDivision, targets: KvDivision) -> int:
+    """Bytes of a block that ranks of one node send to those of another: all that these store, but for what states are
+    filled up with, unless both are divided alike."""
+    own = [own_layout(layout, share) for share in targets.shares]
+    num_filled = sum(
+        each.layer_bytes(kv) - (kv.num_input_rows * kv.head_dim + kv.num_carried) * DTYPE_BYTES[layout.dtype]
+        for each in own
+        for kv in each.layers
+        if kv.kind == STATE
+    )
+    return sum(each.block_bytes for each in own) - (0 if sources == targets else num_filled)
+
+
+def layout_of(model: Path, kv_cache_dtype: str) -> KvLayout:
+    """Of blocks of this model, whatever the number of ranks is."""
+    config = load_facts(model)
+    assert isinstance(config, ModelConfig)
+    dtype = choose_kv_dtype(kv_cache_dtype, "float32")
+    return KvLayout.of_layers(dtype, BLOCK_SIZE, Decoder(config, torch.float32, "meta", TorchOps()).layer_kvs)
+
+
+def check_parts(relay: Relay, layout: KvLayout, sources: KvDivision, targets: KvDivision) -> str:
     """Compare what ranks with pools of their own have sent and received, each for itself, with the number of blocks.
-    What to print. `to_ranks`, `from_ranks`: see `divided_bytes`."""
+    What to print."""
     received, sent = relay.decodes[0].metrics(), relay.prefills[0].metrics()
-    num_blocks = received.value("kv_receive_blocks_total")
-    num_bytes = num_blocks * (to_ranks or block_bytes(_NUM_LAYERS))
+    num_bytes = received.value("kv_receive_blocks_total") * part_bytes(layout, sources, targets)
     found = received.value("kv_receive_part_bytes_total"), sent.value("kv_send_part_bytes_total")
-    assert found == (num_bytes if to_ranks else 0, num_bytes if from_ranks else 0), (found, num_bytes)
-    return f", {num_bytes} bytes from rank to rank" if to_ranks or from_ranks else ""
+    wanted = tuple(num_bytes * (division != KvDivision()) for division in (targets, sources))
+    assert found == wanted, (found, wanted)
+    return f", {num_bytes} bytes from rank to rank" if any(wanted) else ""
+
+
+def start(model: Path, folder: Path, prefill: Sequence[str], decode: Sequence[str], common: Sequence[str]) -> Relay:
+    """One relay. `prefill` and `decode`: size and pools of the nodes."""
+    flags = ("--num-blocks", str(_NUM_BLOCKS), "--max-num-batched-tokens", "40", *common)
+    return start_relay(
+        model,
+        folder,
+        prefill=[(*flags, *ranks_of(prefill[0]), "--rank-pools", prefill[1])],
+        decode=[(*flags, *ranks_of(decode[0]), "--rank-pools", decode[1])],
+        router=_ROUTER,
+    )
 
 
 def run(
@@ -119,28 +190,23 @@ def run(
     transport: str,
     prefill: tuple[str, str],
     decode: tuple[str, str],
+    kv_cache_dtype: str,
 ) -> str:
-    """One relay from its start to its end. `prefill` and `decode`: size and pools of the nodes."""
-    checksum = ("--kv-checksum", "dot64") if OWN in (prefill[1], decode[1]) else ()
-    common = (
-        *checksum,
-        "--num-blocks",
-        str(_NUM_BLOCKS),
-        "--max-num-batched-tokens",
-        "40",
-        "--kv-transport",
-        transport,
-    )
-    relay = start_relay(
-        model,
-        folder,
-        prefill=[(*common, *ranks_of(prefill[0]), "--rank-pools", prefill[1])],
-        decode=[(*common, *ranks_of(decode[0]), "--rank-pools", decode[1])],
-        router=_ROUTER,
-    )
+    """One relay from its start to its end."""
+    layout = layout_of(model, kv_cache_dtype)
+    common: tuple[str, ...] = ("--kv-cache-dtype", kv_cache_dtype)
+    answers: Answers = reference
+    if layout.has_scales:
+        relay = start(model, folder / "shared", (prefill[0], SHARED), (decode[0], SHARED), common)
+        try:
+            answers = Recorded(relay)
+        finally:
+            relay.close()
+    common += ("--kv-checksum", "dot64") if OWN in (prefill[1], decode[1]) else ()
+    relay = start(model, folder, prefill, decode, (*common, "--kv-transport", transport))
     try:
-        said = check(relay, reference)
-        said += check_parts(relay, divided_bytes(*decode), divided_bytes(*prefill))
+        said = check(relay, answers, layout)
+        said += check_parts(relay, layout, division_of(*prefill), division_of(*decode))
         relay.stop()
     finally:
         relay.close()
@@ -151,6 +217,15 @@ def block_bytes(num_layers: int = 2) -> int:
     """Of all heads and layers of the tiny model, whatever the number of ranks: layers, keys and values, heads, tokens,
     elements, bytes of a float32."""
     return num_layers * 2 * 2 * BLOCK_SIZE * 16 * 4
+
+
+def make_grid_model(folder: Path, name: str) -> Path:
+    """A checkpoint of one of `MODELS`."""
+    if name == "llama":
+        return make_checkpoint(folder, name, changes=_MODEL)
+    make_model(folder, name, {**COMMON, **_STATES})
+    write_tokenizer(folder, _STATES["vocab_size"], _STATES["max_position_embeddings"])
+    return folder
 
 
 def say(text: str) -> None:
@@ -165,12 +240,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--prefill", nargs="+", default=SIZES, help="ranks of prefill nodes")
     parser.add_argument("--decode", nargs="+", default=SIZES, help="ranks of decode nodes")
     parser.add_argument("--prefill-pools", nargs="+", default=[SHARED], choices=POOLS, help="--rank-pools of those")
-    parser.add_argument("--decode-pools", nargs="+", default=[SHARED], choices=POOLS, help="and of these: zmq alone")
+    parser.add_argument("--decode-pools", nargs="+", default=[SHARED], choices=POOLS, help="and of these")
     parser.add_argument("--transport", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
+    parser.add_argument("--model", default="llama", choices=MODELS)
+    parser.add_argument("--kv-cache-dtype", default="auto", help="as of the nodes")
     asked = parser.parse_args(arguments)
     num_wrong = 0
     with tempfile.TemporaryDirectory() as place:
-        model = make_checkpoint(Path(place) / "model", "llama", changes=_MODEL)
+        model = make_grid_model(Path(place) / "model", asked.model)
         reference = Reference(model)
         prefills = itertools.product(asked.prefill, asked.prefill_pools)
         decodes = itertools.product(asked.decode, asked.decode_pools)
@@ -178,7 +255,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for transport, prefill, decode in pairs:
             name, begin_s = f"{transport} {' '.join(prefill)} -> {' '.join(decode)}", time.monotonic()
             try:
-                said = run(model, reference, Path(place) / name.replace(" ", ""), transport, prefill, decode)
+                said = run(
+                    model,
+                    reference,
+                    Path(place) / name.replace(" ", ""),
+                    transport,
+                    prefill,
+                    decode,
+                    asked.kv_cache_dtype,
+                )
             except AssertionError as error:
                 num_wrong += 1
                 said = f"WRONG: {error}"

@@ -27,11 +27,15 @@ def test_a_rank_has_a_block_of_its_heads_and_layers() -> None:
     own = own_layout(layout, KvShare(1, 0, KvDivision(2, 2)))
     assert own == KvLayout.of_layers("float16", 4, [LayerKv(2, 8), LayerKv(1, 8, 16)])
     assert own_layout(layout, WHOLE_BLOCK) is layout
+    state, half = LayerKv(5, 32, None, STATE, 60), LayerKv(5, 16, None, STATE, 30)
+    assert (state.num_input_rows, half.num_input_rows) == (3, 3)
+    states = KvLayout.of_layers("float16", 4, [LayerKv(2, 8), state])
+    assert own_layout(states, KvShare(1, 0, KvDivision(2))).layers == (LayerKv(1, 8), half)
 
 
 def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="3 key and value heads cannot be divided among 2 ranks"):
         KvShare(0, 0, KvDivision(2)).heads_of(3)
-    states = KvLayout.of_layers("float16", 4, [LayerKv(1, 8), LayerKv(1, 8, kind=STATE)])
-    with pytest.raises(InvalidSetting, match="keep a state"):
+    states = KvLayout.of_layers("float16", 4, [LayerKv(1, 8), LayerKv(1, 9, kind=STATE)])
+    with pytest.raises(InvalidSetting, match="states of 9 channels cannot be divided among 2 ranks"):
         own_layout(states, KvShare(0, 0, KvDivision(2)))

@@ -47,7 +47,10 @@ class GatedDeltaNet:
         num_bytes = len(value_heads) * settings.key_dim * settings.value_dim * _STATE_BYTES
         self._num_carried = num_bytes // setup.dtype.itemsize
         self.kv = LayerKv(
-            self._num_before + _rows_carried(settings, setup.dtype), len(heads) * sum(self._sizes), kind=STATE
+            self._num_before + _rows_carried(settings, setup.dtype),
+            len(heads) * sum(self._sizes),
+            kind=STATE,
+            num_carried=self._num_carried,
         )
         self.rule: LayerRule = PLAIN
         matrices = list(_matrices(tensors, settings, heads))

@@ -54,6 +54,7 @@ from kvtransfer.transports.nixl.wire import (
     Write,
     WriteEnded,
 )
+from kvtransfer.transports.nixl.writes import Runs, WholeBlocks
 
 _PR_SET_TIMERSLACK = 29
 _MADV_POPULATE_WRITE = 23
@@ -85,11 +86,11 @@ at 50 us between turns that would be a fourth of the time, at 200 us it is a ten
 
 @dataclass(slots=True)
 class _Peer:
-    """A connection to another agent. `name`: what nixl knows it by here. Two may lead to the same agent: one that is
-    leaving and its successor."""
+    """A connection to another agent. `name`: what nixl knows it by here; `writes`: `WholeBlocks` or `Runs`. Two may
+    lead to the same agent: one that is leaving and its successor."""
 
     name: str
-    targets: Any
+    writes: WholeBlocks | Runs
     is_leaving: bool = False
 
 
@@ -207,14 +208,20 @@ class Agent:
             pool = _region_of_peer(command)
             try:
                 self._nixl.add_remote_agent(metadata)
-                targets = self._nixl.prep_xfer_dlist(name, pool.blocks(), pool.kind)
+                writes = self._writes_into(name, pool, command)
             except Exception:
                 _attempt(self._nixl.remove_remote_agent, name)
                 raise
         except Exception as error:  # nixl's own kinds have no common root, and this peer is to blame for all of them
             self._channel.send(PeerEnded(command.peer_id, _reason(error)))
             return
-        self._peers[command.peer_id] = _Peer(name, targets)
+        self._peers[command.peer_id] = _Peer(name, writes)
+
+    def _writes_into(self, name: str, pool: Region, command: Connect) -> WholeBlocks | Runs:
+        if not command.sizes:
+            return WholeBlocks(self._sources, self._nixl.prep_xfer_dlist(name, pool.blocks(), pool.kind))
+        sources = self._region.runs(command.sources, command.sizes)
+        return Runs(self._region, pool, name, sources, pool.runs(command.targets, command.sizes))
 
     def _write(self, command: Write) -> None:
         peer = self._peers.get(command.peer_id)
@@ -222,14 +229,7 @@ class Agent:
             self._channel.send(WriteEnded(command.write_id, False, "the peer is not connected"))
             return
         try:
-            handle = self._nixl.make_prepped_xfer(
-                "WRITE",
-                self._sources,
-                np.asarray(command.sources, dtype=np.int32),
-                peer.targets,
-                np.asarray(command.targets, dtype=np.int32),
-                command.notice,
-            )
+            handle = peer.writes.begin(self._nixl, command)
         except Exception as error:  # as in _connect
             self._channel.send(WriteEnded(command.write_id, False, _reason(error)))
             return
@@ -285,7 +285,7 @@ class Agent:
     def _disconnect(self, peer_id: int) -> None:
         peer = self._peers.pop(peer_id)
         try:
-            peer.targets.release()
+            peer.writes.release()
         finally:
             self._nixl.remove_remote_agent(peer.name)
 

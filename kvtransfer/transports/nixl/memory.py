@@ -7,6 +7,7 @@ GPU only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,16 @@ class Region:
         blocks[:, 2] = self.device_index
         return blocks
 
+    def runs(self, offsets: Sequence[int], sizes: Sequence[int]) -> BlockRuns:
+        """These runs of bytes of a block. Raises `ValueError` for bytes that a block does not have."""
+        block_bytes = self.num_bytes // self.num_blocks
+        if len(offsets) != len(sizes) or any(
+            offset + size > block_bytes for offset, size in zip(offsets, sizes, strict=True)
+        ):
+            raise ValueError("these are no runs of bytes of a block")
+        starts, lengths = np.array(offsets, dtype=np.uint64), np.array(sizes, dtype=np.uint64)
+        return BlockRuns(self, block_bytes, starts + np.uint64(self.base_address), lengths)
+
     def require_shareable(self) -> None:
         """Raise `InvalidSetting` when it is memory of a GPU that CUDA IPC cannot hand to another process.
 
@@ -74,6 +85,27 @@ class Region:
             from device import cuda_context
 
             cuda_context.synchronize(self.device_index)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRuns:
+    """Runs of bytes of each block of `region`: `starts`, their addresses in its first block, and `lengths`; [R]."""
+
+    region: Region
+    block_bytes: int
+    starts: npt.NDArray[np.uint64]
+    lengths: npt.NDArray[np.uint64]
+
+    def of(self, block_ids: Sequence[int]) -> npt.NDArray[np.uint64]:
+        """A descriptor for each run of each of these blocks, [n x R, 3]: address, size, device. Raises `ValueError` for
+        a block that the region does not have."""
+        if block_ids and max(block_ids) >= self.region.num_blocks:
+            raise ValueError("there is no such block")
+        found = np.empty((len(block_ids), len(self.starts), 3), dtype=np.uint64)
+        found[:, :, 0] = self.starts + (np.array(block_ids, dtype=np.uint64) * np.uint64(self.block_bytes))[:, None]
+        found[:, :, 1] = self.lengths
+        found[:, :, 2] = self.region.device_index
+        return found.reshape(-1, 3)
 
 
 def region_of(pool: Any) -> Region:

@@ -25,7 +25,6 @@ from typing import Any
 from kvtransfer.transports.nixl.lives import Crashes, require_nixl
 from kvtransfer.transports.nixl.ucx import ucx_environment
 from kvtransfer.transports.nixl.wire import COMMANDS, REPORTS, Channel, Ready
-from kvtransfer.transports.shm.segment import Segment
 from program.child import PIPE, Child, describe_end
 from wire.errors import InvalidSetting
 
@@ -38,16 +37,16 @@ _log = logging.getLogger(__name__)
 
 
 class AgentProcess:
-    """Keeps one agent over `segment` running. Blocks until the first is ready.
+    """Keeps one agent over the memory of the open file `descriptor` running. Blocks until the first is ready.
 
     Raises `InvalidSetting` when nixl is not installed or the agent does not start.
     """
 
-    def __init__(self, segment: Segment, num_blocks: int, block_bytes: int, host: str) -> None:
+    def __init__(self, descriptor: int, num_blocks: int, block_bytes: int, host: str) -> None:
         require_nixl()
         self.ready: Ready | None = None
         self.num_lives_ended = 0
-        self._segment = segment
+        self._descriptor = descriptor
         self._sizes = (num_blocks, block_bytes)
         self._environment = {"NIXL_LOG_LEVEL": "WARN", **ucx_environment(host, os.environ)}
         self._crashes = Crashes()
@@ -129,8 +128,7 @@ class AgentProcess:
     def _start(self) -> None:
         """Begin a life. Raises `OSError` when the system has no descriptor, process or memory for it."""
         ours, theirs = socket.socketpair()
-        segment = self._segment.descriptor
-        numbers = (theirs.fileno(), segment, *self._sizes)
+        numbers = (theirs.fileno(), self._descriptor, *self._sizes)
         try:
             with theirs:
                 self._child = Child(
@@ -138,7 +136,7 @@ class AgentProcess:
                     *map(str, numbers),
                     environment=self._environment,
                     stderr=PIPE,
-                    pass_fds=(theirs.fileno(), segment),
+                    pass_fds=(theirs.fileno(), self._descriptor),
                 )
         except OSError:
             ours.close()

@@ -6,12 +6,13 @@ Owns what grants announced and which endpoint is offered. What ends a write, and
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvtransfer.messages import Endpoint, ProcessIdentity
 from kvtransfer.transports.announced import AnnouncedBlocks
 from kvtransfer.transports.base import BlocksArrived
+from kvtransfer.transports.inlets import Inlets
 from kvtransfer.transports.nixl.lives import RunningAgent
 from kvtransfer.transports.nixl.ucx import may_use_cuda_ipc
 from kvtransfer.transports.nixl.wire import DETAILS, NAME, NOTICES, Landed, Notices, Ready, Watch
@@ -23,14 +24,16 @@ from wire.request_key import RequestKey
 class NixlReceiver:
     """Offers the pool that `agent` has registered to peers, who write into it. Closes the agent with itself.
 
-    `num_refused` counts notices of blocks that no grant announced, `num_crashes` agents that ended by themselves.
+    `inlets`: which ranks of a sender have parts of a block. `num_refused` counts notices of blocks that no grant
+    announced, `num_bytes` what notices have told, `num_crashes` agents that ended by themselves.
     """
 
     write_proof = WriteProof.ENDPOINT_ENDED
     is_silent = False
 
-    def __init__(self, agent: RunningAgent) -> None:
-        self.num_refused = 0
+    def __init__(self, agent: RunningAgent, inlets: Inlets) -> None:
+        self.num_refused = self.num_bytes = 0
+        self._inlets = inlets
         self._announced = AnnouncedBlocks()
         self._expected: set[RequestKey] = set()
         self._agent = agent
@@ -66,6 +69,10 @@ class NixlReceiver:
             self._agent.send(Watch(True))
         self._expected.add(key)
         self._announced.expect(key, block_ids, generations)
+
+    def look_by(self, look: Callable[[], None]) -> None:
+        """See `AnnouncedBlocks.look`."""
+        self._announced.look = look
 
     def is_writing(self, key: RequestKey) -> bool:
         """Never: peers write."""
@@ -121,11 +128,14 @@ class NixlReceiver:
         except BatonError:
             self.num_refused += 1
             return
-        key, first_index = landed.handoff.key, landed.first_index
-        if self._announced.may_write(key, first_index, landed.block_ids, landed.generations):
-            self._announced.arrived(key, first_index, len(landed.block_ids))
-        else:
+        key, first_index, inlet = landed.handoff.key, landed.first_index, self._inlets.of(landed.source)
+        if inlet is None or not self._announced.may_write(
+            key, first_index, landed.block_ids, landed.generations, inlet.source
+        ):
             self.num_refused += 1
+            return
+        self.num_bytes += len(landed.block_ids) * inlet.sink.block_bytes
+        self._announced.arrived(key, first_index, len(landed.block_ids), inlet.source, inlet.sources)
 
 
 class NixlDeviceReceiver(NixlReceiver):
@@ -134,8 +144,8 @@ class NixlDeviceReceiver(NixlReceiver):
     `poll` raises `TransferFailed` when the agent can no longer be ended: the node must not go on.
     """
 
-    def __init__(self, agent: RunningAgent) -> None:
-        super().__init__(agent)
+    def __init__(self, agent: RunningAgent, inlets: Inlets) -> None:
+        super().__init__(agent, inlets)
         is_mapped = may_use_cuda_ipc(os.environ)
         self.write_proof = WriteProof.BOTH_ENDED if is_mapped else WriteProof.ENDPOINT_ENDED
 

@@ -31,6 +31,7 @@ from kvtransfer.transports.nixl.wire import (
     WriteEnded,
 )
 from wire.errors import BatonError, TransferFailed
+from wire.kv_share import KvShare
 from wire.request_key import RequestKey
 
 _PIECE_BYTES = 2**24
@@ -39,6 +40,20 @@ _MAX_UNDER_WAY = 64
 _MAX_BLOCKS_PER_WRITE = 1024
 _CLOSE_S = 2.0
 _MAX_CONNECTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a sender writes of each block: `block_bytes` of it, into blocks of `target_bytes`.
+
+    `runs`: (offset here, offset there, number of bytes) of each; none: the block as it is. `source`: the rank whose
+    bytes they are; None: whole blocks, or all that the receiver's rank stores of them.
+    """
+
+    block_bytes: int
+    target_bytes: int
+    runs: Sequence[tuple[int, int, int]] = ()
+    source: KvShare | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +96,8 @@ class NixlSenders:
         """The agent's socket, shared by all senders."""
         return self._agent.wait_on()
 
-    def open(self, endpoint: Endpoint, num_target_blocks: int) -> NixlSender:
-        """A sender to the receiver at `endpoint`.
+    def open(self, endpoint: Endpoint, num_target_blocks: int, part: Part | None = None) -> NixlSender:
+        """A sender to the receiver at `endpoint`, of whole blocks or of a part of them.
 
         Raises `TransferFailed` when that is not the endpoint of such a pool, or while one of the agents starts again.
         """
@@ -96,13 +111,15 @@ class NixlSenders:
             details: PoolDetails = DETAILS.decode(endpoint.details)
         except BatonError as error:
             raise TransferFailed(f"the peer's endpoint does not decode: {error}") from None
-        if details.num_bytes != num_target_blocks * self.block_bytes:
+        part = part or Part(self.block_bytes, self.block_bytes)
+        if details.num_bytes != num_target_blocks * part.target_bytes:
             raise TransferFailed("the peer's endpoint does not have the size of its pool")
         self._num_connects += 1
         self._next_peer_id = (self._next_peer_id + 1) % 2**32
-        sender = NixlSender(self, self._next_peer_id, num_target_blocks, self._agent.ready.process)
+        sender = NixlSender(self, self._next_peer_id, part, self._agent.ready.process)
         self._senders[sender.peer_id] = sender
-        self._agent.send(Connect(sender.peer_id, endpoint.address, details, num_target_blocks))
+        runs = (tuple(column) for column in zip(*part.runs, strict=True)) if part.runs else ()
+        self._agent.send(Connect(sender.peer_id, endpoint.address, details, num_target_blocks, *runs))
         return sender
 
     def poll(self) -> None:
@@ -142,9 +159,10 @@ class NixlSenders:
             first_index=moves[0].index,
             block_ids=tuple(move.target for move in moves),
             generations=tuple(move.generation for move in moves),
+            source=sender.part.source,
         )
         self._next_write_id += 1
-        pushed = _Pushed(sender, key, len(moves) * self.block_bytes)
+        pushed = _Pushed(sender, key, len(moves) * sender.part.block_bytes)
         self._in_flight[self._next_write_id] = pushed
         self._num_bytes += pushed.num_bytes
         sender.num_reading[key] += 1
@@ -193,13 +211,12 @@ class NixlSender:
     pushes_parts = False
     piece_bytes = _PIECE_BYTES
 
-    def __init__(self, senders: NixlSenders, peer_id: int, num_target_blocks: int, writer: ProcessIdentity) -> None:
+    def __init__(self, senders: NixlSenders, peer_id: int, part: Part, writer: ProcessIdentity) -> None:
         self.writer: ProcessIdentity | None = writer
-        self.peer_id = peer_id
+        self.peer_id, self.part = peer_id, part
         self.needs_fence = False
         self.num_reading: Counter[RequestKey] = Counter()
         self._senders = senders
-        self._num_target_blocks = num_target_blocks
         self._failure = ""
         self._close_deadline_s: float | None = None
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 from kvtransfer.messages import HandoffName, ProcessIdentity
 from wire.codec import MAX_MESSAGE_BYTES, U32, U64, BlockIds, Bounds, Codec, Length, U64s
 from wire.errors import BatonError
+from wire.kv_share import KvShare
 
 NAME = "nixl"
 MAX_NOTICE_BYTES = 32_000
@@ -49,12 +50,14 @@ class PoolDetails:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Agent to agent, behind the bytes: these blocks of a grant were written, `first_index` and following."""
+    """Agent to agent, behind the bytes: these blocks of a grant were written, `first_index` and following. `source`:
+    what this rank has of them; None: all of them."""
 
     handoff: HandoffName
     first_index: Annotated[int, Bounds(0, 2**40)]
     block_ids: BlockIds
     generations: U64s
+    source: KvShare | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,19 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Node -> agent: prepare writes into the pool of another agent. Answered by `PeerEnded` when that fails."""
+    """Node -> agent: prepare writes into the pool of another agent. Answered by `PeerEnded` when that fails.
+
+    `sources`, `targets`, `sizes`: the runs of bytes, as offsets in a block here and in one there, that a write of a
+    block consists of; none: blocks are written as they are.
+    """
 
     peer_id: U32
     agent_name: _Name
     details: PoolDetails
     num_blocks: U32
+    sources: U64s = ()
+    targets: U64s = ()
+    sizes: U64s = ()
 
 
 @dataclass(frozen=True, slots=True)

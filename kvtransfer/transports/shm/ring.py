@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from device.pinning import Pin
-from kvtransfer.pools.base import KvPool
+from kvtransfer.pools.base import BlockSource, KvPool
 from kvtransfer.transports.base import Blocks
 from kvtransfer.transports.shm.segment import Mapping, Segment
 from wire.errors import TransferFailed
@@ -40,7 +40,7 @@ class RingShape:
 class OwnRing:
     """A sender's ring: a new segment. Raises `TransferFailed` when there is no room for it."""
 
-    def __init__(self, shape: RingShape, pool: KvPool) -> None:
+    def __init__(self, shape: RingShape, pool: BlockSource) -> None:
         try:
             segment = Segment(shape.num_bytes)
         except OSError as error:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import zmq
 
 from kvtransfer.pools.base import KvPool
+from kvtransfer.transports.inlets import Inlet, Inlets, WholeOnly
 from kvtransfer.transports.shm.ring import PeerRing, RingShape
 from kvtransfer.transports.shm.slots_wire import (
     MAX_FRAME_BYTES,
@@ -43,14 +44,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Incoming:
-    """A sender's ring at D, and the number that its next batch must have."""
+    """A sender's ring at D, where its blocks go, and the number that its next batch must have."""
 
     ring: PeerRing
+    inlet: Inlet
     next_number: int = 0
 
 
 class SlotsReceiver(ListeningReceiver):
-    """Takes blocks from the rings of senders into `pool`. `num_refused` counts messages that changed nothing."""
+    """Takes blocks from the rings of senders into `pool`, as `inlets` say. `num_refused` counts messages that changed
+    nothing, `num_bytes` what was written."""
 
     def __init__(
         self,
@@ -59,10 +62,13 @@ class SlotsReceiver(ListeningReceiver):
         pool: KvPool,
         settings: links.LinkSettings,
         port: int = 0,
+        inlets: Inlets | None = None,
     ) -> None:
         limits = replace(settings, max_message_bytes=MAX_FRAME_BYTES)
         super().__init__(NAME, context, zmq.ROUTER, host, limits, port)
+        self.num_bytes = 0
         self._pool = pool
+        self._inlets = inlets or WholeOnly(pool)
         self._incoming: dict[bytes, _Incoming] = {}
         self._next_look_s = 0.0
 
@@ -117,13 +123,16 @@ class SlotsReceiver(ListeningReceiver):
             if not is_known:
                 self._send(connection, RingEnd("this ring belongs to another connection"))
             return
+        inlet = self._inlets.of(hello.source)
         try:
-            if hello.block_bytes != self._pool.block_bytes:
-                raise TransferFailed(f"blocks have {hello.block_bytes} bytes there and {self._pool.block_bytes} here")
+            if inlet is None:
+                raise TransferFailed("the sender has nothing of these blocks")
+            if hello.block_bytes != inlet.sink.block_bytes:
+                raise TransferFailed(f"blocks have {hello.block_bytes} bytes there and {inlet.sink.block_bytes} here")
             if len(self._incoming) >= _MAX_RINGS:
                 raise TransferFailed(f"the receiver has {_MAX_RINGS} rings already")
             shape = RingShape(hello.num_slots, hello.slot_blocks, hello.block_bytes)
-            self._incoming[connection] = _Incoming(PeerRing(hello.name, shape, self._pool))
+            self._incoming[connection] = _Incoming(PeerRing(hello.name, shape, self._pool), inlet)
         except TransferFailed as error:
             self.num_refused += 1
             self._send(connection, RingEnd(str(error)))
@@ -145,14 +154,15 @@ class SlotsReceiver(ListeningReceiver):
             self._end(connection, str(error))
             return 0
         incoming.next_number += 1
-        key, num_bytes = batch.handoff.key, 0
-        if self._announced.may_write(key, batch.first_index, batch.block_ids, batch.generations):
+        key, num_bytes, inlet = batch.handoff.key, 0, incoming.inlet
+        if self._announced.may_write(key, batch.first_index, batch.block_ids, batch.generations, inlet.source):
             payload = incoming.ring.slots[batch.slot, :num_blocks]
             num_bytes = payload.nbytes
-            self._pool.write(batch.block_ids, payload, is_direct=incoming.ring.is_direct)
+            inlet.sink.write(batch.block_ids, payload, is_direct=incoming.ring.is_direct)
             # before anybody hears of it: P may use the slot again then, and the engine the blocks
-            self._pool.settle()
-            self._announced.arrived(key, batch.first_index, num_blocks)
+            inlet.sink.settle()
+            self.num_bytes += num_bytes
+            self._announced.arrived(key, batch.first_index, num_blocks, inlet.source, inlet.sources)
         else:
             self.num_refused += 1
         if not self._send(connection, SlotTaken(batch.number)):

@@ -2,7 +2,7 @@
 
 Owns the ring, and which of its slots are in flight.
 
-Bounds: `_RING_BYTES` (or two blocks). A receiver that takes nothing leaves no free slot: `push` says "not now", and its
+Bounds: `RING_BYTES` (or two blocks). A receiver that takes nothing leaves no free slot: `push` says "not now", and its
 caller counts the time.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
-from kvtransfer.pools.base import KvPool
+from kvtransfer.pools.base import BlockSource
 from kvtransfer.runs import grant_pieces
 from kvtransfer.transports.base import Move
 from kvtransfer.transports.shm.ring import OwnRing, RingShape
@@ -34,10 +34,11 @@ from kvtransfer.transports.shm.slots_wire import (
 from kvtransfer.transports.zmq_sockets import Connection
 from wire import links
 from wire.errors import BatonError, TransferFailed
+from wire.kv_share import KvShare
 from wire.request_key import RequestKey
 
 _SLOT_BYTES = 4 * 2**20
-_RING_BYTES = 64 * 2**20
+RING_BYTES = 64 * 2**20
 
 
 def slot_blocks_of(block_bytes: int) -> int:
@@ -48,7 +49,8 @@ def slot_blocks_of(block_bytes: int) -> int:
 class SlotsSender:
     """Sends blocks of `pool` to the receiver at a peer's endpoint, through a ring of at most `ring_bytes`.
 
-    Raises `TransferFailed` for a bad address, or when there is no shared memory. `num_refused` counts answers that
+    `source`: its blocks are what this rank has of them for that receiver; None: whole ones. Raises `TransferFailed` for
+    a bad address, or when there is no shared memory. `num_refused` counts answers that
     changed nothing.
     """
 
@@ -61,16 +63,17 @@ class SlotsSender:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         endpoint: Endpoint,
-        pool: KvPool,
+        pool: BlockSource,
         settings: links.LinkSettings,
-        ring_bytes: int = _RING_BYTES,
+        ring_bytes: int = RING_BYTES,
+        source: KvShare | None = None,
     ) -> None:
         slot_blocks = slot_blocks_of(pool.block_bytes)
         num_slots = min(MAX_SLOTS, max(2, ring_bytes // (slot_blocks * pool.block_bytes)))
         self._shape = RingShape(num_slots, slot_blocks, pool.block_bytes)
         self.piece_bytes = slot_blocks * pool.block_bytes
         self.num_refused = 0
-        self._pool = pool
+        self._pool, self._source = pool, source
         self._free = deque(range(num_slots))
         self._in_flight: dict[int, int] = {}
         self._num_sent = 0
@@ -156,7 +159,7 @@ class SlotsSender:
 
     def _greet(self) -> None:
         shape = self._shape
-        hello = RingHello(self._ring.name, shape.num_slots, shape.slot_blocks, shape.block_bytes)
+        hello = RingHello(self._ring.name, shape.num_slots, shape.slot_blocks, shape.block_bytes, self._source)
         # the socket may hear of its connection a moment after the monitor
         with contextlib.suppress(zmq.Again):
             self._connection.socket.send(TO_RECEIVER.encode(hello), zmq.NOBLOCK)

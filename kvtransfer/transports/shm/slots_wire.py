@@ -7,6 +7,7 @@ from typing import Annotated
 
 from kvtransfer.messages import HandoffName
 from wire.codec import BlockIds, Bounds, Codec, Length, U64s
+from wire.kv_share import KvShare
 
 NAME = "shm_slots"
 MAX_SLOT_BLOCKS = 1_024
@@ -16,12 +17,14 @@ MAX_FRAME_BYTES = 2**17
 
 @dataclass(frozen=True, slots=True)
 class RingHello:
-    """P -> D, first message of a connection: this is my ring."""
+    """P -> D, first message of a connection: this is my ring. `source`: its blocks are what this rank has of them for
+    the rank that it sends to; None: all of them."""
 
     name: Annotated[str, Length(64)]
     num_slots: Annotated[int, Bounds(1, MAX_SLOTS)]
     slot_blocks: Annotated[int, Bounds(1, MAX_SLOT_BLOCKS)]
     block_bytes: Annotated[int, Bounds(1, 2**40)]
+    source: KvShare | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,28 +105,28 @@ def test_preempted_requests_of_ranks_go_on(
 
 
 @pytest.mark.parametrize(
-    ("family", "size", "num_stages"),
+    ("family", "size", "num_stages", "pools"),
     [
-        ("mixtral", 2, 1),
-        ("qwen2-moe", 2, 1),
-        ("deepseek-v2", 2, 2),
-        ("gpt2", 2, 1),
-        ("cohere2", 1, 2),
-        ("phi3", 2, 1),
-        ("olmo2", 4, 1),
-        ("olmoe", 2, 1),
-        ("gpt-oss", 2, 2),
-        ("lfm2", 2, 2),
-        ("lfm2", 4, 1),
-        ("qwen3-next", 2, 1),
-        ("qwen3-next", 2, 3),
+        ("mixtral", 2, 1, SHARED),
+        ("qwen2-moe", 2, 1, SHARED),
+        ("deepseek-v2", 2, 2, OWN),
+        ("gpt2", 2, 1, SHARED),
+        ("cohere2", 1, 2, SHARED),
+        ("phi3", 2, 1, SHARED),
+        ("olmo2", 4, 1, SHARED),
+        ("olmoe", 2, 1, SHARED),
+        ("gpt-oss", 2, 2, SHARED),
+        ("lfm2", 2, 2, OWN),
+        ("lfm2", 4, 1, SHARED),
+        ("qwen3-next", 2, 1, OWN),
+        ("qwen3-next", 2, 3, SHARED),
     ],
 )
 def test_families_are_divided(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, size: int, num_stages: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str, size: int, num_stages: int, pools: str
 ) -> None:
     make_model(tmp_path, family)
-    engine, executor = built(monkeypatch, tmp_path, size, num_stages)
+    engine, executor = built(monkeypatch, tmp_path, size, num_stages, rank_pools=pools)
     assert answers(engine) == answers(alone(tmp_path))
     executor.close()
 
@@ -243,9 +243,3 @@ def test_settings_that_do_not_fit_are_one_line(tmp_path: Path, settings: dict[st
     make_checkpoint(tmp_path, "llama")
     with pytest.raises(InvalidSetting, match=reason):
         alone(tmp_path, **settings)
-
-
-def test_layers_that_keep_a_state_need_a_shared_pool(tmp_path: Path) -> None:
-    make_model(tmp_path, "lfm2")
-    with pytest.raises(InvalidSetting, match="--rank-pools own has no place for layers that keep a state"):
-        alone(tmp_path, tensor_parallel_size=2, rank_pools=OWN)

@@ -35,6 +35,7 @@ from kvtransfer.messages import Endpoint
 from kvtransfer.pools.base import KvPool
 from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.base import Blocks, Move, Receiver, Sender
+from kvtransfer.transports.inlets import WholeOnly
 from kvtransfer.transports.shm.direct import ShmReceiver, ShmSender
 from kvtransfer.transports.shm.segment import Segment
 from kvtransfer.transports.shm.slots_receiver import SlotsReceiver
@@ -248,7 +249,7 @@ class _Opener:
             segment = Segment(spec.num_blocks * spec.block_bytes)
             stack.callback(segment.close)
             self.blocks = segment.array.reshape(spec.num_blocks, spec.block_bytes)
-            agent = AgentProcess(segment, spec.num_blocks, spec.block_bytes, spec.host)
+            agent = AgentProcess(segment.descriptor, spec.num_blocks, spec.block_bytes, spec.host)
             self._senders = NixlSenders(agent, spec.block_bytes)
             stack.callback(self._senders.close)
         else:
@@ -285,13 +286,13 @@ def _open_receiver(spec: Spec, stack: contextlib.ExitStack, network: LoopbackNet
         from kvtransfer.transports.nixl.process import AgentProcess
         from kvtransfer.transports.nixl.receiver import NixlReceiver
 
-        return NixlReceiver(AgentProcess(segment, *shape, spec.host)), blocks
+        return NixlReceiver(AgentProcess(segment.descriptor, *shape, spec.host), WholeOnly(HostPool(blocks))), blocks
     blocks = np.zeros(shape, dtype=np.uint8)
     if spec.transport == NIXL_THREAD:
         from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver
         from kvtransfer.transports.nixl.thread import AgentThread
 
-        return NixlDeviceReceiver(AgentThread(blocks, spec.host)), blocks
+        return NixlDeviceReceiver(AgentThread(blocks, spec.host), WholeOnly(HostPool(blocks))), blocks
     if spec.transport in (ZMQ, DEVICE_ZMQ):
         pool = _pool_over(blocks, spec.transport)
         return ZmqReceiver(_context(spec, stack), spec.host, pool, spec.links), blocks

@@ -32,6 +32,9 @@ _NUM_BLOCKS, _BLOCK_BYTES = 8, 4096
 ZMQ_ENDPOINT = Endpoint("zmq", "tcp://127.0.0.1:9")
 
 
+_SHARED = ["shm", "shm_slots", "zmq"]
+
+
 def hello_of(*endpoints: Endpoint) -> PeerHello:
     """The greeting of a decode node that runs here."""
     return PeerHello(
@@ -64,7 +67,7 @@ def endpoints(context: zmq.Context[zmq.Socket[bytes]], choice: str, port: int = 
         memory.close()
 
 
-@pytest.mark.parametrize(("choice", "names"), [("auto", ["shm", "zmq"]), ("shm", ["shm", "zmq"]), ("zmq", ["zmq"])])
+@pytest.mark.parametrize(("choice", "names"), [("auto", _SHARED), ("shm", _SHARED), ("zmq", ["zmq"])])
 def test_a_choice_offers_its_transports_in_order_of_preference(
     context: zmq.Context[zmq.Socket[bytes]], choice: str, names: list[str]
 ) -> None:

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.base import Move
+from kvtransfer.transports.inlets import WholeOnly
 from kvtransfer.transports.nixl.process import AgentProcess
 from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
 from kvtransfer.transports.nixl.sender import NixlSender, NixlSenders
@@ -59,13 +61,16 @@ class NixlPair:
         self.target[:] = 0
         self.num_blocks = num_blocks
         sends, receives = on_threads
+        inlets = WholeOnly(HostPool(self.target))
         self.receiver = (
-            NixlDeviceReceiver(AgentThread(self.target, host))
+            NixlDeviceReceiver(AgentThread(self.target, host), inlets)
             if receives
-            else NixlReceiver(AgentProcess(self._segments[1], num_blocks, block_bytes, host))
+            else NixlReceiver(AgentProcess(self._segments[1].descriptor, num_blocks, block_bytes, host), inlets)
         )
         self.senders = NixlSenders(
-            AgentThread(self.source, host) if sends else AgentProcess(self._segments[0], num_blocks, block_bytes, host),
+            AgentThread(self.source, host)
+            if sends
+            else AgentProcess(self._segments[0].descriptor, num_blocks, block_bytes, host),
             block_bytes,
         )
 

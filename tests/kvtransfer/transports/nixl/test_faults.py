@@ -32,7 +32,7 @@ _NODE = """
 import sys, time
 from kvtransfer.transports.nixl.process import AgentProcess
 from kvtransfer.transports.shm.segment import Segment
-agent = AgentProcess(Segment(4096), 1, 4096, "127.0.0.1")
+agent = AgentProcess(Segment(4096).descriptor, 1, 4096, "127.0.0.1")
 process = agent.ready.process
 sys.stdout.write(f"{process.host} {process.pid} {process.start_ticks}\\n")
 sys.stdout.flush()

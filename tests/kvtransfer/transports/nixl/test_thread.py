@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtransfer.pools.host import HostPool
 from kvtransfer.process_identity import this_process
+from kvtransfer.transports.inlets import WholeOnly
 from kvtransfer.transports.nixl import thread as nixl_thread
 from kvtransfer.transports.nixl.agent import Agent
 from kvtransfer.transports.nixl.lives import Crashes
@@ -30,6 +32,7 @@ from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of, prese
 from wire.errors import InvalidSetting, TransferFailed
 
 _NUM_BLOCKS, _BLOCK_BYTES = 32, 2**18
+_NO_RANKS = WholeOnly(HostPool(np.zeros((1, 1), dtype=np.uint8)))
 needs_nixl = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
 
 
@@ -268,7 +271,7 @@ def test_the_end_of_the_agent_is_a_fence_only_where_no_peer_can_hold_a_mapping(
     monkeypatch.setattr("kvtransfer.transports.nixl.ucx._interface_of", lambda address: interfaces[str(address)])
     for name in ("UCX_TLS", "UCX_NET_DEVICES"):
         os.environ.pop(name, None)
-    receiver = NixlDeviceReceiver(AgentThread(FakeTensor(), host, obedient))
+    receiver = NixlDeviceReceiver(AgentThread(FakeTensor(), host, obedient), _NO_RANKS)
     assert receiver.write_proof is (WriteProof.ENDPOINT_ENDED if is_proof else WriteProof.BOTH_ENDED)
     old = receiver.endpoint
     assert receiver.fence() == is_proof
@@ -287,7 +290,7 @@ def test_an_endpoint_does_not_change_before_its_life_has_ended(pool: Any, monkey
         obedient(channel, region, stopped)
         may_end.wait(20)
 
-    receiver = NixlDeviceReceiver(AgentThread(pool, "127.0.0.1", slow))
+    receiver = NixlDeviceReceiver(AgentThread(pool, "127.0.0.1", slow), _NO_RANKS)
     old = receiver.endpoint
     assert not receiver.fence()
     receiver.poll()

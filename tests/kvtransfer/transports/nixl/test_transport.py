@@ -143,12 +143,12 @@ def test_without_the_package_the_setting_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     segment = Segment(4096)
     with pytest.raises(InvalidSetting, match=r"pip install 'baton-serve\[nixl\]'"):
-        AgentProcess(segment, 1, 4096, "127.0.0.1")
+        AgentProcess(segment.descriptor, 1, 4096, "127.0.0.1")
     segment.close()
 
 
 def test_an_agent_that_does_not_start_says_why() -> None:
     segment = Segment(4096)
     with pytest.raises(InvalidSetting, match="mmap length is greater than file size"):
-        AgentProcess(segment, 2, 4096, "127.0.0.1")
+        AgentProcess(segment.descriptor, 2, 4096, "127.0.0.1")
     segment.close()

@@ -1,0 +1,41 @@
+"""Where a receiver puts what a sender has, which may be whole blocks or the part of each block that one rank stores.
+
+Owns the contract, and the case that nodes have one pool each. Which bytes a part is, and where they go, is the
+knowledge of `kvtransfer.ranks.inlets`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvtransfer.pools.base import BlockSink
+from wire.kv_share import WHOLE_BLOCK, KvShare
+
+
+@dataclass(frozen=True, slots=True)
+class Inlet:
+    """Where what a rank of a sender has is written. `sources`: all ranks of that sender that have some of a block."""
+
+    sink: BlockSink
+    source: KvShare = WHOLE_BLOCK
+    sources: tuple[KvShare, ...] = (WHOLE_BLOCK,)
+
+
+class Inlets(Protocol):
+    """Knows the inlet of each rank of any sender."""
+
+    def of(self, source: KvShare | None) -> Inlet | None:
+        """The inlet of a rank, or of a sender that has whole blocks; None: it has nothing for this pool."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WholeOnly:
+    """See `Inlets`: senders have whole blocks."""
+
+    sink: BlockSink
+
+    def of(self, source: KvShare | None) -> Inlet | None:
+        """See `Inlets.of`."""
+        return Inlet(self.sink) if source is None else None
