@@ -10,7 +10,6 @@ from typing import Protocol, TypeVar
 from decode_node.leg import DecodeLeg
 from decode_node.source import Source
 from engine.runner.kv_memory import ByteArray, SharedRegion, allocate_private
-from engine.settings import OWN
 from kvtransfer.commands import ReceivingNotice, SendingNotice
 from kvtransfer.facts import ReceivingFacts, SendingFacts
 from kvtransfer.incoming_handoffs import ReceivingCounters
@@ -29,6 +28,7 @@ from node.metrics import StepCounters
 from node.process import Context, NodeParts
 from node.settings import NodeSettings
 from rank_node.driver import Transfers, open_transfers
+from rank_node.opening import open_ranks
 from wire import links
 from wire.messages import DECODE
 from wire.request_key import RequestKey
@@ -78,6 +78,7 @@ class DecodeRole:
         self._memory = PoolMemory(self.transports, "receiver", allocate_private, is_shared=has_ranks)
         self._opened = ExitStack()
         self._opened.callback(self._memory.close)
+        self.ranks = open_ranks(settings, self.name, link_settings.cluster_key, self._opened.callback)
 
     def allocate(self, num_bytes: int) -> ByteArray | SharedRegion:
         """Memory that peers can reach, if the transport writes into memory."""
@@ -111,7 +112,9 @@ class DecodeRole:
             process=self.transports.process,
             lease_s=settings.lease_s,
             checksum=resolve(
-                settings.kv_checksum, in_device_memory=transfers.is_device, in_rank_pools=settings.rank_pools == OWN
+                settings.kv_checksum,
+                in_device_memory=transfers.is_device,
+                in_rank_pools=settings.expects_rank_pools,
             ),
         )
         received = ReceivingCounters()

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from device.base import Device
-from device.host_memory import read_host_memory
 from device.memory import MemoryReading, enough_memory, read_memory
 from engine.attention.choose import NATIVE, AttentionChoice
 from engine.cache.block_pool import BlockPool
@@ -23,15 +22,16 @@ from engine.core import EngineCore
 from engine.executor.base import Executor
 from engine.executor.choose import open_executor
 from engine.executor.leading import LeadingRunner, PipelineRunner
-from engine.executor.messages import RANK_MODULE
 from engine.executor.passages import Incoming
+from engine.executor.starting import LocalRanks, RankStarter
 from engine.first_costs import measure_first_costs
 from engine.model_share import (
-    DUMMY,
     Basis,
     ModelShare,
     attention_of,
+    checkpoint_fingerprint,
     load_share,
+    node_memory,
     open_basis,
     recorded_pass,
     stream_of,
@@ -39,7 +39,6 @@ from engine.model_share import (
 from engine.models.decoder import Decoder
 from engine.models.division import require_number_of_ranks
 from engine.models.facts import ModelFacts
-from engine.models.identity import dummy_fingerprint, model_fingerprint
 from engine.models.loading import OnProgress
 from engine.models.ops.native_ops import NativeOps
 from engine.models.shard import Shard
@@ -97,24 +96,26 @@ def build_engine(
     allocate: KvAllocator,
     on_weights: OnProgress | None = None,
     on_graphs: OnProgress | None = None,
-    rank_module: str = RANK_MODULE,
+    starter: RankStarter | None = None,
 ) -> Engine:
     """Load the checkpoint and build an engine around it.
 
     `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
-    recorded graphs. `rank_module`: the program of the other ranks where each has a pool of its own. Sets the number of
-    torch threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not
+    recorded graphs. `starter`: starts the other ranks; None: processes of this machine. Sets the number of torch
+    threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not
     come up."""
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
     num_cores = len(os.sched_getaffinity(0))
-    num_threads = max(1, (settings.num_threads or num_cores) // settings.num_ranks)
-    if settings.num_ranks > num_cores:
-        _log.warning("%d ranks share %d cores, and wait for each other", settings.num_ranks, num_cores)
+    num_threads = max(1, (settings.num_threads or num_cores) // settings.num_ranks_here)
+    if settings.num_ranks_here > num_cores:
+        _log.warning("%d ranks share %d cores, and wait for each other", settings.num_ranks_here, num_cores)
     with enough_memory(), ExitStack() as opened:
         basis = open_basis(settings, num_threads)
         config, device = basis.config, basis.device
         grammars = _grammars(basis.folder, config)
-        executor = open_executor(settings, config, device, num_threads, rank_module)
+        executor = open_executor(
+            settings, config, device, num_threads, starter or LocalRanks(), checkpoint_fingerprint(basis)
+        )
         opened.callback(executor.close)
         before = read_memory(device.torch_device) if basis.is_gpu else None
         rank = executor.shard
@@ -133,7 +134,7 @@ def build_engine(
         runner = _runner(basis, model, sampler, attention, memory, executor, incoming, costs, on_graphs)
         executor.ready()
         kv_dtype = model.layout.dtype if model.layout.has_scales else ""
-        fingerprint = with_quantization(_fingerprint(basis), model.quantization, kv_dtype)
+        fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
         core = _core(basis, fingerprint, memory, runner, grammars, costs)
         grammars.finish_loading()
         opened.pop_all()
@@ -158,13 +159,6 @@ def _grammars(folder: Path, config: ModelFacts) -> Grammars:
     if is_large(folder):
         grammars.begin_loading()
     return grammars
-
-
-def _fingerprint(basis: Basis) -> str:
-    """Equal where the weights are. How many ranks have them makes no difference."""
-    if basis.settings.load_format == DUMMY:
-        return dummy_fingerprint(basis.config, basis.device.torch_device.type)
-    return model_fingerprint(basis.folder, basis.config)
 
 
 def _require_batch_invariance(model: ModelShare, attention: AttentionChoice) -> None:
@@ -203,7 +197,7 @@ def _num_blocks(
     if chosen is not None:
         return chosen
     if before is None:
-        memory, num_ranks = read_host_memory(), settings.num_ranks
+        memory, num_ranks = node_memory(settings), settings.num_ranks
         return host_num_blocks(settings, size, capacity, memory, model.weights_bytes, num_ranks)
     workspace_bytes = attention.workspace_bytes
     needs = measure_needs(settings, before, model.decoder, sampler, basis.device, basis.limits, workspace_bytes)
@@ -215,7 +209,7 @@ def _kv_memory(
 ) -> KvMemory:
     if basis.device.has_own_memory:
         return device_kv_memory(model.layout, num_blocks, basis.device.torch_device)
-    require_room(size, num_blocks, read_host_memory())
+    require_room(size, num_blocks, node_memory(basis.settings))
     if basis.settings.divides_pool:
         return own_kv_memory(model.layout, model.own, rank, num_blocks)
     return host_kv_memory(model.layout, num_blocks, allocate, own=model.own, shard=rank)

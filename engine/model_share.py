@@ -13,7 +13,7 @@ import torch
 
 from device.base import Device
 from device.choose import open_device
-from device.host_memory import GIB, SMALLER, read_host_memory
+from device.host_memory import GIB, SMALLER, HostMemory, read_host_memory
 from engine.attention.base import AttentionBackend
 from engine.attention.choose import AttentionChoice, AttentionShape, choose_attention
 from engine.attention.native_backend import NativeAttention
@@ -27,7 +27,7 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import TORCH_DTYPES, Decoder
 from engine.models.dummy import fill_with_noise
 from engine.models.facts import load_facts
-from engine.models.identity import find_checkpoint
+from engine.models.identity import dummy_fingerprint, find_checkpoint, model_fingerprint
 from engine.models.loading import OnProgress, check_weights, load_weights
 from engine.models.modelling.config import ModellingConfig
 from engine.models.ops.base import DecoderOps
@@ -80,6 +80,19 @@ def open_basis(settings: EngineSettings, num_threads: int) -> Basis:
     capacity = find_capacity(settings, config, is_gpu=device.torch_device.type == "cuda")
     limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
     return Basis(settings, folder, config, device, kernels, capacity, limits)
+
+
+def checkpoint_fingerprint(basis: Basis) -> str:
+    """Equal where the weights are. How many ranks have them makes no difference."""
+    if basis.settings.load_format == DUMMY:
+        return dummy_fingerprint(basis.config, basis.device.torch_device.type)
+    return model_fingerprint(basis.folder, basis.config)
+
+
+def node_memory(settings: EngineSettings) -> HostMemory:
+    """The host memory of a node: that of all its machines, which are taken to be like this one."""
+    memory, count = read_host_memory(), settings.rank_machines
+    return replace(memory, total=memory.total * count, free=memory.free * count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +200,7 @@ def _load_modelling(
     name, remote_code = choose_dtype(settings.dtype, config), settings.trust_remote_code
     dtype, kv_dtype = TORCH_DTYPES[name], choose_kv_dtype(settings.kv_cache_dtype, name)
     num_bytes = loading.count_weights(folder, config, dtype, remote_code=remote_code)
-    _require_room(num_bytes, device)
+    _require_room(num_bytes, device, node_memory(settings))
     decoder: RunnableDecoder
     if settings.load_format == DUMMY:
         decoder = loading.random_modelling_decoder(folder, config, dtype, device, remote_code=remote_code)
@@ -205,12 +218,11 @@ def _checked_weights(settings: EngineSettings, folder: Path, shapes: Decoder, de
     num_bytes = shard.size * sum(parameter.num_bytes for parameter in shapes.parameters())
     # asked by the driver, before the others have taken theirs
     if shard.rank == 0 and shard.is_last_stage:
-        _require_room(num_bytes, device)
+        _require_room(num_bytes, device, node_memory(settings))
     return num_bytes
 
 
-def _require_room(num_bytes: int, device: Device) -> None:
-    memory = read_host_memory()
+def _require_room(num_bytes: int, device: Device, memory: HostMemory) -> None:
     if not device.has_own_memory and num_bytes > memory.free:
         raise InvalidSetting(
             f"the weights need {num_bytes / GIB:.2f} GiB, and {memory} on this machine; what helps is {SMALLER}, or a "

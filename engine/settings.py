@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from program.settings import setting
 
-SHARED, OWN = "shared", "own"
+AUTO, SHARED, OWN = "auto", "shared", "own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,18 @@ class EngineSettings:
     )
     distributed_executor_backend: str = setting(
         "auto",
-        "where the ranks run; auto: this process for one, and for more of them processes of this machine (mp)",
+        "where the ranks run; auto: this process for one, and processes for more of them (mp), here or on other "
+        "machines (see --rank-machines)",
         choices=("auto", "uni", "mp"),
     )
+    rank_machines: int = setting(
+        1, "machines that the ranks of a node are spread over, as many on each; all but this one run `baton rank`"
+    )
     rank_pools: str = setting(
-        SHARED,
-        "KV of a node of several ranks: one pool that its ranks share, or a pool of its own for each rank",
-        choices=(SHARED, OWN),
+        AUTO,
+        "KV of a node of several ranks: one pool that its ranks share, or a pool of its own for each rank; auto: own "
+        "where they are on several machines",
+        choices=(AUTO, SHARED, OWN),
     )
     batch_invariant: bool = setting(
         False, "do not start unless tokens cannot depend on what else is in a batch: Baton's own kernels on a CPU"
@@ -107,4 +112,14 @@ class EngineSettings:
     @property
     def divides_pool(self) -> bool:
         """Whether there are several ranks, each with a KV pool of its own."""
-        return self.num_ranks > 1 and self.rank_pools == OWN
+        return self.num_ranks > 1 and self.expects_rank_pools
+
+    @property
+    def expects_rank_pools(self) -> bool:
+        """Whether nodes of this one's deployment may have divided their pool."""
+        return self.rank_pools == OWN or self.rank_machines > 1
+
+    @property
+    def num_ranks_here(self) -> int:
+        """Those of this machine, which has as many as each of the others."""
+        return max(1, self.num_ranks // max(1, self.rank_machines))

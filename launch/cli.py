@@ -38,6 +38,7 @@ COMMANDS = {
     "prefill": Command("launch.node_group", "start one prefill node, or a group of them", "prefill"),
     "decode": Command("launch.node_group", "start one decode node, or a group of them", "decode"),
     "node": Command("launch.node_group", "start one node that does any leg, or a group of them", "mixed"),
+    "rank": Command("rank_node.command", "start the ranks of a node that are on this machine, for a driver elsewhere"),
     "plan": Command("launch.plan.command", "what of a model fits on which devices, from its config alone"),
     "bench": Command("bench.command", "measure parts of Baton on this machine"),
     "chat": Command("launch.chat", "talk to a running router in the terminal"),

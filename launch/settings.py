@@ -25,7 +25,9 @@ from wire.errors import InvalidSetting
 from wire.messages import DECODE, PREFILL
 
 ROUTER_SETTINGS_CHOSEN = frozenset({"control_host", "control_port", "control_fd", "listen_fds"})
-NODE_SETTINGS_CHOSEN = frozenset({"router", "host", "port", "http_port", "node_id", "node_group", "cpu_affinity"})
+NODE_SETTINGS_CHOSEN = frozenset(
+    {"router", "host", "port", "rank_machines", "rank_port", "http_port", "node_id", "node_group", "cpu_affinity"}
+)
 LOOPBACK = "127.0.0.1"
 MAX_ENGINES = 256
 _SettingsT = TypeVar("_SettingsT")

@@ -29,6 +29,7 @@ class MixedRole:
     ) -> None:
         self.preference = preference
         self._decode = DecodeRole(settings, context, link_settings)
+        self.ranks = self._decode.ranks
 
     def allocate(self, num_bytes: int) -> ByteArray | SharedRegion:
         """See `Role`."""

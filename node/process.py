@@ -11,7 +11,6 @@ to stdout (`program.events`), and that it is ready once it is registered. An err
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import time
@@ -25,6 +24,7 @@ from typing import Protocol
 import zmq
 
 from engine.build import Engine, build_engine
+from engine.executor.starting import RankStarter
 from engine.runner.kv_memory import ByteArray, SharedRegion
 from node.health import HealthServer
 from node.heartbeat import HeartbeatThread
@@ -36,7 +36,13 @@ from node.settings import NodeSettings
 from node.stopper import Stopper
 from program.clock import host_clock
 from program.events import GRAPHS, WEIGHTS, Drained, Loading, Ready, emit
-from program.process import configure_logging, freeze_startup_objects, keep_freed_memory, start_authenticator
+from program.process import (
+    configure_logging,
+    freeze_startup_objects,
+    keep_freed_memory,
+    pin_to_cores,
+    start_authenticator,
+)
 from program.watchdog import Beat, Watchdog
 from wire import links
 from wire.errors import InvalidSetting
@@ -44,7 +50,6 @@ from wire.keys import ADMITTED, ROUTER, KeyRing
 from wire.messages import Hello
 
 _EVENT_INTERVAL_S = 0.2
-_RANK_MODULE = "rank_node"
 THREAD_LIMIT_S = 60.0
 """How long a thread may be still that turns several times a second; what it waits for within a turn has 10 s."""
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -72,6 +77,8 @@ class Role(Protocol):
     """`wire.messages.PREFILL` or `DECODE`."""
     preference: str
     """See `Hello.prefers`."""
+    ranks: RankStarter
+    """Starts the other ranks of its engine."""
 
     def allocate(self, num_bytes: int) -> ByteArray | SharedRegion:
         """Host memory for a KV pool, where the transports reach it, and the other ranks of the node if it has any."""
@@ -127,7 +134,7 @@ def _serve(
     addresses = settings.router_addresses
     with ExitStack() as stack:
         progress = _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS)
-        engine = build_engine(settings, role.allocate, *progress, _RANK_MODULE)
+        engine = build_engine(settings, role.allocate, *progress, role.ranks)
         stack.callback(engine.device.close)
         stack.callback(engine.executor.close)
         engine.learn_costs()
@@ -202,15 +209,8 @@ def _hello(role: Role, parts: NodeParts, settings: NodeSettings, peer_address: s
 def _prepare_process(settings: NodeSettings) -> None:
     configure_logging(settings.log_level, settings.log_format)
     if settings.cpu_affinity:
-        _pin(settings.cpu_affinity)
+        pin_to_cores(settings.cpu_affinity)
     keep_freed_memory()
-
-
-def _pin(cores: str) -> None:
-    try:
-        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
-    except (ValueError, OSError) as error:
-        raise InvalidSetting(f"--cpu-affinity {cores!r} is not a list of cores of this machine ({error})") from None
 
 
 class _Progress:

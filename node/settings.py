@@ -29,6 +29,9 @@ class NodeSettings(EngineSettings):
         "port for other nodes; a decode node has one for each transport that listens, from this one on, and hands "
         "requests over on the next; 0: chosen by the system",
     )
+    rank_port: int = setting(
+        0, "port at which a node with --rank-machines waits for `baton rank`; 0: chosen by the system, and logged"
+    )
     http_port: int = setting(0, "port of /health and /metrics; 0: chosen by the system")
     node_id: str = setting("", "name of this node, kept over its restarts; empty: a random one")
     node_group: str = setting("", "name of the nodes with which this one is counted and drained; empty: none")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from engine.runner.kv_memory import ByteArray, SharedRegion, allocate_private
-from engine.settings import OWN
 from kvtransfer.facts import SendingFacts
 from kvtransfer.integrity import resolve
 from kvtransfer.process_identity import this_process
@@ -19,6 +18,7 @@ from node.process import Context, NodeParts
 from node.settings import NodeSettings
 from prefill_node.leg import PrefillLeg
 from rank_node.driver import open_transfers
+from rank_node.opening import open_ranks
 from wire import links
 from wire.messages import PREFILL
 
@@ -40,6 +40,7 @@ class PrefillRole:
         self._memory = PoolMemory(self._transports, "sender", allocate_private, is_shared=has_ranks)
         self._opened = ExitStack()
         self._opened.callback(self._memory.close)
+        self.ranks = open_ranks(settings, self.name, link_settings.cluster_key, self._opened.callback)
 
     def allocate(self, num_bytes: int) -> ByteArray | SharedRegion:
         """Memory that the transport can read from."""
@@ -59,7 +60,9 @@ class PrefillRole:
             process=self._transports.process,
             lease_s=settings.lease_s,
             checksum=resolve(
-                settings.kv_checksum, in_device_memory=transfers.is_device, in_rank_pools=settings.rank_pools == OWN
+                settings.kv_checksum,
+                in_device_memory=transfers.is_device,
+                in_rank_pools=settings.expects_rank_pools,
             ),
         )
         senders, pool = transfers.sending(self._transports, counters)

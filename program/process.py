@@ -7,6 +7,7 @@ import ctypes
 import gc
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Protocol, TextIO
 import zmq
 import zmq.auth.thread
 
-from wire.errors import BatonError
+from wire.errors import BatonError, InvalidSetting
 from wire.links import ZAP_DOMAIN
 
 _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
@@ -95,6 +96,14 @@ class _JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps({**line, **getattr(record, FIELDS, {})}, ensure_ascii=False)
+
+
+def pin_to_cores(cores: str) -> None:
+    """Use these cores alone, for example "0" or "2,3". Raises `InvalidSetting`."""
+    try:
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    except (ValueError, OSError) as error:
+        raise InvalidSetting(f"--cpu-affinity {cores!r} is not a list of cores of this machine ({error})") from None
 
 
 def keep_freed_memory() -> None:

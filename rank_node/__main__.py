@@ -1,8 +1,8 @@
-"""`python -m rank_node DESCRIPTOR`: a rank of a node whose ranks have pools of their own.
+"""`python -m rank_node DESCRIPTOR [HOST KEY_FILE]`: a rank of a node whose ranks have pools of their own.
 
 What `engine.executor.rank_process` is, with the transfer threads of `kvtransfer.ranks`. The driver says where they
-listen, by which transports, and which key they have. The rank ends them before itself, so that it leaves no segment and
-no agent of a transport behind.
+listen, by which transports, and which key they have; on another machine than the driver's, host and key are the
+machine's own. The rank ends them before itself, so that it leaves no segment and no agent of a transport behind.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import contextlib
 import socket
 import sys
 import threading
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -29,7 +31,10 @@ from wire.links import LinkSettings
 _END_S = 3.0
 
 
-def _open_network(begin: Begin) -> Network:
+def _open_network(machine: Sequence[str], begin: Begin) -> Network:
+    if machine:
+        host, cluster_key = machine
+        begin = Begin(host, cluster_key, begin.role)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     keys = KeyRing(Path(begin.cluster_key), begin.role) if begin.cluster_key else None
     start_authenticator(context, keys)
@@ -44,7 +49,7 @@ def main(argv: list[str]) -> int:
     def on_pool(memory: KvMemory, ends: tuple[socket.socket, socket.socket]) -> None:
         pool = HostPool(cast("ByteArray", memory.blocks))
         own = RankPool(pool, memory.layout, memory.shard.kv, memory.descriptor)
-        threads.extend(start_transfers(own, ends, _open_network))
+        threads.extend(start_transfers(own, ends, partial(_open_network, argv[1:])))
         lines.extend(ends)
 
     status = rank_process.main(argv, on_pool)

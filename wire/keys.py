@@ -148,6 +148,16 @@ class KeyRing:
         return "KeyRing(...)"
 
 
+def own_role(path: Path) -> str:
+    """The role of a node that the key of this file is of, the first where they share one. Raises `InvalidSetting`."""
+    file = KeyFile.read(path)
+    public = zmq.curve_public(file.secrets[0])
+    for role in (PREFILL, DECODE):
+        if public in file.publics_of(role):
+            return role
+    raise InvalidSetting(f"cluster key {path}: it is not the key of a node")
+
+
 @dataclass(frozen=True, slots=True)
 class _Servers:
     ring: KeyRing
@@ -171,6 +181,10 @@ class ClusterKey:
     def admits(self, public: bytes) -> bool:
         """Whether a program with that key may connect to one with this."""
         return public == self.public
+
+    def is_of(self, public: bytes, role: str) -> bool:
+        """Whether that key is one of a role."""
+        return public == self.public if self.servers is None else self.servers.ring.is_of(public, role)
 
     def __repr__(self) -> str:
         return "ClusterKey(...)"

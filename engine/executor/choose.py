@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from device.base import Device
 from engine.executor.base import Executor
-from engine.executor.messages import RANK_MODULE
+from engine.executor.starting import RankStarter
 from engine.executor.uni import UniExecutor
 from engine.models.config import ModelConfig
 from engine.models.division import require_divisible
 from engine.models.modelling.config import ModellingConfig
-from engine.settings import EngineSettings
+from engine.settings import SHARED, EngineSettings
 from wire.errors import InvalidSetting, ModelLoadError
 
 AUTO, UNI, MP = "auto", "uni", "mp"
@@ -24,16 +24,26 @@ def open_executor(
     config: ModelConfig | ModellingConfig,
     device: Device,
     num_threads: int,
-    rank_module: str = RANK_MODULE,
+    starter: RankStarter,
+    fingerprint: str,
 ) -> Executor:
-    """The ranks of an engine, running. `num_threads`: of each; `rank_module`: the program of all but the first where
-    each has a pool of its own. Raises `InvalidSetting`, and `DeviceFailed` when they do not come up."""
+    """The ranks of an engine, running. `num_threads`: of each; `starter`: starts all but the first; `fingerprint`: of
+    the checkpoint. Raises `InvalidSetting`, and `DeviceFailed` when they do not come up."""
+    _require_machines(settings)
     if settings.num_ranks == 1:
         return UniExecutor()
     _require_possible(settings, config, device)
     from engine.executor.mp import MpExecutor
 
-    return MpExecutor(settings, num_threads, rank_module if settings.divides_pool else RANK_MODULE)
+    return MpExecutor(settings, num_threads, starter, fingerprint)
+
+
+def _require_machines(settings: EngineSettings) -> None:
+    count = settings.rank_machines
+    if count < 1 or settings.num_ranks % count:
+        raise InvalidSetting(f"--rank-machines {count}: {settings.num_ranks} ranks cannot be spread equally over them")
+    if count > 1 and settings.rank_pools == SHARED:
+        raise InvalidSetting(f"--rank-pools shared: the ranks are on {count} machines, and have no memory in common")
 
 
 def _require_possible(settings: EngineSettings, config: ModelConfig | ModellingConfig, device: Device) -> None:

@@ -1,7 +1,7 @@
 """What the driver of an engine and its other ranks say to each other: plain values over a pair of sockets.
 
-Owns the messages; how they travel is `program.channel`. Every send and every receive has a deadline, but for a rank's
-wait for its next order: that ends with the driver.
+Owns the messages; how they travel is `program.channel`, and to another machine `rank_node.lanes`. Every send and every
+receive has a deadline, but for a rank's wait for its next order: that ends with the driver.
 """
 
 from __future__ import annotations
@@ -20,21 +20,41 @@ Setting: TypeAlias = str | int | float | bool
 
 class Begin(Message, frozen=True):
     """Driver: the rank is process `number` of those of `settings`, which are the fields of `EngineSettings`. The ranks
-    of a stage find each other in a file whose name begins with `meeting`, and know each other by `nonce`."""
+    of a group know each other by `nonce`. `stage_host`: the address of this machine at which it listens for the others
+    of its stage; `host`: for a stage whose ranks are on another machine. `is_before_afar` and `is_next_afar`: whether
+    the passage from the stage before, and to the next, leads there. `fingerprint`: of the driver's checkpoint, ""
+    where the rank reads the same files."""
 
     number: int
     settings: dict[str, Setting]
-    meeting: str
     nonce: bytes
     num_threads: int
+    stage_host: str
+    host: str
+    is_before_afar: bool
+    is_next_afar: bool
+    fingerprint: str
+
+
+class Meet(Message, frozen=True):
+    """Driver: all ranks are here, and meet the others of their groups now."""
+
+
+class Posted(Message, frozen=True):
+    """A rank, and the driver to every other rank of the same group: what it posts for those that form this group with
+    it; where it listens, that is."""
+
+    group: str
+    key: str
+    value: bytes
 
 
 class UsePool(Message, frozen=True):
     """Driver: the KV pool has `num_blocks` blocks. A descriptor comes with it, of a file of `num_bytes` bytes. With
     `num_bytes` 0 each rank has a pool of its own, and two descriptors come instead, of sockets: by the first the rank
-    is told what to receive of other nodes' KV, and by the second what to send. In a later stage come the receiver's end
-    and the memory of the passage from the stage before, and in an earlier stage the sender's end and the memory of the
-    passage to the next."""
+    is told what to receive of other nodes' KV, and by the second what to send. Where passages are shared memory, there
+    come in a later stage the receiver's end and the memory of the passage from the stage before, and in an earlier
+    stage the sender's end and the memory of the passage to the next."""
 
     num_blocks: int
     num_bytes: int
@@ -65,7 +85,7 @@ class Stop(Message, frozen=True):
 
 
 class Here(Message, frozen=True):
-    """Rank: it runs and will meet the others now."""
+    """Rank: it runs, and has the checkpoint."""
 
 
 class Loaded(Message, frozen=True):
@@ -83,11 +103,11 @@ class Failed(Message, frozen=True):
     is_own: bool
 
 
-Order: TypeAlias = Begin | UsePool | Compute | Stop
+Order: TypeAlias = Begin | Meet | UsePool | Compute | Stop
 Report: TypeAlias = Here | Loaded | Ready | Failed
 
 
-class Channel(program.channel.Channel[Order | Report]):
+class Channel(program.channel.Channel[Order | Report | Posted]):
     """One end of the pair."""
 
-    decoder: ClassVar = msgspec.msgpack.Decoder(Order | Report)
+    decoder: ClassVar = msgspec.msgpack.Decoder(Order | Report | Posted)

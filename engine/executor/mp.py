@@ -1,4 +1,4 @@
-"""Ranks as processes of this machine: this process is the driver and computes as rank 0.
+"""Ranks as processes, of this machine or of several: this process is the driver and computes as rank 0.
 
 Owns the order in which driver and ranks come up: processes, the world in which they find each other, weights, KV
 memory, kernels. A step is one order to all of them (`leading`), and what they do for each other in it are calls of the
@@ -12,26 +12,33 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from device.base import DeviceFailed
-from engine.executor.messages import RANK_MODULE, Loaded, Ready, UsePool
-from engine.executor.passages import Incoming, Passages, StreamShape
+from engine.executor.messages import Loaded, Ready, UsePool
+from engine.executor.passages import DistantIncoming, Incoming, Passages, StreamShape
 from engine.executor.ranks import LOAD_TIMEOUT_S, Ranks
-from engine.executor.world import join_stage
+from engine.executor.starting import RankStarter, StartedRank
+from engine.executor.world import join_pairs, join_stage
 from engine.models.shard import Shard
 from engine.runner.kv_memory import KvMemory
 from engine.settings import EngineSettings
 
 
 class MpExecutor:
-    """See `Executor`. `num_threads`: of each rank; `rank_module`: the program of all but the first. Raises
-    `DeviceFailed` when the ranks do not come up."""
+    """See `Executor`. `num_threads`: of each rank; `starter`: starts all but the first; `fingerprint`: of the
+    checkpoint. Raises `DeviceFailed` when the ranks do not come up."""
 
-    def __init__(self, settings: EngineSettings, num_threads: int, rank_module: str = RANK_MODULE) -> None:
+    def __init__(self, settings: EngineSettings, num_threads: int, starter: RankStarter, fingerprint: str) -> None:
         self.shard = Shard.of_process(0, settings.tensor_parallel_size, settings.pipeline_parallel_size)
-        self.leader = Ranks(settings, num_threads, rank_module)
+        self.leader = Ranks(settings, num_threads, starter, fingerprint)
+        meet = self.leader.meeting, self.leader.nonce
+        spread = self.leader.spread
         self._incoming: Incoming | None = None
         self._transfer_ends: dict[Shard, tuple[socket.socket, socket.socket]] = {}
         try:
-            self.collectives = join_stage(self.shard, self.leader.meeting, self.leader.nonce)
+            self.collectives = join_stage(self.shard, *meet, spread.stage_host(0))
+            is_afar = spread.is_before_afar(0)
+            self._pairs = join_pairs(
+                self.shard, *meet, spread.machines[0].host, is_before_afar=is_afar, is_next_afar=False
+            )
         except DeviceFailed as error:
             reason = self.leader.reason_of(error)
             self.leader.close()
@@ -52,27 +59,33 @@ class MpExecutor:
         use = UsePool(memory.num_blocks, num_bytes)
         if memory.descriptor is None and not memory.is_divided:
             raise ValueError("ranks attend over one memory, and this is private")
-        passages = None if stream is None else Passages(self.shard.size, stream)
+        spread = self.leader.spread
+        near = [shard for number, shard in enumerate(spread.shards) if not spread.is_next_afar(number)]
+        passages = None if stream is None else Passages(near, stream)
         theirs: list[socket.socket] = []
 
-        def descriptors_of(shard: Shard) -> Sequence[int]:
+        def descriptors_of(shard: Shard, process: StartedRank) -> Sequence[int]:
             ways = () if passages is None else passages.descriptors_of(shard)
             if memory.descriptor is not None and not memory.is_divided:
                 return [memory.descriptor, *ways]
-            (receiving, its_receiving), (sending, its_sending) = socket.socketpair(), socket.socketpair()
-            self._transfer_ends[shard] = receiving, sending
-            theirs.extend((its_receiving, its_sending))
-            return [its_receiving.fileno(), its_sending.fileno(), *ways]
+            self._transfer_ends[shard], its = process.transfer_ends()
+            theirs.extend(its)
+            return [*(end.fileno() for end in its), *ways]
 
         try:
             self.leader.share(use, descriptors_of)
-            self._incoming = None if passages is None else passages.incoming()
+            self._incoming = self._own_end(passages, stream)
         finally:
             for end in theirs:
                 end.close()
             if passages is not None:
                 passages.close()
         return self._incoming
+
+    def _own_end(self, passages: Passages | None, stream: StreamShape | None) -> Incoming | None:
+        if passages is None or stream is None:
+            return None
+        return passages.incoming() if self._pairs.before is None else DistantIncoming(self._pairs.before, stream)
 
     def take_transfer_ends(self) -> Mapping[Shard, tuple[socket.socket, socket.socket]]:
         """See `Executor.take_transfer_ends`."""

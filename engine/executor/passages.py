@@ -3,6 +3,7 @@
 Owns the memory that both ranks map, and a pair of sockets. The sender writes the stream into the next slot and says how
 many tokens it has; the receiver waits for that word. Nothing is said back: there are as many slots as steps may be in
 flight, so the step that used a slot before has been computed by the driver, and all ranks, when its slot is used again.
+To a rank of another machine the stream goes over a world of two instead; as many steps are on their way there at most.
 
 Invariants: steps come in the order of their orders; a wait has a deadline, and ends at once when the other rank does.
 """
@@ -13,18 +14,21 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from device.base import STEP_TIMEOUT_S
-from engine.executor.world import RanksLost
+from engine.executor.world import Pairs, RanksLost, World
 from engine.models.shard import Shard
 from engine.runner.kv_memory import ByteArray, SharedRegion, allocate_shared
 
+NO_PAIRS = Pairs(None, None)
 _WORD = struct.Struct("<I")
 
 
@@ -47,15 +51,73 @@ class StreamShape:
         return torch.from_numpy(memory).view(self.dtype).view(self.num_stages, self.max_tokens, self.hidden_size)
 
 
-class Outgoing:
-    """The sender's end. `slots`: see `StreamShape`."""
+class Outgoing(Protocol):
+    """The sender's end of a passage."""
+
+    def send(self, stream: Tensor) -> None:
+        """Hand on the residual stream [T, E] of a step. Raises `RanksLost`."""
+        ...
+
+    def close(self) -> None:
+        """The receiver learns of it."""
+        ...
+
+
+class Incoming(Protocol):
+    """The receiver's end of a passage."""
+
+    def receive(self, num_tokens: int) -> Tensor:
+        """The residual stream [T, E] of the next step, which is that of `num_tokens` tokens; valid until as many steps
+        were received as there are stages. Raises `RanksLost`."""
+        ...
+
+    def close(self) -> None:
+        """The sender learns of it."""
+        ...
+
+
+class DistantOutgoing:
+    """See `Outgoing`: over the world of both ends."""
+
+    def __init__(self, pair: World, stream: StreamShape) -> None:
+        self._pair, self._most = pair, stream.num_stages
+        self._under_way: deque[Callable[[], None]] = deque()
+
+    def send(self, stream: Tensor) -> None:
+        """See `Outgoing.send`."""
+        self._under_way.append(self._pair.begin_send(stream.clone(memory_format=torch.contiguous_format)))
+        while len(self._under_way) > self._most:
+            self._under_way.popleft()()
+
+    def close(self) -> None:
+        """See `Outgoing.close`: the connection ends with the process."""
+
+
+class DistantIncoming:
+    """See `Incoming`: over the world of both ends."""
+
+    def __init__(self, pair: World, stream: StreamShape) -> None:
+        self._pair, self._stream = pair, stream
+
+    def receive(self, num_tokens: int) -> Tensor:
+        """See `Incoming.receive`."""
+        received = torch.empty(num_tokens, self._stream.hidden_size, dtype=self._stream.dtype)
+        self._pair.receive(received)
+        return received
+
+    def close(self) -> None:
+        """See `Incoming.close`: the connection ends with the process."""
+
+
+class SharedOutgoing:
+    """See `Outgoing`. `slots`: see `StreamShape`."""
 
     def __init__(self, end: socket.socket, slots: Tensor, timeout_s: float = STEP_TIMEOUT_S) -> None:
         self._end, self._slots, self._next = end, slots, 0
         end.settimeout(timeout_s)
 
     def send(self, stream: Tensor) -> None:
-        """Hand on the residual stream [T, E] of a step. Raises `RanksLost`."""
+        """See `Outgoing.send`."""
         self._slots[self._next][: len(stream)].copy_(stream)
         self._next = (self._next + 1) % len(self._slots)
         try:
@@ -64,20 +126,19 @@ class Outgoing:
             raise RanksLost(f"the next stage takes no step: {error}") from None
 
     def close(self) -> None:
-        """The receiver learns of it."""
+        """See `Outgoing.close`."""
         self._end.close()
 
 
-class Incoming:
-    """The receiver's end. `slots`: see `StreamShape`."""
+class SharedIncoming:
+    """See `Incoming`. `slots`: see `StreamShape`."""
 
     def __init__(self, end: socket.socket, slots: Tensor, timeout_s: float = STEP_TIMEOUT_S) -> None:
         self._end, self._slots, self._next = end, slots, 0
         end.settimeout(timeout_s)
 
     def receive(self, num_tokens: int) -> Tensor:
-        """The residual stream [T, E] of the next step, which is that of `num_tokens` tokens; valid until as many steps
-        were received as there are slots. Raises `RanksLost`."""
+        """See `Incoming.receive`."""
         try:
             word = self._end.recv(_WORD.size)
         except OSError as error:  # a wait that was too long, too
@@ -89,7 +150,7 @@ class Incoming:
         return slot[:num_tokens]
 
     def close(self) -> None:
-        """The sender learns of it."""
+        """See `Incoming.close`."""
         self._end.close()
 
 
@@ -101,32 +162,30 @@ class _Passage:
 
 
 class Passages:
-    """All passages of a node with `size` ranks in a stage, as its driver opens them. Raises `InvalidSetting` where the
-    system has no memory for them."""
+    """All passages of a node that are shared memory, as its driver opens them: from each rank of `senders` to the rank
+    of the same place in the next stage. Raises `InvalidSetting` where the system has no memory for them."""
 
-    def __init__(self, size: int, stream: StreamShape) -> None:
+    def __init__(self, senders: Iterable[Shard], stream: StreamShape) -> None:
         self._stream = stream
         self._from = {
-            (stage, rank): _Passage(*socket.socketpair(), allocate_shared(stream.num_bytes))
-            for stage in range(stream.num_stages - 1)
-            for rank in range(size)
+            (shard.stage, shard.rank): _Passage(*socket.socketpair(), allocate_shared(stream.num_bytes))
+            for shard in senders
+            if not shard.is_last_stage
         }
 
     def descriptors_of(self, shard: Shard) -> list[int]:
         """What `taken_ends` takes, in its order."""
         found = []
-        if not shard.is_first_stage:
-            passage = self._from[shard.stage - 1, shard.rank]
-            found += [passage.receiver.fileno(), passage.memory.descriptor]
-        if not shard.is_last_stage:
-            passage = self._from[shard.stage, shard.rank]
-            found += [passage.sender.fileno(), passage.memory.descriptor]
+        if (before := self._from.get((shard.stage - 1, shard.rank))) is not None:
+            found += [before.receiver.fileno(), before.memory.descriptor]
+        if (own := self._from.get((shard.stage, shard.rank))) is not None:
+            found += [own.sender.fileno(), own.memory.descriptor]
         return found
 
-    def incoming(self) -> Incoming:
+    def incoming(self) -> SharedIncoming:
         """The end of the driver itself."""
         own = self._from[self._stream.num_stages - 2, 0]
-        return Incoming(own.receiver.dup(), self._stream.slots(own.memory.array))
+        return SharedIncoming(own.receiver.dup(), self._stream.slots(own.memory.array))
 
     def close(self) -> None:
         """Close what other processes have, so that they notice each other's end."""
@@ -136,8 +195,11 @@ class Passages:
             os.close(passage.memory.descriptor)
 
 
-def taken_ends(shard: Shard, stream: StreamShape, take: Callable[[], int]) -> tuple[Incoming | None, Outgoing | None]:
-    """The ends of the passages of a rank that is not the driver. `take`: its next descriptor."""
+def taken_ends(
+    shard: Shard, stream: StreamShape, take: Callable[[], int], pairs: Pairs = NO_PAIRS
+) -> tuple[Incoming | None, Outgoing | None]:
+    """The ends of the passages of a rank that is not the driver. `take`: its next descriptor; `pairs`: those that lead
+    to other machines."""
 
     def end() -> tuple[socket.socket, Tensor]:
         connected = socket.socket(fileno=take())
@@ -148,6 +210,10 @@ def taken_ends(shard: Shard, stream: StreamShape, take: Callable[[], int]) -> tu
             os.close(descriptor)
         return connected, stream.slots(memory)
 
-    incoming = None if shard.is_first_stage else Incoming(*end())
-    outgoing = None if shard.is_last_stage else Outgoing(*end())
+    incoming: Incoming | None = None
+    outgoing: Outgoing | None = None
+    if not shard.is_first_stage:
+        incoming = SharedIncoming(*end()) if pairs.before is None else DistantIncoming(pairs.before, stream)
+    if not shard.is_last_stage:
+        outgoing = SharedOutgoing(*end()) if pairs.next is None else DistantOutgoing(pairs.next, stream)
     return incoming, outgoing

@@ -14,31 +14,31 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from engine.attention.paged_kv import PagedKv
 from engine.executor.following import Follower
-from engine.executor.messages import (
-    Begin,
-    Channel,
-    Compute,
-    Failed,
-    Here,
-    Loaded,
-    Ready,
-    Stop,
-    UsePool,
-)
+from engine.executor.meeting import RankOrders
+from engine.executor.messages import Begin, Channel, Compute, Failed, Here, Loaded, Meet, Ready, Stop, UsePool
 from engine.executor.passages import taken_ends
-from engine.executor.world import RanksLost, World, join_stage
-from engine.model_share import ModelShare, attention_of, load_share, open_basis, recorded_pass, stream_of
+from engine.executor.world import RanksLost, join_pairs, join_stage
+from engine.model_share import (
+    Basis,
+    ModelShare,
+    attention_of,
+    checkpoint_fingerprint,
+    load_share,
+    open_basis,
+    recorded_pass,
+    stream_of,
+)
 from engine.models.shard import Shard
 from engine.runner.forward import decoded_pass
 from engine.runner.kv_memory import KvMemory, mapped_kv, own_kv_memory
 from engine.settings import EngineSettings
 from program.channel import ChannelBroken
 from program.process import keep_freed_memory
-from wire.errors import BatonError
+from wire.errors import BatonError, Refused
 
 _BEGIN_S = 120.0
 _PREPARE_S = 1800.0
@@ -46,6 +46,7 @@ _SAY_S = 5.0
 _log = logging.getLogger(__name__)
 
 
+MessageT = TypeVar("MessageT")
 OnPool: TypeAlias = Callable[[KvMemory, tuple[socket.socket, socket.socket]], None]
 """Called with the pool that is this rank's own, and with the sockets that came with it (`UsePool`)."""
 
@@ -78,47 +79,52 @@ def _failed(channel: Channel, reason: str, *, is_own: bool) -> int:
 
 
 def _follow(channel: Channel, on_pool: OnPool | None) -> None:
-    begin = channel.receive(_BEGIN_S)
-    if not isinstance(begin, Begin):
-        raise ChannelBroken("the driver begins with something else")
-    channel.send(Here(), _SAY_S)
+    orders = RankOrders(channel)
+    begin = orders.begin(_BEGIN_S)
     settings = EngineSettings(**begin.settings)  # type: ignore[arg-type]  # they were one when they were sent
     shard = Shard.of_process(begin.number, settings.tensor_parallel_size, settings.pipeline_parallel_size)
-    world = join_stage(shard, begin.meeting, begin.nonce)
-    follower = _prepared(channel, settings, begin.num_threads, shard, world, on_pool)
+    basis = open_basis(settings, begin.num_threads)
+    _require_same_checkpoint(basis, begin.fingerprint)
+    channel.send(Here(), _SAY_S)
+    _require(orders.next(_BEGIN_S), Meet)
+    follower = _prepared(channel, orders, basis, begin, shard, on_pool)
     channel.send(Ready(), _SAY_S)
-    while not isinstance(order := channel.receive(None), Stop):
-        if not isinstance(order, Compute):
-            raise ChannelBroken(f"the driver says {type(order).__name__} out of turn")
-        follower.compute(order)
+    while not isinstance(order := orders.next(None), Stop):
+        follower.compute(_require(order, Compute))
+
+
+def _require(message: object, kind: type[MessageT]) -> MessageT:
+    if not isinstance(message, kind):
+        raise ChannelBroken(f"the driver says {type(message).__name__} out of turn")
+    return message
+
+
+def _require_same_checkpoint(basis: Basis, expected: str) -> None:
+    if expected and (found := checkpoint_fingerprint(basis)) != expected:
+        raise Refused(f"the checkpoint {basis.folder} is not the driver's: fingerprint {found} here, {expected} there")
 
 
 def _prepared(
-    channel: Channel,
-    settings: EngineSettings,
-    num_threads: int,
-    shard: Shard,
-    world: World | None,
-    on_pool: OnPool | None,
+    channel: Channel, orders: RankOrders, basis: Basis, begin: Begin, shard: Shard, on_pool: OnPool | None
 ) -> Follower:
     """What the driver does for rank 0 in `build_engine`, in the same order."""
-    basis = open_basis(settings, num_threads)
+    meet = orders.meeting, begin.nonce
+    world = join_stage(shard, *meet, begin.stage_host)
+    pairs = join_pairs(shard, *meet, begin.host, is_before_afar=begin.is_before_afar, is_next_afar=begin.is_next_afar)
     model = load_share(basis, shard, world, None)
     channel.send(Loaded(), _SAY_S)
     choice = attention_of(basis, model, shard)
-    use = channel.receive(_PREPARE_S)
-    if not isinstance(use, UsePool):
-        raise ChannelBroken(f"the driver says {type(use).__name__} out of turn")
+    use = _require(orders.next(_PREPARE_S), UsePool)
     if use.num_bytes:
         paged, blocks = _mapped(channel, model, shard, use.num_bytes), None
     else:
         paged = _own(channel, model, shard, use.num_blocks, on_pool)
         blocks = paged.blocks
     stream = stream_of(basis, model, shard)
-    incoming, outgoing = (None, None) if stream is None else taken_ends(shard, stream, channel.take_descriptor)
+    ends = (None, None) if stream is None else taken_ends(shard, stream, channel.take_descriptor, pairs)
     attention = choice.build(paged)
     run = recorded_pass(basis, model, attention) or decoded_pass(model.decoder, attention)
-    return Follower(model.decoder, attention, basis.device, basis.limits, run, incoming, outgoing, blocks)
+    return Follower(model.decoder, attention, basis.device, basis.limits, run, *ends, blocks=blocks)
 
 
 def _mapped(channel: Channel, model: ModelShare, shard: Shard, num_bytes: int) -> PagedKv:

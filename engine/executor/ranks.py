@@ -1,6 +1,6 @@
 """The processes of all ranks but the first, as the driver of an engine sees them.
 
-Owns the processes, the channels to them, and the knowledge that one has ended and why. Does not know what they compute.
+Owns the channels to them, and the knowledge that one has ended and why. Does not know what they compute.
 
 A rank is alive until its channel closes. One thread reads all channels: what a rank says before it ends, or the signal
 that ended it, is why all of them have failed, and the end of the others. The driver finds that out in one of two ways:
@@ -11,8 +11,8 @@ answer.
 A rank that stands still says nothing. So the driver says for how long it may be in a call with the ranks (`within`),
 and the thread ends all of them when that is over.
 
-The processes are tied to the thread that starts them and die with it (`program.child`), so a driver that is killed
-leaves none behind.
+Who starts the processes, here or on other machines, is `starting`. While ranks form their groups, what one of them
+posts goes to the others of its group by way of the same thread (`meeting`).
 """
 
 from __future__ import annotations
@@ -23,21 +23,18 @@ import logging
 import os
 import secrets
 import select
-import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
-import psutil
-
-from device.base import STEP_TIMEOUT_S, DeviceFailed
-from engine.executor.messages import RANK_MODULE, Begin, Channel, Failed, Here, Loaded, Order, Ready, Report, Stop
+from device.base import STEP_TIMEOUT_S
+from engine.executor.meeting import MEET_TIMEOUT_S, Meeting, groups_of
+from engine.executor.messages import Begin, Channel, Failed, Here, Loaded, Meet, Order, Posted, Ready, Report, Stop
+from engine.executor.spread import Spread
+from engine.executor.starting import RankFailed, RankStarter, StartedRank
 from engine.models.shard import Shard
 from engine.settings import EngineSettings
 from program.channel import ChannelBroken
-from program.child import Child, describe_end
 
 START_TIMEOUT_S = 120.0
 """The time a rank has for its imports."""
@@ -45,23 +42,23 @@ LOAD_TIMEOUT_S = 1800.0
 LAST_RESORT_S = 3.0
 _STOP_S = 5.0
 _REASON_S = 2.0
+_SAY_S = 5.0
 _LOOK_S = 0.2
 _AWAITED = {Here: "start", Loaded: "load its share of the weights", Ready: "prepare to compute"}
 _NONCE_BYTES = 16
 _log = logging.getLogger(__name__)
 
 
-class RankFailed(DeviceFailed):
-    """A rank has ended; the message says which, and why. Nothing can be computed any more."""
-
-
 @dataclasses.dataclass(slots=True)
 class _Rank:
+    """`saying`: held while something is sent to it; the driver and the thread both do while ranks meet."""
+
     number: int
     name: str
     shard: Shard
-    child: Child
+    process: StartedRank
     channel: Channel
+    saying: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
 @dataclasses.dataclass(slots=True)
@@ -73,15 +70,19 @@ class _Call:
 
 
 class Ranks:
-    """All ranks of `settings` but number 0, each a process of `module`. Raises `RankFailed` when one does not start."""
+    """All ranks of `settings` but number 0, as `starter` starts them. `fingerprint`: of the checkpoint, which those on
+    other machines compare with theirs. Raises `RankFailed` when one does not start."""
 
-    def __init__(self, settings: EngineSettings, num_threads: int, module: str = RANK_MODULE) -> None:
-        self.size = settings.num_ranks
+    def __init__(self, settings: EngineSettings, num_threads: int, starter: RankStarter, fingerprint: str) -> None:
         self.nonce = secrets.token_bytes(_NONCE_BYTES)
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-ranks-")  # of mode 0700
-        self.meeting = str(Path(self._folder.name) / "ranks")
-        self._ranks: list[_Rank] = []
+        self._ranks = [_rank(number, process, settings) for number, process in enumerate(starter.start(settings), 1)]
+        own = Shard.of_process(0, settings.tensor_parallel_size, settings.pipeline_parallel_size)
+        self.spread = Spread(
+            [starter.here, *(rank.process.machine for rank in self._ranks)],
+            [own, *(rank.shard for rank in self._ranks)],
+        )
         self._reported: dict[type[Report], set[int]] = {Here: set(), Loaded: set(), Ready: set()}
+        self._posted: dict[tuple[str, str], bytes] = {}
         self._failure = ""
         self._closing = threading.Event()
         self._ends_process = False
@@ -89,13 +90,11 @@ class Ranks:
         self._news = threading.Condition()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         try:
-            for number in range(1, self.size):
-                self._ranks.append(_started(number, settings, module))
             self._watcher.start()
-            plain = {field.name: getattr(settings, field.name) for field in dataclasses.fields(EngineSettings)}
             for rank in self._ranks:
-                self._send(rank, Channel.encode(Begin(rank.number, plain, self.meeting, self.nonce, num_threads)))
+                self._send(rank, Channel.encode(self._begin(rank, settings, num_threads, fingerprint)))
             self.await_all(Here, START_TIMEOUT_S)
+            self._tell(self._ranks, Meet())
         except BaseException:
             self.close()
             raise
@@ -103,7 +102,11 @@ class Ranks:
     @property
     def pids(self) -> list[int]:
         """Of the processes, in the order of ranks."""
-        return [rank.child.pid for rank in self._ranks]
+        return [rank.process.pid for rank in self._ranks]
+
+    def meeting(self, group: str) -> Meeting:
+        """The store of a group that the driver is in. Raises `RankFailed` when the others are not there in time."""
+        return Meeting(group, self._forward, self._await_posted)
 
     def await_all(self, kind: type[Report], timeout_s: float) -> None:
         """Wait until every rank has reported a message of this kind. Raises `RankFailed` as soon as one has ended, and
@@ -113,7 +116,7 @@ class Ranks:
             self.require_alive()
             missing = [rank for rank in self._ranks if rank.number not in self._reported[kind]]
         if missing:
-            names = [f"{rank.name} (stopped)" if _is_stopped(rank.child.pid) else rank.name for rank in missing]
+            names = [f"{rank.name} (stopped)" if rank.process.is_stopped else rank.name for rank in missing]
             raise RankFailed(f"did not {_AWAITED[kind]} within {timeout_s:g} s: {', '.join(names)}")
 
     def tell_ahead(self, order: Order) -> None:
@@ -124,10 +127,10 @@ class Ranks:
         """See `Leader.tell`. Raises `RankFailed`."""
         self._tell([rank for rank in self._ranks if rank.shard.is_last_stage], order)
 
-    def share(self, order: Order, descriptors_of: Callable[[Shard], Sequence[int]]) -> None:
+    def share(self, order: Order, descriptors_of: Callable[[Shard, StartedRank], Sequence[int]]) -> None:
         """Send an order to every rank, with the descriptors for its shard. Raises `RankFailed`."""
         for rank in self._ranks:
-            self._send(rank, Channel.encode(order), descriptors_of(rank.shard))
+            self._send(rank, Channel.encode(order), descriptors_of(rank.shard, rank.process))
 
     @contextlib.contextmanager
     def within(self, limit_s: float) -> Iterator[None]:
@@ -161,13 +164,12 @@ class Ranks:
                 rank.channel.send(Stop(), _STOP_S)
         deadline_s = time.monotonic() + _STOP_S
         for rank in self._ranks:
-            rank.child.wait(max(0.0, deadline_s - time.monotonic()))
-            rank.child.end()
+            rank.process.wait(max(0.0, deadline_s - time.monotonic()))
+            rank.process.end()
         if self._watcher.is_alive():
             self._watcher.join(_STOP_S)
         for rank in self._ranks:
             rank.channel.close()
-        self._folder.cleanup()
 
     def _tell(self, ranks: Sequence[_Rank], order: Order) -> None:
         frame = Channel.encode(order) if ranks else b""
@@ -176,9 +178,44 @@ class Ranks:
 
     def _send(self, rank: _Rank, frame: bytes, descriptors: Sequence[int] = ()) -> None:
         try:
-            rank.channel.send_encoded(frame, STEP_TIMEOUT_S, descriptors)
+            with rank.saying:
+                rank.channel.send_encoded(frame, STEP_TIMEOUT_S, descriptors)
         except ChannelBroken as error:
             raise self.reason_of(error) from None
+
+    def _begin(self, rank: _Rank, settings: EngineSettings, num_threads: int, fingerprint: str) -> Begin:
+        machine, number = rank.process.machine, rank.number
+        plain = {field.name: getattr(settings, field.name) for field in dataclasses.fields(EngineSettings)}
+        if machine.model is not None:
+            trusts = settings.trust_remote_code and machine.trusts_remote_code
+            plain |= {"model": machine.model, "trust_remote_code": trusts}
+        return Begin(
+            number,
+            plain,
+            self.nonce,
+            machine.num_threads or num_threads,
+            self.spread.stage_host(number),
+            machine.host,
+            self.spread.is_before_afar(number),
+            self.spread.is_next_afar(number),
+            "" if machine.model is None else fingerprint,
+        )
+
+    def _forward(self, posted: Posted, poster: int = 0) -> None:
+        """Tell what one rank posts to the others of its group."""
+        frame = Channel.encode(posted)
+        for rank in self._ranks:
+            if rank.number != poster and posted.group in groups_of(rank.shard):
+                with contextlib.suppress(ChannelBroken), rank.saying:  # its end is noticed where it is read
+                    rank.channel.send_encoded(frame, _SAY_S)
+
+    def _await_posted(self, group: str, key: str) -> bytes:
+        with self._news:
+            self._news.wait_for(lambda: self._failure or (group, key) in self._posted, MEET_TIMEOUT_S)
+            self.require_alive()
+            if (group, key) not in self._posted:
+                raise RankFailed(f"the ranks of {group} did not meet within {MEET_TIMEOUT_S:g} s")
+            return self._posted[group, key]
 
     def _watch(self) -> None:
         reasons = self._read_all()
@@ -189,7 +226,7 @@ class Ranks:
             _, self._failure = min(reasons)
             self._news.notify_all()
         for rank in self._ranks:
-            rank.child.kill()
+            rank.process.kill()
         if not self._closing.wait(LAST_RESORT_S) and self._ends_process:
             _log.error("%s, and the driver hangs in a call with the ranks: this process ends", self._failure)
             os._exit(1)
@@ -224,7 +261,7 @@ class Ranks:
     def _standing(self) -> str:
         """Who is stopped, as far as the system tells."""
         limit = "" if self._call is None else f", and a step was to take {self._call.limit_s:.3g} s at most"
-        stopped = [rank.name for rank in self._ranks if _is_stopped(rank.child.pid)]
+        stopped = [rank.name for rank in self._ranks if rank.process.is_stopped]
         return f"{' and '.join(stopped) or 'one of the ranks'} {'is stopped' if stopped else 'stands still'}{limit}"
 
     def _read(self, rank: _Rank) -> tuple[bool, str] | None:
@@ -233,10 +270,16 @@ class Ranks:
         try:
             report = rank.channel.receive(_REASON_S)
         except ChannelBroken as error:
-            status = rank.child.wait(_REASON_S)
-            return False, f"{who} {describe_end(status)}" if status is not None else str(error)
+            how = rank.process.wait(_REASON_S)
+            return False, f"{who} {how}" if how else str(error)
         if isinstance(report, Failed):
             return not report.is_own, f"{who}: {report.reason}"
+        if isinstance(report, Posted) and report.group in groups_of(rank.shard):
+            self._forward(report, rank.number)
+            with self._news:
+                self._posted[report.group, report.key] = report.value
+                self._news.notify_all()
+            return None
         if not isinstance(report, Here | Loaded | Ready):
             return False, f"{who} said {type(report).__name__}, which only a driver says"
         with self._news:
@@ -245,23 +288,11 @@ class Ranks:
         return None
 
 
-def _is_stopped(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.Error:
-        return False
-
-
-def _started(number: int, settings: EngineSettings, module: str) -> _Rank:
+def _rank(number: int, process: StartedRank, settings: EngineSettings) -> _Rank:
     shard = Shard.of_process(number, settings.tensor_parallel_size, settings.pipeline_parallel_size)
     name = f"rank {number} of {settings.num_ranks}"
     if shard.num_stages > 1:
         name += f" (stage {shard.stage} of {shard.num_stages})"
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            child = Child(module, str(theirs.fileno()), pass_fds=(theirs.fileno(),))
-        except OSError as error:
-            ours.close()
-            raise RankFailed(f"{name} could not be started: {error}") from None
-    return _Rank(number, name, shard, child, Channel(ours, f"rank {number}"))
+    if process.machine.number:
+        name += f" on {process.machine.host}"
+    return _Rank(number, name, shard, process, Channel(process.end_of_orders, name))

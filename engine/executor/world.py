@@ -1,8 +1,9 @@
 """The world of the ranks of a stage: a group of `torch.distributed` over which they add up and gather.
 
 Owns how the group is formed and its deadlines. No state of the whole process: nothing is initialized globally. The
-ranks meet in a file of a folder that only this user can read, listen on loopback, and show each other a nonce that the
-driver told each of them: whoever only reached a port does not belong.
+ranks find each other by what they post over their channels to the driver (`meeting`), listen on loopback, or at the
+address of their machine where they are on several, and show each other a nonce that the driver told each of them:
+whoever only reached a port does not belong. What gloo sends is plain TCP.
 
 Invariants: every rank makes the same calls in the same order; summands are added in the order of ranks, so that the
 bits of a row's sum do not depend on how many rows are added up with it; no call waits longer than `timeout_s`, and one
@@ -14,22 +15,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from device.base import STEP_TIMEOUT_S, DeviceFailed
+from engine.executor.meeting import Meeting, MeetingOf, passage_group, stage_group
+from engine.executor.spread import LOOPBACK
 from engine.models.shard import Shard
 from wire.errors import InvalidSetting
 
-MEET_TIMEOUT_S = 60.0
-"""The time in which ranks that run must have found each other."""
 _SMALL_BYTES = 2**16
 """Measured for 4 ranks: everybody adding up 256 bytes takes a third of the time of gloo's own sum, and with 4 MiB four
 times as long."""
-_LOOPBACK = "127.0.0.1"
 _DIST: Any = dist
 """The module without its types, which lack what it does not re-export."""
 
@@ -40,16 +41,16 @@ class RanksLost(DeviceFailed):
 
 class World:
     """See `Collectives`. Blocks until all ranks are there. Raises `RanksLost`, and `InvalidSetting` when this torch has
-    no gloo."""
+    no gloo. `host`: the address at which this rank listens."""
 
-    def __init__(self, shard: Shard, meeting: str, nonce: bytes, timeout_s: float = STEP_TIMEOUT_S) -> None:
+    def __init__(
+        self, shard: Shard, meeting: Meeting, nonce: bytes, host: str = LOOPBACK, timeout_s: float = STEP_TIMEOUT_S
+    ) -> None:
         if not (dist.is_available() and dist.is_gloo_available()):
             raise InvalidSetting("--tensor-parallel-size: this torch has no gloo; install a standard build of torch")
         self._shard = shard
-        # kept as long as the group, which refers to it
-        self._store: Any = _DIST.FileStore(meeting, shard.size)
-        self._store.set_timeout(timedelta(seconds=MEET_TIMEOUT_S))
-        self._group: Any = self._call(self._form, timeout_s)
+        self._meeting = meeting  # kept as long as the group, which refers to it
+        self._group: Any = self._call(self._form, host, timeout_s)
         self._recognise(nonce)
 
     def add_up(self, summand: Tensor) -> Tensor:
@@ -86,19 +87,29 @@ class World:
         self._call(lambda: self._group.gather([shares], [share], _to_first()).wait())
         return torch.cat(shares, dim=1)
 
+    def begin_send(self, tensor: Tensor) -> Callable[[], None]:
+        """Of a pair: begin to send a contiguous tensor to the second. What is returned waits until it is read no more;
+        both raise `RanksLost`."""
+        work = self._call(lambda: self._group.send([tensor], 1, 0))
+        return partial(self._call, lambda: work.wait())
+
+    def receive(self, into: Tensor) -> None:
+        """Of a pair: wait for what the first sends next. Raises `RanksLost`."""
+        self._call(lambda: self._group.recv([into], 0, 0).wait())
+
     def _summands(self, own: Tensor) -> list[Tensor]:
         """What each rank has, in the order of ranks."""
         found = [torch.empty_like(own) for _ in range(self._shard.size)]
         self._call(lambda: self._group.allgather([found], [own]).wait())
         return found
 
-    def _form(self, timeout_s: float) -> Any:
+    def _form(self, host: str, timeout_s: float) -> Any:
         gloo = _DIST.ProcessGroupGloo
         options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=_LOOPBACK, lazy_init=False)]
+        options._devices = [gloo.create_device(hostname=host, lazy_init=False)]
         options._timeout = timedelta(seconds=timeout_s)
         options._threads = 1
-        return gloo(self._store, self._shard.rank, self._shard.size, options)
+        return gloo(self._meeting, self._shard.rank, self._shard.size, options)
 
     def _recognise(self, nonce: bytes) -> None:
         shown = torch.frombuffer(bytearray(nonce), dtype=torch.uint8)
@@ -123,9 +134,28 @@ def _sum(summands: list[Tensor]) -> Tensor:
     return first
 
 
-def join_stage(shard: Shard, meeting: str, nonce: bytes) -> World | None:
+def join_stage(shard: Shard, meeting_of: MeetingOf, nonce: bytes, host: str) -> World | None:
     """The world of a stage; None for one rank. Raises as `World`."""
-    return World(shard, f"{meeting}-{shard.stage}", nonce) if shard.size > 1 else None
+    return World(shard, meeting_of(stage_group(shard.stage)), nonce, host) if shard.size > 1 else None
+
+
+class Pairs(NamedTuple):
+    """The passages of a rank that lead to other machines, each a world of two. None: there is none."""
+
+    before: World | None
+    next: World | None
+
+
+def join_pairs(
+    shard: Shard, meeting_of: MeetingOf, nonce: bytes, host: str, *, is_before_afar: bool, is_next_afar: bool
+) -> Pairs:
+    """Find the other ends. Raises as `World`."""
+
+    def joined(place: int, stage: int) -> World:
+        return World(Shard(place, 2), meeting_of(passage_group(stage, shard.rank)), nonce, host)
+
+    before = joined(1, shard.stage - 1) if is_before_afar else None
+    return Pairs(before, joined(0, shard.stage) if is_next_afar else None)
 
 
 def _to_first() -> Any:

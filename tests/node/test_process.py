@@ -17,6 +17,7 @@ import pytest
 
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
+from engine.executor.starting import LocalRanks
 from engine.executor.uni import UniExecutor
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from node import process
@@ -38,6 +39,7 @@ class Idle:
 
     name: str = DECODE
     preference: str = ""
+    ranks: LocalRanks = field(default_factory=LocalRanks)
     closed: list[str] = field(default_factory=list)
 
     def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:

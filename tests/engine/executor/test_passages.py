@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.executor.passages import Incoming, Outgoing, Passages, StreamShape, taken_ends
+from engine.executor.passages import Incoming, Outgoing, Passages, SharedIncoming, StreamShape, taken_ends
 from engine.executor.world import RanksLost
 from engine.models.shard import Shard
 
@@ -19,7 +19,7 @@ STREAM = StreamShape(max_tokens=5, hidden_size=3, dtype=torch.bfloat16, num_stag
 @pytest.fixture
 def ends() -> Iterator[tuple[Outgoing, Incoming]]:
     """Of one passage, as a rank of the first stage and the driver have them."""
-    passages = Passages(1, STREAM)
+    passages = Passages([Shard(0, 1, 0, 2)], STREAM)
     descriptors = map(os.dup, passages.descriptors_of(Shard(0, 1, 0, 2)))
     _, outgoing = taken_ends(Shard(0, 1, 0, 2), STREAM, descriptors.__next__)
     incoming = passages.incoming()
@@ -63,7 +63,7 @@ def test_another_step_than_the_one_that_is_ordered_is_refused(ends: tuple[Outgoi
 
 def test_a_wait_has_a_deadline() -> None:
     ours, theirs = socket.socketpair()
-    incoming = Incoming(ours, torch.zeros(2, 5, 3), timeout_s=0.01)
+    incoming = SharedIncoming(ours, torch.zeros(2, 5, 3), timeout_s=0.01)
     with pytest.raises(RanksLost, match="hands no step on: timed out"):
         incoming.receive(1)
     incoming.close()

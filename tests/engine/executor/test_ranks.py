@@ -17,9 +17,11 @@ import torch
 
 from engine.build import Engine, build_engine
 from engine.executor import ranks as rank_processes
+from engine.executor import starting
 from engine.executor.messages import Channel, Compute, Here, Share, Stop
 from engine.executor.mp import MpExecutor
-from engine.executor.ranks import RankFailed, Ranks
+from engine.executor.ranks import Ranks
+from engine.executor.starting import LocalRanks, RankFailed
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
 from engine.models.loading import load_weights
@@ -49,7 +51,7 @@ def build() -> Iterator[Build]:
         common = {"num_threads": 1, "num_blocks": 32, "block_size": 4, "tensor_parallel_size": size, **more}
         settings = EngineSettings(str(folder), **common)  # type: ignore[arg-type]
         allocate = allocate_shared if size > 1 else allocate_private
-        engines.append(build_engine(settings, allocate, rank_module="rank_node"))
+        engines.append(build_engine(settings, allocate, starter=LocalRanks("rank_node")))
         return engines[-1]
 
     yield make
@@ -131,8 +133,8 @@ class StoppedChild:
 
 
 def test_a_rank_that_stands_still_in_a_step_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_processes, "Child", StoppedChild)
-    ranks = Ranks(EngineSettings(tensor_parallel_size=1, pipeline_parallel_size=2), num_threads=1)
+    monkeypatch.setattr(starting, "Child", StoppedChild)
+    ranks = Ranks(EngineSettings(tensor_parallel_size=1, pipeline_parallel_size=2), 1, LocalRanks(), "")
     (pid,) = ranks.pids
     with ranks.within(END_S * 60):
         repeat(ranks.require_alive, 0.3)
@@ -144,11 +146,11 @@ def test_a_rank_that_stands_still_in_a_step_is_named_and_ended(monkeypatch: pyte
 
 
 def test_a_rank_that_does_not_start_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_processes, "Child", StoppedChild)
+    monkeypatch.setattr(starting, "Child", StoppedChild)
     monkeypatch.setattr(rank_processes, "START_TIMEOUT_S", 0.5)
     monkeypatch.setattr(StoppedChild, "has_started", False)
     with pytest.raises(RankFailed, match=r"^did not start within 0\.5 s: rank 1 of 2 \(stopped\)$"):
-        Ranks(EngineSettings(tensor_parallel_size=2), num_threads=1)
+        Ranks(EngineSettings(tensor_parallel_size=2), 1, LocalRanks(), "")
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

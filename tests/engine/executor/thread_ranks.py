@@ -149,7 +149,7 @@ class ThreadExecutor:
         """Nothing to wait for."""
 
     def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> Incoming | None:
-        self.passages = None if stream is None else Passages(self.shard.size, stream)
+        self.passages = None if stream is None else Passages(self._shards, stream)
         self.memory.set_result((memory, self.passages))
         if self.passages is None:
             return None
