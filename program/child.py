@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from program.events import Ready, parse_event
 from wire.errors import ChildFailed
 
@@ -193,6 +195,14 @@ def describe_end(status: int | None) -> str:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"was killed by signal {-status}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process of this machine is stopped, as by SIGSTOP."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
 
 
 def _piped(stream: IO[bytes] | None) -> IO[bytes]:

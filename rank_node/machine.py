@@ -22,8 +22,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from engine.executor.starting import is_stopped
-from program.child import Child, describe_end
+from program.child import Child, describe_end, is_stopped
 from rank_node.lanes import Key, Lanes, LanesBroken
 from rank_node.link import (
     BEAT_S,
@@ -222,11 +221,11 @@ class _Term:
             poller.register(source, zmq.POLLIN)
         self._lanes.register(poller)
         events = poller.poll(_BEAT_MS)
-        if self._link.is_broken():
-            self._over = "the connection to the driver broke"
-            return
         while not self._over and self._link.socket.poll(0):
             self._take_message(self._link.receive())
+        if self._link.is_broken():
+            self._over = self._over or "the connection to the driver broke"
+            return
         for number, lane in self._lanes.serve(events):
             if lane == ORDERS:
                 self._note_end(number)

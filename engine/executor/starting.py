@@ -10,13 +10,11 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol
 
-import psutil
-
 from device.base import DeviceFailed
 from engine.executor.messages import RANK_MODULE
 from engine.executor.spread import Machine
 from engine.settings import EngineSettings
-from program.child import Child, describe_end
+from program.child import Child, describe_end, is_stopped
 from wire.errors import InvalidSetting
 
 HERE = Machine()
@@ -128,11 +126,3 @@ class LocalRank:
 
     def end(self) -> None:
         self._child.end()
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether the process of this machine is stopped."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.Error:
-        return False

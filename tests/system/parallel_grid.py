@@ -7,7 +7,8 @@ both sides, and with so little room on both sides that requests are preempted. W
 once and arrives once, whatever the numbers of ranks are. At the end nothing is left. With `--prefill-pools own` or
 `--decode-pools own` ranks have pools of their own, and the bytes that each of them sends and receives are counted, too.
 `--model lfm2` and `qwen3-next` have layers that keep a state. With `--kv-cache-dtype fp8` KV is rounded, which
-transformers does not do: the answers are compared with those of the same sizes with shared pools.
+transformers does not do: the answers are compared with those of the same sizes with shared pools. With `--spread 2`
+nodes of several ranks have them on 2 machines, which are other addresses of loopback; over zmq and nixl.
 
 A smaller version is part of the suite: `shared_relay/test_ranks.py`.
 """
@@ -15,11 +16,14 @@ A smaller version is part of the suite: `shared_relay/test_ranks.py`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +39,7 @@ from tests.checkpoints import make_checkpoint, write_tokenizer
 from tests.engine.models.families import COMMON, make_model
 from tests.system.harness import BLOCK_SIZE, Answer, Relay, start_relay
 from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
+from tests.system.spread import machines
 from wire.kv_share import KvDivision, own_layout
 from wire.layout import DTYPE_BYTES, STATE, KvLayout
 
@@ -171,45 +176,57 @@ def check_parts(relay: Relay, layout: KvLayout, sources: KvDivision, targets: Kv
     return f", {num_bytes} bytes from rank to rank" if any(wanted) else ""
 
 
-def start(model: Path, folder: Path, prefill: Sequence[str], decode: Sequence[str], common: Sequence[str]) -> Relay:
-    """One relay. `prefill` and `decode`: size and pools of the nodes."""
-    flags = ("--num-blocks", str(_NUM_BLOCKS), "--max-num-batched-tokens", "40", *common)
-    return start_relay(
-        model,
-        folder,
-        prefill=[(*flags, *ranks_of(prefill[0]), "--rank-pools", prefill[1])],
-        decode=[(*flags, *ranks_of(decode[0]), "--rank-pools", decode[1])],
-        router=_ROUTER,
-    )
+@dataclass(frozen=True)
+class Deployment:
+    """What is the same for all relays of a grid. `num_machines`: of each node of several ranks."""
+
+    model: Path
+    kv_cache_dtype: str
+    num_machines: int
+
+    @contextlib.contextmanager
+    def started(
+        self, folder: Path, prefill: tuple[str, str], decode: tuple[str, str], common: Sequence[str]
+    ) -> Iterator[Relay]:
+        """One relay. `prefill` and `decode`: size and pools of the nodes."""
+        common = ("--num-blocks", str(_NUM_BLOCKS), "--max-num-batched-tokens", "40", *common)
+        common += ("--kv-cache-dtype", self.kv_cache_dtype)
+        with ExitStack() as opened:
+            prefill_flags, decode_flags = (
+                (*common, *self._ranks(opened, folder, name, *node))
+                for name, node in (("prefill", prefill), ("decode", decode))
+            )
+            relay = start_relay(self.model, folder, prefill=[prefill_flags], decode=[decode_flags], router=_ROUTER)
+            try:
+                yield relay
+            finally:
+                relay.close()
+
+    def _ranks(self, opened: ExitStack, folder: Path, name: str, size: str, pools: str) -> tuple[str, ...]:
+        if self.num_machines > 1 and pools == OWN and size != "1":
+            return *ranks_of(size), *opened.enter_context(machines(self.num_machines, self.model, folder, name))
+        return *ranks_of(size), "--rank-pools", pools
 
 
 def run(
-    model: Path,
+    deployment: Deployment,
     reference: Reference,
     folder: Path,
     transport: str,
     prefill: tuple[str, str],
     decode: tuple[str, str],
-    kv_cache_dtype: str,
 ) -> str:
     """One relay from its start to its end."""
-    layout = layout_of(model, kv_cache_dtype)
-    common: tuple[str, ...] = ("--kv-cache-dtype", kv_cache_dtype)
+    layout = layout_of(deployment.model, deployment.kv_cache_dtype)
     answers: Answers = reference
     if layout.has_scales:
-        relay = start(model, folder / "shared", (prefill[0], SHARED), (decode[0], SHARED), common)
-        try:
+        with deployment.started(folder / "shared", (prefill[0], SHARED), (decode[0], SHARED), ()) as relay:
             answers = Recorded(relay)
-        finally:
-            relay.close()
-    common += ("--kv-checksum", "dot64") if OWN in (prefill[1], decode[1]) else ()
-    relay = start(model, folder, prefill, decode, (*common, "--kv-transport", transport))
-    try:
+    common = ("--kv-checksum", "dot64") if OWN in (prefill[1], decode[1]) else ()
+    with deployment.started(folder, prefill, decode, (*common, "--kv-transport", transport)) as relay:
         said = check(relay, answers, layout)
         said += check_parts(relay, layout, division_of(*prefill), division_of(*decode))
         relay.stop()
-    finally:
-        relay.close()
     return said
 
 
@@ -244,26 +261,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--transport", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
     parser.add_argument("--model", default="llama", choices=MODELS)
     parser.add_argument("--kv-cache-dtype", default="auto", help="as of the nodes")
+    parser.add_argument(
+        "--spread", type=int, default=1, help="machines of each node of several ranks"
+    )
     asked = parser.parse_args(arguments)
+    if asked.spread > 1:
+        asked.prefill_pools, asked.decode_pools = [OWN], [OWN]
     num_wrong = 0
     with tempfile.TemporaryDirectory() as place:
         model = make_grid_model(Path(place) / "model", asked.model)
-        reference = Reference(model)
+        deployment, reference = Deployment(model, asked.kv_cache_dtype, asked.spread), Reference(model)
         prefills = itertools.product(asked.prefill, asked.prefill_pools)
         decodes = itertools.product(asked.decode, asked.decode_pools)
         pairs = itertools.product(asked.transport, prefills, decodes)
         for transport, prefill, decode in pairs:
             name, begin_s = f"{transport} {' '.join(prefill)} -> {' '.join(decode)}", time.monotonic()
             try:
-                said = run(
-                    model,
-                    reference,
-                    Path(place) / name.replace(" ", ""),
-                    transport,
-                    prefill,
-                    decode,
-                    asked.kv_cache_dtype,
-                )
+                said = run(deployment, reference, Path(place) / name.replace(" ", ""), transport, prefill, decode)
             except AssertionError as error:
                 num_wrong += 1
                 said = f"WRONG: {error}"
