@@ -96,10 +96,11 @@ class RankMachine:
         """What the driver says; None when this program is to stop, or the driver may have another key."""
         began_s, has_keys = time.monotonic(), links.num_expected_keys(self._links) > 1
         while not stop.is_asked:
-            link.send(self._offer)
+            link.send(self._offer)  # nobody hears it before there is a connection
             if link.socket.poll(_BEAT_MS):
                 message = link.receive()
-                if isinstance(message, Take):
+                # one of a driver that has gone meanwhile is as good as none
+                if isinstance(message, Take) and link.is_connected:
                     self._turned_away = ""
                     return message
                 if isinstance(message, TurnAway):
@@ -107,8 +108,6 @@ class RankMachine:
                     self._note(message.reason)
                     time.sleep(BEAT_S)
             elif has_keys and time.monotonic() - began_s > NEXT_KEY_S:
-                return None
-            if link.is_broken():
                 return None
         return None
 
@@ -123,8 +122,10 @@ class _Link:
 
     def __init__(self, context: Context, settings: links.LinkSettings) -> None:
         self._settings = settings
+        self._last_event = 0
         self.socket = links.open_socket(context, zmq.DEALER, settings)
-        self.monitor: Any = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.socket.setsockopt(zmq.IMMEDIATE, 1)  # an offer is for who is there
+        self.monitor: Any = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 
     def connect(self, address: str, attempt: int) -> None:
         """Dial. Raises `InvalidSetting`."""
@@ -146,13 +147,23 @@ class _Link:
             _log.warning("message from the driver rejected: %s", error)
             return None
 
-    def is_broken(self) -> bool:
-        """Whether the connection that there was is gone."""
-        is_broken = False
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection."""
+        self._events()
+        return self._last_event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+    @property
+    def has_broken(self) -> bool:
+        """Whether the connection has broken since this, or `is_connected`, was asked last."""
+        return zmq.EVENT_DISCONNECTED in self._events()
+
+    def _events(self) -> list[int]:
+        events = []
         while self.monitor.poll(0):
-            recv_monitor_message(self.monitor)
-            is_broken = True
-        return is_broken
+            events.append(int(recv_monitor_message(self.monitor)["event"]))
+        self._last_event = events[-1] if events else self._last_event
+        return events
 
     def close(self) -> None:
         """Forget the driver."""
@@ -223,7 +234,7 @@ class _Term:
         events = poller.poll(_BEAT_MS)
         while not self._over and self._link.socket.poll(0):
             self._take_message(self._link.receive())
-        if self._link.is_broken():
+        if self._link.has_broken:
             self._over = self._over or "the connection to the driver broke"
             return
         for number, lane in self._lanes.serve(events):

@@ -75,11 +75,13 @@ class DistantRank:
         pairs = [socket.socketpair() for _ in range(NUM_LANES)]
         self.end_of_orders = pairs[ORDERS][0]
         self._transfer_ends = pairs[RECEIVING][0], pairs[SENDING][0]
+        self._has_given_ends = False
         self.joined = [theirs for _, theirs in pairs]
         """The other ends, which are joined to the link."""
 
     def transfer_ends(self) -> tuple[tuple[socket.socket, socket.socket], Sequence[socket.socket]]:
         """See `StartedRank`, as for the others. Its own ends lie on its machine."""
+        self._has_given_ends = True
         return self._transfer_ends, ()
 
     def kill(self) -> None:
@@ -93,6 +95,12 @@ class DistantRank:
         if not self._has_ended.is_set():
             self.kill()
             self._has_ended.wait(_END_S)
+
+    def close(self) -> None:
+        """Close the ends that nobody has asked for."""
+        if not self._has_given_ends:
+            for end in self._transfer_ends:
+                end.close()
 
     def note_end(self, how: str) -> None:
         """It has ended so; the first word counts."""
@@ -166,7 +174,9 @@ class RankMachines:
             self._wakeup.send(b"\0")
 
     def close(self) -> None:
-        """Leave all machines, and stop listening."""
+        """Leave all machines, and stop listening. A second call changes nothing."""
+        if self._closing.is_set():
+            return
         self._closing.set()
         with contextlib.suppress(OSError):
             self._wakeup.send(b"\0")
@@ -174,6 +184,8 @@ class RankMachines:
             self._thread.join(_END_S)
         for taken in self._taken:
             self._say(taken, Leave(self.epoch))
+            for rank in taken.ranks:
+                rank.close()
         self._lanes.close_all()
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
@@ -284,8 +296,8 @@ class RankMachines:
         if message is None or isinstance(message, Offer) or message.epoch != self.epoch:
             return  # an offer that crossed with its answer
         if isinstance(message, Beat):
-            for rank in taken.ranks:
-                rank.is_stopped = rank.number in message.stopped
+            for each in taken.ranks:
+                each.is_stopped = each.number in message.stopped
             return
         number, rank = message.number, self._by_number.get(message.number)
         if rank is None or rank.machine is not taken.machine:
