@@ -21,6 +21,7 @@ from prefill_node.settings import PrefillNodeSettings
 from program.child import PIPE, Child
 from program.command_line import CommandParser
 from program.settings import ENVIRONMENT_PREFIX, add_flags, resolve
+from rank_node.settings import RankSettings
 from router.access.guard import LIFE_ROUTES
 from router.settings import RouterSettings
 from tests.deploy.kustomize import containers_of
@@ -29,11 +30,19 @@ from wire.keys import KeyFile
 
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-OVERLAYS = ("cpu-demo", "gpu", "data-parallel")
+OVERLAYS = ("cpu-demo", "gpu", "data-parallel", "multi-host")
+GROUPS = "LeaderWorkerSet"
+"""No part of Kubernetes, so that there is no schema here: its pods are checked, and what is around them by hand."""
 VERSIONS = ("1.31", "1.37")
 """The oldest one whose preStop may sleep without a feature gate is 1.30; the newest that has schemas here."""
-SETTINGS = {"router": RouterSettings, "prefill": PrefillNodeSettings, "decode": DecodeNodeSettings}
-_FROM_POD = {"POD_NAME": "baton-decode-1", "POD_IP": "10.1.2.3"}
+SETTINGS = {
+    "router": RouterSettings,
+    "prefill": PrefillNodeSettings,
+    "decode": DecodeNodeSettings,
+    "rank": RankSettings,
+}
+_LEADER = "baton-decode-wide-0.baton-decode-wide.baton"
+_FROM_POD = {"POD_NAME": "baton-decode-1", "POD_IP": "10.1.2.3", "LWS_LEADER_ADDRESS": _LEADER}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +60,12 @@ def objects(request: pytest.FixtureRequest, keys: Path) -> list[dict[str, Any]]:
 
 def _pods(objects: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Metadata and spec of every kind of pod."""
-    return (each["spec"]["template"] for each in objects if each["kind"] == "StatefulSet")
+    for each in objects:
+        if each["kind"] == "StatefulSet":
+            yield each["spec"]["template"]
+        elif each["kind"] == GROUPS:
+            yield each["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
+            yield each["spec"]["leaderWorkerTemplate"]["workerTemplate"]
 
 
 def _words(container: dict[str, Any]) -> list[str]:
@@ -84,7 +98,8 @@ def _settings(role: str, arguments: list[str]) -> Any:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_all_objects_are_valid(objects: list[dict[str, Any]], version: str) -> None:
     for each in objects:
-        kubernetes_validate.validate(each, version, strict=True)
+        if each["kind"] != GROUPS:
+            kubernetes_validate.validate(each, version, strict=True)
     for pod in _pods(objects):
         template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": pod}
         kubernetes_validate.validate(template, version, strict=True)
@@ -100,7 +115,8 @@ def test_a_field_that_does_not_exist_is_found(keys: Path) -> None:
 
 def test_every_command_is_one_of_baton(objects: list[dict[str, Any]]) -> None:
     roles = [role for _, _, role, _ in _baton(objects)]
-    assert roles == ["router", "prefill", "decode"]
+    has_groups = any(each["kind"] == GROUPS for each in objects)
+    assert roles == ["router", "prefill", "decode", *(["decode", "rank"] if has_groups else [])]
     for _, container, role, _ in _baton(objects):
         known = {ENVIRONMENT_PREFIX + field.name.upper() for field in dataclasses.fields(SETTINGS[role])}
         names = {variable["name"] for variable in container["env"]}
@@ -109,9 +125,11 @@ def test_every_command_is_one_of_baton(objects: list[dict[str, Any]]) -> None:
 
 def test_programs_listen_where_probes_and_services_ask(objects: list[dict[str, Any]]) -> None:
     for pod, container, role, settings in _baton(objects):
+        if role == "rank":  # nobody asks it
+            continue
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         listening = {"http": settings.port, "control": settings.control_port} if role == "router" else {}
-        listening = listening or {"health": settings.http_port, "peers": settings.port}
+        listening = listening or {"health": settings.http_port, "peers": settings.port, "ranks": settings.rank_port}
         assert {name: listening[name] for name in ports} == ports
         assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(
             ports["http" if role == "router" else "health"]
@@ -157,8 +175,9 @@ def test_nodes_dial_the_router_by_its_name_and_have_names_of_their_own(objects: 
     assert router["spec"]["replicas"] == 1
     (_, _, _, listening), *nodes = _baton(objects)
     address = f"tcp://baton-router-0.{router['spec']['serviceName']}:{listening.control_port}"
-    for _, _, _, settings in nodes:
-        assert (settings.router, settings.node_id, settings.host) == (address, "baton-decode-1", "10.1.2.3")
+    for _, _, role, settings in nodes:
+        if role != "rank":
+            assert (settings.router, settings.node_id, settings.host) == (address, "baton-decode-1", "10.1.2.3")
 
 
 def test_a_pod_has_the_time_to_drain(objects: list[dict[str, Any]]) -> None:
@@ -174,6 +193,22 @@ def test_a_pod_has_a_gpu_for_each_of_its_nodes(keys: Path) -> None:
         assert container["resources"]["limits"]["nvidia.com/gpu"] == str(num_engines)
 
 
+def test_a_group_of_pods_is_one_node_whose_ranks_find_its_driver(keys: Path) -> None:
+    objects = overlay(KUBERNETES / "overlays" / "multi-host", keys)
+    (group,) = (each for each in objects if each["kind"] == GROUPS)
+    assert (group["apiVersion"], group["metadata"]["namespace"]) == ("leaderworkerset.x-k8s.io/v1", "baton")
+    assert set(group["spec"]) == {"replicas", "leaderWorkerTemplate"}
+    template = group["spec"]["leaderWorkerTemplate"]
+    assert set(template) == {"size", "restartPolicy", "leaderTemplate", "workerTemplate"}
+    assert template["restartPolicy"] == "None"
+    *others, (_, _, _, leader), (_, _, _, worker) = _baton(objects)
+    assert (template["size"], leader.num_ranks_here) == (leader.rank_machines, 1)
+    assert (worker.driver, worker.host) == (f"{_LEADER}:{leader.rank_port}", leader.host)
+    assert (worker.model, worker.shutdown_timeout_s) == (leader.model, leader.shutdown_timeout_s)
+    # their blocks go to nodes with one pool, and back
+    assert {settings.kv_checksum for _, _, role, settings in others if role != "router"} == {leader.kv_checksum}
+
+
 def test_each_role_has_its_own_key_and_no_other(objects: list[dict[str, Any]], keys: Path) -> None:
     secrets = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Secret"}
     for pod, container, role, settings in _baton(objects):
@@ -181,7 +216,7 @@ def test_each_role_has_its_own_key_and_no_other(objects: list[dict[str, Any]], k
         mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
         secret = secrets[volumes[mounts[str(path.parent)]]["secret"]["secretName"]]
-        assert set(secret["data"]) == {path.name} == {f"{role}.key"}
+        assert set(secret["data"]) == {path.name} == {f"{'decode' if role == 'rank' else role}.key"}
         assert KeyFile.read(keys / path.name).publics is not None
 
 

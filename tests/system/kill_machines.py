@@ -42,7 +42,7 @@ from tests.system.spread import END_S, Machine, free_port
 from wire.keys import KeyFile
 
 _DRIVER_IP, _MACHINE_IP = "10.87.0.1", "10.87.0.2"
-_NUM_STREAMS, _NUM_TOKENS = 4, 48
+_NUM_STREAMS, _NUM_TOKENS = 8, 48
 _COMMON = ("--kv-checksum", "dot64", "--kv-transport", "zmq", "--num-blocks", "96", "--max-num-batched-tokens", "24")
 
 
@@ -132,8 +132,11 @@ def run(trial: Trial, what: str, act: Callable[[Trial], None], reason: str, boun
     prompts = [make_prompt(30 + 17 * index, len(what)) for index in range(_NUM_STREAMS)]
     expected = [trial.reference.greedy(prompt, _NUM_TOKENS).token_ids for prompt in prompts]
     with ThreadPoolExecutor(_NUM_STREAMS) as threads:
-        answers = [threads.submit(relay.ask, prompt, _NUM_TOKENS) for prompt in prompts]
-        time.sleep(0.3)
+        half = _NUM_STREAMS // 2
+        answers = [threads.submit(relay.ask, prompt, _NUM_TOKENS) for prompt in prompts[:half]]
+        time.sleep(0.1)
+        # what stands still is noticed in a step: there has to be one
+        answers += [threads.submit(relay.ask, prompt, _NUM_TOKENS) for prompt in prompts[half:]]
         begin_s = time.monotonic()
         act(trial)
         wait_until(lambda: not node.is_running, f"the node ended after {what}", bounds_s[0])
