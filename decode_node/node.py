@@ -102,7 +102,9 @@ class DecodeRole:
         transports are made from `sending`. `counters`: see `DecodeLeg`."""
         settings = self._settings
         begin = Begin(settings.host, settings.cluster_key, self.name)
-        transfers = open_transfers(parts.engine, self.transports, self._memory, begin, self._opened.callback)
+        transfers = open_transfers(
+            parts.engine, self.transports, self._memory, begin, settings.rank_machines, self._opened.callback
+        )
         facts = ReceivingFacts(
             node_id=parts.node_id,
             epoch=parts.epoch,

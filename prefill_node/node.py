@@ -51,7 +51,9 @@ class PrefillRole:
         """See `Role`."""
         settings, layout, counters = self._settings, parts.engine.memory.layout, SendingCounters()
         begin = Begin(settings.host, settings.cluster_key, self.name)
-        transfers = open_transfers(parts.engine, self._transports, self._memory, begin, self._opened.callback)
+        transfers = open_transfers(
+            parts.engine, self._transports, self._memory, begin, settings.rank_machines, self._opened.callback
+        )
         facts = SendingFacts(
             node_id=parts.node_id,
             epoch=parts.epoch,

@@ -58,12 +58,17 @@ class Transfers(Protocol):
 
 
 def open_transfers(
-    engine: Engine, transports: TransportSettings, memory: PoolMemory, begin: Begin, on_close: OnClose
+    engine: Engine,
+    transports: TransportSettings,
+    memory: PoolMemory,
+    begin: Begin,
+    num_machines: int,
+    on_close: OnClose,
 ) -> Transfers:
-    """Those of `engine`. `memory`: has allocated its pool; `begin`: what ranks with pools of their own are told first.
-    Raises `InvalidSetting` for a transport that they do not have."""
+    """Those of `engine`, whose ranks are on so many machines. `memory`: has allocated its pool; `begin`: what ranks
+    with pools of their own are told first. Raises `InvalidSetting` for a transport that they do not have."""
     if engine.memory.is_divided:
-        return _RankTransfers(engine, transports, begin, on_close)
+        return _RankTransfers(engine, transports, taken_by_ranks(transports.choice, num_machines), begin, on_close)
     return _PoolTransfers(engine.memory, transports, memory, on_close)
 
 
@@ -98,8 +103,10 @@ class _RankTransfers:
 
     is_device = False
 
-    def __init__(self, engine: Engine, transports: TransportSettings, begin: Begin, on_close: OnClose) -> None:
-        self._transports, memory = transports, engine.memory
+    def __init__(
+        self, engine: Engine, transports: TransportSettings, taken: Sequence[str], begin: Begin, on_close: OnClose
+    ) -> None:
+        self._transports, self._taken, memory = transports, taken, engine.memory
         pool = HostPool(cast("ByteArray", memory.blocks))
         self._own = RankPool(pool, memory.layout, memory.shard.kv, memory.descriptor)
         on_close(_sweep)
@@ -115,13 +122,13 @@ class _RankTransfers:
     def receiving(self, counters: ReceivingCounters) -> tuple[Sequence[Receiver], HashedPool]:
         """See `Transfers.receiving`."""
         lines = self._lines(self._receiving_ends)
-        receivers = open_ranks_receivers(lines, counters, taken_by_ranks(self._transports.choice))
+        receivers = open_ranks_receivers(lines, counters, self._taken)
         return receivers, RanksPool(lines, self._own.layout)
 
     def sending(self, transports: TransportSettings, counters: SendingCounters) -> tuple[SenderOpener, HashedPool]:
         """See `Transfers.sending`."""
         lines = self._lines(self._sending_ends)
-        senders = RanksSenders(lines, counters, taken_by_ranks(transports.choice), self._shares_memory)
+        senders = RanksSenders(lines, counters, self._taken, self._shares_memory)
         return senders, RanksPool(lines, self._own.layout)
 
     def _shares_memory(self, hello: PeerHello) -> bool:

@@ -69,14 +69,18 @@ class Network:
     links: LinkSettings
 
 
-def taken_by_ranks(choice: str) -> tuple[str, ...]:
-    """The transports that a choice of --kv-transport offers and takes, the preferred one first. Raises
-    `InvalidSetting`."""
+def taken_by_ranks(choice: str, num_machines: int) -> tuple[str, ...]:
+    """The transports that a choice of --kv-transport offers and takes where ranks are on so many machines, the
+    preferred one first. Raises `InvalidSetting`."""
     if choice not in _TAKEN:
         raise InvalidSetting(
             f"--kv-transport {choice}: ranks with pools of their own have {', '.join(name for name in _TAKEN)}"
         )
-    return _TAKEN[choice]
+    if num_machines == 1:
+        return _TAKEN[choice]
+    if choice == "shm":
+        raise InvalidSetting(f"--kv-transport shm: the ranks are on {num_machines} machines, which share no memory")
+    return tuple(name for name in _TAKEN[choice] if name != _SLOTS)
 
 
 def open_part_receiver(name: str, own: RankPool, network: Network) -> PartReceiver:

@@ -305,7 +305,12 @@ def test_blocks_that_overtake_the_order_to_expect_them_are_written(
     where = RANK_ENDPOINTS.encode(RankEndpoints(KvDivision(1), (listening.endpoint,)))
     senders = sending.senders(transport)
     _, sender = senders.open(hello(Endpoint(transport, "", where)))
-    push(sender, MOVES, lambda: (senders.poll(), end.work()))
+
+    def work() -> None:
+        senders.poll()
+        end.work()
+
+    push(sender, MOVES, work)
 
     def has_come() -> bool:
         senders.poll()

@@ -114,7 +114,7 @@ class Made:
     role: Idle
     name: str = DECODE
 
-    def __call__(self, *arguments: Any) -> Idle:
+    def __call__(self, *arguments: Any) -> Any:
         return self.role
 
 

@@ -261,9 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--transport", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
     parser.add_argument("--model", default="llama", choices=MODELS)
     parser.add_argument("--kv-cache-dtype", default="auto", help="as of the nodes")
-    parser.add_argument(
-        "--spread", type=int, default=1, help="machines of each node of several ranks"
-    )
+    parser.add_argument("--spread", type=int, default=1, help="machines of each node of several ranks")
     asked = parser.parse_args(arguments)
     if asked.spread > 1:
         asked.prefill_pools, asked.decode_pools = [OWN], [OWN]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 from demo.location import DEMO_MODEL_NAME, checkpoint_path
@@ -18,7 +19,7 @@ TIMEOUT_S = 60.0
 def test_the_endpoint_is_measured_and_taken_apart(tmp_path: Path, relays: list[Relay]) -> None:
     path = tmp_path / "result.json"
     served = start_relay(checkpoint_path(), tmp_path, router=("--served-model-name", DEMO_MODEL_NAME))
-    for relay in running(served, relays):
+    with contextmanager(running)(served, relays) as relay:
         command = [
             *(sys.executable, "-m", "baton", "bench", "serve", f"--base-url={relay.router.address}"),
             *("--ready-check-timeout-sec=60", "--request-rate=20", f"--num-prompts={NUM_PROMPTS}", "--ignore-eos"),

@@ -88,7 +88,7 @@ def test_processes_compute_together_and_one_that_is_killed_ends_all(tmp_path: Pa
     assert (shard, engine.memory.is_divided, alone.memory.is_divided) == (Shard(1, 2), True, False)
     channel = TransferChannel(ends[0], "rank 1")
     channel.send(TransferBegin("127.0.0.1", "", "decode"), END_S)
-    channel.send(Listen(), END_S)
+    channel.send(Listen(("zmq",)), END_S)
     assert isinstance(channel.receive(END_S), Listening)
     assert answer(engine) == answer(alone)
     each_round = engine.executor.guarded(lambda: None)
