@@ -114,7 +114,7 @@ def build_engine(
         config, device = basis.config, basis.device
         grammars = _grammars(basis.folder, config)
         executor = open_executor(
-            settings, config, device, num_threads, starter or LocalRanks(), checkpoint_fingerprint(basis)
+            settings, config, device, num_threads, starter or LocalRanks(), lambda: checkpoint_fingerprint(basis)
         )
         opened.callback(executor.close)
         before = read_memory(device.torch_device) if basis.is_gpu else None

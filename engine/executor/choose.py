@@ -6,6 +6,8 @@ Owns the names, and the refusals that need no process: what cannot be divided, o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from device.base import Device
 from engine.executor.base import Executor
 from engine.executor.starting import RankStarter
@@ -25,7 +27,7 @@ def open_executor(
     device: Device,
     num_threads: int,
     starter: RankStarter,
-    fingerprint: str,
+    fingerprint: Callable[[], str],
 ) -> Executor:
     """The ranks of an engine, running. `num_threads`: of each; `starter`: starts all but the first; `fingerprint`: of
     the checkpoint. Raises `InvalidSetting`, and `DeviceFailed` when they do not come up."""
@@ -35,7 +37,7 @@ def open_executor(
     _require_possible(settings, config, device)
     from engine.executor.mp import MpExecutor
 
-    return MpExecutor(settings, num_threads, starter, fingerprint)
+    return MpExecutor(settings, num_threads, starter, fingerprint())
 
 
 def _require_machines(settings: EngineSettings) -> None:

@@ -210,13 +210,14 @@ async def cut_server(prompts: PromptMaker, streams: Streams | None) -> AsyncIter
         pace.close()
 
 
-async def _ask(server: Server, members: dict[str, Any], *, is_queued: bool) -> bytes:
+async def _ask(server: Server, cutter: Cutter, members: dict[str, Any], *, is_queued: bool) -> bytes:
+    cutter.num_waits = 0
     admission = server.endpoints.admission
     permit = await admission.admit(Demand(None, 1, 1)) if is_queued else None
     async with connected(server) as connection:
         raw = request(**members)
         await connection.send(raw[:-9])
-        await asyncio.sleep(0.002)
+        await becomes_true(lambda: cutter.num_waits > 0)  # for the rest of the body
         await connection.send(raw[-9:])
         if permit is not None:
             asyncio.get_running_loop().call_later(0.005, permit.close, 0, 0)
@@ -237,12 +238,12 @@ async def test_a_request_that_is_cancelled_wherever_it_waits_leaves_nothing_behi
         tasks = len(asyncio.all_tasks())
         raw = b""
         for cutter.at in itertools.count(1):
-            raw = await _ask(server, members, is_queued=kind == "queued")
+            raw = await _ask(server, cutter, members, is_queued=kind == "queued")
             await nothing_is_left(server)
             await becomes_true(lambda: len(asyncio.all_tasks()) == tasks)
             if cutter.num_waits < cutter.at:
                 break
-        assert cutter.at > 3
+        assert cutter.at > 2  # the body and the answer; a slow machine may have all of that at once
         assert parse_reply(raw).is_whole
         assert server.rig.relay.counters.num_failed == 0
         gc.collect()

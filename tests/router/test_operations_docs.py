@@ -21,6 +21,7 @@ from mixed_node.settings import MixedNodeSettings
 from node.metrics import LinkCollector, NodeCollector
 from prefill_node.settings import PrefillNodeSettings
 from program.watchdog import Watchdog
+from rank_node.settings import RankSettings
 from router.adaptation import Adaptation
 from router.attainment import Attainment
 from router.goals import Goals
@@ -155,7 +156,8 @@ def test_panels_of_the_dashboard_have_places_of_their_own() -> None:
 
 
 def test_every_flag_that_is_named_exists() -> None:
-    classes = (RouterSettings, PrefillNodeSettings, DecodeNodeSettings, MixedNodeSettings, ServeSettings)
+    nodes = (PrefillNodeSettings, DecodeNodeSettings, MixedNodeSettings, RankSettings)
+    classes = (RouterSettings, *nodes, ServeSettings)
     known = {f"--{field.name.replace('_', '-')}" for each in classes for field in dataclasses.fields(each)}
     for page in PAGES.values():
         assert set(re.findall(r"--[a-z][a-z-]+", page)) <= known | {"--help", "--config", "--url", "--rolling"}
