@@ -139,6 +139,7 @@ class DecodeLeg:
                 num_prompt_tokens=request.num_prompt_tokens,
                 cache_salt=request.cache_salt,
                 forks=forks,
+                images=request.images,
             )
             self._first_steps.watch(key, num_tokens=2)
             return
@@ -256,6 +257,7 @@ class DecodeLeg:
                 going_on,
                 num_prompt_tokens=request.num_prompt_tokens,
                 cache_salt=request.cache_salt,
+                images=request.images,
             )
         except BatonError as error:
             self._failures += [(first.key, error) for first in going_on]
@@ -310,14 +312,14 @@ class DecodeLeg:
     def _reserve(self, key: RequestKey, awaited: _Awaited) -> bool:
         """Reserve blocks for a request and grant them. Returns False when there is no room now."""
         request = awaited.request
-        reservation = self._core.reserve(key, request.token_ids, cache_salt=request.cache_salt)
+        reservation = self._core.reserve(key, request.token_ids, cache_salt=request.cache_salt, images=request.images)
         if reservation is None:
             return False
         blocks = ReservedBlocks(
             key=key,
             num_tokens=len(request.token_ids),
             num_cached_tokens=reservation.num_cached_tokens,
-            prompt_digest=prompt_digest(request.token_ids),
+            prompt_digest=prompt_digest(request.token_ids, request.images),
             block_ids=reservation.missing_block_ids,
             generations=reservation.missing_generations,
             forks=awaited.choices[1:],

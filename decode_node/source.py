@@ -58,7 +58,7 @@ class Source:
             return 0
         num_tokens = len(handed.token_ids)
         self._handoffs.add(key)
-        digest = prompt_digest(handed.token_ids)
+        digest = prompt_digest(handed.token_ids, handed.images)
         self._end.thread.post(BeginHandoff(key, order.decode_node_id, order.decode_epoch, num_tokens, digest))
         index = max(0, num_tokens - handed.num_prompt_tokens)
         first = TokenEvent(*key, index, (handed.next_token_id,), (), "", 0)

@@ -42,6 +42,7 @@ from engine.models.facts import ModelFacts
 from engine.models.loading import OnProgress
 from engine.models.ops.native_ops import NativeOps
 from engine.models.shard import Shard
+from engine.models.vision.facts import ImageFacts
 from engine.pool_size import (
     BlockSize,
     DividedBlocks,
@@ -53,6 +54,7 @@ from engine.pool_size import (
     require_room,
 )
 from engine.runner.forward import decoded_pass
+from engine.runner.images import StepImages
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory, own_kv_memory
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Sampler
@@ -135,7 +137,8 @@ def build_engine(
         executor.ready()
         kv_dtype = model.layout.dtype if model.layout.has_scales else ""
         fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
-        core = _core(basis, fingerprint, memory, runner, grammars, costs)
+        image_facts = None if model.tower is None else model.tower.facts
+        core = _core(basis, fingerprint, memory, runner, grammars, costs, image_facts)
         grammars.finish_loading()
         opened.pop_all()
     return Engine(
@@ -236,7 +239,8 @@ def _runner(
             return LeadingRunner(*led, run)
         num_before = model.layout.num_layers - model.own.num_layers
         return PipelineRunner(incoming, num_before, run or decoded_pass(model.decoder, attention), *led)
-    runner = ModelRunner(*parts, run)
+    images = None if model.tower is None else StepImages(model.tower, basis.device.torch_device)
+    runner = ModelRunner(*parts, run, images)
     # transformers' modelling code may look at values, so nothing of it is recorded
     if not settings.enforce_eager and isinstance(model.decoder, Decoder):
         runner.record_graphs(on_graphs)
@@ -245,7 +249,13 @@ def _runner(
 
 
 def _core(
-    basis: Basis, fingerprint: str, memory: KvMemory, runner: ModelRunner, grammars: Grammars, costs: StepCosts
+    basis: Basis,
+    fingerprint: str,
+    memory: KvMemory,
+    runner: ModelRunner,
+    grammars: Grammars,
+    costs: StepCosts,
+    image_facts: ImageFacts | None,
 ) -> EngineCore:
     settings, capacity, config = basis.settings, basis.capacity, basis.config
     pool = BlockPool(memory.num_blocks, prefix_caching=settings.enable_prefix_caching)
@@ -262,4 +272,4 @@ def _core(
     )
     bound = StepBound(costs, settings.goal_tpot_ms / 1000) if settings.goal_tpot_ms > 0 else None
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound)
-    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs)
+    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, image_facts)

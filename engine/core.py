@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
 from engine.held_blocks import HeldBlocks, Reservation
+from engine.models.vision.facts import ImageFacts
 from engine.runner.base import Runner
 from engine.scheduler.request import Matcher, PromptScores, Request, RequestOutput, Step, choices_of
 from engine.scheduler.scheduler import Scheduler
@@ -33,6 +34,7 @@ from engine.scheduler.step_costs import StepCosts
 from engine.steps_in_flight import StepsInFlight, StepWatch
 from engine.structured.matcher import Grammars
 from wire.errors import BatonError, InvalidRequest
+from wire.images import PromptImage, require_in_order
 from wire.messages import NodeStatus
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
@@ -50,12 +52,13 @@ class FirstToken:
 @dataclass(frozen=True, slots=True)
 class HandedOver:
     """What another node needs to go on with a request: the KV of `token_ids` in `block_table`, and the token after
-    them. The prompt is the first `num_prompt_tokens`."""
+    them. The prompt is the first `num_prompt_tokens`, with `images` among them."""
 
     token_ids: tuple[int, ...]
     next_token_id: int
     num_prompt_tokens: int
     block_table: BlockTable
+    images: tuple[PromptImage, ...] = ()
 
 
 def watch_nothing(step: Step) -> None:
@@ -63,8 +66,8 @@ def watch_nothing(step: Step) -> None:
 
 
 class EngineCore:
-    """One model on one device. Without `grammars` requests with a grammar are refused. `costs` learns what its steps
-    cost."""
+    """One model on one device. Without `grammars` requests with a grammar are refused, and those with images without
+    `image_facts`. `costs` learns what its steps cost."""
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class EngineCore:
         fingerprint: str,
         grammars: Grammars | None = None,
         costs: StepCosts | None = None,
+        image_facts: ImageFacts | None = None,
     ) -> None:
         self._held = HeldBlocks(pool)
         self._pool = pool
@@ -82,6 +86,12 @@ class EngineCore:
         self._in_flight = StepsInFlight(runner, scheduler, pool, self.costs)
         self._fingerprint = fingerprint
         self._grammars = grammars
+        self._image_facts = image_facts
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether it computes prompts with images."""
+        return self._image_facts is not None
 
     @property
     def has_work(self) -> bool:
@@ -132,16 +142,19 @@ class EngineCore:
         cache_salt: bytes = b"",
         first_token_only: bool = False,
         forks: Sequence[RequestKey] = (),
+        images: Sequence[PromptImage] = (),
     ) -> None:
         """Compute and continue `token_ids`. With `first_token_only` the request leaves after one token, and its blocks
         are held until `release(key)`, also when that token ended the request: a transfer may be reading them.
 
         `num_prompt_tokens` (default: all) says how many of them count as prompt; the rest are earlier output. `forks`:
-        the keys of further choices, see `choices_of`.
+        the keys of further choices, see `choices_of`. `images`: of the prompt, with pixels.
         Raises `ContextLengthExceeded` when it can never fit, `Overloaded` when the queue is full, `InvalidRequest` for
         token ids outside the vocabulary and more choices than a step may have, and `ValueError` for a key in use.
         """
-        request = self._request(key, token_ids, params, num_prompt_tokens, cache_salt)
+        request = self._request(key, token_ids, params, num_prompt_tokens, cache_salt, images)
+        if request.lacks_pixels:
+            raise InvalidRequest("an image came without its pixels", "messages")
         request.first_token_only = first_token_only
         request.forks = tuple(choices_of((key, *forks), params)[1:]) if forks else ()
         for each in (key, *forks):
@@ -161,7 +174,14 @@ class EngineCore:
         if key in self._held or self.is_live(key):
             raise ValueError(f"{key!r} is in use already")
 
-    def reserve(self, key: RequestKey, token_ids: Sequence[int], *, cache_salt: bytes = b"") -> Reservation | None:
+    def reserve(
+        self,
+        key: RequestKey,
+        token_ids: Sequence[int],
+        *,
+        cache_salt: bytes = b"",
+        images: Sequence[PromptImage] = (),
+    ) -> Reservation | None:
         """Hold blocks for the KV of `token_ids`, reusing cached ones. Returns None when there is no room now, or when
         that would take the room which a request of the engine itself waits for.
 
@@ -173,7 +193,7 @@ class EngineCore:
         if waiting is not None and not self._scheduler.blocks.has_room_beside(waiting, len(token_ids)):
             return None
         hashes: list[bytes] = []
-        extend_hashes(hashes, token_ids, self._scheduler.limits.block_size, self._root(cache_salt))
+        extend_hashes(hashes, token_ids, self._scheduler.limits.block_size, self._root(cache_salt), images)
         taken = self._scheduler.blocks.take(hashes, len(token_ids), len(token_ids))
         if taken is None:
             return None
@@ -188,6 +208,7 @@ class EngineCore:
         *,
         num_prompt_tokens: int,
         cache_salt: bytes = b"",
+        images: Sequence[PromptImage] = (),
     ) -> None:
         """Continue choices whose KV, that of `token_ids`, now lies in the reserved blocks. The blocks become those of
         the first choice, and cached; the others share them. Choices that are over already are not among `firsts`.
@@ -195,7 +216,7 @@ class EngineCore:
         Raises as `add` when one of them cannot be taken, and then takes none and releases the blocks.
         """
         requests = [
-            self._request(first.key, [*token_ids, first.token_id], first.params, num_prompt_tokens, cache_salt)
+            self._request(first.key, [*token_ids, first.token_id], first.params, num_prompt_tokens, cache_salt, images)
             for first in firsts
         ]
         block_table = self._held.give(reservation.key)
@@ -243,7 +264,7 @@ class EngineCore:
         self._pool.share(block_table)
         self._held.hold(held_key, block_table)
         token_ids = tuple(request.token_ids[: num_tokens + 1])
-        handed = HandedOver(token_ids[:-1], token_ids[-1], request.num_prompt_tokens, block_table)
+        handed = HandedOver(token_ids[:-1], token_ids[-1], request.num_prompt_tokens, block_table, request.images)
         if not goes_on:
             self.abort(key)
         return handed
@@ -290,7 +311,7 @@ class EngineCore:
         if not in_flight:
             first = self._scheduler.schedule(expects_streams=expects_streams)
             if not first.requests:
-                return []
+                return self._scheduler.take_lost()
             in_flight.launch(first, watch)
         while (
             in_flight.can_launch_another
@@ -301,7 +322,7 @@ class EngineCore:
         for output in outputs:
             if output.has_left:
                 self._retire(output)
-        return outputs
+        return outputs + self._scheduler.take_lost()
 
     def take_prompt_scores(self) -> list[PromptScores]:
         """Log probabilities of prompt tokens that `step` has collected since the last call, in order; each of a
@@ -354,7 +375,10 @@ class EngineCore:
         params: DecodingParams,
         num_prompt_tokens: int | None,
         cache_salt: bytes,
+        images: Sequence[PromptImage],
     ) -> Request:
+        if images:
+            self._require_seen(token_ids, images)
         num_prompt_tokens = len(token_ids) if num_prompt_tokens is None else num_prompt_tokens
         return Request(
             key=key,
@@ -364,7 +388,16 @@ class EngineCore:
             hash_root=self._root(cache_salt),
             max_total_tokens=self.max_request_tokens,
             matcher=self._matcher(params, token_ids[num_prompt_tokens:]),
+            images=tuple(images),
         )
+
+    def _require_seen(self, token_ids: Sequence[int], images: Sequence[PromptImage]) -> None:
+        """Raise `InvalidRequest` for images that would fail the step they are computed in."""
+        if self._image_facts is None:
+            raise InvalidRequest("this node computes no prompts with images", "messages")
+        require_in_order(images, len(token_ids))
+        for image in images:
+            self._image_facts.require_fit(token_ids, image)
 
     def _matcher(self, params: DecodingParams, output: Sequence[int]) -> Matcher | None:
         """The matcher of a request with this output so far. Raises `InvalidRequest` where there are no grammars."""

@@ -6,8 +6,10 @@ ranks all of them run this, and where a function computes with the model they ru
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,6 +39,8 @@ from engine.models.quantization.choose import choose_quantization
 from engine.models.quantization.while_loading import AUTO
 from engine.models.shard import Shard
 from engine.models.text_part import published_names
+from engine.models.vision.facts import NoImages, load_image_facts
+from engine.models.vision.limit import image_limit
 from engine.native.library import Kernels, open_kernels
 from engine.runner.forward import ForwardPass
 from engine.runner.limits import RunnerLimits
@@ -46,7 +50,11 @@ from program.process import return_freed_memory
 from wire.errors import InvalidSetting
 from wire.layout import KvLayout
 
+if TYPE_CHECKING:
+    from engine.models.vision.tower import Tower
+
 DUMMY = "dummy"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,8 @@ def node_memory(settings: EngineSettings) -> HostMemory:
 @dataclass(frozen=True, slots=True)
 class ModelShare:
     """A loaded share of a model on its device. `layout`: of a block of all ranks; `own`: what this rank has in one.
-    `weights_bytes`: of the parameters of all ranks; `quantization`: by what name they are quantized, "" for none."""
+    `weights_bytes`: of the parameters of all ranks; `quantization`: by what name they are quantized, "" for none.
+    `tower`: of a model that sees images here."""
 
     decoder: RunnableDecoder
     layout: KvLayout
@@ -107,6 +116,7 @@ class ModelShare:
     weights_bytes: int
     kernels: Kernels | None
     quantization: str = ""
+    tower: Tower | None = None
 
 
 def _kernels_for(settings: EngineSettings, device: Device, num_threads: int) -> Kernels | None:
@@ -146,7 +156,31 @@ def load_share(
     if not shard.is_whole:
         whole = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps())
         layout = KvLayout.of_layers(kv_dtype, settings.block_size, whole.layer_kvs)
-    return ModelShare(decoder, layout, own, ops, weights_bytes, kernels, quantization.name)
+    tower = _tower(basis, TORCH_DTYPES[dtype])
+    weights_bytes += 0 if tower is None else tower.num_bytes
+    return ModelShare(decoder, layout, own, ops, weights_bytes, kernels, quantization.name, tower)
+
+
+def _tower(basis: Basis, dtype: torch.dtype) -> Tower | None:
+    """The tower of a model that sees images, where it is wanted: it stays in the model's dtype, on one rank. Raises
+    `ModelLoadError`."""
+    settings = basis.settings
+    if settings.load_format == DUMMY or image_limit(settings.limit_mm_per_prompt) == 0:
+        return None
+    try:
+        facts = load_image_facts(basis.folder)
+    except NoImages as error:
+        _log.info("%s", error)
+        return None
+    if facts is None:
+        return None
+    if settings.num_ranks > 1:
+        _log.info("images are not served by nodes of several ranks: this one answers to text alone")
+        return None
+    # imported late: it takes seconds, and most models see nothing
+    from engine.models.vision.tower import Tower
+
+    return Tower(basis.folder, facts, dtype, basis.device.torch_device)
 
 
 def attention_of(basis: Basis, model: ModelShare, shard: Shard) -> AttentionChoice:

@@ -98,6 +98,9 @@ class EngineSettings:
     batch_invariant: bool = setting(
         False, "do not start unless tokens cannot depend on what else is in a batch: Baton's own kernels on a CPU"
     )
+    limit_mm_per_prompt: str = setting(
+        "image=4", "images that a request may have, where the model sees; image=0: none, and no tower is loaded"
+    )
     enforce_eager: bool = setting(False, "run decode steps without recorded CUDA graphs")
     load_format: str = setting(
         "auto", "auto: the checkpoint's weights; dummy: random ones, for measurements", choices=("auto", "dummy")

@@ -203,6 +203,7 @@ def _hello(role: Role, parts: NodeParts, settings: NodeSettings, peer_address: s
         status=engine.core.status(),
         clock=host_clock(),
         tokenizer=engine.tokenizer_digest,
+        sees_images=engine.core.sees_images,
     )
 
 

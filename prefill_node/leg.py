@@ -124,6 +124,7 @@ class PrefillLeg:
             cache_salt=request.cache_salt,
             first_token_only=True,
             forks=forks,
+            images=request.images,
         )
         self._prompts[key] = prompt = _Prompt(choices, set(choices))
         self._prompt_of |= dict.fromkeys(choices, prompt)
@@ -134,7 +135,7 @@ class PrefillLeg:
                 decode_node_id=request.decode_node_id,
                 decode_epoch=request.decode_epoch,
                 num_tokens=len(request.token_ids),
-                prompt_digest=prompt_digest(request.token_ids),
+                prompt_digest=prompt_digest(request.token_ids, request.images),
             )
         )
 

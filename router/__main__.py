@@ -81,6 +81,7 @@ def _load(settings: RouterSettings) -> list[ServedModel]:
         parsers,
         settings.generation_config,
         settings.model_impl,
+        settings.limit_mm_per_prompt,
     )
 
 

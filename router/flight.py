@@ -356,6 +356,7 @@ class Flight:
             confinement=self._suspicion.confinement,
             goals=request.goals,
             may_refuse=journal.attempt == 1 and not journal.token_ids,
+            images=request.images,
         )
         if self._suspicion.confinement is not None:
             nodes = [node for node in (route.prefill, route.decode) if node is not None]

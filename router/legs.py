@@ -17,6 +17,7 @@ from router.nodes import Node
 from router.progress import Progress
 from router.prompt_queue import QueuedPrompt
 from router.route import Route
+from wire.images import PromptImage
 from wire.messages import Cancel, Decode, Prefill, PrefillPeer, live_key
 from wire.sampling import DecodingParams
 
@@ -32,7 +33,8 @@ class ControlSender(Protocol):
 @dataclass(frozen=True, slots=True)
 class RelayRequest:
     """The request of one choice, as nodes of `model` see it. `emitted_ids`: its first tokens, where they are
-    known. `goals`: None for those of the router."""
+    known. `goals`: None for those of the router. `images`: of the prompt, with pixels, which stay here as long as any
+    node may have to compute it."""
 
     model: str
     prompt_ids: tuple[int, ...]
@@ -40,6 +42,7 @@ class RelayRequest:
     cache_salt: bytes = b""
     emitted_ids: tuple[int, ...] = ()
     goals: Goals | None = None
+    images: tuple[PromptImage, ...] = ()
 
     def max_tokens_behind(self, num_output: int) -> int | None:
         """How many more tokens it may have when it has so many."""
@@ -69,11 +72,15 @@ class Attempt:
             decode_node_id=decode.node_id,
             decode_epoch=decode.epoch,
             forks=self.forks,
+            images=self.request.images,
         )
 
     def decode_leg(self, prefill: Node | None) -> Decode:
         """The message for the decode node; `prefill` is the node that computes the KV, None when the decode node
         does, and only then tells the log probabilities of the prompt."""
+        images = self.request.images
+        if prefill is not None:
+            images = tuple(image.without_pixels() for image in images)
         peer = None if prefill is None else PrefillPeer(prefill.node_id, prefill.epoch, prefill.hello.peer_address)
         return Decode(
             handoff_id=self.handoff_id,
@@ -84,6 +91,7 @@ class Attempt:
             cache_salt=self.request.cache_salt,
             prefill_peer=peer,
             forks=self.forks,
+            images=images,
         )
 
 

@@ -131,6 +131,10 @@ class Relay:
             )
         return None if max_tokens is None else min(max_tokens, limit - num_prompt_tokens)
 
+    def sees_images(self, model: str) -> bool:
+        """Whether the nodes of `model` compute prompts with images: all do, or none."""
+        return any(node.hello.sees_images for node in self._registry.of_model(model))
+
     def check_room(self, num_requests: int) -> None:
         """Raise `Overloaded` when `num_requests` more would exceed the limit."""
         if len(self._flights) + num_requests > self._max_concurrent_requests:

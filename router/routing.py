@@ -21,6 +21,7 @@ from router.policies import Policy, num_cached_blocks
 from router.route import Route
 from router.suspicion import Confinement, Probation
 from wire.errors import NoNode
+from wire.images import PromptImage
 from wire.messages import DECODE, PREFILL
 
 _Find: TypeAlias = Callable[[str, str, AbstractSet[int]], list[Node]]
@@ -54,6 +55,7 @@ class Routing:
         confinement: Confinement | None = None,
         goals: Goals | None = None,
         may_refuse: bool = False,
+        images: Sequence[PromptImage] = (),
     ) -> Route:
         """A route for prompt and emitted tokens over nodes of `model`; nodes whose epoch is in `avoided` only where
         there is no other. Of each role only nodes that have room for what the request may become: `max_tokens` more
@@ -61,7 +63,7 @@ class Routing:
 
         `computes_all`: whoever computes the prompt computes all of it, whatever it has cached. `confinement`: the only
         nodes that may compute anything of it but further tokens. `goals`: its own, None for the router's.
-        `may_refuse`: nothing was done for it yet.
+        `may_refuse`: nothing was done for it yet. `images`: those among the tokens.
 
         Raises `NoNode` without a decode node, and `Overloaded` when it is refused because it would miss its goals.
         """
@@ -75,7 +77,7 @@ class Routing:
             raise NoNode("no decode node is available")
         hashes: list[bytes] = []
         hello = decodes[0].hello
-        extend_hashes(hashes, token_ids, hello.layout.block_size, root_hash(hello.fingerprint, cache_salt))
+        extend_hashes(hashes, token_ids, hello.layout.block_size, root_hash(hello.fingerprint, cache_salt), images)
         decode = self.decode_policy.choose(decodes, hashes)
         num_cached = 0 if computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
         prefills = [node for node in prefills if node is not decode]

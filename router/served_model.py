@@ -18,6 +18,7 @@ from engine.models.identity import find_checkpoint, model_fingerprint, model_nam
 from engine.models.weight_files import weight_files
 from engine.text.answers.formats import ParserNames
 from engine.text.tokenizer_digest import tokenizer_digest
+from router.images import Images
 from router.openai.prompts import PromptMaker
 from router.openai.request_templates import RequestTemplates
 from router.openai.strict_model import Strict
@@ -57,10 +58,11 @@ def load_served_models(
     parsers: ParserNames = _AUTO,
     generation_config: str = AUTO,
     model_impl: str = AUTO,
+    limit_mm_per_prompt: str = "image=0",
 ) -> list[ServedModel]:
     """The model of the `model` setting and those of `more_models`, each written NAME=CHECKPOINT. `request_templates` is
-    as in `PromptMaker`; `parsers`, `generation_config`
-    and `model_impl` are those of all models.
+    as in `PromptMaker`; `parsers`, `generation_config`,
+    `model_impl` and `limit_mm_per_prompt` are those of all models.
 
     Raises `InvalidSetting`, and `ModelLoadError` for a checkpoint without a usable tokenizer.
     """
@@ -71,6 +73,7 @@ def load_served_models(
         parsers=parsers,
         defaults_of=generation_config,
         model_impl=model_impl,
+        image_setting=limit_mm_per_prompt,
     )
     found = [load(model_name(model, served_name), model)]
     for item in more_models:
@@ -91,12 +94,14 @@ def _load(
     parsers: ParserNames,
     defaults_of: str,
     model_impl: str,
+    image_setting: str,
 ) -> ServedModel:
     folder = find_checkpoint(checkpoint, weights=False)
     defaults = load_generation_defaults(defaults_of, folder)
     if defaults != _NO_DEFAULTS:
         _log.info("requests to %s that do not say otherwise have %s (see --generation-config)", name, defaults)
-    prompts = PromptMaker.from_folder(folder, templates, parsers)
+    images = Images.of_checkpoint(folder, image_setting)
+    prompts = PromptMaker.from_folder(folder, templates, parsers, images)
     return ServedModel(name, prompts, _fingerprint(folder, model_impl), started, tokenizer_digest(folder), defaults)
 
 

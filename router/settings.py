@@ -71,6 +71,9 @@ class RouterSettings:
         "", "folder in which resumable streams are written down, prompts included; empty: they end with the router"
     )
     max_body_bytes: int = setting(8 * 2**20, "largest request body")
+    limit_mm_per_prompt: str = setting(
+        "image=4", "images that a request may have, where the model sees; image=0: none, and no tower is loaded"
+    )
     strict: bool = setting(False, "refuse request fields that change nothing; default: ignore them with a warning")
     trust_request_chat_template: bool = setting(False, "render chat templates that come with requests")
     tool_call_parser: str = setting("auto", "format of tool calls; auto: by the chat template", choices=CALL_PARSERS)

@@ -51,7 +51,7 @@ one (`HandOver`), and a node is asked to finish (`Drain`); addresses name the ke
 12: the group of a node.
 13: blocks of nodes whose ranks have pools of their own go from rank to rank (`source`, `RankEndpoints`).
 14: the same by nixl and shared memory (`source` of their headers, `RankEndpoint`), and states divided among ranks;
-ranks of a node run on other machines (`rank_node.link`).
+ranks of a node run on other machines (`rank_node.link`); images of prompts (`images`, `sees_images`).
 """
 
 _MAGIC = b"BT"

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from wire.codec import U64, Bounds, Codec, Id128, Length, Packed, TokenIds
 from wire.errors import InvalidMessage
+from wire.images import MAX_IMAGES, PromptImage
 from wire.layout import KvLayout
 from wire.prompt_logprobs import MAX_ROWS, row_bytes
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
@@ -24,6 +25,7 @@ _Text = Annotated[str, Length(1024)]
 _Count = Annotated[int, Bounds(0, 2**40)]
 _Attempt = Annotated[int, Bounds(1, 10**6)]
 _Forks = Annotated[tuple[Id128, ...], Length(1024)]
+_Images = Annotated[tuple[PromptImage, ...], Length(MAX_IMAGES)]
 _TopIds = Annotated[tuple[int, ...], Packed("I", MAX_TOP_LOGPROBS)]
 _TopValues = Annotated[tuple[float, ...], Packed("d", MAX_TOP_LOGPROBS)]
 
@@ -58,7 +60,7 @@ class Hello:
     `tokenizer` is the digest of its tokenizer, "" when its checkpoint has none: masks of grammars depend on it.
     `prefers`: "" for a node that does the legs of its role; `PREFILL`, `DECODE` or `BOTH` for a decode node that does
     any leg, and which ones it is given where there is a choice. `group`: with which other nodes it is counted and
-    drained, "" for none.
+    drained, "" for none. `sees_images`: whether it computes prompts with images.
     """
 
     role: _Name
@@ -77,6 +79,7 @@ class Hello:
     tokenizer: _Name = ""
     prefers: _Name = ""
     group: _Name = ""
+    sees_images: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,8 @@ class Prefill:
     `decode_node_id` and `decode_epoch` name the only node whose Grant is accepted.
 
     `forks` are the handoff ids of further choices of the same prompt, which share this leg and the handoff. The i-th
-    one, counted from 1, samples with the number of a choice that is i above the one in `params`.
+    one, counted from 1, samples with the number of a choice that is i above the one in `params`. `images`: those of
+    the prompt, with their pixels.
     """
 
     handoff_id: Id128
@@ -175,6 +179,7 @@ class Prefill:
     decode_node_id: _Name
     decode_epoch: U64
     forks: _Forks = ()
+    images: _Images = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,8 @@ class PrefillPeer:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Router -> decode node: the decode leg; the prompt too when `prefill_peer` is None. Fields as in `Prefill`."""
+    """Router -> decode node: the decode leg; the prompt too when `prefill_peer` is None, and only then images have
+    pixels. Fields as in `Prefill`."""
 
     handoff_id: Id128
     attempt: _Attempt
@@ -199,6 +205,7 @@ class Decode:
     cache_salt: Annotated[bytes, Length(32)]
     prefill_peer: PrefillPeer | None
     forks: _Forks = ()
+    images: _Images = ()
 
 
 @dataclass(frozen=True, slots=True)

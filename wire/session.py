@@ -20,7 +20,7 @@ from collections import deque
 
 from wire.codec import Codec
 
-MAX_UNACKNOWLEDGED_BYTES = 64 * 2**20
+MAX_UNACKNOWLEDGED_BYTES = 512 * 2**20
 _NUMBER = struct.Struct("<Q")
 _WINDOW = 2**31
 _LOWEST, _NUM_CHOSEN = 2**32, 2**62

@@ -26,6 +26,8 @@ _TEXT_FILES = (
     "vocab.json",
     "merges.txt",
     "chat_template*",
+    "preprocessor_config.json",
+    "processor_config.json",
     "*.model",
 )
 # Not *.safetensors: some repositories hold the same weights once more in another layout.

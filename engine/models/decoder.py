@@ -33,6 +33,7 @@ from engine.models.parts.layers import make_layer
 from engine.models.parts.norm import make_norm
 from engine.models.quantization.base import UNQUANTIZED, Quantization
 from engine.models.rope import ModelRotations, Rotations
+from engine.models.seen import SeenRows
 from engine.models.shard import WHOLE, Shard
 from wire.layout import LayerKv
 
@@ -77,15 +78,22 @@ class Decoder:
         self._norm = make_norm("norm", config.names.final_norm, config, setup) if self.has_head else None
         self._head = make_head(self._embedding, config, setup) if self.has_head else None
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, attention: Attention, seen: SeenRows | None = None
+    ) -> Tensor:
         """Run all layers over the step's tokens.
 
         token_ids and positions: [T] int64 on this decoder's device, sequences one after another, prompts and decodes
         mixed as `attention` has planned. In a later stage, what the stage before has returned takes the place of token
-        ids. Returns the residual stream [T, E] before the final norm, which `logits` applies to the rows that need it.
+        ids. `seen`: the tokens of images among them. Returns the residual stream [T, E] before the final norm, which
+        `logits` applies to the rows that need it.
         """
-        residual, rotations = self.embed(token_ids, positions), self.rotations(positions)
-        return residual.add_(self.run_layers(residual, rotations, attention))
+        residual = self.embed(token_ids, positions)
+        if seen is not None:
+            residual.index_copy_(0, seen.places, seen.rows[0])
+            positions = positions if seen.positions is None else seen.positions
+        rotations = self.rotations(positions)
+        return residual.add_(self.run_layers(residual, rotations, attention, seen))
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """The residual stream [T, E] that the layers begin with, which the caller may change: of token ids and
@@ -103,12 +111,17 @@ class Decoder:
         """The rotations of positions [T] int64, for all layers."""
         return self._rotations.tables(positions, self.dtype)
 
-    def run_layers(self, residual: Tensor, rotations: Rotations, attention: Attention) -> Tensor:
+    def run_layers(
+        self, residual: Tensor, rotations: Rotations, attention: Attention, seen: SeenRows | None = None
+    ) -> Tensor:
         """Add to `residual` [T, E] in place what all layers add to it, but for what the last MLP adds: that is
-        returned, [T, E]."""
+        returned, [T, E]. `seen` adds its own behind the first layers."""
         delta: Tensor | None = None
-        for layer in self._layers:
+        deeper = () if seen is None else seen.rows[1:]
+        for number, layer in enumerate(self._layers):
             delta = layer.forward(residual, delta, rotations, attention)
+            if seen is not None and number < len(deeper):
+                residual.index_add_(0, seen.places, deeper[number])
         assert delta is not None  # a model has layers
         return delta
 

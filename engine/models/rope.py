@@ -81,8 +81,12 @@ class RotaryEmbedding:
             )
 
     def tables(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
-        """The rotation of `positions` [T] int64 in `dtype`, computed in float32."""
-        angles = positions[:, None, None] * self._frequencies_at(positions)
+        """The rotation of `positions` [T] int64 in `dtype`, computed in float32. [T, D]: where each element of a head
+        has its own."""
+        if positions.dim() == 2:
+            angles = positions[:, None] * self._signed_frequencies
+        else:
+            angles = positions[:, None, None] * self._frequencies_at(positions)
         cos, signed_sin = angles.cos(), angles.sin()
         if self._factors is not None:
             cos.mul_(self._factors)

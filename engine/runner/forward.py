@@ -17,6 +17,8 @@ from torch import Tensor
 from device.base import Staging
 from engine.attention.base import Attention, AttentionBackend, LayerStored, PlannedShare
 from engine.models.base import RunnableDecoder
+from engine.models.decoder import Decoder
+from engine.models.seen import SeenRows
 from engine.runner.inputs import StepInputs, fill_pending
 from engine.runner.prompt_scoring import PromptScoring
 
@@ -64,6 +66,12 @@ class DecodedStream:
 def decoded_pass(decoder: RunnableDecoder, attention: Attention) -> ForwardPass:
     """The pass of `decoder` itself, operation by operation."""
     return lambda token_ids, positions: DecodedStream(decoder, decoder.forward(token_ids, positions, attention))
+
+
+def seeing_pass(decoder: RunnableDecoder, attention: Attention, seen: SeenRows) -> ForwardPass:
+    """The pass of `decoder` itself over a step with tokens of images. Only Baton's own decoder takes rows for them."""
+    assert isinstance(decoder, Decoder)
+    return lambda token_ids, positions: DecodedStream(decoder, decoder.forward(token_ids, positions, attention, seen))
 
 
 class Forward(Protocol):
@@ -119,4 +127,5 @@ class EagerSteps:
         self.attention.plan(shares, self.staging, layer_stored)
         token_ids, positions = self.staging.put(inputs.token_ids), self.staging.put(inputs.positions)
         sources = self.staging.put(inputs.sources) if inputs.has_pending else None
-        return EagerForward(self.decoder, self.run, token_ids, positions, sources, self.sampled, scoring)
+        run = self.run if inputs.seen is None else seeing_pass(self.decoder, self.attention, inputs.seen)
+        return EagerForward(self.decoder, run, token_ids, positions, sources, self.sampled, scoring)

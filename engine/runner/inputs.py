@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from device.base import Array
+from engine.models.seen import SeenRows
 from engine.scheduler.request import PENDING_TOKEN, Step
 from wire.errors import BatonError
 from wire.request_key import RequestKey
@@ -36,7 +37,7 @@ class StepInputs:
 
     A token whose source is not negative is in that row of `sampled`; its token id is 0. `has_pending`: there are some;
     if not, there are no sources.
-    `last_tokens`: for each request of the step the place of its last token.
+    `last_tokens`: for each request of the step the place of its last token. `seen`: what its tokens of images get.
     """
 
     token_ids: Array
@@ -44,6 +45,7 @@ class StepInputs:
     sources: Array
     has_pending: bool
     last_tokens: list[int]
+    seen: SeenRows | None = None
 
 
 def read_inputs(step: Step, sampled_rows: Mapping[RequestKey, int]) -> StepInputs:

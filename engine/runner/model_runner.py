@@ -24,6 +24,7 @@ from engine.models.base import RunnableDecoder
 from engine.runner.base import RunningStep
 from engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
 from engine.runner.graphs import DecodeGraphs, ReportProgress
+from engine.runner.images import StepImages
 from engine.runner.inputs import StepInputs, read_inputs
 from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.prompt_scoring import PromptScoring
@@ -103,8 +104,11 @@ class ModelRunner:
         device: Device,
         limits: RunnerLimits,
         run: ForwardPass | None = None,
+        images: StepImages | None = None,
     ) -> None:
-        """`run`: computes what `decoder` does for the step that `attention` has planned; None: the decoder itself."""
+        """`run`: computes what `decoder` does for the step that `attention` has planned; None: the decoder itself.
+        `images`: finds the rows of images; None: no request has any."""
+        self._images = images
         self.is_asynchronous = device.is_asynchronous
         self._decoder = decoder
         self._attention = attention
@@ -171,6 +175,8 @@ class ModelRunner:
         told = None if layer_stored is None else lambda: self._device.notify(layer_stored)
         with self._inference, self._device.guard():
             try:
+                if self._images is not None:
+                    inputs = self._images.read(step, inputs)
                 return self._launch(step, inputs, told)
             except Exception:
                 # blocks of a failed step may get a new owner next: no write and no notice may come after that
@@ -239,7 +245,7 @@ class ModelRunner:
     ) -> Forward:
         """Stage the step for a graph when there is one that does all that is wanted, else for operation by
         operation."""
-        if self._graphs is not None and layer_stored is None and scoring is None:
+        if self._graphs is not None and layer_stored is None and scoring is None and inputs.seen is None:
             recorded = self._graphs.stage(inputs, step.requests)
             if recorded is not None:
                 return recorded

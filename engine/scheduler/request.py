@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from engine.cache.block_pool import BlockTable, pack_blocks
+from wire.images import PromptImage
 from wire.messages import TokenLogprobs
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
@@ -20,6 +21,8 @@ PENDING_TOKEN = -1
 MAX_FORCED = 64
 """Tokens that a request takes at once at most where its grammar forces them: each takes as long as its mask, and a
 grammar may force text without an end."""
+IMAGES_GONE = "there was no room to keep its KV, and its images are not here to compute it again"
+"""The failure of a request that was preempted where it had got its KV from another node."""
 
 
 class Matcher(Protocol):
@@ -104,7 +107,7 @@ class Request:
     known. It matters with `prompt_logprobs` only, and never falls, so that nothing is reported twice.
     `forks` are there until the first token is sampled. With `is_wanted` false only they are wanted of it, and it leaves
     then. `block_copy` is to be made by its first step: the source, which it holds until then, has the KV that belongs
-    into the last block of its table. `matcher` is there for parameters with a grammar.
+    into the last block of its table. `matcher` is there for parameters with a grammar. `images`: those of the prompt.
     """
 
     key: RequestKey
@@ -127,6 +130,7 @@ class Request:
     is_wanted: bool = True
     block_copy: BlockCopy | None = None
     matcher: Matcher | None = None
+    images: tuple[PromptImage, ...] = ()
     most_tokens: int = field(init=False)
     takes_largest: bool = field(init=False)
 
@@ -140,6 +144,11 @@ class Request:
     def is_ready(self) -> bool:
         """Whether it can be admitted as soon as there is room: its grammar, if it has one, is compiled."""
         return self.matcher is None or self.matcher.is_ready
+
+    @property
+    def lacks_pixels(self) -> bool:
+        """Whether an image is to be computed whose pixels are not here."""
+        return any(not image.pixels and image.stop > self.num_computed_tokens for image in self.images)
 
     @property
     def held_blocks(self) -> BlockTable:
@@ -193,6 +202,7 @@ class Request:
             None if self.num_steps_in_flight else self.block_copy,
             self.matcher,
             self.takes_largest,
+            self.images,
         )
 
     def forked(self, fork: Fork, token_ids: list[int]) -> Request:
@@ -207,6 +217,7 @@ class Request:
             max_total_tokens=self.max_total_tokens,
             num_cached_tokens=0,
             matcher=matcher,
+            images=self.images,
         )
 
 
@@ -218,7 +229,8 @@ class ScheduledRequest(NamedTuple):
     `needs_sample`: this reaches the last token there is, so that the next one can be sampled. `arrival`: which of the
     requests that ever had this key. With `needs_sample`, a token of each of `forks` is sampled after the same tokens.
     `block_copy` is made before anything is computed. `matcher` knows which tokens may be sampled, None: all.
-    `takes_largest`: that of `params`, so that it is not found out in every step; where it is false they say.
+    `takes_largest`: that of `params`, so that it is not found out in every step; where it is false they say. `images`:
+    all of the request's.
     """
 
     key: RequestKey
@@ -234,6 +246,7 @@ class ScheduledRequest(NamedTuple):
     block_copy: BlockCopy | None = None
     matcher: Matcher | None = None
     takes_largest: bool = False
+    images: tuple[PromptImage, ...] = ()
 
     @property
     def context_len(self) -> int:

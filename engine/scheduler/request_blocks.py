@@ -43,7 +43,7 @@ class RequestBlocks:
 
     def take_for(self, request: Request) -> bool:
         """Give a request without blocks those for all its tokens. False when they do not fit now."""
-        extend_hashes(request.block_hashes, request.token_ids, self._block_size, request.hash_root)
+        extend_hashes(request.block_hashes, request.token_ids, self._block_size, request.hash_root, request.images)
         taken = self.take(request.block_hashes, request.num_reusable_tokens, len(request.token_ids))
         if taken is None:
             return False
@@ -106,7 +106,7 @@ class RequestBlocks:
             return
         if num_full > len(request.block_hashes):
             known = request.token_ids[: num_full * self._block_size]
-            extend_hashes(request.block_hashes, known, self._block_size, request.hash_root)
+            extend_hashes(request.block_hashes, known, self._block_size, request.hash_root, request.images)
         for index in range(request.num_published_blocks, num_full):
             self._pool.publish(request.block_table[index], request.block_hashes[index])
         request.num_published_blocks = num_full

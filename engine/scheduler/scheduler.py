@@ -37,6 +37,7 @@ from engine.cache.block_pool import BlockPool
 from engine.scheduler.live_requests import LiveRequests
 from engine.scheduler.output_ends import OutputEnds
 from engine.scheduler.request import (
+    IMAGES_GONE,
     PENDING_TOKEN,
     PromptScores,
     PromptSpan,
@@ -50,6 +51,9 @@ from engine.scheduler.request_blocks import RequestBlocks
 from engine.scheduler.step_costs import StepBound
 from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from wire.request_key import RequestKey
+
+MAX_PIXEL_BYTES_HELD = 2**29
+"""Of the images of all live requests, beyond which none is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,10 @@ class SchedulerLimits:
         request.params.check_vocabulary(self.vocab_size)
 
 
+def _pixel_bytes(request: Request) -> int:
+    return sum(len(image.pixels) for image in request.images)
+
+
 def _failure(request: Request) -> str:
     """Why no token of `request` could be sampled, as far as its grammar knows."""
     return "" if request.matcher is None else request.matcher.error
@@ -121,6 +129,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._ends = OutputEnds(eos_token_ids, jumps_ahead=limits.jumps_ahead)
         self._bound = bound
+        self._lost: list[RequestOutput] = []
 
     def add(self, request: Request) -> None:
         """Queue a request without blocks. Raises `ContextLengthExceeded`, `InvalidRequest` or `Overloaded`."""
@@ -128,6 +137,8 @@ class Scheduler:
         num_waiting = self.requests.num_waiting
         if num_waiting >= self.limits.max_num_waiting:
             raise Overloaded(f"{num_waiting} requests are waiting already")
+        if request.images and sum(map(_pixel_bytes, self.requests)) > MAX_PIXEL_BYTES_HELD:
+            raise Overloaded("the images of other requests leave no room for more")
         self.requests.add(request)
 
     def add_computed(self, request: Request) -> None:
@@ -192,6 +203,12 @@ class Scheduler:
             else:
                 outputs.append(self._ends.jump(request, output))
         return outputs
+
+    def take_lost(self) -> list[RequestOutput]:
+        """Requests that were removed since the last call because what is to be computed of them is not here: images
+        whose KV was made elsewhere, and lost its place."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def score(self, step: Step, scores: Mapping[RequestKey, PromptScores]) -> list[PromptScores]:
         """Record what `step`, the oldest in flight, found out about prompts; to be called before `apply`. Returns what
@@ -348,11 +365,22 @@ class Scheduler:
 
     def _admit(self) -> Request | None:
         """Move the next waiting request into the batch if it fits now."""
-        request = self.requests.first_waiting
-        if request is None or self.requests.num_rows + len(request.forks) >= self.limits.max_num_seqs:
-            return None
-        has_blocks = self._complete_blocks(request) if request.block_table else self.blocks.take_for(request)
-        return self.requests.admit(request) if has_blocks else None
+        while (request := self.requests.first_waiting) is not None:
+            if self.requests.num_rows + len(request.forks) >= self.limits.max_num_seqs:
+                return None
+            has_blocks = self._complete_blocks(request) if request.block_table else self.blocks.take_for(request)
+            if not has_blocks:
+                return None
+            if not request.lacks_pixels:
+                return self.requests.admit(request)
+            self._lose(request)
+        return None
+
+    def _lose(self, request: Request) -> None:
+        self.blocks.release_all(request)
+        self.requests.remove(request.key)
+        index = len(request.token_ids) - request.num_prompt_tokens
+        self._lost.append(RequestOutput(request.key, 0, 0, 0, index, None, "", True, True, IMAGES_GONE))
 
     def _complete_blocks(self, request: Request) -> bool:
         """Give a waiting request that holds blocks those that it lacks. False when they do not fit now."""

@@ -25,6 +25,8 @@ from jinja2.utils import Namespace
 from engine.text.checkpoint_files import TOKENIZER_CONFIG, SpecialTokens, read_json, read_text
 from wire.errors import InvalidRequest, ModelLoadError
 
+IMAGE = "image"
+"""The type of a part of content that stands for an image."""
 _PROCESSORS_FILE = "chat_template.json"
 ALLOWED_VARIABLES = frozenset(
     {
@@ -99,7 +101,8 @@ class ChatTemplate:
     ) -> str:
         """The conversation as the text that the model continues.
 
-        Content that is a list of text parts is joined with newlines first; see `_variants` for calls.
+        Content that is a list of text parts is joined with newlines first, and left as it is when there are images
+        among them; see `_variants` for calls.
         `continue_final_message` ends the text with the last message's content, so that the model continues that
         message. `variables` are those of `ALLOWED_VARIABLES`.
 
@@ -206,7 +209,7 @@ def _prepare(message: Mapping[str, object]) -> dict[object, object]:
     usual names."""
     prepared = {_plain(key): _plain(value) for key, value in message.items()}
     content = prepared.get("content")
-    if isinstance(content, list):
+    if isinstance(content, list) and not any(isinstance(part, dict) and part.get("type") == IMAGE for part in content):
         prepared["content"] = "\n".join(_part_text(part) for part in content)
     reasoning = next((prepared[name] for name in _REASONING_FIELDS if prepared.get(name) is not None), None)
     if reasoning is not None:

@@ -68,6 +68,7 @@ from router.resume.requests import body_of, followed, name_stream, with_seed_of_
 from router.served_model import ServedModel
 from router.timings import ClientTimes, timings_of
 from wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded
+from wire.images import PromptImage
 
 RequestT = TypeVar("RequestT", bound=Strict)
 TranslatedT = TypeVar("TranslatedT", bound=TranslatedRequest)
@@ -96,8 +97,8 @@ class Endpoints:
         model = self._model_for(request)
         request = model.with_defaults(request)
         model.prompts.note_ignored(request, notes)
-        prompt_ids = await model.prompts.chat_prompt(request)
-        answer = await self._answer(http, model, request, [prompt_ids], "messages", notes)
+        prompt_ids, images = await model.prompts.chat_prompt(request)
+        answer = await self._answer(http, model, request, [prompt_ids], "messages", notes, images=images)
         head = self._head(http, "chatcmpl", model, notes)
         parts = model.prompts.answer_parts(request, prompt_ids)
         if request.stream:
@@ -140,9 +141,9 @@ class Endpoints:
         """`POST /v1/messages/count_tokens`, in Anthropic's format."""
         notes = IgnoredFields(self.is_strict)
         request = await _parse(http, CountTokensRequest, notes)
-        prompt_ids = await self._model_for(request).prompts.chat_prompt(request.as_chat())
+        prompt = await self._model_for(request).prompts.chat_prompt(request.as_chat())
         self.metrics.count_ignored(notes.labels)
-        return _json({"input_tokens": len(prompt_ids)})
+        return _json({"input_tokens": len(prompt.token_ids)})
 
     async def _translated(
         self,
@@ -158,8 +159,8 @@ class Endpoints:
         request = model.with_defaults(request)
         chat = model.with_defaults(request.as_chat())
         model.prompts.note_ignored(chat, notes)
-        prompt_ids = await model.prompts.chat_prompt(chat)
-        answer = await self._answer(http, model, chat, [prompt_ids], request.conversation_field, notes)
+        prompt_ids, images = await model.prompts.chat_prompt(chat)
+        answer = await self._answer(http, model, chat, [prompt_ids], request.conversation_field, notes, images=images)
         parts, text = model.prompts.choice_parts(chat, prompt_ids), answer.choices[0].text
         head = self._head(http, "resp", model, notes)
         blocks = AnswerBlocks(parts, text, head.id_of, shows_reasoning=chat.include_reasoning)
@@ -179,7 +180,8 @@ class Endpoints:
         return _json(self._model_object(self.model_named(http.match_info["name"].removesuffix("/"))))
 
     def _model_object(self, model: ServedModel) -> dict[str, object]:
-        return model_object(model.name, model.started, self.max_model_len(model.name))
+        kinds = ("text", "image") if self.relay.sees_images(model.name) and model.prompts.sees_images else ("text",)
+        return model_object(model.name, model.started, self.max_model_len(model.name), kinds)
 
     def _head(self, http: web.Request, prefix: str, model: ServedModel, notes: IgnoredFields) -> ReplyHead:
         self.metrics.count_ignored(notes.labels)
@@ -207,8 +209,10 @@ class Endpoints:
         param: str,
         notes: IgnoredFields,
         echoes: Sequence[str] = (),
+        images: Sequence[PromptImage] = (),
     ) -> Answer:
-        """Make the answer, after the checks that need token ids. Nothing has been allocated before them."""
+        """Make the answer, after the checks that need token ids. Nothing has been allocated before them, but for the
+        pixels of `images`."""
         note_request(model.name, sum(map(len, prompts)))
         params = model.defaults.limited(request.decoding_params())
         goals = asked_goals(request, http.headers, self.goals, notes)
@@ -224,6 +228,8 @@ class Endpoints:
             name = "n" if request.num_candidates == request.n else "best_of"
             raise InvalidRequest(f"{num_choices} choices over all prompts is more than {MAX_CHOICES}", name)
         await self.relay.node_wait.for_any_node(model.name)
+        if images:
+            self._require_seen(model, request)
         max_model_len = self.max_model_len(model.name)
         prompts = [truncated(request, prompt_ids, max_model_len) for prompt_ids in prompts]
         if not request.stream:
@@ -235,7 +241,9 @@ class Endpoints:
         for prompt_ids in prompts:
             max_tokens = self.relay.check_size(model.name, len(prompt_ids), params.max_tokens, param)
             limited = params.with_at_most(max_tokens)
-            requests.append(RelayRequest(model.name, tuple(prompt_ids), limited, salt, goals=goals))
+            requests.append(
+                RelayRequest(model.name, tuple(prompt_ids), limited, salt, goals=goals, images=tuple(images))
+            )
         request.prompt_options.check_size(sum(map(len, prompts)) * request.num_candidates)
         choices = make_choices(
             requests,
@@ -250,6 +258,14 @@ class Endpoints:
         answer = Answer(choices, self.relay, self.metrics.of_model(model.name), self.admission, demand)
         http[GENERATION] = Generation(model.name, answer)
         return answer
+
+    def _require_seen(self, model: ServedModel, request: GenerationRequest) -> None:
+        """Raise `InvalidRequest` for images that no node of the model computes, or that would be cut."""
+        if not self.relay.sees_images(model.name):
+            message = "the nodes of this model compute no prompts with images (see --limit-mm-per-prompt)"
+            raise InvalidRequest(message, "messages")
+        if request.truncate_prompt_tokens is not None:
+            raise InvalidRequest("a prompt with images is not truncated", "truncate_prompt_tokens")
 
     async def _collect(
         self, answer: Answer, request: GenerationRequest, *, keeps_entries: bool = False

@@ -11,11 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from engine.text.chat_template import ALLOWED_VARIABLES
-from router.openai.ignored import STRICT, TEXT_PART, UNKNOWN, IgnoredFields, IgnoredTable
+from router.openai.ignored import IMAGE_URL, STRICT, TEXT_PART, UNKNOWN, IgnoredFields, IgnoredTable
+from router.openai.image_parts import KINDS, ImagePart, joined, of_url
 from router.openai.strict_json import shown
 from wire.sampling import (
     MAX_ABS_LOGIT_BIAS,
@@ -77,29 +78,50 @@ def refuse_or_ignore(
 
 
 def read_content(value: Any, info: ValidationInfo) -> str:
-    """The text of a message: a string, or the texts of a list of text parts, joined with newlines."""
+    """The text of a message: a string, or the texts of a list of parts, joined with newlines; with images a
+    `SeenText`."""
     if isinstance(value, str):
         return _checked_text(value)
     if not isinstance(value, list) or not value:
-        raise field_error("must be a string or a non-empty list of text parts")
+        raise field_error("must be a string or a non-empty list of parts")
     notes = ignored_fields_of(info)
-    return _checked_text("\n".join(_part_text(part, index, notes) for index, part in enumerate(value)))
+    return _checked_text(joined([_part(part, index, notes) for index, part in enumerate(value)]))
 
 
-def _part_text(part: Any, index: int, notes: IgnoredFields) -> str:
+def _part(part: Any, index: int, notes: IgnoredFields) -> str | ImagePart:
     if not isinstance(part, dict):
         raise field_error("must be an object", (index,))
     kind, text = part.get("type"), part.get("text")
     if not isinstance(kind, str):
         raise field_error("must be a string", (index, "type"))
+    if kind == "image_url":
+        return _image(part, index, notes)
     if kind != "text":
-        raise field_error(f"{shown(kind)} is unsupported: content may hold text only", (index, "type"), UNSUPPORTED)
+        sentence = f"{shown(kind)} is unsupported: content may hold text and image_url"
+        raise field_error(sentence, (index, "type"), UNSUPPORTED)
     if not isinstance(text, str):
         raise field_error("must be a string", (index, "text"))
     for name, member in part.items() if len(part) > 2 else ():
         if name not in ("type", "text"):
             refuse_or_ignore(notes, name, member, TEXT_PART, "messages[].content[]", (index, name))
     return text
+
+
+def _image(part: Any, index: int, notes: IgnoredFields) -> ImagePart:
+    for name, member in part.items():
+        if name not in ("type", "image_url"):
+            refuse_or_ignore(notes, name, member, TEXT_PART, "messages[].content[]", (index, name))
+    image = part.get("image_url")
+    if not isinstance(image, dict):
+        raise field_error("must be an object", (index, "image_url"))
+    path = (index, "image_url")
+    for name, member in image.items():
+        if name != "url":
+            refuse_or_ignore(notes, name, member, IMAGE_URL, "messages[].content[].image_url", (*path, name))
+    try:
+        return of_url(image.get("url"))
+    except ValueError as error:
+        raise field_error(str(error), (*path, "url")) from None
 
 
 def _checked_text(text: str, path: tuple[str | int, ...] = ()) -> str:
@@ -235,12 +257,21 @@ _PROMPT_IDS = {
 }
 _PROMPT = {**_TEXT, "minLength": 1}
 
-Content = Annotated[
-    str,
-    BeforeValidator(read_content),
-    WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT_PART, "minItems": 1}]}),
-]
-"""A message's text; text parts are joined."""
+_IMAGE_PART = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "image_url"},
+        "image_url": {
+            "type": "object",
+            "properties": {"url": {"type": "string", "pattern": f"^data:({'|'.join(KINDS)});base64,"}},
+            "required": ["url"],
+        },
+    },
+    "required": ["type", "image_url"],
+}
+_PARTS = {"type": "array", "items": {"anyOf": [_TEXT_PART, _IMAGE_PART]}, "minItems": 1}
+Content = Annotated[str, PlainValidator(read_content), WithJsonSchema({"anyOf": [_TEXT, _PARTS]})]
+"""A message's text; text parts are joined. With images it is a `SeenText`."""
 
 Prompts = Annotated[
     tuple[str | tuple[int, ...], ...],

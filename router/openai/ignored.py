@@ -53,7 +53,7 @@ COMMON: IgnoredTable = {
     "user": _TAG,
     # vLLM
     "guided_decoding_backend": Ignored("there is one that compiles grammars"),
-    "return_mm_kwargs": Ignored("it concerns images, and only text is served", (True,)),
+    "return_mm_kwargs": Ignored("it concerns images, which are not told back", (True,)),
     "return_token_offsets": Ignored("it concerns vLLM's render endpoints", (False,)),
     "session_id": _TAG,
     "spaces_between_special_tokens": Ignored("both values give the same text", (True, False)),
@@ -96,6 +96,11 @@ TEXT_PART: IgnoredTable = {
     "annotations": Ignored("only the text of a message reaches the model", ([],)),
     "cache_control": _CACHED,
     "id": _TAG,
+}
+
+IMAGE_URL: IgnoredTable = {
+    "detail": Ignored("an image has the size that the model's image processor gives it", ("auto",)),
+    "uuid": Ignored("an image is known by what it shows"),
 }
 
 STREAM_OPTIONS: IgnoredTable = {

@@ -10,6 +10,7 @@ from pydantic import PlainValidator, WithJsonSchema, model_validator
 
 from router.openai import ignored
 from router.openai.fields import MAX_TEXT_CHARS, TOO_LONG, Content, Text, UserName, field_error
+from router.openai.image_parts import for_template, images_of
 from router.openai.strict_json import shown
 from router.openai.strict_model import Strict
 from router.openai.unsupported import MESSAGE
@@ -96,6 +97,8 @@ class Message(Strict):
             raise field_error("is required: it names the call that this is the result of", ("tool_call_id",))
         if self.role != "tool" and self.tool_call_id is not None:
             raise field_error("belongs to a message of a tool", ("tool_call_id",))
+        if self.role != "user" and images_of(self.content):
+            raise field_error("may hold images only in a message of the user", ("content",))
         return self
 
     def for_template(self) -> dict[str, object]:
@@ -103,7 +106,7 @@ class Message(Strict):
         of calls are objects where they are JSON."""
         found: dict[str, object] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": self.content if "content" in self.model_fields_set else None,
+            "content": for_template(self.content) if "content" in self.model_fields_set else None,
         }
         optional = {
             "name": self.name,

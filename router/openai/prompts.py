@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from engine.text.answers.formats import MARKERS, AnswerFormat, CallsWanted, ParserNames
 from engine.text.answers.grammars import AnswerShape
@@ -19,6 +19,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.choice_text import TextOptions
 from engine.text.fill_in_middle import FillInMiddle
 from engine.text.tokenizer import Tokenizer
+from router.images import Images, ReadImage
 from router.openai.answer_parts import AnswerParts, ChoiceParts
 from router.openai.answer_shapes import note_unenforced, note_unshown, shape_of, whole_grammar
 from router.openai.fields import UNSUPPORTED
@@ -28,6 +29,7 @@ from router.openai.prompt_report import prompt_text
 from router.openai.request_templates import RequestTemplates
 from router.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from wire.errors import InvalidRequest
+from wire.images import PromptImage
 from wire.sampling import DecodingParams
 
 _MAX_INLINE_CHARS = 4096
@@ -39,29 +41,50 @@ _AUTO, _PLAIN = ParserNames(), AnswerFormat()
 ResultT = TypeVar("ResultT")
 
 
+class ChatPrompt(NamedTuple):
+    """A conversation as a model gets it. `images`: those among the tokens, with pixels."""
+
+    token_ids: Sequence[int]
+    images: Sequence[PromptImage] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class PromptMaker:
     """Turns requests into token ids with one checkpoint's tokenizer and chat template. `request_templates` renders the
-    templates that requests bring along; None refuses them. Closed by `close`."""
+    templates that requests bring along; None refuses them. `images`: reads those of requests; None refuses them. Closed
+    by `close`."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
     grammars: GrammarChecks
     request_templates: RequestTemplates | None = None
     answer_format: AnswerFormat = _PLAIN
+    images: Images | None = None
     very_long: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "very long prompts"))
 
     @classmethod
     def from_folder(
-        cls, folder: Path, request_templates: RequestTemplates | None = None, parsers: ParserNames = _AUTO
+        cls,
+        folder: Path,
+        request_templates: RequestTemplates | None = None,
+        parsers: ParserNames = _AUTO,
+        images: Images | None = None,
     ) -> PromptMaker:
         """Raises `ModelLoadError` when the checkpoint has no usable tokenizer."""
         tokenizer, template = Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
-        return cls(tokenizer, template, GrammarChecks(folder), request_templates, parsers.format_of(template.text))
+        answer_format = parsers.format_of(template.text)
+        return cls(tokenizer, template, GrammarChecks(folder), request_templates, answer_format, images)
 
     def close(self) -> None:
-        """End the processes that were started to check grammars."""
+        """End the processes that were started to check grammars and to read images."""
         self.grammars.close()
+        if self.images is not None:
+            self.images.close()
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether requests may have images, where nodes compute them."""
+        return self.images is not None and self.images.limit > 0
 
     async def with_grammar(
         self, request: GenerationRequest, params: DecodingParams, prompt_ids: Sequence[int]
@@ -91,9 +114,11 @@ class PromptMaker:
         end = self.tokenizer.decode(prompt_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
         return self.answer_format.begins_reasoning(end)
 
-    async def chat_prompt(self, request: ChatCompletionRequest) -> list[int]:
-        """Token ids of the conversation. Raises `InvalidRequest` when the template refuses it."""
-
+    async def chat_prompt(self, request: ChatCompletionRequest) -> ChatPrompt:
+        """Token ids of the conversation, and its images. Raises `InvalidRequest` when the template refuses it, and for
+        images that cannot be served; `Overloaded` when there is no room for them."""
+        texts = request.images
+        read = await self._images(texts) if texts else []
         arguments: dict[str, Any] = {
             "messages": request.template_messages(),
             "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
@@ -112,7 +137,15 @@ class PromptMaker:
             text = self.template.render(**arguments) if rendered is None else rendered
             return self.tokenizer.encode(text, add_special_tokens=request.add_special_tokens)
 
-        return _not_empty(await self.off_loop(make, max(request.num_chars, len(rendered or ""))), "messages")
+        ids = _not_empty(await self.off_loop(make, max(request.num_chars, len(rendered or ""))), "messages")
+        if not read or self.images is None:
+            return ChatPrompt(ids)
+        return ChatPrompt(*await asyncio.to_thread(self.images.placed, ids, read))
+
+    async def _images(self, texts: Sequence[str]) -> list[ReadImage]:
+        if self.images is None:
+            raise InvalidRequest("images are not served here", "messages", UNSUPPORTED)
+        return await self.images.read(texts)
 
     def answer_parts(self, request: ChatCompletionRequest, prompt_ids: Sequence[int]) -> AnswerParts | None:
         """What tells content, reasoning and calls of the answer apart; None: there is content only."""

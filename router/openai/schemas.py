@@ -41,6 +41,7 @@ from router.openai.fields import (
     UserName,
     field_error,
 )
+from router.openai.image_parts import images_of
 from router.openai.latency_goals import MAX_GOAL_MS
 from router.openai.messages import Message
 from router.openai.prompt_report import PromptOptions
@@ -239,6 +240,8 @@ class ChatCompletionRequest(GenerationRequest, ResponseFormatField, ToolFields):
         adds_prompt = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
         if self.continue_final_message and adds_prompt:
             raise field_error("contradicts add_generation_prompt; send one of them", ("continue_final_message",))
+        if self.continue_final_message and images_of(self.messages[-1].content):
+            raise field_error("cannot continue a message with images", ("continue_final_message",))
         return self
 
     @property
@@ -262,6 +265,11 @@ class ChatCompletionRequest(GenerationRequest, ResponseFormatField, ToolFields):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
+
+    @property
+    def images(self) -> list[str]:
+        """The files of all images of the conversation, in base64."""
+        return [image for message in self.messages for image in images_of(message.content)]
 
     def template_messages(self) -> list[dict[str, object]]:
         """The conversation as `ChatTemplate.render` takes it."""

@@ -88,7 +88,7 @@ class Tokenizing:
         model = self._model(request.model)
         text, chat_ids = request.prompt, None
         if text is None:
-            chat_ids = await model.prompts.chat_prompt(request)
+            chat_ids = (await model.prompts.chat_prompt(request)).token_ids
         adds_special = request.adds_special
         limit, tokenizer = self.endpoints.max_model_len(model.name), model.prompts.tokenizer
 

@@ -42,7 +42,7 @@ async def _answers(server: Server, prompts: PromptMaker, text: str, finish: str 
 
 async def _prompt(server: Server, prompts: PromptMaker, **members: Any) -> str:
     chat = ResponsesRequest.model_validate({"model": MODEL, "input": INPUT, **members}).as_chat()
-    ids = await server.endpoints.served[MODEL].prompts.chat_prompt(chat)
+    ids, _ = await server.endpoints.served[MODEL].prompts.chat_prompt(chat)
     return prompts.tokenizer.decode(ids, skip_special_tokens=False)
 
 

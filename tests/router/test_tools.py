@@ -165,7 +165,7 @@ async def test_the_template_gets_tools_and_earlier_calls(server: Server, prompts
 
     async def rendered(**members: Any) -> str:
         request = ChatCompletionRequest.model_validate({**BASE, "tools": TOOLS[:1], **members})
-        ids = await server.endpoints.served[MODEL].prompts.chat_prompt(request)
+        ids, _ = await server.endpoints.served[MODEL].prompts.chat_prompt(request)
         return prompts.tokenizer.decode(ids, skip_special_tokens=False)
 
     tools = f"double{json.dumps(PARAMETERS)};"

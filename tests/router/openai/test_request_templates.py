@@ -22,7 +22,7 @@ async def test_the_request_decides_what_the_model_sees(prompts: PromptMaker) -> 
         {"model": "m", "messages": MESSAGES, "chat_template": template, "continue_final_message": True}
     )
     trusting = replace(prompts, request_templates=RequestTemplates())
-    prompt_ids = await trusting.chat_prompt(request)
+    prompt_ids, _ = await trusting.chat_prompt(request)
     assert prompts.tokenizer.decode(prompt_ids, skip_special_tokens=False) == "[user] Hi.[assistant] Well,"
 
 

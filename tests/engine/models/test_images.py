@@ -1,0 +1,97 @@
+"""Prompts with images through the whole engine, compared with transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from engine.build import Engine
+from engine.models.vision.decoding import resized
+from tests.engine.models.seeing import SEEING_FAMILIES, Seeing, make_seeing, picture
+from tests.engine.models.test_families import NUM_OUTPUT, Answer, built
+from tests.request_keys import key_of
+from wire.images import PromptImage, digest_of
+from wire.sampling import DecodingParams
+
+
+class Prompt:
+    """Token ids with images among them, put together piece by piece."""
+
+    def __init__(self, seeing: Seeing) -> None:
+        self.ids: list[int] = []
+        self.images: list[PromptImage] = []
+        self.pictures: list[Image.Image] = []
+        self._facts = seeing.facts
+
+    def text(self, count: int, seed: int) -> Prompt:
+        """Some tokens of text."""
+        self.ids += torch.randint(0, 300, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+        return self
+
+    def image(self, image: Image.Image) -> Prompt:
+        """An image."""
+        found = resized(image, self._facts)
+        ids = self._facts.token_ids(found.height, found.width)
+        digest = digest_of(found.height, found.width, found.pixels)
+        self.images.append(PromptImage(len(self.ids), len(ids), found.height, found.width, digest, found.pixels))
+        self.ids += ids
+        self.pictures.append(image)
+        return self
+
+
+def ask(engine: Engine, *prompts: Prompt) -> list[Answer]:
+    """What greedy sampling gives for the prompts together."""
+    found = {key_of(number): Answer(prompt.ids) for number, prompt in enumerate(prompts)}
+    params = DecodingParams(temperature=0.0, max_tokens=NUM_OUTPUT, logprobs=3)
+    for key, prompt in zip(found, prompts, strict=True):
+        engine.core.add(key, prompt.ids, params, images=prompt.images)
+    while engine.core.has_work:
+        for output in engine.core.step():
+            assert not output.has_failed, output.failure
+            answer = found[output.key]
+            answer.tokens += [] if output.token is None else [output.token]
+            answer.num_cached = max(answer.num_cached, output.num_cached_tokens)
+    engine.core.check()
+    return list(found.values())
+
+
+@torch.inference_mode()
+def assert_same(seeing: Seeing, prompt: Prompt, answer: Answer) -> None:
+    """Each token is the likeliest for transformers, which is given the image itself, with the same probability."""
+    ids = [token.token_id for token in answer.tokens]
+    assert len(ids) == NUM_OUTPUT
+    whole = torch.tensor([[*prompt.ids, *ids[:-1]]])
+    given = dict(seeing.processor()(prompt.pictures, return_tensors="pt"))
+    kinds = (whole == seeing.facts.token_id).int()
+    if "image_grid_thw" in given:
+        given["mm_token_type_ids"] = kinds
+    logits = seeing.model(whole, **given).logits[0, -NUM_OUTPUT:].float()
+    assert ids == logits.argmax(-1).tolist()
+    expected = torch.log_softmax(logits, dim=-1)
+    for row, token in zip(expected, answer.tokens, strict=True):
+        assert token.logprobs is not None
+        assert token.logprobs.logprob == pytest.approx(row[token.token_id].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("family", SEEING_FAMILIES)
+def test_tokens_behind_images_equal_those_of_transformers(tmp_path: Path, family: str) -> None:
+    seeing = make_seeing(tmp_path, family)
+    engine = built(tmp_path, num_blocks=128)
+    assert engine.core.sees_images
+    one, other = picture(100, 60, 1), picture(60, 100, 2)
+    first = Prompt(seeing).text(9, 1).image(one).text(5, 2)
+    second = Prompt(seeing).text(9, 1).image(other).text(5, 2)
+    both = Prompt(seeing).text(9, 1).image(one).text(3, 4).image(other).text(6, 5)
+    text = Prompt(seeing).text(21, 6)
+    (alone,) = ask(engine, first)
+    assert_same(seeing, first, alone)
+    together = ask(engine, second, both, first)
+    for prompt, answer in zip((second, both, first), together, strict=True):
+        assert_same(seeing, prompt, answer)
+    # the tokens are the same up to the image, and so is the KV; of another image nothing is
+    known = [8, len(first.ids) - 5, len(first.ids) - 1]
+    assert [answer.num_cached for answer in together] == [count // 4 * 4 for count in known]
+    assert ask(engine, text)[0].tokens
