@@ -129,7 +129,8 @@ ANTHROPIC: Mapping[str, str] = {
 }
 
 MESSAGE: Mapping[str, str] = {
-    "content": 'A text, or a list of `{"type": "text", "text": ...}`, joined with newlines.',
+    "content": 'A text, or a list of `{"type": "text", "text": ...}`, joined with newlines, and '
+    '`{"type": "image_url", "image_url": {"url": "data:..."}}`.',
     "name": "Given to the chat template.",
     "reasoning": "Of an earlier answer: given to the chat template as `reasoning_content`.",
     "reasoning_content": "The same under its older name.",

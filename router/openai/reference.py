@@ -30,6 +30,12 @@ BEGIN, END = "<!-- fields: begin -->\n", "<!-- fields: end -->\n"
 USED, IGNORED, REFUSED = "used", "ignored", "refused"
 
 
+_URL = (
+    "`data:image/png;base64,...`, also `jpeg`, `webp` and `gif`; an address is refused: images are not fetched. "
+    "Only in messages of the user, and where the model sees."
+)
+
+
 class Row(NamedTuple):
     """One field: its name, what happens to it, its default as JSON or "", and a sentence."""
 
@@ -56,7 +62,7 @@ def rows_of(schema: type[Strict], sentences: Mapping[str, str]) -> list[Row]:
 
 def tables() -> str:
     """The part of the page between the marks."""
-    parts = [Row(name, IGNORED, "", _sentence(rule.reason)) for name, rule in sorted(ignored.TEXT_PART.items())]
+    parts = _ignored(ignored.TEXT_PART)
     sections = {
         "`POST /v1/chat/completions`": rows_of(ChatCompletionRequest, field_docs.REQUEST),
         "`POST /v1/completions`": rows_of(CompletionRequest, field_docs.REQUEST),
@@ -64,15 +70,26 @@ def tables() -> str:
         "`POST /v1/messages`": rows_of(MessagesRequest, field_docs.ANTHROPIC),
         "A message of a chat (`messages[]`)": rows_of(Message, field_docs.MESSAGE),
         "A part of a message of a chat (`messages[].content[]`)": [
-            Row("text", USED, "required", "The text."),
-            Row("type", USED, "required", "`text`; parts of another type are refused."),
+            Row("text", USED, "required", "Of a `text` part: the text."),
+            Row("type", USED, "required", "`text` or `image_url`; parts of another type are refused."),
+            Row("image_url", USED, "required", "Of an `image_url` part, see below."),
             *parts,
+        ],
+        "An image of a chat (`messages[].content[].image_url`)": [
+            Row("url", USED, "required", _URL),
+            *_ignored(ignored.IMAGE_URL),
         ],
         "`stream_options`": rows_of(StreamOptions, field_docs.STREAM_OPTIONS),
     }
     internal = ", ".join(f"`{name}`" for name in ignored.INTERNAL)
     text = "".join(f"### {title}\n\n{_table(rows)}\n" for title, rows in sections.items())
     return f"{text}Refused everywhere, because servers tell each other such things: {internal}.\n"
+
+
+def _ignored(table: ignored.IgnoredTable) -> list[Row]:
+    return [
+        Row(name, IGNORED, "", _sentence(rule.reason) + _neutral(rule.neutral)) for name, rule in sorted(table.items())
+    ]
 
 
 def with_tables(page: str) -> str:

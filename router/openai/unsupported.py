@@ -68,6 +68,7 @@ MESSAGE: Table = {
 _STRUCTURE = "is not supported: send response_format or structured_outputs"
 _TOOLS = "is not supported: send tools and tool_choice"
 _TEXT = "is not supported: only text is served"
+_IMAGES = "is not supported: images are read as the checkpoint's image processor says"
 _BEAMS = "is not supported: there is no beam search; send n for several answers"
 REASONS: Mapping[str, str] = {
     "audio": _TEXT,
@@ -78,13 +79,13 @@ REASONS: Mapping[str, str] = {
     "functions": _TOOLS,
     "grammar": _STRUCTURE,
     "guided_whitespace_pattern": "is not supported: send structured_outputs with whitespace_pattern",
-    "images": _TEXT,
+    "images": "is not supported: send image_url parts in the content of messages",
     "input_ids": "is not supported: send token ids as the prompt of /v1/completions",
     "json_schema": _STRUCTURE,
     "length_penalty": _BEAMS,
-    "media_io_kwargs": _TEXT,
+    "media_io_kwargs": _IMAGES,
     "messages": "belongs to /v1/chat/completions",
-    "mm_processor_kwargs": _TEXT,
+    "mm_processor_kwargs": _IMAGES,
     "modalities": _TEXT,
     "partial": "is not supported: send continue_final_message",
     "prefix": "is not supported: send continue_final_message",

@@ -92,7 +92,12 @@ MORE_FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("34", CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ("34", CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
     ("34", CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-    ("35", CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+    (
+        "35",
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content[0].image_url",
+    ),
     ("37", COMPLETIONS, {"prompt": ""}, "prompt"),
     ("37", COMPLETIONS, {"prompt": []}, "prompt"),
     ("37", COMPLETIONS, {"prompt": [""]}, "prompt[0]"),

@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.engine.models.seeing import Seeing, as_file, make_seeing, picture
+from tests.engine.models.image_files import as_file, picture
+from tests.engine.models.seeing import Seeing, make_seeing
 from tests.system.harness import MODEL_NAME, Relay, start_relay
 from tests.system.reference import LOGPROB_TOLERANCE
 
@@ -99,7 +100,7 @@ def test_images_are_computed_again_where_the_node_with_their_kv_died(relay: Rela
     answers = []
     for victim in (relay.decodes[-1], relay.prefills[0]):
         messages = [{"role": "user", "content": [_part(image)]}]
-        stream = relay.client.chat.completions.create(
+        stream: Any = relay.client.chat.completions.create(
             model=MODEL_NAME, messages=messages, temperature=0.0, max_tokens=200, stream=True,  # type: ignore[arg-type]
             extra_body={"return_token_ids": True, "ignore_eos": True},
         )  # fmt: skip

@@ -29,6 +29,7 @@ from kvtransfer.messages import (
 )
 from wire.codec import Bounds, Codec, Length, Packed
 from wire.grammar import Grammar
+from wire.images import PromptImage, digest_of
 from wire.layout import DTYPE_BYTES, KvLayout, LayerKv
 from wire.messages import (
     NODE_TO_ROUTER,
@@ -79,6 +80,7 @@ EVENT = TokenEvent(b"h" * 16, 1, 3, (17,), (TokenLogprobs(-0.5, (17, 4), (-0.5, 
 TIMED_EVENT = dataclasses.replace(
     EVENT, handoff=HandoffFigures(3, 4096, 900, 12), times=StepTimes(None, TEN_YEARS_US - 9, TEN_YEARS_US)
 )
+IMAGE = PromptImage(1, 2, 2, 3, digest_of(2, 3, bytes(range(18))), bytes(range(18)))
 NAME = HandoffName(b"h" * 16, 2)
 PROCESS = ProcessIdentity("host", 4711, 99)
 
@@ -89,6 +91,7 @@ SAMPLES: tuple[tuple[Codec, Any], ...] = (
     (ROUTER_TO_NODE, Resume(1, 2)),
     (ROUTER_TO_NODE, Introduce()),
     (ROUTER_TO_NODE, Prefill(b"h" * 16, 1, (1, 2, 3), 3, PARAMS, b"salt", "decode-1", 8, (b"i" * 16, b"j" * 16))),
+    (ROUTER_TO_NODE, Prefill(b"h" * 16, 1, (1, 5, 5), 3, PARAMS, b"", "decode-1", 8, (), (IMAGE,))),
     (ROUTER_TO_NODE, Decode(b"h" * 16, 1, (1, 2, 3), 2, PARAMS, b"", PrefillPeer("p", 1, "tcp://127.0.0.1:5"))),
     (ROUTER_TO_NODE, Cancel(b"h" * 16, 1000)),
     (NODE_TO_ROUTER, Hello("decode", "d", 1, "f", LAYOUT, "", "http://x", 64, 1024, 8, STATUS, "0a1b2c3d", 9, "5e6f")),
@@ -147,6 +150,8 @@ def record(kind: type[Any]) -> st.SearchStrategy[Any]:
     """Valid instances of a message class."""
     if kind is PromptLogprobs:
         return _prompt_logprobs()
+    if kind is PromptImage:
+        return _images()
     return st.builds(kind, **{name: valid(hint) for name, hint in get_type_hints(kind, include_extras=True).items()})
 
 
@@ -164,6 +169,16 @@ def _scalar(hint: Any, constraint: Any) -> st.SearchStrategy[Any]:
         bytes: st.binary(max_size=max_length),
     }
     return kinds[hint]
+
+
+def _images() -> st.SearchStrategy[PromptImage]:
+    def of_size(size: tuple[int, int]) -> st.SearchStrategy[PromptImage]:
+        count = size[0] * size[1] * 3
+        pixels = st.binary(min_size=count, max_size=count)
+        with_pixels = pixels.map(lambda pixels: PromptImage(5, 2, *size, digest_of(*size, pixels), pixels))
+        return with_pixels | st.binary(min_size=16, max_size=16).map(lambda digest: PromptImage(5, 2, *size, digest))
+
+    return st.tuples(st.integers(1, 4), st.integers(1, 4)).flatmap(of_size)
 
 
 def _prompt_logprobs() -> st.SearchStrategy[PromptLogprobs]:

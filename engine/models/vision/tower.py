@@ -42,7 +42,7 @@ class Tower:
         _load(folder, self._model, dtype)
         self._model.to(device).eval().requires_grad_(False)
         self.num_bytes = sum(each.numel() * each.element_size() for each in self._model.parameters())
-        self._values = _values(facts.pixel)
+        self._values = values_of(facts.pixel)
         self._cached: OrderedDict[bytes, Tensor] = OrderedDict()
         self._num_cached_bytes = 0
 
@@ -65,7 +65,7 @@ class Tower:
     def _compute(self, image: PromptImage) -> Tensor:
         levels = np.frombuffer(image.pixels, dtype=np.uint8).reshape(image.height, image.width, 3)
         pixels = torch.from_numpy(np.stack([self._values[channel][levels[..., channel]] for channel in range(3)]))
-        inputs = _inputs(self.facts, pixels.to(self._device, self._dtype))
+        inputs = inputs_of(self.facts, pixels.to(self._device, self._dtype))
         found = self._model.get_image_features(**inputs, return_dict=True)
         deeper = getattr(found, "deepstack_features", None) or ()
         return torch.stack([_joined(each) for each in (found.pooler_output, *deeper)]).to(self._dtype)
@@ -77,7 +77,7 @@ def _joined(found: Any) -> Tensor:
     return rows.reshape(-1, rows.shape[-1])
 
 
-def _inputs(facts: ImageFacts, pixels: Tensor) -> dict[str, Any]:
+def inputs_of(facts: ImageFacts, pixels: Tensor) -> dict[str, Any]:
     """The arguments of transformers' code for one image. pixels: [3, H, W]."""
     channels, height, width = pixels.shape
     if not isinstance(facts, QwenFacts):
@@ -90,7 +90,7 @@ def _inputs(facts: ImageFacts, pixels: Tensor) -> dict[str, Any]:
     return {"pixel_values": patches.reshape(rows * columns, -1), "image_grid_thw": grid}
 
 
-def _values(rule: PixelRule) -> np.ndarray[Any, np.dtype[np.float32]]:
+def values_of(rule: PixelRule) -> np.ndarray[Any, np.dtype[np.float32]]:
     """What becomes of each of the 256 numbers of a pixel in each channel, [3, 256], rounded as transformers does."""
     scaled = (np.arange(256, dtype=np.float64) * rule.factor).astype(np.float32)
     mean, std = (np.array(each, dtype=np.float32)[:, None] for each in (rule.mean, rule.std))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.cache.hashing import HASH_BYTES, extend_hashes, prompt_digest, root_hash
+from wire.images import PromptImage
 
 
 def hashes_of(token_ids: list[int], block_size: int = 4, root: bytes = b"") -> list[bytes]:
@@ -56,3 +57,30 @@ def test_different_prompts_have_different_digests() -> None:
     prompts = sorted({tuple(draw.randrange(3) for _ in range(draw.randrange(8))) for _ in range(2000)})
     digests = sorted(prompt_digest(prompt) for prompt in prompts)
     assert all(one != other for one, other in pairwise(digests))
+
+
+def _image(start: int, num_tokens: int, digest: bytes = b"a") -> PromptImage:
+    return PromptImage(start, num_tokens, 8, 8, digest * 16)
+
+
+def test_an_image_is_part_of_every_block_that_it_stands_in_and_of_those_behind() -> None:
+    ids = [7] * 20
+
+    def hashes(*images: PromptImage) -> list[bytes]:
+        found: list[bytes] = []
+        extend_hashes(found, ids, 4, b"", images)
+        return found
+
+    plain, one, other, moved = hashes(), hashes(_image(6, 5)), hashes(_image(6, 5, b"b")), hashes(_image(7, 5))
+    for first, second in ((plain, one), (one, other), (one, moved)):
+        assert first[:1] == second[:1]
+        assert not set(first[1:]) & set(second[1:])
+    behind = hashes(_image(6, 5), _image(12, 4))
+    assert behind[:3] == one[:3]
+    assert behind[3:] != one[3:]
+    pieces: list[bytes] = []
+    for stop in (5, 9, 20):
+        extend_hashes(pieces, ids[:stop], 4, b"", [_image(6, 5)])
+    assert pieces == one
+    digests = {prompt_digest(ids, images) for images in ((), [_image(6, 5)], [_image(6, 5, b"b")], [_image(7, 5)])}
+    assert len(digests) == 4

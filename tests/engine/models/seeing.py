@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 from transformers.image_processing_backends import PilBackend
@@ -107,16 +104,3 @@ def make_seeing(folder: Path, name: str) -> Seeing:
     facts = load_image_facts(folder)
     assert facts is not None
     return Seeing(folder, model, family, facts)
-
-
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Colours that change from place to place, and with the seed."""
-    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(noise)
-
-
-def as_file(image: Image.Image, kind: str = "PNG") -> bytes:
-    """The bytes of a file with that image."""
-    with BytesIO() as file:
-        image.save(file, kind)
-        return file.getvalue()

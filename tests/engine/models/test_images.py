@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,14 @@ import torch
 from PIL import Image
 
 from engine.build import Engine
+from engine.core import FirstToken
 from engine.models.vision.decoding import resized
-from tests.engine.models.seeing import SEEING_FAMILIES, Seeing, make_seeing, picture
+from node.events import failure_of
+from tests.engine.models.image_files import picture
+from tests.engine.models.seeing import SEEING_FAMILIES, Seeing, make_seeing
 from tests.engine.models.test_families import NUM_OUTPUT, Answer, built
 from tests.request_keys import key_of
+from wire.errors import BatonError, InvalidRequest, Overloaded
 from wire.images import PromptImage, digest_of
 from wire.sampling import DecodingParams
 
@@ -95,3 +100,47 @@ def test_tokens_behind_images_equal_those_of_transformers(tmp_path: Path, family
     known = [8, len(first.ids) - 5, len(first.ids) - 1]
     assert [answer.num_cached for answer in together] == [count // 4 * 4 for count in known]
     assert ask(engine, text)[0].tokens
+
+
+def test_a_request_whose_images_are_elsewhere_fails_when_its_kv_is_gone_and_no_other(tmp_path: Path) -> None:
+    seeing = make_seeing(tmp_path, "mistral3")
+    engine = built(tmp_path, num_blocks=24)
+    older, newer = key_of(1), key_of(2)
+    engine.core.add(older, list(range(40)), DecodingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
+    engine.core.step()
+    prompt = Prompt(seeing).text(3, 1).image(picture(60, 100, 1)).text(2, 2)
+    images = [image.without_pixels() for image in prompt.images]
+    with pytest.raises(InvalidRequest, match="without its pixels"):
+        engine.core.add(newer, prompt.ids, DecodingParams(), images=images)
+    reservation = engine.core.reserve(newer, prompt.ids, images=images)
+    assert reservation is not None
+    params = DecodingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    first = [FirstToken(newer, params, 7)]
+    engine.core.add_reserved(reservation, prompt.ids, first, num_prompt_tokens=len(prompt.ids), images=images)
+    outputs = []
+    while engine.core.has_work:
+        outputs += engine.core.step()
+        engine.core.check()
+    (failed,) = [output for output in outputs if output.has_failed]
+    assert (failed.key, isinstance(failure_of(failed), Overloaded)) == (newer, True)
+    assert sum(output.token is not None for output in outputs if output.key == older) == 50
+
+
+def test_images_that_are_not_those_of_the_tokens_are_refused(tmp_path: Path) -> None:
+    seeing = make_seeing(tmp_path, "mistral3")
+    engine = built(tmp_path)
+    prompt = Prompt(seeing).text(3, 1).image(picture(60, 100, 1))
+    (image,) = prompt.images
+    wrong = [
+        [replace(image, start=2)],
+        [image, image],
+        [replace(image, start=4)],
+    ]
+    for images in wrong:
+        with pytest.raises(BatonError, match=r"tokens of an image|lie in each other|ends at token"):
+            engine.core.add(key_of(1), prompt.ids, DecodingParams(), images=images)
+    assert not engine.core.has_work
+    without = built(tmp_path, limit_mm_per_prompt="image=0")
+    assert not without.core.sees_images
+    with pytest.raises(InvalidRequest, match="computes no prompts with images"):
+        without.core.add(key_of(1), prompt.ids, DecodingParams(), images=prompt.images)
