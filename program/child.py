@@ -31,7 +31,7 @@ PIPE, NOTHING = subprocess.PIPE, subprocess.DEVNULL
 KILL_S = 30.0
 """The time that the kernel gets to end a process after SIGKILL."""
 _TETHER = Path(__file__).with_name("tether.py")
-_READ_BYTES = 64 * 1024
+_READ_BYTES = _WRITE_BYTES = 64 * 1024
 
 
 class Child:
@@ -96,6 +96,24 @@ class Child:
     def stderr(self) -> IO[bytes]:
         """Its standard error, opened with `PIPE`."""
         return _piped(self._process.stderr)
+
+    def write(self, content: bytes, timeout_s: float) -> None:
+        """Write to its standard input, which is not to be written to in any other way then.
+
+        Raises `ChildFailed` when it has not taken all within `timeout_s`, or reads no more.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        descriptor, left = self.stdin.fileno(), memoryview(content)
+        os.set_blocking(descriptor, False)
+        while left:
+            if not select.select([], [descriptor], [], max(0.0, deadline_s - time.monotonic()))[1]:
+                raise ChildFailed(f"{self.module} took nothing within {timeout_s:g} s")
+            try:
+                left = left[os.write(descriptor, left[:_WRITE_BYTES]) :]
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise ChildFailed(f"{self.module} reads no more: {error.strerror}") from None
 
     def read_line(self, timeout_s: float) -> bytes:
         """The next line of its standard output, without the newline.

@@ -27,13 +27,16 @@ from wire.errors import ChildFailed, InvalidRequest, Overloaded
 from wire.images import PromptImage, digest_of
 
 MAX_AT_ONCE = 2
-MAX_WAITING = 32
-MAX_HELD_BYTES = 2**28
-"""Of pixels of requests in flight; more are refused as too much load."""
+MAX_WAITING_BYTES = 2**28
+"""Of the files of requests whose images are to be read."""
+MAX_HELD_BYTES = 2**29
+"""Of pixels of requests in flight; more are refused as too much load, like more files than may wait."""
 UNSUPPORTED = "unsupported_parameter"
+_MODULE = "engine.models.vision.image_process"
 _START_S = 60.0
 _ANSWER_S = 30.0
 _TOO_MUCH = "reading the images takes more time or memory than a request may have"
+_CANNOT_START = "the router cannot start the process that reads images now"
 _NO_PILLOW = "images need Pillow at the router: pip install 'baton-serve[images]'"
 _log = logging.getLogger(__name__)
 
@@ -47,6 +50,11 @@ class ReadImage:
     pixels: bytes
 
 
+def refused_images(param: str, message: str, code: str | None = None) -> InvalidRequest:
+    """The error of a request whose images, in the field `param`, are not served."""
+    return InvalidRequest(f"{param}: {message}", param, code)
+
+
 class Images:
     """What a router does with images of the model in `folder`. `limit`: of one request. `reason`: why it serves none,
     "" when it does. Used by one event loop."""
@@ -57,7 +65,7 @@ class Images:
         self._folder = folder
         self._facts = facts
         self._threads: ThreadPoolExecutor | None = None
-        self._num_waiting = 0
+        self._waiting_bytes = 0
         self._idle: list[Child] = []
         self._lock = threading.Lock()
         self._is_closed = False
@@ -81,33 +89,34 @@ class Images:
             return cls(folder, None, 0, _NO_PILLOW)
         return cls(folder, facts, limit)
 
-    async def read(self, texts: Sequence[str]) -> list[ReadImage]:
-        """The images whose files are `texts`, in base64. Raises `InvalidRequest`, and `Overloaded` when others leave no
-        room."""
+    async def read(self, texts: Sequence[str], param: str) -> list[ReadImage]:
+        """The images whose files are `texts`, in base64; `param` is the field that they came in. Raises
+        `InvalidRequest`, and `Overloaded` when others leave no room."""
         if self._facts is None:
-            raise InvalidRequest(self.reason, "messages", UNSUPPORTED)
+            raise refused_images(param, self.reason, UNSUPPORTED)
         if len(texts) > self.limit:
             message = f"{len(texts)} images in one request; {self.limit} are allowed (see --limit-mm-per-prompt)"
-            raise InvalidRequest(message, "messages")
-        if self._num_waiting >= MAX_WAITING:
+            raise refused_images(param, message)
+        num_bytes = sum(map(len, texts))
+        if self._waiting_bytes and self._waiting_bytes + num_bytes > MAX_WAITING_BYTES:
             raise Overloaded("too many images are being read", retry_after_s=2)
-        if self._held_bytes > MAX_HELD_BYTES:
-            raise Overloaded("the images of other requests leave no room for more", retry_after_s=2)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(MAX_AT_ONCE, "images")
-        self._num_waiting += 1
-        found = asyncio.get_running_loop().run_in_executor(self._threads, self._read, list(texts))
-        found.add_done_callback(lambda _: self._ended())
+        self._waiting_bytes += num_bytes
+        found = asyncio.get_running_loop().run_in_executor(self._threads, self._read, list(texts), param)
+        found.add_done_callback(lambda _: self._ended(num_bytes))
         return await asyncio.shield(found)
 
-    def placed(self, prompt_ids: Sequence[int], images: Sequence[ReadImage]) -> tuple[list[int], list[PromptImage]]:
+    def placed(
+        self, prompt_ids: Sequence[int], images: Sequence[ReadImage], param: str
+    ) -> tuple[list[int], list[PromptImage]]:
         """A prompt in which each image's one token has become all of its tokens, and where these stand. Raises
-        `InvalidRequest` when the prompt has not as many of that token as there are images."""
+        `InvalidRequest` for `param` when the prompt has not as many of that token as there are images."""
         facts = self._facts
         assert facts is not None  # there are images
         if prompt_ids.count(facts.token_id) != len(images):
             message = f"the chat template made {prompt_ids.count(facts.token_id)} places for {len(images)} images"
-            raise InvalidRequest(f"{message}; a text must not hold the token of an image itself", "messages")
+            raise refused_images(param, f"{message}; a text must not hold the token of an image itself")
         ids: list[int] = []
         placed: list[PromptImage] = []
         for token_id in prompt_ids:
@@ -141,46 +150,53 @@ class Images:
         with self._lock:
             self._held_bytes += num_bytes
 
-    def _ended(self) -> None:
-        self._num_waiting -= 1
+    def _ended(self, num_bytes: int) -> None:
+        self._waiting_bytes -= num_bytes
 
-    def _read(self, texts: list[str]) -> list[ReadImage]:
-        """In a thread, in which the process that it starts lives on. Raises `InvalidRequest`."""
-        question = json.dumps(texts).encode() + b"\n"
-        child = self._take() or self._start()
+    def _read(self, texts: list[str], param: str) -> list[ReadImage]:
+        """In a thread, in which the process that it starts lives on. Raises as `read`."""
+        if self._held_bytes > MAX_HELD_BYTES:
+            raise Overloaded("the images of other requests leave no room for more", retry_after_s=2)
+        child = self._asked(json.dumps(texts).encode() + b"\n")
         try:
-            child.stdin.write(question)
-            child.stdin.flush()
             answer = json.loads(child.read_line(_ANSWER_S))
-        except (ChildFailed, OSError):
+        except ChildFailed:
             child.end()
-            raise InvalidRequest(_TOO_MUCH, "messages") from None
+            raise refused_images(param, _TOO_MUCH) from None
         self._give_back(child, is_last=answer["is_last"])
         if answer["error"]:
-            raise InvalidRequest(answer["error"], "messages")
+            raise refused_images(param, answer["error"])
         return [ReadImage(each["height"], each["width"], base64.b64decode(each["pixels"])) for each in answer["images"]]
 
-    def _start(self) -> Child:
-        module = "engine.models.vision.image_process"
-        child = Child(module, str(self._folder), stdin=PIPE, stdout=PIPE, stderr=NOTHING)
-        try:
-            begun = json.loads(child.read_line(_START_S))
-        except BaseException:
-            child.end()
-            raise
-        if begun["error"]:
-            child.end()
-            raise InvalidRequest(begun["error"], "messages")
-        return child
-
-    def _take(self) -> Child | None:
-        """An idle process that lives; None when there is none."""
+    def _asked(self, question: bytes) -> Child:
+        """A process that has been asked: an idle one, or when those have died a new one. Raises `Overloaded`."""
         while True:
             with self._lock:
                 child = self._idle.pop() if self._idle else None
-            if child is None or child.poll() is None:
+            is_new = child is None
+            child = child or self._start()
+            try:
+                child.write(question, _ANSWER_S)
+            except ChildFailed:
+                child.end()
+                if is_new:
+                    raise Overloaded(_CANNOT_START, retry_after_s=2) from None
+            else:
                 return child
+
+    def _start(self) -> Child:
+        try:
+            child = Child(_MODULE, str(self._folder), stdin=PIPE, stdout=PIPE, stderr=NOTHING)
+        except OSError as error:
+            _log.warning("%s: %s", _CANNOT_START, error.strerror)
+            raise Overloaded(_CANNOT_START, retry_after_s=2) from None
+        try:
+            child.read_line(_START_S)
+        except ChildFailed as error:
             child.end()
+            _log.warning("%s: %s", _CANNOT_START, error.message)
+            raise Overloaded(_CANNOT_START, retry_after_s=2) from None
+        return child
 
     def _give_back(self, child: Child, *, is_last: bool) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
 """The conversation of a /v1/messages request, as the messages that chat templates know.
 
-A message of the user may hold results of calls among its text: each result becomes a message of its own, in order. What
+A message of the user may hold images, and results of calls: each result becomes a message of its own, in order. What
 an earlier answer held (thinking, text, calls) is one message of the assistant.
 """
 
@@ -14,6 +14,7 @@ from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 
 from router.openai.fields import MAX_TEXT_CHARS, UNSUPPORTED, field_error, ignored_fields_of, refuse_or_ignore
 from router.openai.ignored import COMMON, Ignored, IgnoredFields, IgnoredTable
+from router.openai.image_parts import KINDS, ImagePart, joined, of_source
 from router.openai.messages import Message
 from router.openai.schemas import MAX_MESSAGES
 from router.openai.strict_json import shown
@@ -22,8 +23,10 @@ from router.openai.tools import Path
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 _ROLES = (USER, ASSISTANT, SYSTEM)
 _TEXT, _THINKING, _REDACTED, _USE, _RESULT = "text", "thinking", "redacted_thinking", "tool_use", "tool_result"
+_IMAGE = "image"
 _MEMBERS: Mapping[str, tuple[str, ...]] = {
     _TEXT: ("text",),
+    _IMAGE: ("source",),
     _THINKING: ("thinking", "signature"),
     _REDACTED: ("data",),
     _USE: ("id", "name", "input"),
@@ -32,7 +35,7 @@ _MEMBERS: Mapping[str, tuple[str, ...]] = {
 """The members of each kind of block that are read, or mean nothing to anybody else."""
 _BLOCKS_OF: Mapping[str, tuple[str, ...]] = {
     SYSTEM: (_TEXT,),
-    USER: (_TEXT, _RESULT),
+    USER: (_TEXT, _IMAGE, _RESULT),
     ASSISTANT: (_TEXT, _THINKING, _REDACTED, _USE),
 }
 _BLOCK: IgnoredTable = {
@@ -92,7 +95,7 @@ def _check_block(block: Any, role: str, path: Path, notes: IgnoredFields, place:
     kind = block.get("type")
     if kind not in _BLOCKS_OF[role]:
         allowed = ", ".join(_BLOCKS_OF[role])
-        sentence = f"{shown(kind)} is unsupported: only text is served, so it must be one of {allowed}"
+        sentence = f"{shown(kind)} is unsupported here: it must be one of {allowed}"
         raise field_error(sentence, (*path, "type"), UNSUPPORTED)
     for name, member in block.items():
         if name != "type" and name not in _MEMBERS[kind]:
@@ -103,8 +106,22 @@ def _check_block(block: Any, role: str, path: Path, notes: IgnoredFields, place:
             raise field_error("must be a string", (*path, name))
     if kind == _USE and not isinstance(block.get("input"), dict):
         raise field_error("must be an object", (*path, "input"))
+    if kind == _IMAGE:
+        _image(block.get("source"), (*path, "source"))
     if kind == _RESULT and block.get("content") is not None:
         _blocks(block["content"], SYSTEM, (*path, "content"), notes, f"{place}.content[]")
+
+
+def _image(source: Any, path: Path) -> ImagePart:
+    if not isinstance(source, dict):
+        raise field_error("must be an object", path)
+    kind = source.get("type")
+    if kind != "base64":
+        raise field_error(f"must be 'base64', not {shown(kind)}: images are not fetched", (*path, "type"), UNSUPPORTED)
+    try:
+        return of_source(source.get("media_type"), source.get("data"))
+    except ValueError as error:
+        raise field_error(str(error), path) from None
 
 
 def _of_assistant(blocks: Iterable[_Block]) -> Message:
@@ -126,20 +143,20 @@ def _call(block: _Block) -> Mapping[str, Any]:
 
 def _of_user(role: str, blocks: Iterable[_Block]) -> list[Message]:
     found: list[Message] = []
-    texts: list[str] = []
+    parts: list[str | ImagePart] = []
     for block in blocks:
-        if block["type"] == _TEXT:
-            texts.append(block["text"])
+        if block["type"] != _RESULT:
+            parts.append(block["text"] if block["type"] == _TEXT else _image(block["source"], ()))
             continue
-        found += _said(role, texts)
-        texts = []
+        found += _said(role, parts)
+        parts = []
         content = _blocks_text(block.get("content"))
         found.append(Message.model_construct(role="tool", content=content, tool_call_id=block["tool_use_id"]))
-    return found + _said(role, texts) or [Message.model_construct(role=role, content="")]
+    return found + _said(role, parts) or [Message.model_construct(role=role, content="")]
 
 
-def _said(role: str, texts: list[str]) -> list[Message]:
-    return [Message.model_construct(role=role, content="\n".join(texts))] if texts else []
+def _said(role: str, parts: list[str | ImagePart]) -> list[Message]:
+    return [Message.model_construct(role=role, content=joined(parts))] if parts else []
 
 
 def _blocks_text(content: Any) -> str:
@@ -158,8 +175,10 @@ _TEXT_BLOCK = _block(_TEXT, text=_STRING)
 _TEXTS = {"anyOf": [_STRING, {"type": "array", "items": _TEXT_BLOCK}]}
 _RESULT_BLOCK = _block(_RESULT, tool_use_id={"type": "string"})
 _RESULT_BLOCK["properties"]["content"] = {"anyOf": [*_TEXTS["anyOf"], {"type": "null"}]}
+_SOURCE = {"type": {"const": "base64"}, "media_type": {"enum": [*KINDS]}, "data": {"type": "string", "minLength": 1}}
 _CONTENT_BLOCKS = [
     _TEXT_BLOCK,
+    _block(_IMAGE, source={"type": "object", "properties": _SOURCE, "required": [*_SOURCE]}),
     _block(_THINKING, thinking=_STRING),
     _block(_REDACTED),
     _block(_USE, id={"type": "string"}, name={"type": "string"}, input={"type": "object"}),

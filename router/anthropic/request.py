@@ -97,6 +97,10 @@ class _Chat(ChatCompletionRequest):
         """The first event of a stream has the number of tokens of the prompt."""
         return True
 
+    @property
+    def images_field(self) -> str:
+        return CountTokensRequest.conversation_field
+
     def grammar_fields(self) -> list[tuple[str, AskedGrammar]]:
         names = {"response_format": "output_config.format"}
         return [(names.get(name, name), asked) for name, asked in super().grammar_fields()]

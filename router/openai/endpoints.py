@@ -28,6 +28,7 @@ from router.anthropic.request import CountTokensRequest, MessagesRequest
 from router.anthropic.writer import MessageWriter
 from router.goals import AllowedGoals
 from router.http.json_answer import json_answer
+from router.images import refused_images
 from router.legs import RelayRequest
 from router.metrics import RouterMetrics
 from router.openai.answer import Answer, Choice, make_choices
@@ -36,6 +37,7 @@ from router.openai.answer_parts import chat_stream
 from router.openai.answer_size import bounded
 from router.openai.best_of import best_choices
 from router.openai.event_writer import EventWriter
+from router.openai.fields import UNSUPPORTED
 from router.openai.ignored import IgnoredFields
 from router.openai.latency_goals import asked_goals
 from router.openai.prompt_report import PromptOptions, report_prompt
@@ -229,7 +231,7 @@ class Endpoints:
             raise InvalidRequest(f"{num_choices} choices over all prompts is more than {MAX_CHOICES}", name)
         await self.relay.node_wait.for_any_node(model.name)
         if images:
-            self._require_seen(model, request)
+            self._require_seen(model, request, param)
         max_model_len = self.max_model_len(model.name)
         prompts = [truncated(request, prompt_ids, max_model_len) for prompt_ids in prompts]
         if not request.stream:
@@ -259,11 +261,10 @@ class Endpoints:
         http[GENERATION] = Generation(model.name, answer)
         return answer
 
-    def _require_seen(self, model: ServedModel, request: GenerationRequest) -> None:
+    def _require_seen(self, model: ServedModel, request: GenerationRequest, param: str) -> None:
         """Raise `InvalidRequest` for images that no node of the model computes, or that would be cut."""
         if not self.relay.sees_images(model.name):
-            message = "the nodes of this model compute no prompts with images (see --limit-mm-per-prompt)"
-            raise InvalidRequest(message, "messages")
+            raise refused_images(param, "the nodes of this model compute no prompts with images", UNSUPPORTED)
         if request.truncate_prompt_tokens is not None:
             raise InvalidRequest("a prompt with images is not truncated", "truncate_prompt_tokens")
 

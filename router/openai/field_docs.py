@@ -87,7 +87,7 @@ REQUEST: Mapping[str, str] = {
 RESPONSES: Mapping[str, str] = {
     **REQUEST,
     "include": "`message.output_text.logprobs`; what belongs to other tools than functions is taken and gives nothing.",
-    "input": "A text, or items: messages of text, `function_call`, `function_call_output` and `reasoning`. See "
+    "input": "A text, or items: messages of text and, of the user, `input_image` (a `data:` URL), `function_call`, `function_call_output` and `reasoning`. See "
     "[the Responses API](#the-responses-api).",
     "instructions": "The first message of the conversation, of the role `system`.",
     "max_output_tokens": "The output ends after so many tokens, reasoning included. Without it: up to the end of the "
@@ -107,7 +107,8 @@ RESPONSES: Mapping[str, str] = {
 
 ANTHROPIC: Mapping[str, str] = {
     "max_tokens": "The output ends after so many tokens, thinking included. Clipped to what is left of the context.",
-    "messages": "Messages of the roles `user`, `assistant` and `system`, with text or blocks: `text`, `tool_result`, "
+    "messages": "Messages of the roles `user`, `assistant` and `system`, with text or blocks: `text`, of the user "
+    "`image` (`source` of the type `base64`) and `tool_result`, "
     "and of the assistant `thinking`, `redacted_thinking` (dropped) and `tool_use`. Other blocks are refused by name. "
     "A last message of the assistant is continued.",
     "model": "A name that `/v1/models` lists.",

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from engine.text.chat_template import ALLOWED_VARIABLES
 from router.openai.ignored import IMAGE_URL, STRICT, TEXT_PART, UNKNOWN, IgnoredFields, IgnoredTable
-from router.openai.image_parts import KINDS, ImagePart, joined, of_url
+from router.openai.image_parts import DATA_URL, ImagePart, joined, of_url
 from router.openai.strict_json import shown
 from wire.sampling import (
     MAX_ABS_LOGIT_BIAS,
@@ -263,7 +263,7 @@ _IMAGE_PART = {
         "type": {"const": "image_url"},
         "image_url": {
             "type": "object",
-            "properties": {"url": {"type": "string", "pattern": f"^data:({'|'.join(KINDS)});base64,"}},
+            "properties": {"url": {"type": "string", "pattern": DATA_URL}},
             "required": ["url"],
         },
     },

@@ -13,6 +13,8 @@ from typing import Any
 from router.openai.strict_json import shown
 
 KINDS = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif")
+DATA_URL = f"^data:({'|'.join(KINDS)});base64,"
+"""The pattern of what `of_url` takes, for schemas."""
 _DATA, _BASE64 = "data:", ";base64"
 
 

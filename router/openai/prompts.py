@@ -19,7 +19,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.choice_text import TextOptions
 from engine.text.fill_in_middle import FillInMiddle
 from engine.text.tokenizer import Tokenizer
-from router.images import Images, ReadImage
+from router.images import Images, ReadImage, refused_images
 from router.openai.answer_parts import AnswerParts, ChoiceParts
 from router.openai.answer_shapes import note_unenforced, note_unshown, shape_of, whole_grammar
 from router.openai.fields import UNSUPPORTED
@@ -118,7 +118,7 @@ class PromptMaker:
         """Token ids of the conversation, and its images. Raises `InvalidRequest` when the template refuses it, and for
         images that cannot be served; `Overloaded` when there is no room for them."""
         texts = request.images
-        read = await self._images(texts) if texts else []
+        read = await self._images(texts, request.images_field) if texts else []
         arguments: dict[str, Any] = {
             "messages": request.template_messages(),
             "add_generation_prompt": request.add_generation_prompt and not request.continue_final_message,
@@ -140,12 +140,12 @@ class PromptMaker:
         ids = _not_empty(await self.off_loop(make, max(request.num_chars, len(rendered or ""))), "messages")
         if not read or self.images is None:
             return ChatPrompt(ids)
-        return ChatPrompt(*await asyncio.to_thread(self.images.placed, ids, read))
+        return ChatPrompt(*await asyncio.to_thread(self.images.placed, ids, read, request.images_field))
 
-    async def _images(self, texts: Sequence[str]) -> list[ReadImage]:
+    async def _images(self, texts: Sequence[str], param: str) -> list[ReadImage]:
         if self.images is None:
-            raise InvalidRequest("images are not served here", "messages", UNSUPPORTED)
-        return await self.images.read(texts)
+            raise refused_images(param, "images are not served here", UNSUPPORTED)
+        return await self.images.read(texts, param)
 
     def answer_parts(self, request: ChatCompletionRequest, prompt_ids: Sequence[int]) -> AnswerParts | None:
         """What tells content, reasoning and calls of the answer apart; None: there is content only."""

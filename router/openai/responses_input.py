@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from router.openai.fields import MAX_TEXT_CHARS, TOO_LONG, UNSUPPORTED, field_error
+from router.openai.image_parts import DATA_URL, ImagePart, images_of, joined, of_url
 from router.openai.messages import Message
 from router.openai.schemas import MAX_MESSAGES
 from router.openai.tools import Path
@@ -18,7 +19,8 @@ INPUT_ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
 REFUSAL = "refusal"
 NOT_STORED = "answers are not stored here, so send the whole conversation as input"
-_ASSISTANT = "assistant"
+_ASSISTANT, _USER = "assistant", "user"
+_IMAGE = "input_image"
 _Item = Mapping[str, Any]
 
 
@@ -88,7 +90,10 @@ def _read_message(item: _Item, path: Path) -> Message:
     role, content = item.get("role"), item.get("content")
     if role not in INPUT_ROLES:
         raise field_error(f"must be one of {', '.join(INPUT_ROLES)}", (*path, "role"))
-    return Message.model_construct(role=role, content=read_texts(content, (*path, "content")))
+    found = read_parts(content, (*path, "content"))
+    if role != _USER and images_of(found):
+        raise field_error("may hold images only in a message of the user", (*path, "content"), UNSUPPORTED)
+    return Message.model_construct(role=role, content=found)
 
 
 def _read_call(item: _Item, path: Path) -> Message:
@@ -105,7 +110,9 @@ def _read_call(item: _Item, path: Path) -> Message:
 def _read_result(item: _Item, path: Path) -> Message:
     if not isinstance(item.get("call_id"), str) or not item["call_id"]:
         raise field_error("must be a string that is not empty", (*path, "call_id"))
-    content = read_texts(item.get("output"), (*path, "output"))
+    content = read_parts(item.get("output"), (*path, "output"))
+    if images_of(content):
+        raise field_error("may hold text only: images are served in messages", (*path, "output"), UNSUPPORTED)
     return Message.model_construct(role="tool", content=content, tool_call_id=item["call_id"])
 
 
@@ -121,26 +128,37 @@ def _read_reasoning(item: _Item, path: Path) -> Message:
     return Message.model_construct(role=_ASSISTANT)
 
 
-def read_texts(content: Any, path: Path) -> str:
-    """A string, or the texts of a list of parts, joined with newlines."""
+def read_parts(content: Any, path: Path) -> str:
+    """A string, or the texts of a list of parts, joined with newlines; with images a `SeenText`."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise field_error("must be a string or a non-empty list of text parts", path)
-    return "\n".join(_read_part(part, (*path, at)) for at, part in enumerate(content))
+        raise field_error("must be a string or a non-empty list of parts", path)
+    return joined([_read_part(part, (*path, at)) for at, part in enumerate(content)])
 
 
-def _read_part(part: Any, path: Path) -> str:
+def _read_part(part: Any, path: Path) -> str | ImagePart:
     if not isinstance(part, dict):
         raise field_error("must be an object", path)
     kind = part.get("type")
+    if kind == _IMAGE:
+        return _read_image(part, path)
     if kind not in (*TEXT_PARTS, REFUSAL):
-        raise field_error(f"must be one of {', '.join(TEXT_PARTS)}: text only", (*path, "type"), UNSUPPORTED)
+        raise field_error(f"must be one of {', '.join((*TEXT_PARTS, _IMAGE))}", (*path, "type"), UNSUPPORTED)
     name = REFUSAL if kind == REFUSAL else "text"
     text = part.get(name)
     if not isinstance(text, str):
         raise field_error("must be a string", (*path, name))
     return text
+
+
+def _read_image(part: _Item, path: Path) -> ImagePart:
+    if part.get("file_id") is not None:
+        raise field_error("is unsupported: files are not stored here", (*path, "file_id"), UNSUPPORTED)
+    try:
+        return of_url(part.get("image_url"))
+    except ValueError as error:
+        raise field_error(str(error), (*path, "image_url")) from None
 
 
 _READERS: Mapping[str, Callable[[_Item, Path], Message]] = {
@@ -157,7 +175,13 @@ _PART = {
     "properties": {"type": {"enum": [*TEXT_PARTS]}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
+_IMAGE_PART = {
+    "type": "object",
+    "properties": {"type": {"const": _IMAGE}, "image_url": {"type": "string", "pattern": DATA_URL}},
+    "required": ["type", "image_url"],
+}
 _CONTENT = {"anyOf": [_TEXT, {"type": "array", "items": _PART, "minItems": 1}]}
+_SEEN = {"anyOf": [_TEXT, {"type": "array", "items": {"anyOf": [_PART, _IMAGE_PART]}, "minItems": 1}]}
 
 
 def _item(kind: str, required: Mapping[str, Any], **optional: Any) -> dict[str, Any]:
@@ -166,7 +190,7 @@ def _item(kind: str, required: Mapping[str, Any], **optional: Any) -> dict[str, 
 
 
 _MESSAGE = {
-    **_item("message", {"role": {"enum": [*INPUT_ROLES]}, "content": _CONTENT}),
+    **_item("message", {"role": {"enum": [*INPUT_ROLES]}, "content": _SEEN}),
     "required": ["role", "content"],
 }
 _PARTS = {"type": ["array", "null"], "items": {"type": "object"}}

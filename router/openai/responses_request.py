@@ -47,8 +47,8 @@ _INCLUDABLE = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
-"""What OpenAI lets a client ask for. All but the first belong to tools and images, of which there are none, or to
-reasoning that is told to nobody; here it is told."""
+"""What OpenAI lets a client ask for. All but the first belong to tools, of which there are none, to images, which are
+not told back, or to reasoning that is told to nobody; here it is told."""
 
 _OF_OTHER_ENDPOINTS: Table = {
     "max_tokens": (),
@@ -148,6 +148,10 @@ class _Chat(ChatCompletionRequest):
     @property
     def output_limit(self) -> tuple[str, int | None]:
         return "max_output_tokens", self.max_tokens
+
+    @property
+    def images_field(self) -> str:
+        return ResponsesRequest.conversation_field
 
     def grammar_fields(self) -> list[tuple[str, AskedGrammar]]:
         return [("text" if name == "response_format" else name, asked) for name, asked in super().grammar_fields()]

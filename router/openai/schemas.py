@@ -271,6 +271,12 @@ class ChatCompletionRequest(GenerationRequest, ResponseFormatField, ToolFields):
         """The files of all images of the conversation, in base64."""
         return [image for message in self.messages for image in images_of(message.content)]
 
+    @property
+    def images_field(self) -> str:
+        """What an error about the images names: the content of the first message with one."""
+        number = next((at for at, message in enumerate(self.messages) if images_of(message.content)), 0)
+        return f"messages[{number}].content"
+
     def template_messages(self) -> list[dict[str, object]]:
         """The conversation as `ChatTemplate.render` takes it."""
         return [message.for_template() for message in self.messages]

@@ -37,6 +37,9 @@ def main(behaviour: str, *arguments: str) -> None:
             sys.stdin.read()
             Path(arguments[0]).touch()
             return
+        case "echoes":
+            for line in sys.stdin:
+                say(line)
         case "sleeps":
             say(f"{os.getpid()}\n")
             time.sleep(60)

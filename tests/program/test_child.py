@@ -52,6 +52,21 @@ def test_a_line_longer_than_a_pipe_holds_is_read_whole(start: Start) -> None:
     assert start("says", *["x" * 100_000] * 3, "\n").read_line(WAIT_S) == b"x" * 300_000
 
 
+def test_what_is_written_has_to_be_taken_in_time(start: Start) -> None:
+    much = b"x" * 300_000 + b"\n"
+    child = start("echoes")
+    child.write(much, WAIT_S)
+    child.write(b"short\n", WAIT_S)
+    assert [child.read_line(WAIT_S), child.read_line(WAIT_S)] == [much[:-1], b"short"]
+    os.kill(child.pid, signal.SIGSTOP)
+    with pytest.raises(ChildFailed, match=r"took nothing within 0\.01 s"):
+        child.write(much, 0.01)
+    child.kill()
+    child.wait(WAIT_S)
+    with pytest.raises(ChildFailed, match="reads no more: Broken pipe"):
+        child.write(much, WAIT_S)
+
+
 def test_waiting_for_a_line_reports_how_the_child_ended(start: Start) -> None:
     with pytest.raises(ChildFailed, match="child_program exited with status 3"):
         start("exits", "3").read_line(WAIT_S)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -42,61 +45,89 @@ def _child_of(images: Images) -> int:
 async def test_what_ends_the_process_is_refused_and_the_next_request_has_another(
     images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (found,) = await images.read([_text(_PICTURE)])
+    (found,) = await images.read([_text(_PICTURE)], "messages")
     assert (found.height, found.width, len(found.pixels)) == (56, 112, 56 * 112 * 3)
     first = _child_of(images)
-    assert [each.width for each in await images.read([_text(_PICTURE)] * 2)] == [112, 112]
+    assert [each.width for each in await images.read([_text(_PICTURE)] * 2, "messages")] == [112, 112]
     assert _child_of(images) == first
     # it died while nobody asked: nobody hears of it
     os.kill(first, signal.SIGKILL)
     await asyncio.to_thread(os.waitid, os.P_PID, first, os.WEXITED | os.WNOWAIT)
-    assert await images.read([_text(_PICTURE)]) == [found]
+    assert await images.read([_text(_PICTURE)], "messages") == [found]
     second = _child_of(images)
     assert second != first
     # it does not answer: the request is refused after the time of an answer, and nothing of the process is left
     monkeypatch.setattr(router.images, "_ANSWER_S", 0.05)
     os.kill(second, signal.SIGSTOP)
     with pytest.raises(InvalidRequest, match="more time or memory"):
-        await images.read([_text(_PICTURE)])
+        await images.read([_text(_PICTURE)], "messages")
     with pytest.raises(ProcessLookupError):
         os.kill(second, 0)
     monkeypatch.undo()
     # an image that is none ends nothing
-    assert await images.read([_text(_PICTURE)]) == [found]
+    assert await images.read([_text(_PICTURE)], "messages") == [found]
     third = _child_of(images)
     with pytest.raises(InvalidRequest, match="none of PNG"):
-        await images.read([_text(b"no image")])
+        await images.read([_text(b"no image")], "messages")
     assert _child_of(images) == third
     images.close()
     with pytest.raises(ProcessLookupError):
         os.kill(third, 0)
 
 
+_LIMITED = """
+import sys
+from engine.models.vision import image_process
+def decode(text, facts):
+    if text == "memory":
+        bytearray(2**31)
+    while text == "time":
+        pass
+    raise ValueError(text)
+image_process.decode, image_process.CPU_S = decode, 0.1
+sys.argv[1] = {folder!r}
+image_process.main()
+"""
+
+
+def test_the_process_limits_its_own_memory_and_time(tmp_path: Path) -> None:
+    write_image_facts(tmp_path)
+    program = [sys.executable, "-c", _LIMITED.replace("{folder!r}", repr(str(tmp_path))), ""]
+    asked = "".join(f"{json.dumps([text])}\n" for text in ("memory", "file", "time", "never read"))
+    ended = subprocess.run(program, input=asked, capture_output=True, text=True, timeout=60, check=False)
+    errors = [json.loads(line)["error"] for line in ended.stdout.splitlines()]
+    assert errors == ["", "an image cannot be decoded (MemoryError)", "an image cannot be decoded (ValueError)"]
+    assert ended.returncode == -signal.SIGPROF
+
+
 async def test_pixels_of_requests_in_flight_are_counted_and_bounded(
     images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = await images.read([_text(_PICTURE)])
-    ids, placed = images.placed([1, TOKEN_ID, 2], read)
+    read = await images.read([_text(_PICTURE)], "messages")
+    ids, placed = images.placed([1, TOKEN_ID, 2], read, "messages")
     assert ids == [1, *[TOKEN_ID] * 8, 2]
     assert (placed[0].start, placed[0].stop) == (1, 9)
     monkeypatch.setattr(router.images, "MAX_HELD_BYTES", 56 * 112 * 3 - 1)
     with pytest.raises(Overloaded, match="leave no room"):
-        await images.read([_text(_PICTURE)])
+        await images.read([_text(_PICTURE)], "messages")
     del placed
     gc.collect()
-    assert await images.read([_text(_PICTURE)]) == read
+    assert await images.read([_text(_PICTURE)], "messages") == read
 
 
 async def test_more_images_than_allowed_or_than_wait_are_refused(
     images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InvalidRequest, match="3 images in one request; 2 are allowed"):
-        await images.read([_text(_PICTURE)] * 3)
+        await images.read([_text(_PICTURE)] * 3, "messages")
     with pytest.raises(InvalidRequest, match="0 places for 1 images"):
-        images.placed([1, 2], await images.read([_text(_PICTURE)]))
-    monkeypatch.setattr(router.images, "MAX_WAITING", 0)
+        images.placed([1, 2], await images.read([_text(_PICTURE)], "messages"), "messages")
+    monkeypatch.setattr(router.images, "MAX_WAITING_BYTES", 2 * len(_text(_PICTURE)))
+    waiting = [asyncio.ensure_future(images.read([_text(_PICTURE)], "messages")) for _ in range(2)]
+    await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="too many images"):
-        await images.read([_text(_PICTURE)])
+        await images.read([_text(_PICTURE)], "messages")
+    assert len(await asyncio.gather(*waiting)) == 2
 
 
 @pytest.mark.parametrize(
@@ -114,5 +145,5 @@ async def test_a_model_that_is_shown_no_images_says_why(
     found = Images.of_checkpoint(tmp_path, setting)
     assert found.limit == 0
     with pytest.raises(InvalidRequest, match=reason) as caught:
-        await found.read([_text(_PICTURE)])
+        await found.read([_text(_PICTURE)], "messages")
     assert caught.value.param == "messages"

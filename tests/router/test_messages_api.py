@@ -255,6 +255,10 @@ def _said(*blocks: object, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(blocks)}]}
 
 
+IMAGE: Mapping[str, Any] = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "eA=="},
+}
 USE: Mapping[str, Any] = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
 
 
@@ -266,7 +270,13 @@ USE: Mapping[str, Any] = {"type": "tool_use", "id": "a", "name": "f", "input": {
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     (_said("x"), "messages[0].content[0]"),
-    (_said({"type": "image", "source": {}}), "messages[0].content[0].type"),
+    (_said({"type": "image", "source": {}}), "messages[0].content[0].source.type"),
+    (_said({"type": "image", "source": {"type": "url", "url": "https://x"}}), "messages[0].content[0].source.type"),
+    (_said({"type": "image", "source": {"type": "base64", "media_type": "image/tiff", "data": "eA=="}}),
+     "messages[0].content[0].source"),
+    (_said({"type": "image", "source": {**IMAGE["source"], "data": ""}}), "messages[0].content[0].source"),
+    (_said(IMAGE), "messages"),
+    (_said(IMAGE, role="assistant"), "messages[0].content[0].type"),
     (_said({"type": "document", "source": {}}), "messages[0].content[0].type"),
     (_said({"type": ["text"]}), "messages[0].content[0].type"),
     (_said({"type": "text"}), "messages[0].content[0].text"),

@@ -18,6 +18,7 @@ from wire.messages import Decode
 
 TEXT = "The river goes to the sea."
 INPUT = "Where does the river go?"
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,eA==", "detail": "auto"}
 
 
 @pytest.fixture
@@ -176,6 +177,14 @@ async def test_a_stream_that_fails_ends_with_an_event_and_a_broken_connection(se
     ({"input": [{"role": ["user"], "content": "x"}]}, "input[0].role", "invalid_value"),
     ({"input": [{"role": "user"}]}, "input[0].content", "invalid_value"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+     "input[0].content[0].image_url", "invalid_value"),
+    ({"input": [{"role": "user", "content": [IMAGE]}]}, "input", "unsupported_parameter"),
+    ({"input": [{"role": "system", "content": [IMAGE]}]}, "input[0].content", "unsupported_parameter"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}]},
+     "input[0].content[0].file_id", "unsupported_parameter"),
+    ({"input": [{"type": "function_call_output", "call_id": "a", "output": [IMAGE]}]},
+     "input[0].output", "unsupported_parameter"),
+    ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "file-1"}]}]},
      "input[0].content[0].type", "unsupported_parameter"),
     ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text", "invalid_value"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", "unsupported_parameter"),

@@ -95,6 +95,25 @@ def test_answers_to_images_equal_those_of_transformers(relay: Relay, seeing: See
     assert relay.client.models.retrieve(MODEL_NAME).to_dict()["input_modalities"] == ["text", "image"]
 
 
+def test_the_other_interfaces_take_images_in_their_own_words(relay: Relay, seeing: Seeing) -> None:
+    image = picture(70, 50, 4)
+    chat = _ask(relay, [_part(image), {"type": "text", "text": "What is it?"}])
+    text = {"type": "input_text", "text": "What is it?"}
+    shown = {"type": "input_image", "image_url": _url(as_file(image))}
+    common = {"model": MODEL_NAME, "temperature": 0.0}
+    asked = {**common, "max_output_tokens": _NUM_TOKENS, "input": [{"role": "user", "content": [shown, text]}]}
+    response: Any = relay.client.post("/responses", cast_to=object, body=asked)
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(as_file(image)).decode()}
+    blocks = [{"type": "image", "source": source}, {"type": "text", "text": "What is it?"}]
+    asked = {**common, "max_tokens": _NUM_TOKENS, "messages": [{"role": "user", "content": blocks}]}
+    message: Any = relay.client.post("/messages", cast_to=object, body=asked)
+    said = chat.choices[0].message.content
+    assert response["output"][0]["content"][0]["text"] == said == message["content"][0]["text"]
+    counted = message["usage"]
+    assert response["usage"]["input_tokens"] == chat.usage.prompt_tokens
+    assert counted["input_tokens"] + counted["cache_read_input_tokens"] == chat.usage.prompt_tokens
+
+
 def test_images_are_computed_again_where_the_node_with_their_kv_died(relay: Relay, seeing: Seeing) -> None:
     image = picture(90, 90, 3)
     answers = []

@@ -2,7 +2,7 @@
 
 Reads one JSON line for each request from its standard input, the list of its images as base64, and answers each with a
 JSON line: `images`, with height, width and pixels in base64, or `error`. The first line of its output says that it is
-ready, or why images cannot be served. An image that takes too much time or memory, or breaks a decoder, ends this
+ready. An image that takes too much time or memory, or breaks a decoder, ends this
 process and nothing else; it has no sockets, and its files are those of the checkpoint. It ends with its input, and
 after an answer that says `is_last`, when much memory was left in use.
 
@@ -32,15 +32,9 @@ _KEPT_BYTES = 2**28
 def main() -> int:
     """Answer until the input ends."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
-        facts = load_image_facts(Path(sys.argv[1]))
-    except BatonError as error:
-        _answer(error=error.message, is_last=True)
-        return 0
-    if facts is None:
-        _answer(error="this model sees no images", is_last=True)
-        return 0
-    _answer(error="")
+    facts = load_image_facts(Path(sys.argv[1]))
+    assert facts is not None  # the router has read the same files
+    _answer()
     size = _address_space()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
