@@ -17,6 +17,7 @@ from pathlib import Path
 from device.base import Device
 from device.memory import MemoryReading, enough_memory, read_memory
 from engine.attention.choose import NATIVE, AttentionChoice
+from engine.attention.native_backend import NativeAttention
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
 from engine.executor.base import Executor
@@ -54,9 +55,11 @@ from engine.pool_size import (
     require_room,
 )
 from engine.runner.forward import decoded_pass
+from engine.runner.greedy_series import GreedySeries
 from engine.runner.images import StepImages
 from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory, own_kv_memory
 from engine.runner.model_runner import ModelRunner
+from engine.runner.recorded_layers import RecordedLayers
 from engine.runner.sampler import Sampler
 from engine.scheduler.scheduler import Scheduler, SchedulerLimits
 from engine.scheduler.step_costs import StepBound, StepCosts
@@ -240,7 +243,10 @@ def _runner(
         num_before = model.layout.num_layers - model.own.num_layers
         return PipelineRunner(incoming, num_before, run or decoded_pass(model.decoder, attention), *led)
     images = None if model.tower is None else StepImages(model.tower, basis.device.torch_device)
-    runner = ModelRunner(*parts, run, images)
+    greedy = None
+    if isinstance(run, RecordedLayers) and isinstance(attention, NativeAttention) and not run.needs_torch:
+        greedy = GreedySeries(run, attention, run.kernels)
+    runner = ModelRunner(*parts, run, images, greedy)
     # transformers' modelling code may look at values, so nothing of it is recorded
     if not settings.enforce_eager and isinstance(model.decoder, Decoder):
         runner.record_graphs(on_graphs)

@@ -310,7 +310,7 @@ class EngineCore:
         in_flight, expects_streams = self._in_flight, self._held.is_awaited
         if not in_flight:
             first = self._scheduler.schedule(expects_streams=expects_streams)
-            if not first.requests:
+            if not first.shares:
                 return self._scheduler.take_lost()
             in_flight.launch(first, watch)
         while (

@@ -111,6 +111,9 @@ class NativeAttention:
         self._arrays = _StepArrays(0, 0, 0)
         self._plan = self._arrays.plan(self._block_size)
         self._step = BatonStep()
+        self._sequences = array("q")
+        self._tables: list[BlockTable] = []  # their addresses and `_lengths` are in `_sequences`
+        self._lengths: list[int] = []
         self._num_sequences = 0
         self._num_tokens = 0
         self._layer_stored: LayerStored | None = None
@@ -131,19 +134,48 @@ class NativeAttention:
         """See `AttentionBackend.plan`. Nothing is staged: the kernels read the host's memory."""
         self._layer_stored = layer_stored
         values: list[int] = []
-        tables: list[BlockTable] = []  # their addresses are in `values`
+        self._tables = tables = []
         for share in shares:
             tables.append(table := _as_packed(share.block_table))
             values += (share.start, share.num_tokens, *table.buffer_info())
-        sequences, plan = array("q", values), self._plan
-        plan.sequences, plan.num_sequences = sequences.buffer_info()[0], len(tables)
+        self._sequences, self._lengths = array("q", values), values[3::4]
+        self._plan_sequences()
+
+    def plan_next(self) -> bool:
+        """Plan a step over the sequences of the step that was planned last, each of which has gone on by one token. The
+        block tables may have grown since, and must not have changed otherwise. Whether `starts` are where they were."""
+        self._layer_stored = None
+        sequences, arrays = self._sequences, self._arrays
+        for place in range(0, len(sequences), 4):
+            sequences[place] += 1
+        lengths = list(map(len, self._tables))
+        if lengths != self._lengths:
+            self._note_tables(lengths)
+        self._plan_sequences()
+        return arrays is self._arrays
+
+    @property
+    def starts(self) -> Tensor:
+        """Where each sequence of the step that was planned last begins, int64, and more behind them."""
+        return torch.from_numpy(self._arrays.start)
+
+    def _note_tables(self, lengths: list[int]) -> None:
+        """Where the tables lie, which have grown."""
+        for place, table in enumerate(self._tables):
+            self._sequences[4 * place + 2], self._sequences[4 * place + 3] = table.buffer_info()
+        self._lengths = lengths
+
+    def _plan_sequences(self) -> None:
+        plan = self._plan
+        plan.sequences, plan.num_sequences = self._sequences.buffer_info()[0], len(self._tables)
         planned = self._kernels.plan(plan)
         if planned == PLAN_TOO_LARGE:
-            plan = self._make_room(plan, sequences.buffer_info()[0])
+            plan = self._make_room(plan)
             planned = self._kernels.plan(plan)
         if planned != PLANNED:
             raise ValueError("a sequence has fewer blocks than its tokens need")
-        self._num_sequences, self._num_tokens, self.num_positions = len(shares), plan.num_tokens, plan.num_positions
+        self._num_sequences, self._num_tokens = plan.num_sequences, plan.num_tokens
+        self.num_positions = plan.num_positions
 
     def for_graph(self, num_sequences: int) -> None:
         """See `AttentionBackend.for_graph`: the host records nothing."""
@@ -167,9 +199,13 @@ class NativeAttention:
         """Make the calls of `recording` for the step that was planned last; token_ids, positions: [T] int64."""
         self._step.num_sequences = self._num_sequences
         self._step.token_ids, self._step.positions = token_ids.data_ptr(), positions.data_ptr()
+        self.repeat(recording)
+
+    def repeat(self, recording: Recording) -> None:
+        """As `replay`, with inputs where those of the last replay were."""
         recording.replay(self._step, self._num_tokens, self._layer_stored)
 
-    def _make_room(self, needed: BatonPlan, sequences: int) -> BatonPlan:
+    def _make_room(self, needed: BatonPlan) -> BatonPlan:
         """For the arrays and the scratch of a step: twice what is needed, because the next step is often larger.
         Returns its new plan."""
         held = self._arrays
@@ -188,7 +224,7 @@ class NativeAttention:
         self._step.slots = self._arrays.slots.ctypes.data
         self._set_addresses(self._step)
         self._plan = self._arrays.plan(self._block_size)
-        self._plan.sequences, self._plan.num_sequences = sequences, needed.num_sequences
+        self._plan.sequences, self._plan.num_sequences = needed.sequences, needed.num_sequences
         return self._plan
 
     def _set_addresses(self, step: BatonAttention | BatonStep) -> None:

@@ -24,6 +24,7 @@ from engine.models.base import RunnableDecoder
 from engine.runner.base import RunningStep
 from engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
 from engine.runner.graphs import DecodeGraphs, ReportProgress
+from engine.runner.greedy_series import GreedySeries
 from engine.runner.images import StepImages
 from engine.runner.inputs import StepInputs, read_inputs
 from engine.runner.limits import RunnerLimits, staging_bytes
@@ -105,9 +106,11 @@ class ModelRunner:
         limits: RunnerLimits,
         run: ForwardPass | None = None,
         images: StepImages | None = None,
+        greedy: GreedySeries | None = None,
     ) -> None:
         """`run`: computes what `decoder` does for the step that `attention` has planned; None: the decoder itself.
-        `images`: finds the rows of images; None: no request has any."""
+        `images`: finds the rows of images; None: no request has any. `greedy`: computes by `run` the steps of a series
+        that it can."""
         self._images = images
         self.is_asynchronous = device.is_asynchronous
         self._decoder = decoder
@@ -121,6 +124,7 @@ class ModelRunner:
         self._eager = EagerSteps(
             decoder, run or decoded_pass(decoder, attention), attention, self._staging, self._sampled
         )
+        self._greedy = greedy
         self._graphs: DecodeGraphs | None = None
         self._sampled_rows: dict[RequestKey, int] = {}
         # entered in every step: as a decorator it would be made anew each time, which takes 30 us
@@ -171,6 +175,10 @@ class ModelRunner:
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         """See `Runner.launch`. Raises `TokenUnknown` for a pending token that the last step does not sample."""
+        if self._greedy is not None:
+            if layer_stored is None and (computed := self._greedy.launch(step)) is not None:
+                return computed
+            self._greedy.planned(step)
         inputs = read_inputs(step, self._sampled_rows)
         told = None if layer_stored is None else lambda: self._device.notify(layer_stored)
         with self._inference, self._device.guard():

@@ -20,8 +20,10 @@ from torch import Tensor
 from engine.native.arguments import DTYPES, BatonArgmax, BatonSample
 from engine.native.library import Kernels
 from engine.runner.grammar_masks import Masks, RowMasks
+from engine.runner.plain_rows import plain_tokens
 from engine.runner.sampled_rows import SampledRow
 from engine.runner.sampling_plan import SampleGroup
+from engine.scheduler.request import SampledToken
 
 
 class Largest(NamedTuple):
@@ -75,6 +77,33 @@ def draw(kernels: Kernels, largest: Largest, group: SampleGroup) -> None:
         largest.call, group.rows.data_ptr(), parameters.data_ptr(), parameters.shape[1], parameters.stride(0)
     )
     kernels.sample(call)
+
+
+class LargestTokens:
+    """Finds the most likely token of each row of logits [N, V], again and again, in memory that stays where it is."""
+
+    def __init__(self, kernels: Kernels, token_ids: Sequence[int]) -> None:
+        """`token_ids`: what stands there before the first are found."""
+        num_rows = len(token_ids)
+        self._kernels = kernels
+        self._token_ids = array("q", token_ids)
+        self._largest, self._is_valid = array("f", bytes(4 * num_rows)), array("B", bytes(num_rows))
+        self._call = BatonArgmax(
+            self._token_ids.buffer_info()[0], self._largest.buffer_info()[0], self._is_valid.buffer_info()[0]
+        )
+        self.token_ids = torch.frombuffer(self._token_ids, dtype=torch.int64)
+        """[N], those that were found last."""
+
+    def read(self, logits: Tensor) -> None:
+        """Find those of `logits` from now on."""
+        call = self._call
+        call.logits, call.stride, call.dtype = logits.data_ptr(), logits.stride(0), DTYPES[logits.dtype]
+        call.num_rows, call.size = logits.shape
+
+    def find(self) -> list[SampledToken | None]:
+        """None for a row without a number."""
+        self._kernels.argmax(self._call)
+        return plain_tokens(self._token_ids.tolist(), self._is_valid)
 
 
 def sample_plain(

@@ -51,6 +51,7 @@ class RecordedLayers:
     def __init__(self, decoder: Decoder, attention: NativeAttention, kernels: Kernels, sizes: StepSizes) -> None:
         """Computes a small pass in block 0, which must not be in use."""
         self.head: RecordedHead | None = None
+        self.kernels = kernels
         self._decoder = decoder
         self._attention = attention
         self._embedded = decoder.lookup_table
@@ -79,6 +80,19 @@ class RecordedLayers:
         self._rotations.extend(self._attention.num_positions)
         self._attention.replay(self.recording, token_ids, positions)
         return RecordedStream(self._decoder, self.head, residual, self._delta.of(num_tokens))
+
+    @property
+    def needs_torch(self) -> bool:
+        """Whether torch computes a part of a step."""
+        return self._embedded is None or self.head is None
+
+    def repeat(self) -> None:
+        """Compute a step with inputs where those of the last step were, of which all tokens were due; its logits come
+        where theirs are. Nothing of it `needs_torch`."""
+        self._rotations.extend(self._attention.num_positions)
+        self._attention.repeat(self.recording)
+        if self.head is not None:
+            self.head.repeat()
 
 
 class FirstRows:
@@ -118,6 +132,11 @@ class RotationTables:
             return
         if num_positions > len(self._tables[0]):
             raise RuntimeError(f"a step of {num_positions} positions; there is room for {len(self._tables[0])}")
+        with torch.inference_mode():
+            self._compute(num_positions)
+
+    def _compute(self, num_positions: int) -> None:
+        first = self._num_positions
         last = max(num_positions, min(first + _NEXT_POSITIONS, len(self._tables[0])))
         kinds = self._decoder.rotations(torch.arange(first, last))
         for table, values in zip(self._tables, (values for kind in kinds for values in kind), strict=True):
@@ -148,12 +167,18 @@ class RecordedHead:
             logits = decoder.head(gathered[0], gathered[1])
         self._recording = Recording(kernels, notes, logits, max_rows)
         self._logits = FirstRows(self._recording.output)
+        self._count = 0
 
     def logits(self, due: DueRows) -> Tensor:
         """[N, V] in the model's dtype, of the step that `layers` has computed last."""
         self._step.due = (self._first if due.index is None else due.index).data_ptr()
-        self._recording.replay(self._step, due.count)
+        self._count = due.count
+        self.repeat()
         return self._logits.of(due.count)
+
+    def repeat(self) -> None:
+        """As `logits`, for as many rows in the same places, which come where they are."""
+        self._recording.replay(self._step, self._count)
 
 
 @dataclass(slots=True)

@@ -21,10 +21,12 @@ _ARRIVAL = attrgetter("arrival")
 
 
 class LiveRequests:
-    """`running`: by key, in the order of their admission. A key is that of one live request at most."""
+    """`running`: by key, in the order of their admission. A key is that of one live request at most. `num_changes`
+    rises when a request comes, leaves, or passes between running and waiting, and when its forks become others."""
 
     def __init__(self) -> None:
         self.running: dict[RequestKey, Request] = {}
+        self.num_changes = 0
         self._waiting: deque[Request] = deque()
         self._leaders: dict[RequestKey, Request] = {}
         self._num_running_forks = 0
@@ -88,6 +90,7 @@ class LiveRequests:
 
     def add(self, request: Request) -> None:
         """Let a new request wait. One that holds blocks already comes before all that hold none."""
+        self.num_changes += 1
         self._num_arrivals += 1
         request.arrival = self._num_arrivals
         place = len(self._waiting)
@@ -102,6 +105,7 @@ class LiveRequests:
         request = self.get(key)
         if request is None:
             return None
+        self.num_changes += 1
         if request.forks:
             self.take_forks(request)
         if self.running.pop(key, None) is None:
@@ -122,6 +126,7 @@ class LiveRequests:
 
     def admit(self, request: Request) -> Request:
         """Let a waiting request run."""
+        self.num_changes += 1
         self._waiting.remove(request)
         self.running[request.key] = request
         self._num_running_forks += len(request.forks)
@@ -129,6 +134,7 @@ class LiveRequests:
 
     def preempt(self, request: Request) -> None:
         """Let a running request wait again, ahead of all others; one that waits keeps its place."""
+        self.num_changes += 1
         if self.running.pop(request.key, None) is not None:
             self._num_running_forks -= len(request.forks)
             self._waiting.appendleft(request)
@@ -158,6 +164,7 @@ class LiveRequests:
 
     def _keep_forks(self, request: Request, forks: tuple[Fork, ...]) -> None:
         """Forget the forks of `request` that are not among `forks`."""
+        self.num_changes += 1
         for fork in request.forks:
             del self._leaders[fork.key]
         for fork in forks:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple, Protocol
 
 from engine.cache.block_pool import BlockTable, pack_blocks
@@ -265,18 +265,31 @@ class PromptSpan(NamedTuple):
     num_top: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
     """Everything the runner needs for one iteration. `spans`: of the requests that want log probabilities of their
-    prompt."""
+    prompt.
 
-    requests: tuple[ScheduledRequest, ...]
+    The steps of one `series` have the same `shares`, each `number` tokens further, and `context` tokens before all of
+    them together (see `engine.scheduler.step_series`); others have no series."""
+
+    shares: tuple[ScheduledRequest, ...]
     spans: tuple[PromptSpan, ...] = ()
+    series: object | None = None
+    number: int = 0
+    context: int = 0
+
+    @cached_property
+    def requests(self) -> tuple[ScheduledRequest, ...]:
+        """The share of each request."""
+        if not self.number:
+            return self.shares
+        return tuple([share._replace(start=share.start + self.number) for share in self.shares])
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step, over all requests."""
-        return sum(request.num_tokens for request in self.requests)
+        return sum(share.num_tokens for share in self.shares)
 
 
 class SampledToken(NamedTuple):

@@ -20,7 +20,7 @@ class RequestBlocks:
 
     def __init__(self, pool: BlockPool, block_size: int, *, has_states: bool = False) -> None:
         self._pool = pool
-        self._block_size = block_size
+        self.block_size = block_size
         self._has_states = has_states
 
     @property
@@ -34,22 +34,22 @@ class RequestBlocks:
         `hashes`: of the full blocks, as far as they are known. At most `max_cached_tokens` tokens come from the prefix
         cache (a request that needs logits computes one token at least).
         """
-        cached = self._pool.lookup(hashes[: max_cached_tokens // self._block_size])
+        cached = self._pool.lookup(hashes[: max_cached_tokens // self.block_size])
         num_missing = self._num_blocks(num_tokens) - len(cached)
         if self._pool.num_available_beside(cached) < num_missing:
             return None
         self._pool.share(cached)
-        return pack_blocks(cached + self._pool.allocate(num_missing)), len(cached) * self._block_size
+        return pack_blocks(cached + self._pool.allocate(num_missing)), len(cached) * self.block_size
 
     def take_for(self, request: Request) -> bool:
         """Give a request without blocks those for all its tokens. False when they do not fit now."""
-        extend_hashes(request.block_hashes, request.token_ids, self._block_size, request.hash_root, request.images)
+        extend_hashes(request.block_hashes, request.token_ids, self.block_size, request.hash_root, request.images)
         taken = self.take(request.block_hashes, request.num_reusable_tokens, len(request.token_ids))
         if taken is None:
             return False
         request.block_table, num_cached_tokens = taken
         request.num_computed_tokens = num_cached_tokens
-        request.num_published_blocks = num_cached_tokens // self._block_size
+        request.num_published_blocks = num_cached_tokens // self.block_size
         # what is found again after a preemption was computed by this request itself
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
@@ -61,7 +61,7 @@ class RequestBlocks:
 
     def has_room(self, request: Request) -> bool:
         """Whether the blocks of `request` have a slot for each of its tokens."""
-        return len(request.block_table) * self._block_size >= len(request.token_ids)
+        return len(request.block_table) * self.block_size >= len(request.token_ids)
 
     def num_missing(self, request: Request) -> int:
         """Blocks that `request` lacks for its tokens."""
@@ -78,7 +78,7 @@ class RequestBlocks:
         Without room for the copy `request` gets no blocks: it is computed as any other, and finds the full blocks in
         the prefix cache. So it is where blocks hold states, because `source` may have gone on in the last one.
         """
-        num_full, num_partial = divmod(num_computed_tokens, self._block_size)
+        num_full, num_partial = divmod(num_computed_tokens, self.block_size)
         if num_partial and (self._has_states or not self._pool.num_available):
             return
         shared = source.block_table[:num_full]
@@ -101,12 +101,12 @@ class RequestBlocks:
     def publish(self, request: Request, num_computed_tokens: int) -> None:
         """Publish the blocks that `num_computed_tokens` tokens fill, so that other requests find them in the prefix
         cache."""
-        num_full = num_computed_tokens // self._block_size
+        num_full = num_computed_tokens // self.block_size
         if num_full == request.num_published_blocks:
             return
         if num_full > len(request.block_hashes):
-            known = request.token_ids[: num_full * self._block_size]
-            extend_hashes(request.block_hashes, known, self._block_size, request.hash_root, request.images)
+            known = request.token_ids[: num_full * self.block_size]
+            extend_hashes(request.block_hashes, known, self.block_size, request.hash_root, request.images)
         for index in range(request.num_published_blocks, num_full):
             self._pool.publish(request.block_table[index], request.block_hashes[index])
         request.num_published_blocks = num_full
@@ -118,4 +118,4 @@ class RequestBlocks:
         request.num_computed_tokens = request.num_published_blocks = 0
 
     def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+        return -(-num_tokens // self.block_size)

@@ -49,6 +49,7 @@ from engine.scheduler.request import (
 )
 from engine.scheduler.request_blocks import RequestBlocks
 from engine.scheduler.step_costs import StepBound
+from engine.scheduler.step_series import StepSeries, can_begin
 from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from wire.request_key import RequestKey
 
@@ -128,8 +129,10 @@ class Scheduler:
         self.blocks = RequestBlocks(pool, limits.block_size, has_states=limits.has_states)
         self.num_preemptions = 0
         self._ends = OutputEnds(eos_token_ids, jumps_ahead=limits.jumps_ahead)
+        self._eos_token_ids = eos_token_ids
         self._bound = bound
         self._lost: list[RequestOutput] = []
+        self._series: StepSeries | None = None
 
     def add(self, request: Request) -> None:
         """Queue a request without blocks. Raises `ContextLengthExceeded`, `InvalidRequest` or `Overloaded`."""
@@ -155,7 +158,24 @@ class Scheduler:
     def schedule(self, *, expects_streams: bool = False) -> Step:
         """The next step, while none is in flight; empty when nothing can be computed now. `expects_streams`: requests
         that decode may join at any moment, so a long step would hold them up."""
-        return self._fill(*self.requests.by_age(self.limits.num_stages), expects_streams=expects_streams)
+        series = self._series
+        if series is not None and series.is_applied and series.num_changes == self.requests.num_changes:
+            step = series.next_step()
+            if step is not None:
+                return step
+        step = self._fill(*self.requests.by_age(self.limits.num_stages), expects_streams=expects_streams)
+        self._series = self._series_of(step)
+        return step if self._series is None else self._series.first_step()
+
+    def _series_of(self, step: Step) -> StepSeries | None:
+        """The series that begins with `step`, where the next steps are known as long as no request comes or leaves."""
+        running = self.requests.running
+        if len(step.shares) != len(running) or self.requests.num_waiting or step.spans:
+            return None
+        requests = [running[share.key] for share in step.shares]
+        if not can_begin(step.shares, requests):
+            return None
+        return StepSeries(step.shares, requests, self.blocks, self._eos_token_ids, self.requests.num_changes)
 
     def schedule_ahead(self, *, expects_streams: bool = False) -> Step | None:
         """The step after the one that is in flight, if it can be known before that one's result, as `schedule`.
@@ -172,10 +192,14 @@ class Scheduler:
         if sum(blocks.num_missing(request) for request in first if not blocks.has_room(request)) > blocks.num_available:
             return None
         step = self._fill(decoding, prompts, expects_streams=expects_streams)
-        return step if step.requests else None
+        self._series = None
+        return step if step.shares else None
 
     def advance(self, step: Step) -> None:
         """Record that `step` was launched, right after it was scheduled."""
+        if self._series is not None and step.series is self._series:
+            self._series.advance()
+            return
         running = self.requests.running
         for share in step.requests:
             request = running[share.key]
@@ -191,6 +215,11 @@ class Scheduler:
 
         The caller removes those that have left.
         """
+        series = self._series
+        if series is not None and step.series is series and series.num_changes == self.requests.num_changes:
+            found = series.apply(sampled)
+            if found is not None:
+                return found
         running, outputs = self.requests.running, list[RequestOutput]()
         for share in step.requests:
             if (request := running.get(share.key)) is None or request.arrival != share.arrival:
@@ -223,6 +252,7 @@ class Scheduler:
 
     def rewind(self, step: Step) -> None:
         """Record that `step`, the newest in flight, was not computed: its requests are where they were before it."""
+        self._series = None
         for share in step.requests:
             if (request := self.requests.owner(share)) is None:
                 continue

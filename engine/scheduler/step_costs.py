@@ -41,6 +41,8 @@ FIRST_CHUNK = 32
 
 def work_of(step: Step) -> StepWork:
     """What `step` computes. The last token of a prompt alone counts as decoding, which it is like."""
+    if step.series is not None:
+        return StepWork(0, 0, len(step.shares), step.context)
     chunks = [share for share in step.requests if share.num_tokens != 1]
     decodes = len(step.requests) - len(chunks)
     context = sum([share.start for share in step.requests])
