@@ -44,7 +44,13 @@ def refused_rows(
     rows: Sequence[GrammarRow], token_ids: Sequence[int] | Array, is_valid: Sequence[int] | Array
 ) -> list[GrammarRow]:
     """Those of `rows` whose own of `token_ids` [N] is not accepted, or not valid: they have to be drawn again."""
-    return [each for each in rows if not (is_valid[each.row] and each.accepts(int(token_ids[each.row])))]
+    refused = []
+    for each in rows:
+        row, matcher, _, ends, _, is_tried = each
+        token_id = int(token_ids[row])
+        if not (is_tried and is_valid[row] and token_id not in ends and matcher.accepts(token_id)):
+            refused.append(each)
+    return refused
 
 
 def redraw_of(rows: Sequence[GrammarRow], vocab_size: int) -> Redraw:

@@ -61,16 +61,13 @@ class GrammarRow(NamedTuple):
     sampled: SampledRow | None = None
     is_tried: bool = True
 
-    def accepts(self, token_id: int) -> bool:
-        """Whether this token, which it has drawn, is that of the row."""
-        return self.is_tried and token_id not in self.ends and self.matcher.accepts(token_id)
-
     @property
     def drawn_again(self) -> SampledRow | None:
         """How it is drawn from the tokens that its grammar allows; None where it takes the largest of them."""
         if self.sampled is None or not self.is_tried:
             return self.sampled
-        return self.sampled._replace(noise=noise_after(self.sampled.noise))
+        row, width, top_k, temperature, noise, top_p, min_p = self.sampled
+        return SampledRow(row, width, top_k, temperature, noise_after(noise), top_p, min_p)
 
 
 def uniform_noise(seed: int, choice: int, position: int) -> float:

@@ -56,7 +56,7 @@ class Sampler:
         """`kernels`: of a CPU whose memory holds the logits."""
         self.vocab_size = vocab_size
         self._kernels = kernels
-        self._eos_token_ids = [token_id for token_id in sorted(eos_token_ids) if token_id < vocab_size]
+        self._eos_token_ids = tuple(token_id for token_id in sorted(eos_token_ids) if token_id < vocab_size)
 
     def plan(self, requests: Sequence[SampledRequest], staging: Staging, max_num_rows: int = 0) -> SamplingPlan:
         """Stage what sampling needs of `requests`, one per row, with room for `max_num_rows` rows.

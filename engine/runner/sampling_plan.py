@@ -179,7 +179,7 @@ def sampling_bytes(max_num_rows: int) -> int:
 
 def plan_sampling(
     requests: Sequence[SampledRequest],
-    eos_token_ids: Sequence[int],
+    eos_token_ids: tuple[int, ...],
     vocab_size: int,
     staging: Staging,
     max_num_rows: int = 0,
@@ -198,6 +198,7 @@ def plan_sampling(
     kinds = bias, repetition, presence, withheld, allowed = tuple(_Changes(vocab_size) for _ in range(5))
     sampled: list[SampledRow] = []
     grammar_rows: list[GrammarRow] = []
+    untried: set[int] = set()
     reports: list[tuple[int, int]] = []
     for row, request in others:
         params = request.params
@@ -215,11 +216,13 @@ def plan_sampling(
             withheld.add(row, ends, ())
         drawn = _sampled_row(row, request, vocab_size) if params.temperature != 0.0 else None
         if request.matcher is not None:
-            grammar_rows.append(_grammar_row(row, request, request.matcher, drawn, eos_token_ids, withheld))
+            in_grammar = _grammar_row(row, request, request.matcher, drawn, eos_token_ids, withheld)
+            grammar_rows.append(in_grammar)
+            if not in_grammar.is_tried:
+                untried.add(row)
         if drawn is not None:
             sampled.append(drawn)
     reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []  # all rows need no names
-    untried = {each.row for each in grammar_rows if not each.is_tried}
     first = [each for each in sampled if each.row not in untried] if untried else sampled
     wide_rows = _wide_rows(sampled, reports, kinds)
     is_plain = is_native and not wide_rows
@@ -361,17 +364,16 @@ def _grammar_row(
     request: SampledRequest,
     matcher: MaskSource,
     drawn: SampledRow | None,
-    eos_token_ids: Sequence[int],
+    eos_token_ids: tuple[int, ...],
     withheld: _Changes,
 ) -> GrammarRow:
     """Where the grammar allows an end that is to be ignored, the output goes on if it can."""
-    params, ends = request.params, tuple[int, ...]()
-    if params.ignore_eos:
-        if params.allowed_token_ids:
-            withheld.add(row, eos_token_ids, ())  # a mask does not know what else is left
-        else:
-            ends = tuple(eos_token_ids)
-    return GrammarRow(row, matcher, params.allowed_token_ids, ends, drawn, drawn is None or not drawn.is_truncated)
+    params = request.params
+    allowed, ends = params.allowed_token_ids, eos_token_ids if params.ignore_eos else ()
+    if ends and allowed:
+        withheld.add(row, ends, ())  # a mask does not know what else is left
+        ends = ()
+    return GrammarRow(row, matcher, allowed, ends, drawn, drawn is None or not drawn.is_truncated)
 
 
 def _groups(groups: Sequence[Sequence[SampledRow]], integers: Tensor, parameters: Tensor) -> tuple[SampleGroup, ...]:

@@ -38,9 +38,9 @@ class OutputEnds:
         is_end = (last in self._eos_token_ids and not params.ignore_eos) or last in params.stop_token_ids
         if is_end and num_tokens - request.num_prompt_tokens >= params.min_tokens:
             return FINISH_STOP
-        if request.matcher is not None:
-            request.matcher.take(last)
-            if request.matcher.is_complete:
+        if (matcher := request.matcher) is not None:
+            matcher.take(last)
+            if matcher.is_complete:
                 return FINISH_COMPLETE
         return FINISH_LENGTH if num_tokens >= request.most_tokens else ""
 

@@ -35,7 +35,13 @@ class Matcher(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output obeys the grammar and nothing can follow."""
+        """Whether the output, of which a token was taken, obeys the grammar and nothing can follow."""
+        ...
+
+    @property
+    def leaves_choice(self) -> bool:
+        """Whether the grammar is known to allow several bytes behind the output, of which a token was taken: there is
+        no forced token to be asked for."""
         ...
 
     @property

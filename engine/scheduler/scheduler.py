@@ -227,7 +227,7 @@ class Scheduler:
             output = self._apply(request, share, sampled.get(share.key))
             if share.needs_sample and share.forks:
                 outputs += self._fork(output, request, sampled)
-            elif request.matcher is None:
+            elif request.matcher is None or request.matcher.leaves_choice:
                 outputs.append(output)
             else:
                 outputs.append(self._ends.jump(request, output))

@@ -36,44 +36,52 @@ _Result = TypeVar("_Result")
 class GrammarMatcher:
     """Follows one output. `compiled`: the matcher before any token, once it is there; `output`: the tokens so far.
 
-    See `engine.scheduler.request.Matcher`.
+    See `engine.scheduler.request.Matcher`. While it `_is_settled`, the library's matcher stands behind the output, and
+    `is_complete` and `leaves_choice` are what it has said there. All that a step asks about a token is asked in one
+    call, `accepts`: its state is in the caches then, and each call of Python's costs about as much as one of the
+    library.
     """
 
     def __init__(self, compiled: Future[LLMatcher], output: Sequence[int]) -> None:
         self.error = ""
+        self.is_complete = False
+        self.leaves_choice = True
         self._compiled = compiled
         self._unread = list(output)
         self._matcher: LLMatcher | None = None
         self._mask: bytes | None = None
         self._accepted: int | None = None
-        self._is_free = False
+        self._is_settled = False
 
     @property
     def is_ready(self) -> bool:
         """Whether its grammar was compiled, or could not be."""
         return self._compiled.done()
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the output obeys the grammar and nothing can follow."""
-        matcher = self._current()
-        return matcher is not None and matcher.is_stopped()
-
     def accepts(self, token_id: int) -> bool:
         """See `Matcher.accepts`. False where the next byte is forced: there a mask has the one token that a tokenizer
         would write, and others that begin the same text would be accepted."""
-        matcher = self._current()
-        if matcher is None or not self._leaves_choice(matcher) or not matcher.try_consume_tokens([token_id]):
+        if not (self._is_settled or self._settle()) or not self.leaves_choice:
             return False
-        self._accepted = token_id
+        matcher = self._matcher
+        assert matcher is not None
+        if not matcher.try_consume_tokens([token_id]):
+            return False
+        self.is_complete = matcher.is_stopped()
+        self.leaves_choice = self.is_complete or not matcher.compute_ff_bytes()
+        self._accepted, self._is_settled = token_id, False
         return True
 
     def take(self, token_id: int) -> None:
         """The output goes on with this token."""
-        if token_id != self._accepted:
-            self._return_to_output()
-            self._unread.append(token_id)
-        self._accepted, self._mask, self._is_free = None, None, False
+        self._mask = None
+        if token_id == self._accepted:
+            self._accepted, self._is_settled = None, not self.error
+            return
+        if self._accepted is not None:
+            self._settle()
+        self._unread.append(token_id)
+        self._settle()
 
     def fork(self, output: Sequence[int]) -> GrammarMatcher:
         """A matcher of another output."""
@@ -81,24 +89,25 @@ class GrammarMatcher:
 
     def mask(self) -> bytes | None:
         """A bit for each token id, the lowest first: whether it may be next. None: none may, see `error`."""
-        if self._mask is not None:
-            return self._mask
-        matcher = self._current()
-        if matcher is None:
-            return None
-        bits = matcher.compute_bitmask()
-        if matcher.is_error():
-            self._give_up(matcher)
-            return None
-        self._mask = bits
-        return bits
+        if self._mask is None and (self._is_settled or self._settle()):
+            matcher = self._matcher
+            assert matcher is not None
+            bits = matcher.compute_bitmask()
+            if matcher.is_error():
+                self._give_up(matcher)
+            else:
+                self._mask = bits
+        return self._mask
 
     def forced_token(self) -> int | None:
         """See `Matcher.forced_token`."""
-        matcher = self._current()
         # where the grammar leaves a choice of bytes, which costs little to ask, hardly ever one token alone fits
-        if matcher is None or self._leaves_choice(matcher):
+        if not (self._is_settled or self._settle()) or self.leaves_choice:
             return None
+        matcher = self._matcher
+        assert matcher is not None
+        if forced := matcher.compute_ff_tokens():  # a mask would have the first of these alone
+            return forced[0]
         mask = self.mask()
         if mask is None:
             return None
@@ -108,37 +117,31 @@ class GrammarMatcher:
     def fail(self, reason: str) -> None:
         """No token can be sampled any more, and why."""
         self.error = self.error or reason
+        self._mask, self._is_settled, self.is_complete = None, False, False
 
-    def _current(self) -> LLMatcher | None:
-        """The matcher behind all tokens; None after an error."""
+    def _settle(self) -> bool:
+        """Have the library's matcher stand behind the output, and ask it what it says there. False after an error."""
         if self.error:
-            return None
-        self._return_to_output()
+            return False
         if self._matcher is None:
             try:
                 self._matcher = self._compiled.result().deep_copy()
             except BatonError as error:
                 self.fail(error.message)
-                return None
+                return False
+        elif self._accepted is not None:
+            # it was accepted and not taken: a choice of the same prompt has drawn it, or its step was lost
+            self._matcher.rollback(1)
+        self._accepted = None
         if self._unread:
             if not self._matcher.consume_tokens(self._unread):
                 self._give_up(self._matcher)
-                return None
+                return False
             self._unread.clear()
-        return self._matcher
-
-    def _return_to_output(self) -> None:
-        """Go back by a token that was accepted and not taken: a choice of the same prompt has drawn it, or its step was
-        lost."""
-        if self._accepted is not None and self._matcher is not None:
-            self._accepted = None
-            self._matcher.rollback(1)
-
-    def _leaves_choice(self, matcher: LLMatcher) -> bool:
-        """Whether the grammar allows several bytes next."""
-        if not self._is_free:
-            self._is_free = not matcher.compute_ff_bytes()
-        return self._is_free
+        self.is_complete = self._matcher.is_stopped()
+        self.leaves_choice = self.is_complete or not self._matcher.compute_ff_bytes()
+        self._is_settled = True
+        return True
 
     def _give_up(self, matcher: LLMatcher) -> None:
         try:

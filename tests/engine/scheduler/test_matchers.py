@@ -30,6 +30,10 @@ class FakeMatcher:
     def is_complete(self) -> bool:
         return len(self.output) >= self._length
 
+    @property
+    def leaves_choice(self) -> bool:
+        return not self.forced
+
     def accepts(self, token_id: int) -> bool:
         return True
 
