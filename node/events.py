@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.scheduler.request import IMAGES_GONE, PromptScores, RequestOutput
-from engine.structured.matcher import OUT_OF_RESOURCES
+from engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
 from wire.errors import BatonError, InvalidRequest, Overloaded, RequestFailed
 from wire.messages import PromptLogprobs, StepTimes, TokenEvent
 from wire.prompt_logprobs import MAX_ROWS, row_bytes
@@ -13,11 +13,11 @@ from wire.prompt_logprobs import MAX_ROWS, row_bytes
 
 def failure_of(output: RequestOutput) -> BatonError:
     """The error of a request with `has_failed`, for which no token could be sampled. What its grammar cannot do here it
-    cannot do at another node either, unless this one lacked something; nor is it a fault of a node that it had no
-    room."""
+    cannot do at another node either, unless this one lacked something, or others had used it up; nor is it a fault of
+    a node that it had no room."""
     if output.failure == IMAGES_GONE:
         return Overloaded(output.failure)
-    if output.failure == OUT_OF_RESOURCES:
+    if output.failure in (OUT_OF_RESOURCES, WORN_OUT):
         return RequestFailed(output.failure)
     if output.failure:
         return InvalidRequest(f"output {output.output_index} cannot follow the grammar: {output.failure}", "grammar")

@@ -5,8 +5,8 @@ tokens of the output alone, so any node can make it at any place of an output. C
 Python's lock: a request whose grammar is not compiled yet waits, and nothing waits with it.
 
 Whatever goes wrong with a grammar, here or in llguidance, is the `error` of that one matcher: its masks are empty, no
-token can be sampled, and its request fails. `OUT_OF_RESOURCES` is no fault of the grammar: it is compiled anew when it
-is needed again, and another node may have what lacks here.
+token can be sampled, and its request fails. `OUT_OF_RESOURCES` and `WORN_OUT` are no fault of the grammar: it is
+compiled anew when it is needed again, so another attempt, here or at another node, may go on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.structured.vocabulary import Vocabulary, require_sound
@@ -29,12 +30,35 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 MAX_COMPILED = 32
 OUT_OF_RESOURCES = "this node has no memory or no descriptor left to compile the grammar"
+WORN_OUT = "the answers of this node have reached as many states of the grammar as it keeps"
+_TOO_MANY_STATES = "too many states"
 _NUM_THREADS = 2
 _Result = TypeVar("_Result")
 
 
+@dataclass(slots=True, eq=False)
+class CompiledGrammar:
+    """`first`: the matcher before any token, once it is there. Its copies share one lexer with it, and so all states of
+    this that any of them has reached. `num_copies` of it were made so far. `is_worn`: one of them has found no room for
+    another state; where there were others, whose states these may be, the grammar is to be compiled anew."""
+
+    first: Future[LLMatcher]
+    num_copies: int = 0
+    is_worn: bool = False
+
+    def copy(self) -> LLMatcher:
+        """A matcher before any token. Raises what compiling has raised."""
+        self.num_copies += 1
+        return self.first.result().deep_copy()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is compiled, or will be, or cannot be."""
+        return not self.is_worn and not (self.first.done() and isinstance(self.first.exception(), RequestFailed))
+
+
 class GrammarMatcher:
-    """Follows one output. `compiled`: the matcher before any token, once it is there; `output`: the tokens so far.
+    """Follows one output. `output`: the tokens so far.
 
     See `engine.scheduler.request.Matcher`. While it `_is_settled`, the library's matcher stands behind the output, and
     `is_complete` and `leaves_choice` are what it has said there. All that a step asks about a token is asked in one
@@ -42,7 +66,7 @@ class GrammarMatcher:
     library.
     """
 
-    def __init__(self, compiled: Future[LLMatcher], output: Sequence[int]) -> None:
+    def __init__(self, compiled: CompiledGrammar, output: Sequence[int]) -> None:
         self.error = ""
         self.is_complete = False
         self.leaves_choice = True
@@ -56,7 +80,7 @@ class GrammarMatcher:
     @property
     def is_ready(self) -> bool:
         """Whether its grammar was compiled, or could not be."""
-        return self._compiled.done()
+        return self._compiled.first.done()
 
     def accepts(self, token_id: int) -> bool:
         """See `Matcher.accepts`. False where the next byte is forced: there a mask has the one token that a tokenizer
@@ -125,7 +149,7 @@ class GrammarMatcher:
             return False
         if self._matcher is None:
             try:
-                self._matcher = self._compiled.result().deep_copy()
+                self._matcher = self._compiled.copy()
             except BatonError as error:
                 self.fail(error.message)
                 return False
@@ -144,6 +168,10 @@ class GrammarMatcher:
         return True
 
     def _give_up(self, matcher: LLMatcher) -> None:
+        if _TOO_MANY_STATES in matcher.get_error():
+            self._compiled.is_worn = True
+            if self._compiled.num_copies > 1:
+                self.fail(WORN_OUT)
         try:
             require_sound(matcher)
         except BatonError as error:
@@ -162,7 +190,7 @@ class Grammars:
         self._load = load
         self._loading = threading.Lock()
         self._vocabulary: Vocabulary | None = None
-        self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._threads: ThreadPoolExecutor | None = None
         self._early: Future[None] | None = None
 
@@ -175,11 +203,11 @@ class Grammars:
         if self._early is not None:
             self._early.result()
 
-    def prepare(self, grammar: Grammar) -> Future[LLMatcher]:
+    def prepare(self, grammar: Grammar) -> CompiledGrammar:
         """Begin to compile `grammar`, unless that was done."""
         found = self._compiled.get(grammar)
-        if found is None or (found.done() and isinstance(found.exception(), RequestFailed)):
-            found = self._compiled[grammar] = self._submit(self._compile, grammar)
+        if found is None or not found.is_usable:
+            found = self._compiled[grammar] = CompiledGrammar(self._submit(self._compile, grammar))
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LARGE_BYTES = 2**20
 """Of a tokenizer's file. A larger one is loaded before a node serves: loading it later would hold up everything."""
 MAX_LEXER_STATES = 50_000
-"""Some 2 kB each, for each request."""
+"""Some 2 kB each, for all requests whose matchers are copies of one: see `CompiledGrammar`."""
 MAX_TEXT_CHARS = 8192
 """Of a name or a constant: while it is written, each mask looks at all that is left, a millisecond for so much."""
 _MAX_REASON = 300

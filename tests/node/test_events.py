@@ -3,7 +3,7 @@ from __future__ import annotations
 import struct
 
 from engine.scheduler.request import PromptScores, RequestOutput, SampledToken
-from engine.structured.matcher import OUT_OF_RESOURCES
+from engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
 from node.events import failure_of, prompt_logprobs, token_event
 from tests.request_keys import A
 from wire.errors import InvalidRequest, RequestFailed
@@ -36,4 +36,5 @@ def test_forced_tokens_are_told_with_the_token_before_them() -> None:
 def test_a_grammar_that_one_node_cannot_compile_may_be_tried_at_another() -> None:
     failed = RequestOutput(A, 1, 9, 0, 4, None, "", False, has_failed=True, failure=OUT_OF_RESOURCES)
     assert isinstance(failure_of(failed), RequestFailed)
+    assert isinstance(failure_of(failed._replace(failure=WORN_OUT)), RequestFailed)
     assert isinstance(failure_of(failed._replace(failure="a token does not fit")), InvalidRequest)

@@ -5,12 +5,20 @@ from __future__ import annotations
 import random
 import threading
 from concurrent.futures import Future
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from engine.structured.matcher import MAX_COMPILED, OUT_OF_RESOURCES, GrammarMatcher, Grammars
+from engine.structured.matcher import (
+    MAX_COMPILED,
+    OUT_OF_RESOURCES,
+    WORN_OUT,
+    CompiledGrammar,
+    GrammarMatcher,
+    Grammars,
+)
 from engine.structured.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
 from tests.engine.structured.answers import GRAMMARS, PERSON
@@ -20,14 +28,14 @@ from wire.grammar import Grammar
 MAX_TOKENS = 150
 
 
-def _compiled(vocabulary: Vocabulary, grammar: Grammar) -> Future[object]:
-    found: Future[object] = Future()
-    found.set_result(vocabulary.compile(grammar))
-    return found
+def _compiled(vocabulary: Vocabulary, grammar: Grammar) -> CompiledGrammar:
+    first: Future[Any] = Future()
+    first.set_result(vocabulary.compile(grammar))
+    return CompiledGrammar(first)
 
 
 def _matcher(vocabulary: Vocabulary, grammar: Grammar, output: tuple[int, ...] = ()) -> GrammarMatcher:
-    return GrammarMatcher(_compiled(vocabulary, grammar), output)  # type: ignore[arg-type]
+    return GrammarMatcher(_compiled(vocabulary, grammar), output)
 
 
 def _allowed(matcher: GrammarMatcher) -> list[int]:
@@ -263,3 +271,24 @@ def test_without_a_thread_to_compile_it_a_grammar_fails_until_it_is_asked_for_ag
         assert matcher.mask() is None
         assert matcher.error == OUT_OF_RESOURCES
     assert grammars.matcher(Grammar.regex("a"), ()).mask() is not None
+
+
+def test_states_that_other_answers_have_reached_end_no_grammar(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.structured.vocabulary.MAX_LEXER_STATES", 150)
+    grammars = Grammars(lambda: vocabulary)
+
+    def error_of(grammar: Grammar, text: str) -> str:
+        matcher = grammars.matcher(grammar, ())
+        for token_id in vocabulary.tokens.tokenize_str(text):
+            if matcher.mask() is None:
+                break
+            matcher.take(token_id)
+        return matcher.error
+
+    both, first, second = Grammar.regex("a{99}|b{99}"), "a" * 99, "b" * 99
+    assert error_of(both, first) == ""
+    assert error_of(both, second) == WORN_OUT
+    assert error_of(both, second) == ""  # compiled anew
+    assert "too many states" in error_of(Grammar.regex("[ab]{300}"), "a" * 300)  # its own
