@@ -61,7 +61,8 @@ from engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, hos
 from engine.runner.model_runner import ModelRunner
 from engine.runner.recorded_layers import RecordedLayers
 from engine.runner.sampler import Sampler
-from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_costs import StepBound, StepCosts
 from engine.settings import EngineSettings
 from engine.structured.matcher import Grammars

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from engine.cache.hashing import extend_hashes, root_hash
 from engine.held_blocks import HeldBlocks, Reservation
-from engine.models.vision.facts import ImageFacts
+from engine.models.vision.facts import ImageFacts, require_seen
 from engine.runner.base import Runner
 from engine.scheduler.request import Matcher, PromptScores, Request, RequestOutput, Step, choices_of
 from engine.scheduler.scheduler import Scheduler
@@ -34,7 +34,7 @@ from engine.scheduler.step_costs import StepCosts
 from engine.steps_in_flight import StepsInFlight, StepWatch
 from engine.structured.matcher import Grammars
 from wire.errors import BatonError, InvalidRequest
-from wire.images import PromptImage, require_in_order
+from wire.images import PromptImage
 from wire.messages import NodeStatus
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
@@ -51,8 +51,8 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """What another node needs to go on with a request: the KV of `token_ids` in `block_table`, and the token after
-    them. The prompt is the first `num_prompt_tokens`, with `images` among them."""
+    """What another node needs to go on with a request: the KV of `token_ids` in `block_table`, and the next token. The
+    prompt is the first `num_prompt_tokens`, with `images` among them."""
 
     token_ids: tuple[int, ...]
     next_token_id: int
@@ -105,8 +105,7 @@ class EngineCore:
 
     @property
     def awaits_grammar(self) -> bool:
-        """Whether a request waits for its grammar, which is compiled in a thread: `step` may find work at any
-        moment."""
+        """Whether a request waits for its grammar, which a thread compiles: `step` may find work at any moment."""
         return self._scheduler.requests.awaits_readiness
 
     @property
@@ -193,7 +192,9 @@ class EngineCore:
         if waiting is not None and not self._scheduler.blocks.has_room_beside(waiting, len(token_ids)):
             return None
         hashes: list[bytes] = []
-        extend_hashes(hashes, token_ids, self._scheduler.limits.block_size, self._root(cache_salt), images)
+        extend_hashes(
+            hashes, token_ids, self._scheduler.limits.block_size, root_hash(self._fingerprint, cache_salt), images
+        )
         taken = self._scheduler.blocks.take(hashes, len(token_ids), len(token_ids))
         if taken is None:
             return None
@@ -378,26 +379,18 @@ class EngineCore:
         images: Sequence[PromptImage],
     ) -> Request:
         if images:
-            self._require_seen(token_ids, images)
+            require_seen(self._image_facts, token_ids, images)
         num_prompt_tokens = len(token_ids) if num_prompt_tokens is None else num_prompt_tokens
         return Request(
             key=key,
             token_ids=list(token_ids),
             num_prompt_tokens=num_prompt_tokens,
             params=params,
-            hash_root=self._root(cache_salt),
+            hash_root=root_hash(self._fingerprint, cache_salt),
             max_total_tokens=self.max_request_tokens,
             matcher=self._matcher(params, token_ids[num_prompt_tokens:]),
             images=tuple(images),
         )
-
-    def _require_seen(self, token_ids: Sequence[int], images: Sequence[PromptImage]) -> None:
-        """Raise `InvalidRequest` for images that would fail the step they are computed in."""
-        if self._image_facts is None:
-            raise InvalidRequest("this node computes no prompts with images", "messages")
-        require_in_order(images, len(token_ids))
-        for image in images:
-            self._image_facts.require_fit(token_ids, image)
 
     def _matcher(self, params: DecodingParams, output: Sequence[int]) -> Matcher | None:
         """The matcher of a request with this output so far. Raises `InvalidRequest` where there are no grammars."""
@@ -406,6 +399,3 @@ class EngineCore:
         if self._grammars is None:
             raise InvalidRequest("this engine serves no answers of a given structure", "grammar")
         return self._grammars.matcher(params.grammar, output)
-
-    def _root(self, cache_salt: bytes) -> bytes:
-        return root_hash(self._fingerprint, cache_salt)

@@ -16,8 +16,9 @@ from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, FirstToken
 from engine.first_costs import measure_first_costs
 from engine.held_blocks import Reservation
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
-from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_costs import StepBound, StepCosts, work_of
 from wire.messages import Decode, NodeStatus, Prefill
 from wire.request_key import RequestKey

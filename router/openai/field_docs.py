@@ -87,8 +87,8 @@ REQUEST: Mapping[str, str] = {
 RESPONSES: Mapping[str, str] = {
     **REQUEST,
     "include": "`message.output_text.logprobs`; what belongs to other tools than functions is taken and gives nothing.",
-    "input": "A text, or items: messages of text and, of the user, `input_image` (a `data:` URL), `function_call`, `function_call_output` and `reasoning`. See "
-    "[the Responses API](#the-responses-api).",
+    "input": "A text, or items: messages of text and, of the user, `input_image` (a `data:` URL), `function_call`, "
+    "`function_call_output` and `reasoning`. See [the Responses API](#the-responses-api).",
     "instructions": "The first message of the conversation, of the role `system`.",
     "max_output_tokens": "The output ends after so many tokens, reasoning included. Without it: up to the end of the "
     "context.",

@@ -14,8 +14,9 @@ from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, FirstToken
 from engine.runner.base import RunningStep
 from engine.runner.kv_memory import allocate_private
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import RequestOutput, SampledToken, Step
-from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
 from engine.settings import EngineSettings
 from engine.steps_in_flight import StepFailed
 from tests.checkpoints import make_checkpoint

@@ -12,8 +12,9 @@ from device.base import DeviceFailed
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, FirstToken
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import PENDING_TOKEN, PromptScores, SampledToken, Step
-from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
 from engine.steps_in_flight import StepFailed
 from tests.engine.test_core import note, num_held, run
 from tests.request_keys import A, B, key_of

@@ -12,8 +12,9 @@ from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
 from engine.runner.base import RunningStep
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import PENDING_TOKEN, BlockCopy, PromptScores, SampledToken, ScheduledRequest, Step
-from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
 from kvtransfer.transports.base import Blocks
 from tests.computed_step import ComputedStep
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE

@@ -12,8 +12,9 @@ from device.base import DeviceFailed
 from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
-from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
 from node.heartbeat import HeartbeatThread
 from node.loop import EngineLoop, Leg
 from node.router_links import Heard, RouterLinks

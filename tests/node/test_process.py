@@ -19,7 +19,8 @@ from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore
 from engine.executor.starting import LocalRanks
 from engine.executor.uni import UniExecutor
-from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
 from node import process
 from node.loop import Leg
 from node.process import NodeParts, run_node

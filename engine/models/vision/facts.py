@@ -21,7 +21,7 @@ from typing import Any
 from engine.models.config import read_config_files
 from engine.text.checkpoint_files import read_json
 from wire.errors import InvalidRequest, ModelLoadError
-from wire.images import MAX_EDGE, PromptImage
+from wire.images import MAX_EDGE, PromptImage, require_in_order
 
 _BICUBIC = 3
 """Pillow's number."""
@@ -82,6 +82,16 @@ class ImageFacts(ABC):
             raise InvalidRequest(f"an image of {image.height} x {image.width} pixels has no whole patches", "messages")
         if list(token_ids[image.start : image.stop]) != self.token_ids(image.height, image.width):
             raise InvalidRequest("the tokens of an image are not those of its size", "messages")
+
+
+def require_seen(facts: ImageFacts | None, token_ids: Sequence[int], images: Sequence[PromptImage]) -> None:
+    """Raise `InvalidRequest` for images that would fail the step they are computed in. `facts`: None where a node
+    computes none."""
+    if facts is None:
+        raise InvalidRequest("this node computes no prompts with images", "messages")
+    require_in_order(images, len(token_ids))
+    for image in images:
+        facts.require_fit(token_ids, image)
 
 
 @dataclass(frozen=True, slots=True)

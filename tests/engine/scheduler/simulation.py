@@ -22,6 +22,7 @@ from engine.attention.base import LayerStored
 from engine.cache.block_pool import BlockPool
 from engine.core import EngineCore, FirstToken
 from engine.held_blocks import Reservation
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import (
     PENDING_TOKEN,
     BlockCopy,
@@ -33,7 +34,7 @@ from engine.scheduler.request import (
     Step,
     choices_of,
 )
-from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
 from engine.steps_in_flight import StepFailed
 from tests.request_keys import key_of
 from wire.request_key import RequestKey

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from engine.cache.block_pool import BlockPool
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import PENDING_TOKEN, Request, SampledToken, Step
-from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
 from tests.engine.scheduler.simulation import EOS, Device, Name, Simulation, continuation
 from tests.request_keys import A, B, key_of
 from wire.request_key import RequestKey

@@ -10,9 +10,10 @@ import pytest
 
 from engine.cache.block_pool import BlockPool
 from engine.scheduler import output_ends
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.output_ends import OutputEnds
 from engine.scheduler.request import MAX_FORCED, Fork, Request, RequestOutput, SampledToken, Step
-from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
 from tests.engine.scheduler.test_matchers import GRAMMAR, FakeMatcher
 from tests.request_keys import key_of
 from wire.messages import TokenLogprobs

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.cache.block_pool import BlockPool
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import Matcher, Request, SampledToken
-from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
 from tests.request_keys import key_of
 from wire.grammar import Grammar
 from wire.request_key import RequestKey

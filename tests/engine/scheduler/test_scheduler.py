@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from engine.cache.block_pool import BlockPool
-from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
 from tests.engine.scheduler.simulation import EOS, Name, Simulation, continuation, next_token
 from tests.request_keys import key_of
 from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded

@@ -8,8 +8,9 @@ from itertools import count
 import pytest
 
 from engine.cache.block_pool import BlockPool
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import Request, SampledToken, ScheduledRequest, Step
-from engine.scheduler.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_costs import FIRST_CHUNK, StepBound, StepCosts, work_of
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
