@@ -344,8 +344,8 @@ class NodeRegistry:
                 raise Refused(difference(mate.hello.fingerprint, hello.fingerprint, hello.node_id))
             if mate.hello.sees_images != hello.sees_images:
                 here, there = (("images" if each.sees_images else "none") for each in (mate.hello, hello))
-                who = f"{there} at {hello.node_id} (see --limit-mm-per-prompt)"
-                raise Refused(f"what prompts may hold beside text differs: {here} here, {who}")
+                differs = f"what prompts may hold beside text differs: {here} here, {there} at {hello.node_id}"
+                raise Refused(f"{differs} (nodes of several ranks see none: --limit-mm-per-prompt image=0 for all)")
         tokenizer = self._tokenizers.get(model, "")
         if tokenizer and hello.tokenizer and tokenizer != hello.tokenizer:
             raise Refused(f"tokenizer differs: {tokenizer} here, {hello.tokenizer} at {hello.node_id}")

@@ -37,18 +37,18 @@ def extend_hashes(
     # converted all at once: of a long prompt block by block, it would take as long as the hashing
     content = array("I", token_ids[first * block_size : end * block_size]).tobytes()
     num_bytes = len(content) // (end - first)
-    marks = _marks(images, block_size) if images else {}
+    marks = _marks(images, block_size, first) if images else {}
     for start in range(0, len(content), num_bytes):
         mark = marks.get(len(hashes), b"") if marks else b""
         parent = blake2b(parent + content[start : start + num_bytes] + mark, digest_size=HASH_BYTES).digest()
         hashes.append(parent)
 
 
-def _marks(images: Sequence[PromptImage], block_size: int) -> dict[int, bytes]:
-    """By the number of a block the marks of the images that stand in it."""
+def _marks(images: Sequence[PromptImage], block_size: int, first: int) -> dict[int, bytes]:
+    """By the number of a block, from `first` on, the marks of the images that stand in it."""
     marks: dict[int, bytes] = {}
     for image in images:
-        for block in range(image.start // block_size, (image.stop - 1) // block_size + 1):
+        for block in range(max(first, image.start // block_size), (image.stop - 1) // block_size + 1):
             marks[block] = marks.get(block, b"") + image.mark
     return marks
 

@@ -33,8 +33,9 @@ class Sees(Protocol):
         """Those of its model."""
         ...
 
-    def rows(self, image: PromptImage) -> Tensor:
-        """[1 + K, M, E] of an image with pixels; the caller does not change it."""
+    def rows(self, image: PromptImage, hash_root: bytes) -> Tensor:
+        """[1 + K, M, E] of an image with pixels; the caller does not change it. What is kept is found with the same
+        `hash_root` only."""
         ...
 
 
@@ -60,7 +61,7 @@ class StepImages:
                 seen = np.flatnonzero(ids == self._facts.token_id)
                 num_before = int(np.searchsorted(seen, begin - image.start))
                 places.append(seen[num_before:] + (first + image.start - share.start))
-                rows.append(self._tower.rows(image)[:, num_before : len(seen)])
+                rows.append(self._tower.rows(image, share.hash_root)[:, num_before : len(seen)])
             if positions is not None and share.images:
                 positions[:, first : first + share.num_tokens] = self._positions(share)
             first += share.num_tokens

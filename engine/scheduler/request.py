@@ -209,6 +209,7 @@ class Request:
             self.matcher,
             self.takes_largest,
             self.images,
+            self.hash_root,
         )
 
     def forked(self, fork: Fork, token_ids: list[int]) -> Request:
@@ -236,7 +237,7 @@ class ScheduledRequest(NamedTuple):
     requests that ever had this key. With `needs_sample`, a token of each of `forks` is sampled after the same tokens.
     `block_copy` is made before anything is computed. `matcher` knows which tokens may be sampled, None: all.
     `takes_largest`: that of `params`, so that it is not found out in every step; where it is false they say. `images`:
-    all of the request's.
+    all of the request's. `hash_root`: its own, so that nothing that is kept of an image is found by another client.
     """
 
     key: RequestKey
@@ -253,6 +254,12 @@ class ScheduledRequest(NamedTuple):
     matcher: Matcher | None = None
     takes_largest: bool = False
     images: tuple[PromptImage, ...] = ()
+    hash_root: bytes = b""
+
+    @property
+    def computes_images(self) -> bool:
+        """Whether there are tokens of images among those that are computed."""
+        return any(image.start < self.context_len and self.start < image.stop for image in self.images)
 
     @property
     def context_len(self) -> int:

@@ -6,7 +6,7 @@ as when all prompts are of one length, counts as the cost of tokens and of reque
 
 A step that takes far longer than predicted counts as three times the prediction: the processor was somewhere else. When
 steps have really become slower, each one raises the prediction that far, so it follows within a few dozen. It is the
-same the other way, since a step counts the more the shorter it was.
+same the other way, since a step counts the more the shorter it was. A step that computes images teaches nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StepCosts:
         self.relative_error = 0.0
         """How far predictions were off lately, as a share of the step."""
         self._clock = clock
-        self._launched: deque[tuple[float, StepWork]] = deque()
+        self._launched: deque[tuple[float, StepWork, bool]] = deque()
         self._ended_s = -math.inf
         # lists: numpy takes ten times as long for so few numbers when a step has emptied the caches
         self._products = [[0.0] * len(_SCALES) for _ in _SCALES]
@@ -88,13 +88,16 @@ class StepCosts:
 
     def launched(self, step: Step) -> None:
         """`step` is about to be launched."""
-        self._launched.append((self._clock(), work_of(step)))
+        teaches = not any(share.images and share.computes_images for share in step.requests)
+        self._launched.append((self._clock(), work_of(step), teaches))
 
     def collected(self) -> None:
         """The oldest step in flight was computed."""
-        begun_s, work = self._launched.popleft()
+        begun_s, work, teaches = self._launched.popleft()
         begun_s, self._ended_s = max(begun_s, self._ended_s), self._clock()
         self._num_steps += 1
+        if not teaches:
+            return
         if work.num_prompt_tokens > SMALLEST_CHUNK or self._num_steps <= _FIRST_STEPS or self._num_steps % _ONE_OF == 0:
             self._learn(work, max(self._ended_s - begun_s, _SMALLEST_S))
 

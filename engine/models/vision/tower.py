@@ -1,7 +1,8 @@
 """The tower of a model that sees: what its layers take in the place of the embeddings of an image's tokens.
 
 Owns the tower and the projector behind it, in transformers' own modelling code, with the weights of the checkpoint in
-the model's dtype, and the cache of what it has computed, by the digest of an image. Knows no prompts and no steps.
+the model's dtype, and the cache of what it has computed, by the digest of an image and the root of the request's
+hashes: a client finds by no timing what another one has shown. Knows no prompts and no steps.
 
 Letters: M tokens of an image that get something of it, E hidden size, K layers behind which they get more.
 """
@@ -43,19 +44,21 @@ class Tower:
         self._model.to(device).eval().requires_grad_(False)
         self.num_bytes = sum(each.numel() * each.element_size() for each in self._model.parameters())
         self._values = values_of(facts.pixel)
-        self._cached: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._cached: OrderedDict[tuple[bytes, bytes], Tensor] = OrderedDict()
         self._num_cached_bytes = 0
 
-    def rows(self, image: PromptImage) -> Tensor:
-        """[1 + K, M, E] of an image with pixels, see `SeenRows`; the caller does not change it."""
-        known = self._cached.get(image.digest)
+    def rows(self, image: PromptImage, hash_root: bytes) -> Tensor:
+        """[1 + K, M, E] of an image with pixels, see `SeenRows`; the caller does not change it. Those of a request with
+        another `hash_root`, which may be another client's, are computed again."""
+        key = (hash_root, image.digest)
+        known = self._cached.get(key)
         if known is not None:
-            self._cached.move_to_end(image.digest)
+            self._cached.move_to_end(key)
             return known
         if not image.pixels:
             raise InvalidRequest("an image came without its pixels", "messages")
         found = self._compute(image)
-        self._cached[image.digest] = found
+        self._cached[key] = found
         self._num_cached_bytes += found.nbytes
         while self._num_cached_bytes > MAX_CACHED_BYTES and len(self._cached) > 1:
             self._num_cached_bytes -= self._cached.popitem(last=False)[1].nbytes

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from engine.build import Engine
 from engine.core import FirstToken
 from engine.models.vision.decoding import resized
+from engine.models.vision.tower import Tower
 from node.events import failure_of
 from tests.engine.models.image_files import picture
 from tests.engine.models.seeing import SEEING_FAMILIES, Seeing, make_seeing
@@ -100,6 +102,32 @@ def test_tokens_behind_images_equal_those_of_transformers(tmp_path: Path, family
     known = [8, len(first.ids) - 5, len(first.ids) - 1]
     assert [answer.num_cached for answer in together] == [count // 4 * 4 for count in known]
     assert ask(engine, text)[0].tokens
+
+
+def test_rows_of_an_image_are_kept_for_the_client_who_showed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeing = make_seeing(tmp_path, "qwen2.5-vl")
+    engine = built(tmp_path)
+    prompt = Prompt(seeing).text(3, 1).image(picture(60, 100, 1)).text(2, 2)
+    computed: list[bytes] = []
+    compute = Tower._compute
+
+    def counted(tower: Tower, image: PromptImage) -> Tensor:
+        computed.append(image.digest)
+        return compute(tower, image)
+
+    monkeypatch.setattr(Tower, "_compute", counted)
+    found = []
+    for number, (salt, lead) in enumerate([(b"mine", 1), (b"mine", 2), (b"yours", 1)]):
+        # of the other text nothing is cached but the image
+        ids = [lead, *prompt.ids[1:]]
+        params = DecodingParams(temperature=0.0, max_tokens=1)
+        engine.core.add(key_of(number), ids, params, images=prompt.images, cache_salt=salt)
+        while engine.core.has_work:
+            engine.core.step()
+        found.append(len(computed))
+    assert found == [1, 1, 2]
 
 
 def test_a_request_whose_images_are_elsewhere_fails_when_its_kv_is_gone_and_no_other(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import Request, SampledToken, ScheduledRequest, Step
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_costs import FIRST_CHUNK, StepBound, StepCosts, work_of
+from wire.images import PromptImage
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 from wire.step_cost import SMALLEST_CHUNK, StepCost
@@ -63,6 +64,21 @@ def test_predictions_come_close_after_some_hundred_steps() -> None:
     machine.mix(600, random.Random(1), noise=0.1)
     assert worst_error(machine.costs.cost) < 0.1
     assert machine.costs.relative_error < 0.15
+
+
+def test_a_step_that_computes_images_teaches_nothing_and_one_behind_them_does() -> None:
+    machine, chance = Machine(), random.Random(5)
+    machine.mix(600, chance)
+    known = machine.costs.cost
+    image = PromptImage(10, 5, 28, 28, b"i" * 16)
+    seeing = share(0, 12)._replace(images=(image,))
+    for _ in range(100):
+        machine.run(Step((seeing,)), 100.0)
+    assert machine.costs.cost == known
+    behind = Step((share(15, 12)._replace(images=(image,)),))
+    for _ in range(100):
+        machine.run(behind, 100.0)
+    assert machine.costs.cost != known
 
 
 def test_a_step_that_took_a_hundred_times_as_long_changes_little() -> None:
