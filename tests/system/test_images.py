@@ -16,9 +16,9 @@ from tests.engine.models.seeing import Seeing, make_seeing
 from tests.system.harness import MODEL_NAME, Relay, start_relay
 from tests.system.reference import LOGPROB_TOLERANCE
 
-_ROUTER = ("--prefill-policy", "round_robin", "--decode-policy", "round_robin", "--local-prefill-tokens", "0")
-_NODE = ("--block-size", "8", "--num-blocks", "96", "--max-num-batched-tokens", "16")
-_DECODE = (("--kv-transport", "shm"), ("--kv-transport", "zmq"))
+ROUTER = ("--prefill-policy", "round_robin", "--decode-policy", "round_robin", "--local-prefill-tokens", "0")
+NODE = ("--block-size", "8", "--num-blocks", "96", "--max-num-batched-tokens", "16")
+DECODE = (("--kv-transport", "shm"), ("--kv-transport", "zmq"))
 _NUM_TOKENS = 6
 
 
@@ -31,9 +31,9 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
 @pytest.fixture(scope="module")
 def relay(seeing: Seeing, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
     """One prefill node and two decode nodes."""
-    decode = [(*_NODE, *flags) for flags in _DECODE]
+    decode = [(*NODE, *flags) for flags in DECODE]
     folder = tmp_path_factory.mktemp("relay")
-    found = start_relay(seeing.folder, folder, prefill=[_NODE], decode=decode, router=_ROUTER)
+    found = start_relay(seeing.folder, folder, prefill=[NODE], decode=decode, router=ROUTER)
     try:
         yield found
         found.settle()
@@ -46,23 +46,25 @@ def _url(content: bytes, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def _part(image: Image.Image) -> dict[str, Any]:
+def part(image: Image.Image) -> dict[str, Any]:
+    """An image as a part of a chat's content."""
     return {"type": "image_url", "image_url": {"url": _url(as_file(image))}}
 
 
-def _ask(relay: Relay, parts: Sequence[dict[str, Any]], **options: Any) -> Any:
+def ask(relay: Relay, parts: Sequence[dict[str, Any]], **options: Any) -> Any:
+    """The answer to a chat of these parts, greedy and with log probabilities; `max_tokens` among the options."""
     return relay.client.chat.completions.create(
         model=MODEL_NAME,
         messages=[{"role": "user", "content": list(parts)}],  # type: ignore[misc, list-item]
         temperature=0.0,
-        max_tokens=_NUM_TOKENS,
+        max_tokens=options.pop("max_tokens", _NUM_TOKENS),
         logprobs=True,
         extra_body={"return_token_ids": True, "ignore_eos": True, **options},
     )
 
 
 @torch.inference_mode()
-def _assert_same(seeing: Seeing, answer: Any, pictures: Sequence[Image.Image]) -> None:
+def assert_same(seeing: Seeing, answer: Any, pictures: Sequence[Image.Image]) -> None:
     """The prompt is what the template says, and each token the likeliest for transformers, as likely as there."""
     (choice,) = answer.choices
     prompt, ids = list(choice.prompt_token_ids), list(choice.token_ids)
@@ -81,23 +83,23 @@ def test_answers_to_images_equal_those_of_transformers(relay: Relay, seeing: See
     one, other = picture(100, 60, 1), picture(60, 90, 2)
     text = {"type": "text", "text": "What is the answer?"}
     asked = [
-        ([_part(one), text], [one]),
-        ([_part(other), text], [other]),
-        ([text, _part(one), text, _part(other)], [one, other]),
+        ([part(one), text], [one]),
+        ([part(other), text], [other]),
+        ([text, part(one), text, part(other)], [one, other]),
     ]
-    answers = [_ask(relay, parts) for parts, _ in asked for _ in _DECODE]
-    for (_, pictures), answer in zip([each for each in asked for _ in _DECODE], answers, strict=True):
-        _assert_same(seeing, answer, pictures)
+    answers = [ask(relay, parts) for parts, _ in asked for _ in DECODE]
+    for (_, pictures), answer in zip([each for each in asked for _ in DECODE], answers, strict=True):
+        assert_same(seeing, answer, pictures)
     assert answers[0].choices[0].token_ids != answers[2].choices[0].token_ids
-    again = _ask(relay, asked[0][0])
-    _assert_same(seeing, again, [one])
+    again = ask(relay, asked[0][0])
+    assert_same(seeing, again, [one])
     assert again.usage.prompt_tokens_details.cached_tokens > 16
     assert relay.client.models.retrieve(MODEL_NAME).to_dict()["input_modalities"] == ["text", "image"]
 
 
 def test_the_other_interfaces_take_images_in_their_own_words(relay: Relay, seeing: Seeing) -> None:
     image = picture(70, 50, 4)
-    chat = _ask(relay, [_part(image), {"type": "text", "text": "What is it?"}])
+    chat = ask(relay, [part(image), {"type": "text", "text": "What is it?"}])
     text = {"type": "input_text", "text": "What is it?"}
     shown = {"type": "input_image", "image_url": _url(as_file(image))}
     common = {"model": MODEL_NAME, "temperature": 0.0}
@@ -118,7 +120,7 @@ def test_images_are_computed_again_where_the_node_with_their_kv_died(relay: Rela
     image = picture(90, 90, 3)
     answers = []
     for victim in (relay.decodes[-1], relay.prefills[0]):
-        messages = [{"role": "user", "content": [_part(image)]}]
+        messages = [{"role": "user", "content": [part(image)]}]
         stream: Any = relay.client.chat.completions.create(
             model=MODEL_NAME, messages=messages, temperature=0.0, max_tokens=200, stream=True,  # type: ignore[arg-type]
             extra_body={"return_token_ids": True, "ignore_eos": True},
@@ -134,8 +136,8 @@ def test_images_are_computed_again_where_the_node_with_their_kv_died(relay: Rela
         relay.nodes.remove(victim)
         relay.wait_for_members()
         answers.append(ids)
-    whole = _ask(relay, [_part(image)])
-    _assert_same(seeing, whole, [image])
+    whole = ask(relay, [part(image)])
+    assert_same(seeing, whole, [image])
     assert [len(ids) for ids in answers] == [200, 200]
     assert answers[0] == answers[1]
     assert answers[0][:_NUM_TOKENS] == list(whole.choices[0].token_ids)
@@ -154,15 +156,15 @@ def test_images_are_computed_again_where_the_node_with_their_kv_died(relay: Rela
 )
 def test_what_is_no_image_is_refused(relay: Relay, url: str, message: str) -> None:
     with pytest.raises(openai.BadRequestError, match=message):
-        _ask(relay, [{"type": "image_url", "image_url": {"url": url}}])
+        ask(relay, [{"type": "image_url", "image_url": {"url": url}}])
 
 
 def test_more_images_than_allowed_are_refused(relay: Relay) -> None:
     with pytest.raises(openai.BadRequestError, match="5 images in one request; 4 are allowed"):
-        _ask(relay, [_part(picture(8, 8))] * 5)
+        ask(relay, [part(picture(8, 8))] * 5)
 
 
 def test_the_token_of_an_image_in_a_text_takes_no_images_place(relay: Relay, seeing: Seeing) -> None:
     text = {"type": "text", "text": seeing.family.tokens[0]}
     with pytest.raises(openai.BadRequestError, match="2 places for 1 images"):
-        _ask(relay, [text, _part(picture(8, 8))])
+        ask(relay, [text, part(picture(8, 8))])
