@@ -9,6 +9,7 @@ Invariant: the library that is loaded speaks the interface of `src/kernels.h` th
 from __future__ import annotations
 
 import logging
+import mmap
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,6 @@ _INTERFACE = 7
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
 _SHARED_BYTES = 1 << 24
-_MADV_HUGEPAGE = 14
 _log = logging.getLogger(__name__)
 
 
@@ -189,23 +189,25 @@ def open_kernels(setting: str, num_threads: int, load: Callable[[], CDLL] = load
 
 def huge_pages(num_bytes: int) -> Tensor:
     """`num_bytes` of memory, uint8 and aligned to 64 bytes, on huge pages where the system gives them: a stream through
-    a large weight is a fifth faster then."""
+    a large weight is a fifth faster then. Raises `OSError` without memory.
+
+    It is fresh from the system, and goes back to it when nobody holds it: in memory that was freed before, pages that
+    are not needed would stay resident.
+    """
     if num_bytes < _HUGE_PAGE_BYTES:
-        whole = torch.empty(num_bytes + 64, dtype=torch.uint8)
-        return whole[-whole.data_ptr() % 64 :][:num_bytes]
-    whole = torch.empty(num_bytes + 2 * _HUGE_PAGE_BYTES, dtype=torch.uint8)
+        small = torch.empty(num_bytes + 64, dtype=torch.uint8)
+        return small[-small.data_ptr() % 64 :][:num_bytes]
+    region = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = torch.frombuffer(region, dtype=torch.uint8)
     gap = -whole.data_ptr() % _HUGE_PAGE_BYTES
-    try:
-        madvise: Any = CDLL(None).madvise
-        madvise.argtypes = (c_void_p, c_int64, c_int32)
-        madvise(whole.data_ptr() + gap, num_bytes, _MADV_HUGEPAGE)  # advice: slower, not wrong, when it is not taken
-    except AttributeError:
-        pass  # another system
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        region.madvise(mmap.MADV_HUGEPAGE, gap, num_bytes)
     return whole[gap : gap + num_bytes]
 
 
 class WeightMemory:
-    """Memory on huge pages for many weights: small ones share them."""
+    """Memory on huge pages for many weights: small ones share them, since a system bounds how many regions a process
+    may have."""
 
     def __init__(self) -> None:
         self._rest = torch.empty(0, dtype=torch.uint8)

@@ -28,7 +28,7 @@ from engine.native.arguments import (
     BatonPack,
     BatonQuantizedLinear,
 )
-from engine.native.library import Kernels, WeightMemory, huge_pages
+from engine.native.library import Kernels, WeightMemory
 
 _MAX_HEAD_DIM = 512
 _DTYPES = {number: dtype for dtype, number in DTYPES.items()}
@@ -95,7 +95,7 @@ class NativeOps(CpuOps):
         if num_bytes == 0:
             self.has_packed_all = False
             return super().pack(weight)
-        packed, dtype = huge_pages(num_bytes), DTYPES[matrix.dtype]
+        packed, dtype = self._memory.take(num_bytes), DTYPES[matrix.dtype]
         self._kernels.pack(
             BatonPack(packed.data_ptr(), matrix.data_ptr(), num_out, num_in, matrix.stride(0), dtype=dtype)
         )

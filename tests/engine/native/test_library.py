@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.native import arguments, library
-from engine.native.library import Kernels, huge_pages, levels, load_library, open_kernels
+from engine.native.library import Kernels, WeightMemory, huge_pages, levels, load_library, open_kernels
 from tests.engine.native import compiled
 from tests.engine.native.compiled import LEVELS, needs_kernels
 from wire.errors import InvalidSetting
@@ -115,6 +115,37 @@ def test_memory_for_weights_is_aligned_and_large_enough(num_bytes: int) -> None:
     memory = huge_pages(num_bytes)
     assert (len(memory), memory.data_ptr() % 64) == (num_bytes, 0)
     memory.fill_(1)
+
+
+def test_memory_for_weights_is_the_systems_again_when_nobody_holds_it() -> None:
+    memory = huge_pages(5 << 20)
+    memory.fill_(1)
+    address = memory.data_ptr()
+    assert is_mapped(address)
+    part = memory[1 << 20 :][:64]
+    del memory
+    assert is_mapped(address)
+    del part
+    assert not is_mapped(address)
+
+
+def test_small_weights_share_a_region() -> None:
+    memory = WeightMemory()
+    first, second, large = memory.take(100), memory.take(3 << 20), memory.take(9 << 20)
+    assert second.data_ptr() == first.data_ptr() + 128
+    for part in (first, second, large):
+        part.fill_(1)
+    assert [len(part) for part in (first, second, large)] == [100, 3 << 20, 9 << 20]
+
+
+def is_mapped(address: int) -> bool:
+    """Whether this process has memory there."""
+    with Path("/proc/self/maps").open() as lines:  # line by line: a large buffer might come to lie there
+        for line in lines:
+            begin, end = (int(word, 16) for word in line.split(maxsplit=1)[0].split("-"))
+            if begin <= address < end:
+                return True
+    return False
 
 
 @needs_kernels
