@@ -10,15 +10,22 @@ is possible yet, each end that it draws is drawn again.
 By the clock, which is the time that a step takes, and by the processor time of all threads, which a busy machine
 changes less: the lower quartiles of all rounds and their ratio, and the median ratio of neighbouring rounds. Many short
 rounds say more than a few long ones.
+
+Of a larger model `--shapes` needs no weights; its steps are long, so that few are enough: `MODEL --shapes --steps 8
+--rounds 6`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from engine.build import build_engine
@@ -31,7 +38,9 @@ from wire.grammar import Grammar
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
-NUM_STEPS = 40
+_BLANK = "\u0120"
+"""As which tokenizers write a blank."""
+_CONSONANTS, _VOWELS = "bcdfghjklmnpqrstvwxz", "aeiou"
 _PROMPT = (
     "Once upon a time there was a curious fox named Sara who lived in a big city. Sara was given an important letter"
 )
@@ -65,23 +74,23 @@ class Round(NamedTuple):
 
 
 def measure_round(
-    core: EngineCore, prompt: Sequence[int], batch: int, temperature: float, grammar: Grammar | None
+    core: EngineCore, prompt: Sequence[int], batch: int, num_steps: int, temperature: float, grammar: Grammar | None
 ) -> Round:
-    """Of `NUM_STEPS` steps."""
+    """Of `num_steps` steps."""
     keys = [RequestKey.numbered(number + 1) for number in range(batch)]
     for number, key in enumerate(keys):
         core.add(
             key,
             prompt,
             DecodingParams(
-                temperature=temperature, seed=number, max_tokens=8 * NUM_STEPS, ignore_eos=True, grammar=grammar
+                temperature=temperature, seed=number, max_tokens=8 * num_steps, ignore_eos=True, grammar=grammar
             ),
         )
     while len(core.step()) < batch:
         continue
     times, num_tokens = [], 0
     cpu_begun_s = time.process_time()
-    for _ in range(NUM_STEPS):
+    for _ in range(num_steps):
         begun_s = time.perf_counter()
         outputs = core.step()
         times.append(time.perf_counter() - begun_s)
@@ -90,7 +99,30 @@ def measure_round(
     for key in keys:
         core.abort(key)
     step_s, token_s = statistics.median(times), sum(times) / num_tokens
-    return Round(step_s, token_s, cpu_s / NUM_STEPS, cpu_s / num_tokens, num_tokens / NUM_STEPS)
+    return Round(step_s, token_s, cpu_s / num_steps, cpu_s / num_tokens, num_tokens / num_steps)
+
+
+def write_shapes(model: Path, folder: Path) -> None:
+    """A checkpoint in `folder` of the shapes of `model`, with as many tokens as these have a place for: what its
+    tokenizer lacks of them are words of a few syllables, every second behind a blank."""
+    definition = json.loads((model / "tokenizer.json").read_text())
+    known = definition["model"]["vocab"]
+    first = 1 + max(*known.values(), *(each["id"] for each in definition["added_tokens"]))
+    for token_id in range(first, json.loads((model / "config.json").read_text())["vocab_size"]):
+        known[_BLANK * (token_id % 2) + _word(token_id // 2)] = token_id
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        if (model / name).exists():
+            shutil.copy(model / name, folder / name)
+
+
+def _word(number: int) -> str:
+    """Of two syllables for numbers below 10,000, else of three or more; another for each."""
+    letters = ""
+    while number or len(letters) < 4:
+        number, syllable = divmod(number, len(_CONSONANTS) * len(_VOWELS))
+        letters += _CONSONANTS[syllable % len(_CONSONANTS)] + _VOWELS[syllable // len(_CONSONANTS)]
+    return letters
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,24 +133,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.8, help="0: greedy")
-    parser.add_argument("--load-format", default="auto", help="dummy: random weights of the shape that MODEL has")
+    parser.add_argument("--steps", type=int, default=40, help="of a round")
+    parser.add_argument("--shapes", action="store_true", help="MODEL's shapes alone: random weights, and random words")
     flags = parser.parse_args(argv)
-    settings = EngineSettings(
-        model=flags.model, num_threads=flags.threads, max_num_seqs=flags.batch, load_format=flags.load_format
-    )
-    core = build_engine(settings, allocate_private).core
-    prompt = Tokenizer.from_folder(find_checkpoint(flags.model, weights=False)).encode(_PROMPT)
+    with tempfile.TemporaryDirectory() as folder:
+        if flags.shapes:
+            write_shapes(find_checkpoint(flags.model, weights=False), Path(folder))
+        settings = EngineSettings(
+            model=folder if flags.shapes else flags.model,
+            num_threads=flags.threads,
+            max_num_seqs=flags.batch,
+            load_format="dummy" if flags.shapes else "auto",
+        )
+        core = build_engine(settings, allocate_private).core
+        prompt = Tokenizer.from_folder(find_checkpoint(settings.model, weights=False)).encode(_PROMPT)
+        _measure(core, prompt, flags)
+    return 0
+
+
+def _measure(core: EngineCore, prompt: Sequence[int], flags: argparse.Namespace) -> None:
     kinds = {"": None, **GRAMMARS}
     rounds: dict[str, list[Round]] = {name: [] for name in kinds}
     for number in range(-1, flags.rounds):
         for name, grammar in kinds.items():
-            found = measure_round(core, prompt, flags.batch, flags.temperature, grammar)
+            found = measure_round(core, prompt, flags.batch, flags.steps, flags.temperature, grammar)
             if number >= 0:  # the first is for caches, and for grammars to be compiled
                 rounds[name].append(found)
     sys.stdout.write(f"batch {flags.batch}, {flags.rounds} rounds, temperature {flags.temperature:g}\n")
     for name in GRAMMARS:
         _report(name, rounds[""], rounds[name])
-    return 0
 
 
 def _report(name: str, free: Sequence[Round], bound: Sequence[Round]) -> None:

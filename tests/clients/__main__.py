@@ -2,8 +2,8 @@
 
 Starts `baton serve` with the demo model, or takes a running server by --url. Runs the libraries that this interpreter
 can import, the programs that are on PATH or named by --program, and the recorded requests of clients that are neither.
-Where the server has the demo model, the libraries also run agents, which call functions until they have an answer. How
-coding agents are run by hand is said at the end.
+Where the server has the demo model, the libraries also run agents, which call functions until they have an answer.
+Coding agents, which are programs too, have a server of their own (`coding_agents.py`).
 All of them may live in environments of their own: --server-python names the interpreter that has Baton.
 """
 
@@ -25,6 +25,7 @@ from pathlib import Path
 
 from demo.location import checkpoint_path
 from tests.clients.agents import AGENTS
+from tests.clients.coding_agents import CODING_AGENTS, run_coding_agent
 from tests.clients.libraries import LIBRARIES
 from tests.clients.programs import PROGRAMS, NotInstalled, run_program
 from tests.clients.recorded import MODEL, RECORDED, Recorded
@@ -34,13 +35,6 @@ START_TIMEOUT_S = 300.0
 REQUEST_TIMEOUT_S = 60.0
 PASSED, FAILED, ABSENT = "passed", "FAILED", "not installed"
 DEMO_MODEL = "baton-demo"
-CODING_AGENTS = {
-    "claude": "ANTHROPIC_BASE_URL={url} ANTHROPIC_AUTH_TOKEN=KEY ANTHROPIC_MODEL={model} claude -p TASK",
-    "codex": "codex exec -m {model} -c model_provider=baton"
-    """ -c 'model_providers.baton={{name="baton",base_url="{url}/v1",wire_api="responses"}}' TASK""",
-    "qwen": "OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=KEY OPENAI_MODEL={model} qwen --auth-type openai -p TASK",
-}
-"""Run by hand: their prompts are longer than the demo model's context."""
 READY = "Baton ready at "
 
 
@@ -53,7 +47,7 @@ def main() -> int:
     parser.add_argument("--program", action="append", default=[], type=_named_program, metavar="NAME=PATH")
     parser.add_argument("--only", default="", help="run those with this text in their name")
     flags = parser.parse_args()
-    executables = {program.command: program.command for program in PROGRAMS} | dict(flags.program)
+    executables = {program.command: program.command for program in (*PROGRAMS, *CODING_AGENTS)} | dict(flags.program)
     with contextlib.nullcontext(flags.url) if flags.url else _relay(flags.server_python) as url:
         model = json.loads(_get(f"{url}/v1/models"))["data"][0]["id"]
         runs: dict[str, Callable[[], None]] = {}
@@ -66,16 +60,17 @@ def main() -> int:
         filled_in = {"url": url, "model": model, "tokenizer": str(flags.tokenizer)}
         for program in PROGRAMS:
             runs[program.name] = partial(run_program, program, executables[program.command], filled_in)
+        for coding in CODING_AGENTS:
+            runs[f"coding agent: {coding.command}"] = partial(
+                run_coding_agent, coding, executables[coding.command], flags.server_python
+            )
         results = [_run(name, run) for name, run in runs.items() if flags.only in name]
-        for command, line in CODING_AGENTS.items() if flags.only in "agent" else ():
-            where = "" if shutil.which(command) else ", not installed here"
-            sys.stdout.write(f"by hand{where}: {line.format(url=url, model=model)}\n")
     return 1 if FAILED in results else 0
 
 
 def _named_program(text: str) -> tuple[str, str]:
     name, _, path = text.partition("=")
-    if name not in {program.command for program in PROGRAMS} or shutil.which(path) is None:
+    if name not in {program.command for program in (*PROGRAMS, *CODING_AGENTS)} or shutil.which(path) is None:
         raise argparse.ArgumentTypeError(f"{text}: not the name of a program with the path of an executable")
     return name, path
 
