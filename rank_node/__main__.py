@@ -22,7 +22,7 @@ from engine.executor import rank_process
 from engine.runner.kv_memory import ByteArray, KvMemory
 from kvtransfer.pools.host import HostPool
 from kvtransfer.ranks.messages import Begin
-from kvtransfer.ranks.serving import start_transfers
+from kvtransfer.ranks.serving import ORDER_S, start_transfers
 from kvtransfer.ranks.transports import Network, RankPool
 from program.process import start_authenticator
 from wire.keys import ADMITTED, KeyRing
@@ -49,7 +49,8 @@ def main(argv: list[str]) -> int:
     def on_pool(memory: KvMemory, ends: tuple[socket.socket, socket.socket]) -> None:
         pool = HostPool(cast("ByteArray", memory.blocks))
         own = RankPool(pool, memory.layout, memory.shard.kv, memory.descriptor)
-        threads.extend(start_transfers(own, ends, partial(_open_network, argv[1:])))
+        is_afar = len(argv) > 1
+        threads.extend(start_transfers(own, ends, partial(_open_network, argv[1:]), ORDER_S if is_afar else 0.0))
         lines.extend(ends)
 
     status = rank_process.main(argv, on_pool)

@@ -27,7 +27,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from engine.executor.spread import Machine
-from engine.executor.starting import LocalRanks, RankFailed, StartedRank
+from engine.executor.starting import STOPPED, LocalRanks, RankFailed, StartedRank
 from engine.settings import EngineSettings
 from rank_node.lanes import Key, Lanes, LanesBroken
 from rank_node.link import (
@@ -62,13 +62,15 @@ _log = logging.getLogger(__name__)
 
 
 class DistantRank:
-    """See `StartedRank`: a process of another machine."""
+    """See `StartedRank`: a process of another machine. `is_stopped`, `silent_s`: as that machine says, and for how long
+    it has said nothing."""
 
     pid = 0
 
     def __init__(self, number: int, machine: Machine, owner: RankMachines) -> None:
         self.number, self.machine = number, machine
         self.is_stopped = False
+        self.silent_s = 0.0
         self._owner = owner
         self._how = ""
         self._has_ended = threading.Event()
@@ -79,8 +81,15 @@ class DistantRank:
         self.joined = [theirs for _, theirs in pairs]
         """The other ends, which are joined to the link."""
 
+    @property
+    def standing(self) -> str:
+        """See `StartedRank`, as for the others."""
+        if self.is_stopped:
+            return STOPPED
+        return f"has not been heard for {self.silent_s:.0f} s" if self.silent_s > _FRESH_S else ""
+
     def transfer_ends(self) -> tuple[tuple[socket.socket, socket.socket], Sequence[socket.socket]]:
-        """See `StartedRank`, as for the others. Its own ends lie on its machine."""
+        """Its own ends lie on its machine."""
         self._has_given_ends = True
         return self._transfer_ends, ()
 
@@ -267,7 +276,10 @@ class RankMachines:
     def _look_around(self, now_s: float) -> None:
         for taken in self._taken:
             self._say(taken, Beat(self.epoch, ()))
-            if now_s - taken.heard_s > SILENCE_S:
+            silent_s = now_s - taken.heard_s
+            for rank in taken.ranks:
+                rank.silent_s = silent_s
+            if silent_s > SILENCE_S:
                 self._lose(taken, f"has not been heard for {SILENCE_S:g} s: its machine stands still, or is cut off")
 
     def _on_disconnected(self, descriptor: int) -> None:

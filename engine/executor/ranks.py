@@ -9,7 +9,9 @@ asks. A node that does neither within `LAST_RESORT_S` is ended by the thread: it
 answer.
 
 A rank that stands still says nothing. So the driver says for how long it may be in a call with the ranks (`within`),
-and the thread ends all of them when that is over.
+and the thread ends all of them when that is over. There may never be a next call: where ranks have pools of their own,
+one that is stopped receives no KV, and nothing is computed without. So the thread also ends all of them when one has
+been known for `STANDING_S` to stand still.
 
 Who starts the processes, here or on other machines, is `starting`. While ranks form their groups, what one of them
 posts goes to the others of its group by way of the same thread (`meeting`).
@@ -40,6 +42,7 @@ START_TIMEOUT_S = 120.0
 """The time a rank has for its imports."""
 LOAD_TIMEOUT_S = 1800.0
 LAST_RESORT_S = 3.0
+STANDING_S = 10.0
 _STOP_S = 5.0
 _REASON_S = 2.0
 _SAY_S = 5.0
@@ -51,7 +54,8 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(slots=True)
 class _Rank:
-    """`saying`: held while something is sent to it; the driver and the thread both do while ranks meet."""
+    """`saying`: held while something is sent to it; the driver and the thread both do while ranks meet. `standing_s`:
+    for how long it has been known to stand still, as the thread has counted."""
 
     number: int
     name: str
@@ -59,6 +63,7 @@ class _Rank:
     process: StartedRank
     channel: Channel
     saying: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    standing_s: float = 0.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -116,7 +121,7 @@ class Ranks:
             self.require_alive()
             missing = [rank for rank in self._ranks if rank.number not in self._reported[kind]]
         if missing:
-            names = [f"{rank.name} (stopped)" if rank.process.is_stopped else rank.name for rank in missing]
+            names = [f"{rank.name} ({how})" if (how := rank.process.standing) else rank.name for rank in missing]
             raise RankFailed(f"did not {_AWAITED[kind]} within {timeout_s:g} s: {', '.join(names)}")
 
     def tell_ahead(self, order: Order) -> None:
@@ -242,27 +247,27 @@ class Ranks:
             if reasons and not readable:
                 break
             pause_s, looked_s = time.monotonic() - looked_s, time.monotonic()
-            if not reasons and self._is_overdue(min(pause_s, 2 * _LOOK_S)):
-                reasons.append((False, self._standing()))
+            if not reasons and (standing := self._standing(min(pause_s, 2 * _LOOK_S))):
+                reasons.append((False, standing))
             for descriptor in readable:
                 if reason := self._read(by_descriptor[descriptor]):
                     reasons.append(reason)
                     del by_descriptor[descriptor]
         return reasons
 
-    def _is_overdue(self, passed_s: float) -> bool:
-        """Count `passed_s` to the call that the driver is in; whether that is too long."""
+    def _standing(self, passed_s: float) -> str:
+        """Count `passed_s` to who stands still, and to the call that the driver is in. Who does so for too long, and
+        how, as far as anybody tells; or nothing."""
+        found = {rank.name: rank.process.standing for rank in self._ranks}
+        for rank in self._ranks:
+            rank.standing_s = rank.standing_s + passed_s if found[rank.name] else 0.0
+        who = " and ".join(f"{name} {how}" for name, how in found.items() if how) or "one of the ranks stands still"
         call = self._call
-        if call is None:
-            return False
-        call.waited_s += passed_s
-        return call.waited_s > call.limit_s
-
-    def _standing(self) -> str:
-        """Who is stopped, as far as the system tells."""
-        limit = "" if self._call is None else f", and a step was to take {self._call.limit_s:.3g} s at most"
-        stopped = [rank.name for rank in self._ranks if rank.process.is_stopped]
-        return f"{' and '.join(stopped) or 'one of the ranks'} {'is stopped' if stopped else 'stands still'}{limit}"
+        if call is not None:
+            call.waited_s += passed_s
+            if call.waited_s > call.limit_s:
+                return f"{who}, and a step was to take {call.limit_s:.3g} s at most"
+        return f"{who}, for {STANDING_S:g} s now" if any(rank.standing_s > STANDING_S for rank in self._ranks) else ""
 
     def _read(self, rank: _Rank) -> tuple[bool, str] | None:
         """Take a report; why the rank has ended, if it has."""

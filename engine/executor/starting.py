@@ -18,6 +18,7 @@ from program.child import Child, describe_end, is_stopped
 from wire.errors import InvalidSetting
 
 HERE = Machine()
+STOPPED = "is stopped"
 
 
 class RankFailed(DeviceFailed):
@@ -33,8 +34,8 @@ class StartedRank(Protocol):
     pid: int
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether the system that it runs on knows that it was stopped."""
+    def standing(self) -> str:
+        """In which way it stands still ("is stopped"), as far as anybody tells; "" for one that seems to run."""
         ...
 
     def transfer_ends(self) -> tuple[tuple[socket.socket, socket.socket], Sequence[socket.socket]]:
@@ -109,9 +110,9 @@ class LocalRank:
         self.pid = self._child.pid
 
     @property
-    def is_stopped(self) -> bool:
+    def standing(self) -> str:
         """See `StartedRank`, as for the others."""
-        return is_stopped(self.pid)
+        return STOPPED if is_stopped(self.pid) else ""
 
     def transfer_ends(self) -> tuple[tuple[socket.socket, socket.socket], Sequence[socket.socket]]:
         (receiving, its_receiving), (sending, its_sending) = socket.socketpair(), socket.socketpair()

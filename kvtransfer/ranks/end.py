@@ -10,7 +10,7 @@ announced changes nothing (`tcp_zmq`); a receiver that cannot be reached is repo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ from kvtransfer.ranks.transports import (
     open_part_receiver,
     open_parts,
 )
+from kvtransfer.transports.announced import Look
 from kvtransfer.transports.base import Move, Sender
 from kvtransfer.transports.fan_out import FanOutSender
 from wire.errors import BatonError
@@ -68,11 +69,11 @@ class _Outgoing:
 class RankEnd:
     """See the module. Driven by one thread: `take` orders, `work`, and hand on the `reports`.
 
-    `look` has orders taken that have come: blocks may arrive from a peer that the driver has told of a grant while the
-    order to expect them waits to be read.
+    `look` has orders taken that have come, or come soon: blocks may arrive from a peer that the driver has told of a
+    grant while the order to expect them is on its way, or waits to be read.
     """
 
-    def __init__(self, own: RankPool, network: Network, look: Callable[[], None] | None = None) -> None:
+    def __init__(self, own: RankPool, network: Network, look: Look | None = None) -> None:
         self.reports: list[Report] = []
         self._look = look
         self._own = own

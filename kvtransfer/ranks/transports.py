@@ -10,7 +10,7 @@ and direction, and writes runs of bytes from where they are to where they belong
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +21,7 @@ from kvtransfer.parts import ByteRun, part_runs
 from kvtransfer.pools.cut import source_of
 from kvtransfer.pools.host import HostPool
 from kvtransfer.ranks.inlets import RankInlets
+from kvtransfer.transports.announced import Look
 from kvtransfer.transports.base import Receiver, Sender
 from kvtransfer.transports.fan_out import FanOutSender
 from kvtransfer.transports.shm.segment import sweep_orphans
@@ -44,7 +45,7 @@ class PartReceiver(Receiver, Protocol):
 
     num_bytes: int
 
-    def look_by(self, look: Callable[[], None]) -> None:
+    def look_by(self, look: Look) -> None:
         """See `AnnouncedBlocks.look`."""
         ...
 

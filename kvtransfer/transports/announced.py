@@ -7,9 +7,11 @@ arrived with the last of them. Knows no sockets and no bytes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from kvtransfer.transports.base import BlocksArrived
 from kvtransfer.write_proof import WriteProof
@@ -17,6 +19,9 @@ from wire.kv_share import WHOLE_BLOCK, KvShare
 from wire.request_key import RequestKey
 
 _NOTHING: AbstractSet[int] = frozenset()
+_MAX_OVER = 1024
+Look: TypeAlias = Callable[[Callable[[], bool]], None]
+"""Takes grants that have come and were not read; waits for those on their way, until what it is given holds."""
 
 
 @dataclass(slots=True)
@@ -29,10 +34,11 @@ class _Grant:
 
 class AnnouncedBlocks:
     """The blocks that are on their way to one pool. `look` is called when something comes for an unknown handoff: what
-    announces it may have come too, and not been read."""
+    announces it may have come too, or come soon. Nothing more is waited for of those that are over, or never came."""
 
     def __init__(self) -> None:
-        self.look: Callable[[], None] = _nothing
+        self.look: Look = _nothing
+        self._over: deque[RequestKey] = deque(maxlen=_MAX_OVER)
         self._grants: dict[RequestKey, _Grant] = {}
         self._with_news: set[RequestKey] = set()
 
@@ -42,7 +48,8 @@ class AnnouncedBlocks:
 
     def forget(self, key: RequestKey) -> None:
         """See `Receiver.forget`."""
-        self._grants.pop(key, None)
+        if self._grants.pop(key, None) is not None:
+            self._over.append(key)
         self._with_news.discard(key)
 
     def may_write(
@@ -56,7 +63,9 @@ class AnnouncedBlocks:
         """Whether these are the blocks granted at `first_index` and following, and none of them has arrived from
         `source`."""
         if key not in self._grants:
-            self.look()
+            self.look(lambda: key in self._grants or key in self._over)
+            if key not in self._grants and key not in self._over:
+                self._over.append(key)
         grant, last_index = self._grants.get(key), first_index + len(block_ids)
         return (
             grant is not None
@@ -97,7 +106,7 @@ class AnnouncedBlocks:
         return arrivals
 
 
-def _nothing() -> None:
+def _nothing(is_known: Callable[[], bool]) -> None:
     """Nothing else can have come."""
 
 
@@ -119,7 +128,7 @@ class GrantedWriter:
         """See `Receiver.expect`."""
         self._announced.expect(key, block_ids, generations)
 
-    def look_by(self, look: Callable[[], None]) -> None:
+    def look_by(self, look: Look) -> None:
         """See `AnnouncedBlocks.look`."""
         self._announced.look = look
 

@@ -29,7 +29,7 @@ from kvtransfer.ranks.pool import RanksPool
 from kvtransfer.ranks.receiver import RanksReceiver, open_ranks_receivers
 from kvtransfer.ranks.senders import RanksSenders
 from kvtransfer.ranks.serving import start_transfers
-from kvtransfer.ranks.transports import Network, RankPool
+from kvtransfer.ranks.transports import Network, RankPool, taken_by_ranks
 from kvtransfer.sending import SendingCounters
 from kvtransfer.transports.base import Move, Sender
 from kvtransfer.transports.registry import (
@@ -44,7 +44,7 @@ from kvtransfer.transports.registry import (
 from program.channel import ChannelBroken
 from tests.kvtransfer.test_parts import cut
 from tests.request_keys import key_of
-from wire.errors import Refused, TransferFailed
+from wire.errors import InvalidSetting, Refused, TransferFailed
 from wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
 from wire.layout import KvLayout, LayerKv
 from wire.links import LinkSettings
@@ -298,7 +298,7 @@ def test_blocks_that_overtake_the_order_to_expect_them_are_written(
     sending.fill(whole)
     unread: list[Expect] = [Expect(transport, 1, KEY, TARGETS, GENERATIONS)]
     network = Network(context, _LOOPBACK, LinkSettings())
-    end = RankEnd(receiving.own(WHOLE_BLOCK), network, lambda: end.take(unread.pop()) if unread else None)
+    end = RankEnd(receiving.own(WHOLE_BLOCK), network, lambda is_known: end.take(unread.pop()) if unread else None)
     end.take(Listen((transport,)))
     end.work()
     (listening,) = (report for report in end.reports if isinstance(report, Listening))
@@ -323,6 +323,41 @@ def test_blocks_that_overtake_the_order_to_expect_them_are_written(
     end.close()
 
 
+def test_blocks_whose_order_is_still_on_its_way_to_another_machine_wait_for_it(
+    opened: Callable[[KvDivision], Pools], context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    whole, sending, receiving = whole_blocks(), opened(KvDivision(2)), opened(KvDivision(1))
+    sending.fill(whole)
+    network, (ours, theirs) = Network(context, _LOOPBACK, LinkSettings()), socket.socketpair()
+    threads = start_transfers(receiving.own(WHOLE_BLOCK), [theirs], lambda _: network, order_s=_WAIT_S)
+    channel = TransferChannel(ours, "the rank")
+    for order in (Begin(_LOOPBACK, "", "decode"), Listen((ZMQ,))):
+        channel.send(order, _WAIT_S)
+    listening = channel.receive(_WAIT_S)
+    assert isinstance(listening, Listening)
+    where = RANK_ENDPOINTS.encode(RankEndpoints(KvDivision(1), (listening.endpoint,)))
+    senders = sending.senders(ZMQ)
+    _, sender = senders.open(hello(Endpoint(ZMQ, "", where)))
+    push(sender, MOVES, senders.poll)
+
+    def has_left() -> bool:
+        senders.poll()
+        return not sender.is_reading(KEY)
+
+    wait(has_left)
+    time.sleep(0.2)  # they are there, and nobody has announced them
+    channel.send(Expect(ZMQ, 1, KEY, TARGETS, GENERATIONS), _WAIT_S)
+    num_arrived = 0
+    while num_arrived < len(MOVES):
+        arrived = channel.receive(_WAIT_S)
+        assert isinstance(arrived, Arrived)
+        num_arrived += arrived.count
+    assert (receiving.pools[WHOLE_BLOCK].memory[list(TARGETS)] == whole[[move.source for move in MOVES]]).all()
+    channel.close()
+    for thread in threads:
+        thread.join(_WAIT_S)
+
+
 def test_what_cannot_be_reached_is_no_sender(opened: Callable[[KvDivision], Pools]) -> None:
     sending = opened(KvDivision(2))
     senders = RanksSenders(sending.lines, SendingCounters(), [SLOTS, ZMQ], lambda hello: False)
@@ -345,6 +380,18 @@ def test_what_cannot_be_reached_is_no_sender(opened: Callable[[KvDivision], Pool
     wait(has_failed)
     sender.close()
     senders.poll()
+
+
+def test_ranks_take_the_transports_that_reach_them_and_refuse_others_by_name() -> None:
+    choices = ("auto", "shm", "zmq", "nixl")
+    assert [taken_by_ranks(choice, 1) for choice in choices] == [(SLOTS, ZMQ), (SLOTS, ZMQ), (ZMQ,), (NIXL,)]
+    reaching = [choice for choice in choices if choice != "shm"]
+    assert [taken_by_ranks(choice, 2) for choice in reaching] == [(ZMQ,), (ZMQ,), (NIXL,)]
+    with pytest.raises(InvalidSetting, match=r"^--kv-transport shm: the ranks are on 2 machines, which share no mem"):
+        taken_by_ranks("shm", 2)
+    for num_machines in (1, 2):
+        with pytest.raises(InvalidSetting, match=r"^--kv-transport nccl: ranks .* own have auto, shm, zmq, nixl$"):
+            taken_by_ranks("nccl", num_machines)
 
 
 def test_a_rank_that_is_gone_or_says_something_else_ends_the_transfers(

@@ -43,6 +43,8 @@ from wire.keys import KeyFile
 
 _DRIVER_IP, _MACHINE_IP = "10.87.0.1", "10.87.0.2"
 _NUM_STREAMS, _NUM_TOKENS = 8, 48
+_HUNG = "and the driver hangs in a call with the ranks: this process ends"
+"""A rank that cannot be ended, because nobody hears that it should, leaves the driver in the step."""
 _COMMON = ("--kv-checksum", "dot64", "--kv-transport", "zmq", "--num-blocks", "96", "--max-num-batched-tokens", "24")
 
 
@@ -58,13 +60,11 @@ class Cable:
 
     def pull(self) -> None:
         """Nothing arrives any more, in either direction, and nobody is told."""
-        self._netem("add", "loss", "100%")
-        self._netem("add", "loss", "100%", inside=True)
+        self._set("down")
 
     def plug(self) -> None:
         """As before."""
-        self._netem("del")
-        self._netem("del", inside=True)
+        self._set("up")
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> Process:
         """See `Starter`: on the other machine."""
@@ -72,11 +72,9 @@ class Cable:
             ["ip", "netns", "exec", self.name, sys.executable, *command], env=dict(environment), stdout=out, stderr=err
         )
 
-    def _netem(self, verb: str, *what: str, inside: bool = False) -> None:
-        where = ["netns", "exec", self.name, "tc"] if inside else []
-        device = f"{self.name}p" if inside else f"{self.name}v"
-        words = [verb, "dev", device, "root", *(("netem", *what) if what else ())]
-        subprocess.run(["ip", *where, "qdisc", *words] if inside else ["tc", "qdisc", *words], check=True, timeout=20)
+    def _set(self, state: str) -> None:
+        """The other end: this machine's address goes on for the programs here. No connection is told."""
+        _ip("-n", self.name, "link", "set", f"{self.name}p", state)
 
 
 @contextmanager
@@ -151,7 +149,7 @@ def run(trial: Trial, what: str, act: Callable[[Trial], None], reason: str, boun
         wait_until(lambda: not any(map(psutil.Process.is_running, ranks)), f"ranks ended after {what}", END_S)
         found = [answer.result().token_ids for answer in answers]
     assert found == expected, "a stream went on with other tokens"
-    said = [line for line in node.err.splitlines() if line.startswith("error: ")]
+    said = [line for line in node.err.splitlines() if line.startswith("error: ") or line.endswith(_HUNG)]
     assert (len(said) == 1 and re.search(reason, said[0])) or not reason, said or node.err[-2000:]
     trial.restore()
     again = make_prompt(40, 7)
@@ -181,7 +179,7 @@ CASES: tuple[tuple[str, Callable[[Trial], None], str, tuple[float, float]], ...]
     ("SIGKILL of the rank", lambda t: t.machine.ranks[0].kill(), "rank 1 of 2 on .* SIGKILL", (END_S, END_S)),
     ("SIGKILL of baton rank", lambda t: t.machine.program.kill(), "rank 1 of 2 on .* is gone", (END_S, END_S)),
     ("SIGKILL of the driver", lambda t: t.node.process.kill(), "", (END_S, END_S)),
-    ("SIGSTOP of the rank", lambda t: t.machine.ranks[0].suspend(), "rank 1 .* is stopped", (_STILL_S, _STILL_S)),
+    ("SIGSTOP of the rank", lambda t: t.machine.ranks[0].suspend(), "rank 1 of 2 .* is stopped", (_STILL_S, _STILL_S)),
     ("SIGSTOP of baton rank", lambda t: t.machine.program.signal(signal.SIGSTOP), "not been heard", (_SILENT_S, END_S)),
     ("SIGSTOP of the driver", _stop_driver, "rank 1 of 2 on", (_STILL_S, END_S)),
     ("the cable pulled", _pull, "rank 1 of 2 on|lost each other", (END_S, END_S)),

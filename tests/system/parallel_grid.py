@@ -8,7 +8,7 @@ once and arrives once, whatever the numbers of ranks are. At the end nothing is 
 `--decode-pools own` ranks have pools of their own, and the bytes that each of them sends and receives are counted, too.
 `--model lfm2` and `qwen3-next` have layers that keep a state. With `--kv-cache-dtype fp8` KV is rounded, which
 transformers does not do: the answers are compared with those of the same sizes with shared pools. With `--spread 2`
-nodes of several ranks have them on 2 machines, which are other addresses of loopback; over zmq and nixl.
+nodes of several ranks have them on 2 machines, which are other addresses of loopback; over zmq, nixl and auto.
 
 A smaller version is part of the suite: `shared_relay/test_ranks.py`.
 """
@@ -45,6 +45,7 @@ from wire.layout import DTYPE_BYTES, STATE, KvLayout
 
 SIZES = ("1", "2", "4", "1x2", "2x2")
 TRANSPORTS = ("shm", "zmq", "nixl")
+AUTO = "auto"
 _LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 10, 150)
 _NUM_TOKENS = 16
 _NUM_BLOCKS = 21
@@ -258,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--decode", nargs="+", default=SIZES, help="ranks of decode nodes")
     parser.add_argument("--prefill-pools", nargs="+", default=[SHARED], choices=POOLS, help="--rank-pools of those")
     parser.add_argument("--decode-pools", nargs="+", default=[SHARED], choices=POOLS, help="and of these")
-    parser.add_argument("--transport", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
+    parser.add_argument("--transport", nargs="+", default=TRANSPORTS, choices=(*TRANSPORTS, AUTO))
     parser.add_argument("--model", default="llama", choices=MODELS)
     parser.add_argument("--kv-cache-dtype", default="auto", help="as of the nodes")
     parser.add_argument("--spread", type=int, default=1, help="machines of each node of several ranks")

@@ -6,11 +6,11 @@ Owns what grants announced and which endpoint is offered. What ends a write, and
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvtransfer.messages import Endpoint, ProcessIdentity
-from kvtransfer.transports.announced import AnnouncedBlocks
+from kvtransfer.transports.announced import AnnouncedBlocks, Look
 from kvtransfer.transports.base import BlocksArrived
 from kvtransfer.transports.inlets import Inlets
 from kvtransfer.transports.nixl.lives import RunningAgent
@@ -70,7 +70,7 @@ class NixlReceiver:
         self._expected.add(key)
         self._announced.expect(key, block_ids, generations)
 
-    def look_by(self, look: Callable[[], None]) -> None:
+    def look_by(self, look: Look) -> None:
         """See `AnnouncedBlocks.look`."""
         self._announced.look = look
 

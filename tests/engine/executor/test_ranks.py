@@ -145,11 +145,23 @@ def test_a_rank_that_stands_still_in_a_step_is_named_and_ended(monkeypatch: pyte
     assert not psutil.pid_exists(pid)
 
 
+def test_a_rank_that_stands_still_while_nothing_is_computed_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "Child", StoppedChild)
+    ranks = Ranks(EngineSettings(tensor_parallel_size=2), 1, LocalRanks(), "")
+    (pid,) = ranks.pids
+    repeat(ranks.require_alive, 0.5)
+    monkeypatch.setattr(rank_processes, "STANDING_S", 0.1)
+    with pytest.raises(RankFailed, match=r"^rank 1 of 2 is stopped, for 0\.1 s now$"):
+        repeat(ranks.require_alive, END_S)
+    ranks.close()
+    assert not psutil.pid_exists(pid)
+
+
 def test_a_rank_that_does_not_start_in_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starting, "Child", StoppedChild)
     monkeypatch.setattr(rank_processes, "START_TIMEOUT_S", 0.5)
     monkeypatch.setattr(StoppedChild, "has_started", False)
-    with pytest.raises(RankFailed, match=r"^did not start within 0\.5 s: rank 1 of 2 \(stopped\)$"):
+    with pytest.raises(RankFailed, match=r"^did not start within 0\.5 s: rank 1 of 2 \(is stopped\)$"):
         Ranks(EngineSettings(tensor_parallel_size=2), 1, LocalRanks(), "")
 
 
