@@ -7,6 +7,9 @@ What may happen to the receiver: if it does not fit, or dials another epoch of t
 a message cannot be delivered, at the latest the next renewal; its transport is then closed, because a mapping of a dead
 node's pool would keep that memory in use. If it reads no messages, they are dropped: every message is either repeated
 or replaced by a deadline. If it sends another hello, its earlier grants are void and its earlier transport is closed.
+
+What may happen here: what a transport needs may be starting, such as the agent of nixl after a crash. The hello then
+waits for it, for as long as a lease at most, and is answered once.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ import zmq
 from kvtransfer.facts import SendingFacts
 from kvtransfer.messages import SENDER_TO_RECEIVER, HandoffName, PeerHello, PeerRefusal, PeerWelcome, Renew
 from kvtransfer.pusher import Pusher
-from kvtransfer.transports.base import Sender
+from kvtransfer.transports.base import Sender, Starting
 from wire import links
 from wire.errors import Refused
 from wire.fingerprint import difference
 
 _MAX_REASON = 1000
+_MAX_WAITING = 64
+"""Hellos that wait. They are kept as they came, and the largest have megabytes."""
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +39,8 @@ class SenderOpener(Protocol):
     """Opens transports to receivers."""
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
-        """Returns the name of the chosen transport and a sender for it. Raises `Refused`."""
+        """Returns the name of the chosen transport and a sender for it. Raises `Refused`, and `Starting` where there
+        will be one in a moment."""
         ...
 
     def poll(self) -> None:
@@ -56,6 +62,14 @@ class Peer:
     is_connected: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A hello that cannot be answered yet, and until when it waits."""
+
+    hello: PeerHello
+    until_s: float
+
+
 class SenderConnections:
     """All receivers of one prefill node, by the identity of their connection."""
 
@@ -65,6 +79,7 @@ class SenderConnections:
         self._opener = opener
         self._pusher = pusher
         self._peers: dict[bytes, Peer] = {}
+        self._waiting: dict[bytes, _Waiting] = {}
         self._refusals: list[tuple[bytes, PeerRefusal]] = []
 
     def __len__(self) -> int:
@@ -97,10 +112,37 @@ class SenderConnections:
         """The receivers that this transport reaches."""
         return [peer for peer in self._peers.values() if peer.sender is sender]
 
-    def greet(self, peer_id: bytes, hello: PeerHello) -> Peer:
-        """Answer a hello, the first or a later one. Raises `Refused`, which names what does not fit."""
+    def is_waiting(self, peer_id: bytes) -> bool:
+        """Whether this receiver has no answer to its hello yet."""
+        return peer_id in self._waiting
+
+    def greet(self, peer_id: bytes, hello: PeerHello, now_s: float) -> Peer | None:
+        """Answer a hello, the first or a later one; None when the answer has to wait. Raises `Refused` or `Starting`,
+        which name what does not fit."""
         self._require_fit(hello)
         self.drop(peer_id, "the receiver said hello again")
+        try:
+            return self._welcome(peer_id, hello)
+        except Starting:
+            if len(self._waiting) >= _MAX_WAITING:
+                raise
+            self._waiting[peer_id] = _Waiting(hello, now_s + self._facts.lease_s)
+            return None
+
+    def greet_waiting(self, now_s: float) -> list[Peer]:
+        """Answer the hellos that could not be answered before, as far as that is possible now."""
+        greeted = []
+        for peer_id, waiting in list(self._waiting.items()):
+            try:
+                greeted.append(self._welcome(peer_id, waiting.hello))
+            except (Refused, Starting) as error:
+                if isinstance(error, Refused) or now_s >= waiting.until_s:
+                    self.reject(peer_id, str(error))
+            else:
+                self._waiting.pop(peer_id, None)
+        return greeted
+
+    def _welcome(self, peer_id: bytes, hello: PeerHello) -> Peer:
         transport, sender = self._opener.open(hello)
         peer = self._peers[peer_id] = Peer(peer_id, hello, sender)
         _log.info("decode node %s connected, KV is pushed by %s", hello.node_id, transport)
@@ -129,6 +171,7 @@ class SenderConnections:
 
     def drop(self, peer_id: bytes, reason: str) -> None:
         """End a connection and its transport. Harmless when there is none."""
+        self._waiting.pop(peer_id, None)
         peer = self._peers.pop(peer_id, None)
         if peer is not None:
             peer.is_connected = False

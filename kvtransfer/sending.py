@@ -141,6 +141,8 @@ class SendingSide:
         """See `Side`."""
         self._handle(now_s)
         self.connections.poll()
+        for peer in self.connections.greet_waiting(now_s):
+            self._void_grants(peer, now_s)
         for key in self.leases.overdue(now_s):
             if not self._handoffs[key].is_ending:
                 self.counters.num_expired += 1
@@ -192,8 +194,11 @@ class SendingSide:
             raise InvalidMessage("a message is one frame")
         message = RECEIVER_TO_SENDER.decode(frames[0])
         if isinstance(message, PeerHello):
-            self._void_grants(self.connections.greet(peer_id, message), now_s)
+            if (greeted := self.connections.greet(peer_id, message, now_s)) is not None:
+                self._void_grants(greeted, now_s)
             return
+        if self.connections.is_waiting(peer_id):
+            return  # what it says before it is welcomed is about handoffs of which it has granted nothing
         peer = self.connections.peer(peer_id)
         if isinstance(message, Grant):
             self._on_grant(peer, message, now_s)

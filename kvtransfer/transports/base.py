@@ -29,10 +29,15 @@ import numpy.typing as npt
 
 from kvtransfer.messages import Endpoint, ProcessIdentity
 from kvtransfer.write_proof import WriteProof
+from wire.errors import TransferFailed
 from wire.request_key import RequestKey
 
 Blocks = npt.NDArray[np.uint8]
 """[num_blocks, block_bytes] of a pool."""
+
+
+class Starting(TransferFailed):
+    """What a transport needs at this node is starting: whoever asks again in a moment gets it."""
 
 
 @dataclass(frozen=True, slots=True)

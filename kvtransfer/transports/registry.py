@@ -33,7 +33,7 @@ from kvtransfer.messages import Endpoint, PeerHello, ProcessIdentity
 from kvtransfer.pools.base import KvPool
 from kvtransfer.pools.host import HostPool
 from kvtransfer.process_identity import shares_memory
-from kvtransfer.transports.base import Blocks, Receiver, Sender
+from kvtransfer.transports.base import Blocks, Receiver, Sender, Starting
 from kvtransfer.transports.inlets import Inlets, WholeOnly
 from kvtransfer.transports.shm.segment import Segment, sweep_orphans
 from wire.errors import InvalidSetting, Refused, TransferFailed
@@ -224,8 +224,10 @@ class SenderFactory:
             sweep_orphans()
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
-        """The first endpoint of `hello` that works from here: (transport name, sender). Raises `Refused`."""
+        """The first endpoint of `hello` that works from here: (transport name, sender). Raises `Refused`, and
+        `Starting` where one of them will work in a moment."""
         reasons = []
+        is_starting = False
         for endpoint in hello.endpoints:
             name = endpoint.transport
             if name not in self._taken:
@@ -235,7 +237,9 @@ class SenderFactory:
                 return name, self._open(endpoint, hello)
             except (TransferFailed, InvalidSetting, OSError, MemoryError) as error:  # the latter where nothing is left
                 reasons.append(f"{name}: {error}")
-        raise Refused(f"no KV transport in common ({'; '.join(reasons) or 'none offered'})")
+                is_starting = is_starting or isinstance(error, Starting)
+        message = f"no KV transport in common ({'; '.join(reasons) or 'none offered'})"
+        raise Starting(message) if is_starting else Refused(message)
 
     def poll(self) -> None:
         """Let the nixl agent, which serves all its senders, report what has happened."""

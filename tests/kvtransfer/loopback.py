@@ -24,7 +24,7 @@ import numpy as np
 
 from kvtransfer.messages import Endpoint, PeerHello, ProcessIdentity
 from kvtransfer.transports.announced import AnnouncedBlocks
-from kvtransfer.transports.base import Blocks, BlocksArrived, Move
+from kvtransfer.transports.base import Blocks, BlocksArrived, Move, Starting
 from kvtransfer.write_proof import WriteProof
 from wire.errors import Refused, TransferFailed
 from wire.request_key import RequestKey
@@ -68,10 +68,12 @@ class _Parcel:
 
 
 class LoopbackNetwork:
-    """Receivers by name, and the blocks in flight to them. Used by the threads of both sides at once."""
+    """Receivers by name, and the blocks in flight to them. Used by the threads of both sides at once. While it
+    `is_starting` no sender can be opened."""
 
     def __init__(self, plan: FaultPlan = without_faults) -> None:
         self.plan = plan
+        self.is_starting = False
         self._receivers: dict[str, LoopbackReceiver] = {}
         self._cut: set[LoopbackReceiver] = set()
         self._delayed: list[tuple[int, _Parcel]] = []
@@ -319,6 +321,8 @@ class LoopbackOpener:
 
     def open(self, hello: PeerHello) -> tuple[str, LoopbackSender]:
         """A sender to the first loopback endpoint of `hello`. Raises `Refused` when there is none."""
+        if self.network.is_starting:
+            raise Starting("the network is starting")
         for endpoint in hello.endpoints:
             if endpoint.transport == NAME:
                 return NAME, LoopbackSender(self.network, endpoint, self.blocks)

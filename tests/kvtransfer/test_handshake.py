@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from kvtransfer import sender_connections
 from kvtransfer.facts import ReceivingFacts
 from kvtransfer.messages import (
     RECEIVER_TO_SENDER,
@@ -33,7 +34,7 @@ from tests.kvtransfer.pair import (
     receiving_facts,
     sending_facts,
 )
-from tests.kvtransfer.pools import LAYOUT, key_of
+from tests.kvtransfer.pools import LAYOUT, LEASE_S, key_of
 from wire import codec
 from wire.errors import Refused
 from wire.layout import KvLayout, LayerKv
@@ -126,6 +127,39 @@ def test_a_handshake_without_an_answer_is_repeated() -> None:
         pair.prefill.prefill(again, 8)
         pair.decode.grant(again, 8, pair.prefill.peer)
         pair.until(lambda: again in pair.decode.pool.delivered_kv)
+
+
+def test_a_hello_waits_for_a_transport_that_starts_and_fails_nothing() -> None:
+    with open_pair(MAILBOX) as pair:
+        pair.network.is_starting = True
+        pair.prefill.prefill(KEY, 8)
+        pair.decode.grant(KEY, 8, pair.prefill.peer)
+        pair.pass_time(5)  # longer than it takes until the decode node renews
+        assert pair.prefill.link.num_seen(Renew)
+        assert not is_welcome(pair)
+        pair.network.is_starting = False
+        pair.until(lambda: KEY in pair.decode.pool.delivered_kv)
+        assert pair.decode.pool.failures == []
+        assert pair.prefill.side.counters.num_rejected_messages == 0
+
+
+def test_a_hello_waits_for_one_lease_and_no_longer() -> None:
+    with open_pair(MAILBOX) as pair:
+        pair.network.is_starting = True
+        pair.prefill.prefill(KEY, 8)
+        pair.decode.wait_for_room(KEY, pair.prefill.peer)
+        pair.pass_time(LEASE_S + 1)
+        assert pair.decode.pool.failures_of(KEY) == ["refused by P: the network is starting"]
+        assert pair.is_quiet
+
+
+def test_more_hellos_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_connections, "_MAX_WAITING", 0)
+    with open_pair(MAILBOX) as pair:
+        pair.network.is_starting = True
+        pair.decode.grant(KEY, 8, pair.prefill.peer)
+        pair.settle()
+        assert pair.decode.pool.failures_of(KEY) == ["refused by P: the network is starting"]
 
 
 def test_a_connection_that_broke_is_greeted_again_and_costs_no_later_handoff() -> None:

@@ -64,6 +64,11 @@ class RunningAgent(Protocol):
         ...
 
     @property
+    def may_start(self) -> bool:
+        """Whether the next life may begin as soon as this one has ended: it has not crashed too often."""
+        ...
+
+    @property
     def num_waiting_bytes(self) -> int:
         """Bytes of commands that the agent has not taken."""
         ...

@@ -57,7 +57,7 @@ class AgentProcess:
         self._is_killed = False
         self._is_ending = False
         self._is_closed = False
-        self._start()
+        self._start_if_possible()
         self._wait_until_ready()
 
     def wait_on(self) -> Sequence[Any]:
@@ -82,6 +82,11 @@ class AgentProcess:
         return self._child is not None and self.ready is None and not self._is_ending
 
     @property
+    def may_start(self) -> bool:
+        """Whether the next life may begin: it has not crashed too often."""
+        return self._crashes.may_start
+
+    @property
     def num_waiting_bytes(self) -> int:
         """Bytes of commands that the agent has not taken."""
         return 0 if self._channel is None else self._channel.num_waiting_bytes
@@ -96,7 +101,7 @@ class AgentProcess:
         if self._is_closed:
             return []
         if self._child is None:
-            if self._crashes.may_start and time.monotonic() >= self._start_s:
+            if self.may_start and time.monotonic() >= self._start_s:
                 self._start_if_possible()
             return []
         reports = self._take_reports()
@@ -123,6 +128,7 @@ class AgentProcess:
             self._start()
         except OSError as error:
             _log.warning("the nixl agent cannot be started now: %s", error.strerror or error)
+            self._tail = str(error).encode()
             self._start_s = time.monotonic() + _RETRY_S
 
     def _start(self) -> None:
@@ -148,7 +154,7 @@ class AgentProcess:
 
     def _wait_until_ready(self) -> None:
         deadline_s = time.monotonic() + _FIRST_START_S
-        while self.ready is None and self._child is not None and time.monotonic() < deadline_s:
+        while self.ready is None and not self.num_lives_ended and time.monotonic() < deadline_s:
             select.select([*self.wait_on()], [], [], 0.1)
             self.poll()
         if self.ready is None:

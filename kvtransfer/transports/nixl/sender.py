@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
-from kvtransfer.transports.base import Move
+from kvtransfer.transports.base import Move, Starting
 from kvtransfer.transports.nixl.lives import RunningAgent
 from kvtransfer.transports.nixl.wire import (
     DETAILS,
@@ -99,12 +99,14 @@ class NixlSenders:
     def open(self, endpoint: Endpoint, num_target_blocks: int, part: Part | None = None) -> NixlSender:
         """A sender to the receiver at `endpoint`, of whole blocks or of a part of them.
 
-        Raises `TransferFailed` when that is not the endpoint of such a pool, or while one of the agents starts again.
+        Raises `TransferFailed` when that is not the endpoint of such a pool, or while the peer's agent starts again or
+        the own one may not, and `Starting` while the own one does.
         """
         self._is_worn = self._num_connects >= _MAX_CONNECTS
         self.poll()
         if self._agent.ready is None or self._is_worn:
-            raise TransferFailed("this node's nixl agent is starting again")
+            reason = "this node's nixl agent is starting again"
+            raise Starting(reason) if self._agent.may_start else TransferFailed(f"{reason}, but it crashes too often")
         if not endpoint.details:
             raise TransferFailed("the peer's nixl agent is starting again")
         try:

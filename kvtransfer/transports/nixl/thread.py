@@ -131,6 +131,11 @@ class AgentThread:
         return self._life is not None and self.ready is None and self._life.end_by_s is None
 
     @property
+    def may_start(self) -> bool:
+        """Whether the next life may begin: it has not crashed too often."""
+        return self._crashes.may_start
+
+    @property
     def num_waiting_bytes(self) -> int:
         """Bytes of commands that the agent has not taken."""
         return 0 if self._life is None else self._life.channel.num_waiting_bytes
@@ -148,7 +153,7 @@ class AgentThread:
         if self._is_closed:
             return []
         if self._life is None:
-            if self._crashes.may_start:
+            if self.may_start:
                 self._start()
             return []
         reports = self._take_reports(self._life)

@@ -19,12 +19,12 @@ import pytest
 
 from kvtransfer.messages import ProcessIdentity
 from kvtransfer.process_identity import is_gone
-from kvtransfer.transports.base import Move
+from kvtransfer.transports.base import Move, Starting
 from kvtransfer.transports.nixl import process
 from kvtransfer.transports.nixl import sender as sender_module
 from program.child import Child
 from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of
-from wire.errors import TransferFailed
+from wire.errors import InvalidSetting, TransferFailed
 
 _NUM_BLOCKS = 64
 _ROOT = Path(__file__).resolve().parents[4]
@@ -104,6 +104,23 @@ def test_a_killed_sending_agent_fails_every_sender_and_is_replaced_as_soon_as_th
     assert pair.receiver.num_crashes == num_crashes
 
 
+def test_an_agent_that_the_system_refuses_at_first_is_asked_for_again_until_its_time_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[int] = []
+
+    def start(*arguments: Any, **options: Any) -> Child:
+        tries.append(1)
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(process, "Child", start)
+    monkeypatch.setattr(process, "_RETRY_S", 0.0)
+    monkeypatch.setattr(process, "_FIRST_START_S", 0.25)
+    with pytest.raises(InvalidSetting, match="temporarily unavailable"):
+        process.AgentProcess(0, 1, 4096, "127.0.0.1")
+    assert len(tries) > 1
+
+
 def test_a_receiver_that_stands_still_is_given_up_and_fenced(pair: NixlPair) -> None:
     sender, moves = pair.open(), moves_of([0], [0])
     key, num_crashes = pair.expect(moves), pair.receiver.num_crashes
@@ -141,8 +158,13 @@ def test_an_agent_that_has_connected_very_often_is_replaced_when_it_writes_nothi
         sender.close()
     assert pair.senders.process == writer
     assert num_sockets_of(pair) > num_sockets, "if UCX closes them, the bound is not needed any more"
-    with pytest.raises(TransferFailed):
-        pair.open()
+    with monkeypatch.context() as patched:
+        patched.setattr(process.AgentProcess, "may_start", False)
+        with pytest.raises(TransferFailed, match="crashes too often") as refused:
+            pair.open()
+    assert not isinstance(refused.value, Starting)
+    with pytest.raises(Starting):
+        pair.senders.open(pair.receiver.endpoint, pair.num_blocks)
     pair.wait_until(lambda: pair.senders.process not in (None, writer))
     assert num_sockets_of(pair) <= num_sockets
     assert pair.senders.num_crashes == num_crashes
