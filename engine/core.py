@@ -10,8 +10,8 @@ a request that generates are held for a handoff, and another node goes on with i
 blocks decides how long they are held, by a lease, and calls `release`. Invariant, checked by `check`: requests,
 handoffs and steps in flight are together exactly the owners that the pool has counted for each block.
 
-Choices of one prompt can be asked for together: the prompt is computed, or received, once. With their first tokens the
-forks become requests of their own, which share the prompt's full blocks and have a copy of the last one.
+Choices of one prompt can be asked for together: it is computed, or received, once. The forks become requests with their
+first tokens; they share the prompt's full blocks and have a copy of the last one.
 
 Scheduling is asynchronous where the runner allows it: a step is launched while the one before it is computed. At most
 two are in flight, or one for each stage, and one less between two calls of `step` (see `engine.steps_in_flight`).
@@ -182,10 +182,8 @@ class EngineCore:
         images: Sequence[PromptImage] = (),
     ) -> Reservation | None:
         """Hold blocks for the KV of `token_ids`, reusing cached ones. Returns None when there is no room now, or when
-        that would take the room which a request of the engine itself waits for.
-
-        Raises `ContextLengthExceeded` when there will never be room.
-        """
+        that would take the room which a request of the engine itself waits for. Raises `ContextLengthExceeded` when
+        there will never be room."""
         self.check_size(len(token_ids))
         self._require_new(key)
         waiting = self._scheduler.requests.first_without_blocks
