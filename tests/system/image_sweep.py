@@ -112,7 +112,7 @@ def sweep(family: str, folder: Path) -> None:
 def small_pools(seeing: Seeing, asked: Sequence[Case], folder: Path) -> int:
     """More at once than the decode node has room for. Returns how often one was preempted."""
     flags = (*NODE, *_SMALL_POOL)
-    relay = start_relay(seeing.folder, folder, prefill=[NODE], decode=[flags], router=(*ROUTER, "--max-attempts", "20"))
+    relay = start_relay(seeing.folder, folder, prefill=[NODE], decode=[flags], router=ROUTER)
     try:
         compare(relay, seeing, [*asked, *asked], _NUM_AT_ONCE, 60)
         relay.settle()
