@@ -26,7 +26,7 @@ from kvtransfer.messages import SENDER_TO_RECEIVER, HandoffName, PeerHello, Peer
 from kvtransfer.pusher import Pusher
 from kvtransfer.transports.base import Sender, Starting
 from wire import links
-from wire.errors import Refused
+from wire.errors import BatonError, Refused
 from wire.fingerprint import difference
 
 _MAX_REASON = 1000
@@ -135,8 +135,8 @@ class SenderConnections:
         for peer_id, waiting in list(self._waiting.items()):
             try:
                 greeted.append(self._welcome(peer_id, waiting.hello))
-            except (Refused, Starting) as error:
-                if isinstance(error, Refused) or now_s >= waiting.until_s:
+            except BatonError as error:
+                if not isinstance(error, Starting) or now_s >= waiting.until_s:
                     self.reject(peer_id, str(error))
             else:
                 self._waiting.pop(peer_id, None)

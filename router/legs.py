@@ -121,6 +121,7 @@ class Legs:
         self.awaits_first = True
         self._sent = {node.epoch: node.session.sent for node in (route.decode, route.prefill) if node is not None}
         self._num_missed = dict.fromkeys(self._sent, 0)
+        self._prefill_has_it = False
         self._progress = Progress()
         self._sender = sender
         self._cancel = cancel
@@ -186,12 +187,19 @@ class Legs:
 
     def are_missed(self, node: Node, live: AbstractSet[bytes], received: int) -> bool:
         """Whether the node, which knows the attempts `live` and has had every message up to `received`, has forgotten
-        its leg. It has to say so twice: the end of a leg may reach the router from the other node, later."""
-        if received < self._sent[node.epoch] or (node.epoch != self.decode_epoch and self.has_prefilled):
+        its leg. It has to say so twice: the end of a leg may reach the router from the other node, later. That is
+        the prefill node until it has prefilled, and while nothing is heard of it, it may have ended the request."""
+        is_decode = node.epoch == self.decode_epoch
+        if received < self._sent[node.epoch] or (self.has_prefilled and not is_decode):
             return False
         if live_key(self._cancel.handoff_id, self._cancel.attempt) in live:
             self._num_missed[node.epoch] = 0
+            self._prefill_has_it = self._prefill_has_it or not is_decode
             return False
+        if is_decode and self._prefill is not None and not self.has_prefilled:
+            if not self._prefill_has_it:
+                return False
+            self._prefill_has_it = False  # it has to say so again before the next time counts
         self._num_missed[node.epoch] += 1
         return self._num_missed[node.epoch] >= _MAX_MISSED
 

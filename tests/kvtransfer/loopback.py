@@ -68,12 +68,10 @@ class _Parcel:
 
 
 class LoopbackNetwork:
-    """Receivers by name, and the blocks in flight to them. Used by the threads of both sides at once. While it
-    `is_starting` no sender can be opened."""
+    """Receivers by name, and the blocks in flight to them. Used by the threads of both sides at once."""
 
     def __init__(self, plan: FaultPlan = without_faults) -> None:
         self.plan = plan
-        self.is_starting = False
         self._receivers: dict[str, LoopbackReceiver] = {}
         self._cut: set[LoopbackReceiver] = set()
         self._delayed: list[tuple[int, _Parcel]] = []
@@ -242,7 +240,8 @@ class LoopbackReceiver:
 
 
 class LoopbackSender:
-    """Pushes blocks of `blocks` to a receiver of the same network. Raises `TransferFailed` when it is not there.
+    """Pushes blocks of `blocks` to a receiver of the same network. Raises `TransferFailed` when it is not there, or
+    this has a `failure`.
 
     Pieces are small, so that small tests have several.
     """
@@ -256,6 +255,7 @@ class LoopbackSender:
         self._blocks = blocks
         self._receiver = network.find(self._name)
         self._is_memory = self._receiver.peers_write
+        self.failure = ""
         self._in_parts: dict[tuple[RequestKey, int], bytearray] = {}
         self.is_silent = self._is_memory
         self.pushes_parts = self._is_memory
@@ -287,6 +287,8 @@ class LoopbackSender:
 
     def poll(self) -> None:
         """See `Sender.poll`."""
+        if self.failure:
+            raise TransferFailed(self.failure)
         if self._network.find(self._name) is not self._receiver:
             raise TransferFailed(f"there is another receiver {self._name!r} now")
 
@@ -305,12 +307,14 @@ class LoopbackSender:
             self._network.lose(self)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoopbackOpener:
-    """Opens senders over `blocks` for a sending side in the same process (see `SenderOpener`)."""
+    """Opens senders over `blocks` for a sending side in the same process (see `SenderOpener`), unless it
+    `is_starting`."""
 
     network: LoopbackNetwork
     blocks: Blocks
+    is_starting: bool = False
 
     def poll(self) -> None:
         """Senders look after themselves."""
@@ -321,7 +325,7 @@ class LoopbackOpener:
 
     def open(self, hello: PeerHello) -> tuple[str, LoopbackSender]:
         """A sender to the first loopback endpoint of `hello`. Raises `Refused` when there is none."""
-        if self.network.is_starting:
+        if self.is_starting:
             raise Starting("the network is starting")
         for endpoint in hello.endpoints:
             if endpoint.transport == NAME:

@@ -90,6 +90,7 @@ class PrefillNode:
     link: Link
     router: FakeRouter
     pusher: Pusher
+    opener: SenderOpener
     address: str
     epoch: int
     now_s: float = 0.0
@@ -136,6 +137,11 @@ class PrefillNode:
         """Have the connection carry bytes that are no message."""
         (peer_id,) = [dealer.identity for dealer in self.router.dealers.values() if not dealer.closed]
         self.router.send_multipart([peer_id, frame], 0)
+
+    def set_starting(self, is_starting: bool) -> None:
+        """Its transport is starting, or is there."""
+        assert isinstance(self.opener, LoopbackOpener)
+        self.opener.is_starting = is_starting
 
     def close(self) -> None:
         self.side.close()
@@ -274,7 +280,7 @@ def make_prefill_node(
     router = wire.listen()
     pusher, pool = Pusher(HostPool(blocks)), PrefillPool(blocks)
     side = SendingSide(facts, cast("zmq.Socket[bytes]", router), opener, pusher, pool, wire.clock)
-    return PrefillNode(side, pool, Link(wire), router, pusher, ADDRESS, facts.epoch)
+    return PrefillNode(side, pool, Link(wire), router, pusher, opener, ADDRESS, facts.epoch)
 
 
 def make_decode_node(

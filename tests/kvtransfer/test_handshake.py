@@ -131,13 +131,13 @@ def test_a_handshake_without_an_answer_is_repeated() -> None:
 
 def test_a_hello_waits_for_a_transport_that_starts_and_fails_nothing() -> None:
     with open_pair(MAILBOX) as pair:
-        pair.network.is_starting = True
+        pair.prefill.set_starting(True)
         pair.prefill.prefill(KEY, 8)
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.pass_time(5)  # longer than it takes until the decode node renews
         assert pair.prefill.link.num_seen(Renew)
         assert not is_welcome(pair)
-        pair.network.is_starting = False
+        pair.prefill.set_starting(False)
         pair.until(lambda: KEY in pair.decode.pool.delivered_kv)
         assert pair.decode.pool.failures == []
         assert pair.prefill.side.counters.num_rejected_messages == 0
@@ -145,7 +145,7 @@ def test_a_hello_waits_for_a_transport_that_starts_and_fails_nothing() -> None:
 
 def test_a_hello_waits_for_one_lease_and_no_longer() -> None:
     with open_pair(MAILBOX) as pair:
-        pair.network.is_starting = True
+        pair.prefill.set_starting(True)
         pair.prefill.prefill(KEY, 8)
         pair.decode.wait_for_room(KEY, pair.prefill.peer)
         pair.pass_time(LEASE_S + 1)
@@ -156,7 +156,7 @@ def test_a_hello_waits_for_one_lease_and_no_longer() -> None:
 def test_more_hellos_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender_connections, "_MAX_WAITING", 0)
     with open_pair(MAILBOX) as pair:
-        pair.network.is_starting = True
+        pair.prefill.set_starting(True)
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.settle()
         assert pair.decode.pool.failures_of(KEY) == ["refused by P: the network is starting"]

@@ -103,6 +103,30 @@ async def test_a_request_that_its_node_has_forgotten_is_tried_again(role: str) -
         assert await call.result() == [1]
 
 
+async def test_a_decode_node_has_not_forgotten_what_a_prefill_node_may_have_ended() -> None:
+    """Its answer ends with token 1; the decode node has been told so, and the router not yet."""
+    async with relaying() as rig:
+        prefill, decode = await rig.pair()
+        call = rig.call()
+        leg = await prefill.expect(Prefill)
+        await decode.expect(Decode)
+        prefill.is_beating = False
+        decode.live.clear()
+        await has_been_asked(decode, 4)
+        await rig.has_heard(decode)
+        prefill.emit(leg, [1], finish="stop")
+        assert await call.result() == [1]
+        assert rig.relay.counters.num_retries == 0
+
+
+async def has_been_asked(node: FakeNode, times: int) -> None:
+    """The node gets so many more pings."""
+    before = node.num_pings
+    async with asyncio.timeout(10):
+        while node.num_pings < before + times:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
 async def test_a_prefill_node_may_forget_a_request_when_it_has_sampled_token_1() -> None:
     async with relaying() as rig:
         prefill, decode = await rig.pair()
@@ -110,10 +134,8 @@ async def test_a_prefill_node_may_forget_a_request_when_it_has_sampled_token_1()
         prefill.emit(await prefill.expect(Prefill), [1])
         await call.has_tokens(1)
         prefill.live.clear()
-        leg, before = await decode.expect(Decode), prefill.num_pings
-        async with asyncio.timeout(10):
-            while prefill.num_pings < before + 4:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        leg = await decode.expect(Decode)
+        await has_been_asked(prefill, 4)
         await rig.has_heard(prefill)
         decode.emit(leg, [1, 2], 0, finish="stop")
         assert await call.result() == [1, 2]

@@ -166,7 +166,7 @@ class SimHeartbeat:
         return _BEAT_S
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Opener(LoopbackOpener):
     """Remembers the senders it has opened: with their process ends what they write."""
 
@@ -177,6 +177,13 @@ class _Opener(LoopbackOpener):
         name, sender = LoopbackOpener.open(self, hello)
         self.senders.append(sender)
         return name, sender
+
+    def fail_all(self) -> None:
+        """What all senders need has ended, and none is opened before it is there again."""
+        self.is_starting = True
+        for sender in self.senders:
+            sender.failure = "what carries the blocks has ended"
+        _lose_all(self.network, self)
 
 
 class NodeProgram(Program):
@@ -226,7 +233,7 @@ class NodeProgram(Program):
         socket, address = open_listener(context, "127.0.0.1", 0, SETTINGS)
         facts = SendingFacts(self.name, self.epoch, FINGERPRINT, LAYOUT, self.process, LEASE_S)
         notices: SimMailbox[SendingNotice] = SimMailbox(self._engine.wake)
-        opener = _Opener(around.blocks, blocks)
+        opener = self._opener = _Opener(around.blocks, blocks)
         side = SendingSide(facts, socket, opener, Pusher(HostPool(blocks)), notices, around.clock)
         thread.side = side
         self._end_data.append(lambda: _lose_all(around.blocks, opener))
@@ -294,6 +301,17 @@ class NodeProgram(Program):
     def stall(self, for_s: float) -> None:
         """A step of its engine takes very long; its other threads go on."""
         self._engine.busy_until_s = self.around.clock.now_s + for_s
+
+    def lose_transport(self, for_s: float) -> None:
+        """What carries its blocks ends, as an agent of nixl does, and starts again."""
+        self._opener.fail_all()
+
+        def is_there() -> None:
+            self._opener.is_starting = False
+            self._transfers[0].wake()
+
+        self._transfers[0].wake()
+        self.around.clock.after(for_s, is_there)
 
     def kill(self) -> None:
         """See `Program`."""

@@ -29,6 +29,8 @@ _ROUTER_PAUSES_S = (0.1, 0.5, 0.5, 3.3, 5.0, 11.0)
 """Nodes believe in a silent router for 10 s."""
 _CUTS_S = (0.1, 0.25, 0.25, 0.5, 2.0, 4.0)
 _RESTARTS_S = (0.05, 0.05, 0.5, 0.5, 2.0, 5.0)
+_STARTS_S = (0.1, 2.0, 2.0, 7.0)
+"""Whoever connects waits for a transport for one lease."""
 
 _SEEDS_PER_COLLECTION = 5
 _LARGE_EACH = 10
@@ -155,6 +157,7 @@ class Schedule:
             self._stall,
             self._fail_step,
             self._fail_steps,
+            self._lose_transport,
         )
 
     def _at_a_message(self, sender: Host, receiver: Host) -> None:
@@ -241,6 +244,9 @@ class Schedule:
     def _fail_steps(self) -> None:
         """Until the routers give it no more requests."""
         self.world.fail_steps(self._node(), 100)
+
+    def _lose_transport(self) -> None:
+        self.world.lose_transport(self._node(), self.chance.choice(_STARTS_S))
 
     def _fault(self, number: int, key: RequestKey, move: Move) -> Fault:
         """What happens to a block of KV on its way."""
