@@ -14,6 +14,7 @@ from engine.build import Engine
 from engine.core import FirstToken
 from engine.models.vision.decoding import resized
 from engine.models.vision.tower import Tower
+from engine.scheduler.request import RequestOutput
 from node.events import failure_of
 from tests.engine.models.image_files import picture
 from tests.engine.models.seeing import SEEING_FAMILIES, Seeing, make_seeing
@@ -133,7 +134,7 @@ def test_rows_of_an_image_are_kept_for_the_client_who_showed_it(
 def test_a_request_whose_images_are_elsewhere_fails_when_its_kv_is_gone_and_no_other(tmp_path: Path) -> None:
     seeing = make_seeing(tmp_path, "mistral3")
     engine = built(tmp_path, num_blocks=24)
-    older, newer = key_of(1), key_of(2)
+    older, newer, last = key_of(1), key_of(2), key_of(3)
     engine.core.add(older, list(range(40)), DecodingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
     engine.core.step()
     prompt = Prompt(seeing).text(3, 1).image(picture(60, 100, 1)).text(2, 2)
@@ -145,13 +146,17 @@ def test_a_request_whose_images_are_elsewhere_fails_when_its_kv_is_gone_and_no_o
     params = DecodingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     first = [FirstToken(newer, params, 7)]
     engine.core.add_reserved(reservation, prompt.ids, first, num_prompt_tokens=len(prompt.ids), images=images)
-    outputs = []
+    outputs: list[RequestOutput] = []
     while engine.core.has_work:
+        if not engine.core.is_live(last) and sum(output.key == older for output in outputs) == 45:
+            engine.core.add(last, list(range(8)), DecodingParams(temperature=0.0, max_tokens=5, ignore_eos=True))
         outputs += engine.core.step()
         engine.core.check()
     (failed,) = [output for output in outputs if output.has_failed]
     assert (failed.key, isinstance(failure_of(failed), Overloaded)) == (newer, True)
     assert sum(output.token is not None for output in outputs if output.key == older) == 50
+    # nobody waits for the failure until others have ended
+    assert [output.key for output in outputs[outputs.index(failed) :]].count(last) >= 4
 
 
 def test_images_that_are_not_those_of_the_tokens_are_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from wire.sampling import DecodingParams
 JSON = "application/json"
 USER = {"role": "user", "content": "hi"}
 UNKNOWN, UNSUPPORTED, INVALID = "unknown_parameter", "unsupported_parameter", "invalid_value"
+IMAGE_URL = "messages[1].content[1].image_url.url"
 ABSENT = "(this member is left out)"
 
 
@@ -219,7 +220,8 @@ CHAT = [
     (_message(role="assistant", tool_calls=[_call(arguments={})]), f"{FUNCTION}.arguments", INVALID),
     (_message(role="assistant", tool_calls=[_call(name=None)]), f"{FUNCTION}.name", INVALID),
     (_message(role="assistant", tool_calls=[]), "messages[1].content", INVALID),
-    (_part(type="image_url", image_url={"url": "http://x"}), "messages[1].content[1].image_url.url", INVALID),
+    (_part(type="image_url", image_url={"url": "http://x"}), IMAGE_URL, INVALID),
+    (_part(type="image_url", image_url={"url": "http:image/png;base64,eA=="}), IMAGE_URL, INVALID),
     (_part(type="image_url", image_url="data:image/png;base64,eA=="), "messages[1].content[1].image_url", INVALID),
     (_part(type="input_audio"), "messages[1].content[1].type", UNSUPPORTED),
     (_part(type="hologram"), "messages[1].content[1].type", UNSUPPORTED),
