@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from decode_node.settings import DecodeNodeSettings
 from node.command import run_command
+from program.process import quick_imports
 
 
 def _serve(settings: DecodeNodeSettings) -> None:
     # imported late: these bring in torch, and help and wrong flags have been answered by now
-    from decode_node.node import DecodeRole
-    from node.process import run_node
+    with quick_imports():
+        from decode_node.node import DecodeRole
+        from node.process import run_node
 
     run_node(settings, DecodeRole)
 

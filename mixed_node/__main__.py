@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from mixed_node.settings import MixedNodeSettings
 from node.command import run_command
+from program.process import quick_imports
 
 
 def _serve(settings: MixedNodeSettings) -> None:
     # imported late: these bring in torch, and help and wrong flags have been answered by now
-    from mixed_node.node import MixedRoles
-    from node.process import run_node
+    with quick_imports():
+        from mixed_node.node import MixedRoles
+        from node.process import run_node
 
     run_node(settings, MixedRoles(settings.role))
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from node.command import run_command
 from prefill_node.settings import PrefillNodeSettings
+from program.process import quick_imports
 
 
 def _serve(settings: PrefillNodeSettings) -> None:
     # imported late: these bring in torch, and help and wrong flags have been answered by now
-    from node.process import run_node
-    from prefill_node.node import PrefillRole
+    with quick_imports():
+        from node.process import run_node
+        from prefill_node.node import PrefillRole
 
     run_node(settings, PrefillRole)
 

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import gc
 import io
 import json
 import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
-from program.process import FIELDS, configure_logging, make_formatter, report_errors
+from program.process import FIELDS, configure_logging, make_formatter, quick_imports, report_errors
 from wire.errors import InvalidSetting
 
 
@@ -42,6 +44,17 @@ def test_what_a_start_has_freed_is_kept_until_it_is_given_back() -> None:
     kept_mib, left_mib = map(int, done.stdout.split())
     assert kept_mib > 48
     assert left_mib < 16
+
+
+def test_garbage_is_looked_for_again_after_imports_but_not_in_them() -> None:
+    try:
+        with suppress(ImportError), quick_imports():
+            assert not gc.isenabled()
+            raise ImportError("no such module")
+        assert gc.isenabled()
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
 
 
 def _record(message: str, *arguments: object, **members: object) -> logging.LogRecord:
