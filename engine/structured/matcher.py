@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from engine.structured.vocabulary import Vocabulary, require_sound
 from wire.errors import BatonError, InvalidRequest, RequestFailed
@@ -36,20 +36,28 @@ _NUM_THREADS = 2
 _Result = TypeVar("_Result")
 
 
+class FirstMatcher(NamedTuple):
+    """A matcher before any token. It knows the ids below `num_tokens`, those of the tokenizer; models may have more,
+    and it gives up when it is asked about these."""
+
+    matcher: LLMatcher
+    num_tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class CompiledGrammar:
     """`first`: the matcher before any token, once it is there. Its copies share one lexer with it, and so all states of
     this that any of them has reached. `num_copies` of it were made so far. `is_worn`: one of them has found no room for
     another state; where there were others, whose states these may be, the grammar is to be compiled anew."""
 
-    first: Future[LLMatcher]
+    first: Future[FirstMatcher]
     num_copies: int = 0
     is_worn: bool = False
 
     def copy(self) -> LLMatcher:
         """A matcher before any token. Raises what compiling has raised."""
         self.num_copies += 1
-        return self.first.result().deep_copy()
+        return self.first.result().matcher.deep_copy()
 
     @property
     def is_usable(self) -> bool:
@@ -73,6 +81,7 @@ class GrammarMatcher:
         self._compiled = compiled
         self._unread = list(output)
         self._matcher: LLMatcher | None = None
+        self._num_tokens = 0
         self._mask: bytes | None = None
         self._accepted: int | None = None
         self._is_settled = False
@@ -85,7 +94,7 @@ class GrammarMatcher:
     def accepts(self, token_id: int) -> bool:
         """See `Matcher.accepts`. False where the next byte is forced: there a mask has the one token that a tokenizer
         would write, and others that begin the same text would be accepted."""
-        if not (self._is_settled or self._settle()) or not self.leaves_choice:
+        if not (self._is_settled or self._settle()) or not self.leaves_choice or token_id >= self._num_tokens:
             return False
         matcher = self._matcher
         assert matcher is not None
@@ -150,6 +159,7 @@ class GrammarMatcher:
         if self._matcher is None:
             try:
                 self._matcher = self._compiled.copy()
+                self._num_tokens = self._compiled.first.result().num_tokens
             except BatonError as error:
                 self.fail(error.message)
                 return False
@@ -238,9 +248,10 @@ class Grammars:
                 self._vocabulary = self._load()
             return self._vocabulary
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+    def _compile(self, grammar: Grammar) -> FirstMatcher:
         try:
-            return self._loaded().compile(grammar)
+            vocabulary = self._loaded()
+            return FirstMatcher(vocabulary.compile(grammar), vocabulary.tokens.vocab_size)
         except BatonError:
             raise
         except (OSError, MemoryError) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import threading
 from concurrent.futures import Future
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -16,6 +15,7 @@ from engine.structured.matcher import (
     OUT_OF_RESOURCES,
     WORN_OUT,
     CompiledGrammar,
+    FirstMatcher,
     GrammarMatcher,
     Grammars,
 )
@@ -29,8 +29,8 @@ MAX_TOKENS = 150
 
 
 def _compiled(vocabulary: Vocabulary, grammar: Grammar) -> CompiledGrammar:
-    first: Future[Any] = Future()
-    first.set_result(vocabulary.compile(grammar))
+    first: Future[FirstMatcher] = Future()
+    first.set_result(FirstMatcher(vocabulary.compile(grammar), vocabulary.tokens.vocab_size))
     return CompiledGrammar(first)
 
 
@@ -87,6 +87,17 @@ def test_a_matcher_that_begins_behind_some_tokens_allows_the_same(
         walked.take(output[-1])
         if walked.is_complete:
             break
+
+
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_what_is_accepted_is_what_a_mask_allows(name: str, vocabulary: Vocabulary) -> None:
+    matcher, beyond = _matcher(vocabulary, GRAMMARS[name][0]), vocabulary.tokens.vocab_size
+    allowed = set(_allowed(matcher))
+    matcher = matcher.fork(())  # one that was not asked for a mask
+    for token_id in range(beyond + 40):  # a model may have more tokens than its tokenizer
+        assert not matcher.accepts(token_id) or token_id in allowed
+        assert matcher.accepts(token_id) or token_id not in allowed or not matcher.leaves_choice
+    assert set(_allowed(matcher)) == allowed
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
