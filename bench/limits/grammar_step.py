@@ -3,7 +3,7 @@
 One engine decodes a batch of requests, without a grammar and with one in each of them, in turns. Three grammars are
 measured: objects, of which many tokens are forced, so that steps have more of them; a text, in which nothing is forced,
 so that steps have as many tokens as without a grammar; and anything, which refuses no token, as the grammar of a model
-that writes what it was asked for. The first two refuse a third and a half of what the demo model draws. The prompt is
+that writes what it was asked for. The first two refuse a third of what the demo model draws. The prompt is
 the beginning of a story: behind a few random tokens the model wants to end the text, and with a grammar, where no end
 is possible yet, each end that it draws is drawn again.
 
