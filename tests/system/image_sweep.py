@@ -25,6 +25,7 @@ from typing import Any
 
 from PIL import Image
 
+from engine.models.vision.facts import PixtralFacts
 from tests.engine.models.image_files import picture
 from tests.engine.models.seeing import SEEING_FAMILIES, Seeing, make_seeing
 from tests.system.harness import MODEL_NAME, Relay, start_relay
@@ -37,9 +38,9 @@ _SMALL_POOL = ("--num-blocks", "40")
 Case = tuple[list[dict[str, Any]], list[Image.Image]]
 
 
-def cases() -> list[Case]:
-    """Parts of a chat, and the pictures among them."""
-    pictures = [picture(*size, seed) for seed, size in enumerate(_SIZES)]
+def cases(least: int) -> list[Case]:
+    """Parts of a chat, and the pictures among them, all with an edge longer than `least`."""
+    pictures = [picture(*size, seed) for seed, size in enumerate(_SIZES) if max(size) > least]
     found: list[Case] = [([part(each), _TEXT], [each]) for each in pictures]
     one, other = pictures[:2]
     found.append(([_TEXT, part(one), _TEXT, part(other), _TEXT], [one, other]))
@@ -87,7 +88,8 @@ def busiest(relay: Relay) -> Any:
 def sweep(family: str, folder: Path) -> None:
     """All of one family."""
     begin_s = time.monotonic()
-    seeing, asked = make_seeing(folder / "model", family), cases()
+    seeing = make_seeing(folder / "model", family)
+    asked = cases(seeing.facts.edge if isinstance(seeing.facts, PixtralFacts) else 0)
     decode = [(*NODE, *flags) for flags in DECODE]
     relay = start_relay(seeing.folder, folder / "relay", prefill=[NODE], decode=decode, router=ROUTER)
     try:

@@ -107,6 +107,9 @@ class PixtralFacts(ImageFacts):
         ratio = max(height, width) / self.longest_edge
         if ratio > 1:
             height, width = max(1, math.floor(height / ratio)), max(1, math.floor(width / ratio))
+        if max(height, width) <= self.edge:
+            # transformers' code fails with a single token, and with it the whole step would
+            raise InvalidRequest(f"an image of {height} x {width} pixels is too small for this model", "messages")
         return (height - 1) // self.edge * self.edge + self.edge, (width - 1) // self.edge * self.edge + self.edge
 
     def token_ids(self, height: int, width: int) -> list[int]:
