@@ -216,8 +216,9 @@ class RankMachines:
                 return dict(list(fresh.items())[:wanted])
             if now_s >= deadline_s:
                 there = ", ".join(each.offer.host for each in fresh.values()) or "none"
+                first, last = numbers[len(fresh) * len(numbers) // wanted], numbers[-1]
                 raise RankFailed(
-                    f"ranks {numbers[len(fresh) * len(numbers) // wanted]} to {numbers[-1]} have no machine: "
+                    f"{f'rank {last} has' if first == last else f'ranks {first} to {last} have'} no machine: "
                     f"{len(fresh)} of {wanted} dialled {self.address} within {MACHINES_TIMEOUT_S:g} s ({there})"
                 )
             if self._socket.poll(_BEAT_MS):

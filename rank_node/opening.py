@@ -10,6 +10,7 @@ import zmq
 
 from engine.executor.spread import Machine
 from engine.executor.starting import LocalRanks, RankStarter
+from kvtransfer.ranks.transports import taken_by_ranks
 from program.process import start_authenticator
 from rank_node.machines import RankMachines
 from wire import links
@@ -36,12 +37,24 @@ class RankPlaces(Protocol):
         """See `NodeSettings`."""
         ...
 
+    @property
+    def divides_pool(self) -> bool:
+        """See `EngineSettings`."""
+        ...
+
+    @property
+    def kv_transport(self) -> str:
+        """See `NodeSettings`."""
+        ...
+
 
 def open_ranks(
     settings: RankPlaces, role: str, cluster_key: ClusterKey | None, on_close: Callable[[Callable[[], None]], object]
 ) -> RankStarter:
     """The starter of a node's ranks. Machines have to have a key of `role`. Raises `InvalidSetting` when the port is
-    taken."""
+    taken, and before anything is waited for where ranks do not have the transport."""
+    if settings.divides_pool:
+        taken_by_ranks(settings.kv_transport, settings.rank_machines)
     local = LocalRanks(_RANK_MODULE, Machine(0, settings.host))
     if settings.rank_machines <= 1:
         return local

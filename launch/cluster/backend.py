@@ -27,7 +27,12 @@ class Phase(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Program:
     """What a member runs: `python -m module *arguments` beside the variables that its machine has. Each of
-    `host_flags` is given the address at which it has to listen there. `resources`: what it needs of one machine."""
+    `host_flags` is given the address at which it has to listen there. `resources`: what it needs of one machine.
+
+    A member may be spread over several: `further` runs on others, each on one of its own and with the same resources,
+    and comes and goes with the member. `wait_flag` is given a port at which the member waits for these, and theirs,
+    `dial_flag`, the member's address with that port.
+    """
 
     name: str
     module: str
@@ -35,6 +40,9 @@ class Program:
     environment: Mapping[str, str]
     host_flags: tuple[str, ...] = ()
     resources: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
+    further: tuple[Program, ...] = ()
+    wait_flag: str = ""
+    dial_flag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,7 @@ class Backend(Protocol):
         ...
 
     def remove(self, name: str) -> None:
-        """End a member at once, and free its place. Nothing happens if there is none."""
+        """End a member at once, and free its places. Nothing happens if there is none."""
         ...
 
     def reports(self) -> Mapping[str, Report]:

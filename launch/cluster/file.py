@@ -31,6 +31,7 @@ Owns the format, TOML, and its checks. Does not know who starts the programs: th
     count = 1
     resources = { CPU = 4, GPU = 1 }    # of each rank of a node; all ranks of one are on one machine, and all
                                         # nodes of a group (data-parallel-size among the flags)
+    machines = 1                  # but for this: so many that the ranks of each node are spread over
     flags = { max-num-seqs = 64 }
 
 Invariant: a value that cannot be used is an `InvalidSetting` that names its place in the file.
@@ -64,6 +65,7 @@ from prefill_node.settings import PrefillNodeSettings
 from router.settings import RouterSettings
 from wire.errors import InvalidSetting
 from wire.keys import ROUTER
+from wire.kv_share import MAX_RANKS
 from wire.messages import DECODE, PREFILL
 
 RAY: Final = "ray"
@@ -102,6 +104,7 @@ class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min: _Count | None = None
     max: _Count | None = None
     count: _Count | None = None
+    machines: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
     resources: dict[str, float] = msgspec.field(default_factory=lambda: {"CPU": 1.0})
     flags: dict[str, Any] = {}
 
@@ -123,8 +126,8 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @dataclass(frozen=True, slots=True)
 class Group(Generic[_SettingsT]):
     """Nodes of one role: from `minimum` to `maximum`, at first `count`. Each of the `ranks` of a node needs `resources`
-    of the node's machine. With `engines` above 1 (`--data-parallel-size`) each is a group of so many nodes, on one
-    machine."""
+    of the node's machine, or of its `machines`, each of which has as many of them. With `engines` above 1
+    (`--data-parallel-size`) each is a group of so many nodes, on one machine."""
 
     role: str
     minimum: int
@@ -132,6 +135,7 @@ class Group(Generic[_SettingsT]):
     count: int
     ranks: int
     engines: int
+    machines: int
     resources: Mapping[str, float]
     settings: _SettingsT
 
@@ -165,11 +169,13 @@ class ClusterFile:
         return {PREFILL: self.prefill, DECODE: self.decode}
 
     def on_one_machine(self) -> Deployment:
-        """The same as a deployment of `baton serve`, with each group at its count."""
+        """The same as a deployment of `baton serve`, with each group at its count, and all ranks here."""
         serve = ServeSettings(
             self.prefill.count, self.decode.count, routers=self.num_routers, start_timeout_s=self.start_timeout_s
         )
-        return Deployment(serve, self.router, self.prefill.settings, self.decode.settings, self.prefill.count)
+        prefill = dataclasses.replace(self.prefill.settings, rank_machines=1)
+        decode = dataclasses.replace(self.decode.settings, rank_machines=1)
+        return Deployment(serve, self.router, prefill, decode, self.prefill.count)
 
 
 def read_cluster_file(path: Path) -> tuple[ClusterFile, str]:
@@ -227,6 +233,13 @@ def _group(
         require_number_of_engines(settings)
     except InvalidSetting as error:
         raise InvalidSetting(f"{place} flags: {error}") from None
+    machines = table.machines
+    if settings.num_ranks % machines:
+        raise InvalidSetting(
+            f"{place}: machines = {machines}: {settings.num_ranks} ranks are not spread equally over them"
+        )
+    if machines > 1 and settings.data_parallel_size > 1:
+        raise InvalidSetting(f"{place}: machines = {machines}: the nodes of data-parallel-size share one machine")
     minimum, maximum, count = _bounds(table, place)
     if role == DECODE and minimum < 1:
         raise InvalidSetting(f"{place}: min must be at least 1, because decode nodes finish every request")
@@ -240,8 +253,9 @@ def _group(
         count,
         settings.num_ranks,
         settings.data_parallel_size,
+        machines,
         _resources(table.resources, place),
-        dataclasses.replace(settings, model=file.model, goal_tpot_ms=file.goals.tpot_ms),
+        dataclasses.replace(settings, model=file.model, goal_tpot_ms=file.goals.tpot_ms, rank_machines=machines),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
@@ -49,16 +50,27 @@ class Keeper:
         self._events: queue.SimpleQueue[ChildReport] = queue.SimpleQueue()
         self._child: SupervisedChild | None = None
         self._key_file = -1
+        self._waiting: socket.socket | None = None
         self._report = Report(Phase.PLACING, machine)
 
-    def start(self, program: Program, secrets: Secrets) -> None:
-        """Run `program`, unless it runs."""
+    def meeting_place(self) -> str:
+        """Where a program here waits for those on further machines: a port that is kept for it, and for the next one
+        here, so that they find it again."""
+        if self._waiting is None:
+            self._waiting = socket.socket()
+            # who listens there has to set this, too
+            self._waiting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._waiting.bind((self._address, 0))
+        return f"{self._address}:{self._waiting.getsockname()[1]}"
+
+    def start(self, program: Program, secrets: Secrets, dials: str = "") -> None:
+        """Run `program`, unless it runs. `dials`: where it finds the member that it belongs to."""
         self._take_events()
         if self._child is not None:
             return
         known = Report(Phase.STARTING, self._report.machine, arguments=program.arguments)
         try:
-            self._child = SupervisedChild(self._spec(program, secrets), self._events.put, self._console)
+            self._child = SupervisedChild(self._spec(program, secrets, dials), self._events.put, self._console)
             self._report = replace(known, pid=self._child.pid)
         except OSError as error:
             self._report = replace(known, phase=Phase.EXITED, reason=f"cannot be started: {error}")
@@ -77,6 +89,9 @@ class Keeper:
 
     def close(self) -> None:
         """End the program and everything in its process group. Raises `ChildFailed` when that takes too long."""
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None
         if self._child is None:
             return
         self._child.kill()
@@ -110,15 +125,19 @@ class Keeper:
             return address
         return address.replace(f"[{host}]" if ":" in host else host, self._address)
 
-    def _spec(self, program: Program, secrets: Secrets) -> ChildSpec:
+    def _spec(self, program: Program, secrets: Secrets, dials: str) -> ChildSpec:
         environment = {**child_environment(os.environ), **program.environment, "PYTHONUNBUFFERED": "1"}
         if program.module == ROUTER and secrets.api_key:
             environment[KEY_VARIABLE] = secrets.api_key
-        return ChildSpec(program.name, program.module, tuple(self._arguments(program, secrets)), environment)
+        return ChildSpec(program.name, program.module, tuple(self._arguments(program, secrets, dials)), environment)
 
-    def _arguments(self, program: Program, secrets: Secrets) -> Sequence[str]:
-        hosts = [f"{flag}={self._address}" for flag in program.host_flags]
-        return [*program.arguments, *hosts, f"--cluster-key={self._key_path(secrets.cluster_key)}"]
+    def _arguments(self, program: Program, secrets: Secrets, dials: str) -> Sequence[str]:
+        found = [f"{flag}={self._address}" for flag in program.host_flags]
+        if program.wait_flag:
+            found.append(f"{program.wait_flag}={self.meeting_place().rpartition(':')[2]}")
+        if program.dial_flag:
+            found.append(f"{program.dial_flag}={dials}")
+        return [*program.arguments, *found, f"--cluster-key={self._key_path(secrets.cluster_key)}"]
 
     def _key_path(self, text: str) -> str:
         """A file in memory, under a name that every child can open as long as this process lives."""

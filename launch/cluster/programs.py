@@ -15,11 +15,13 @@ from launch.cluster.file import ClusterFile, Group
 from launch.settings import LOOPBACK
 from node.settings import NodeSettings
 from program.settings import as_flags
+from rank_node.settings import RankSettings
 from wire.keys import ROUTER
 from wire.messages import PREFILL
 
 CPU, GPU = "CPU", "GPU"
 _MODULES = {ROUTER: "router", PREFILL: "prefill_node", "decode": "decode_node"}
+_RANK_MODULE = "rank_node.command"
 
 
 class Ports(NamedTuple):
@@ -54,12 +56,13 @@ def router_program(file: ClusterFile, name: str, ports: Ports) -> Program:
 
 
 def node_program(file: ClusterFile, group: Group[NodeSettings], name: str, routers: Sequence[str]) -> Program:
-    """A node of a group that joins the routers at these addresses."""
+    """A node of a group that joins the routers at these addresses, with `baton rank` on its further machines."""
+    ranks_here = group.ranks // group.machines
     settings = dataclasses.replace(
         group.settings,
         node_id=name,
         router=",".join(routers),
-        num_threads=group.settings.num_threads or max(1, int(group.ranks * group.resources.get(CPU, 1))),
+        num_threads=group.settings.num_threads or max(1, int(ranks_here * group.resources.get(CPU, 1))),
         # it may have a part of a GPU
         gpu_memory_utilization=round(
             group.settings.gpu_memory_utilization * min(1.0, group.engines * group.resources.get(GPU, 1.0)), 4
@@ -72,5 +75,21 @@ def node_program(file: ClusterFile, group: Group[NodeSettings], name: str, route
         (*command, *as_flags(settings)),
         file.environment,
         ("--host",) if file.listens_on_machine else (),
-        {resource: amount * group.ranks * group.engines for resource, amount in group.resources.items()},
+        {resource: amount * ranks_here * group.engines for resource, amount in group.resources.items()},
+        tuple(_ranks_program(file, settings, f"{name}/{number}") for number in range(1, group.machines)),
+        "--rank-port" if group.machines > 1 else "",
     )
+
+
+def _ranks_program(file: ClusterFile, node: NodeSettings, name: str) -> Program:
+    """The ranks of a node on one of its further machines."""
+    settings = RankSettings(
+        node.model,
+        trust_remote_code=node.trust_remote_code,
+        num_threads=node.num_threads,
+        shutdown_timeout_s=node.shutdown_timeout_s,
+        log_level=node.log_level,
+        log_format=node.log_format,
+    )
+    hosts = ("--host",) if file.listens_on_machine else ()
+    return Program(name, _RANK_MODULE, tuple(as_flags(settings)), file.environment, hosts, dial_flag="--driver")

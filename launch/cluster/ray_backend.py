@@ -1,12 +1,13 @@
 """A deployment on a Ray cluster: a placement group and an actor for each member, and one more actor for the controller.
 
-Owns everything that is said to Ray, and is the only module that imports it. Ray finds the machines, holds the places,
-notices what has died, and starts the controller again elsewhere when its machine dies. No engine runs in a worker of
-Ray: an actor watches over one program (`launch.cluster.keeper`), which is a process of its own.
+Owns everything that is asked of Ray. Ray finds the machines, holds the places, notices what has died, and starts the
+controller again elsewhere when its machine dies. No engine runs in a worker of Ray: an actor watches over one program
+(`launch.cluster.keeper`), which is a process of its own.
 
-All of a deployment is in the namespace `baton-NAME`: the actor `controller`, and for each member an actor
-`MEMBER.TOKEN` with a placement group of the same name, where the token tells one life of its place from another. They
-are detached: they outlive the command that made them, and nothing of them ends by itself.
+All of a deployment is in the namespace `baton-NAME`: the actor `controller`, and what `ray_places` says of each member;
+the token in its names tells one life of its place from another. The place of a member that is spread over several
+machines is lost with what watches on any of them. All are detached: they outlive the command that made them, and
+nothing of them ends by itself.
 
 Invariants: every answer that is waited for has a deadline; who was not found a place is asked nothing; at most one
 question to an actor is open.
@@ -20,16 +21,13 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util.placement_group import (
-    PlacementGroup,
-    get_placement_group,
     placement_group,
-    placement_group_table,
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -40,6 +38,21 @@ from launch.cluster.controller import Controller
 from launch.cluster.file import ClusterFile, parse_cluster_file
 from launch.cluster.keeper import Keeper, Secrets
 from launch.cluster.loop import ControllerLoop
+from launch.cluster.ray_places import (
+    REPORT_S,
+    Post,
+    Seat,
+    actor_names,
+    answer,
+    end,
+    first_line,
+    known_groups,
+    machine_name,
+    names_of,
+    namespace,
+    place_of,
+    waits_for,
+)
 from launch.cluster.readings import RouterView
 from launch.cluster.status import Status
 from launch.console import Console
@@ -48,13 +61,10 @@ from program.process import configure_logging
 from wire.errors import ChildFailed, InvalidSetting
 
 CONTROLLER = "controller"
-REPORT_S = 2.0
-"""How long a round waits for reports of members; who is later is as it was."""
 CLOSE_S = 5.0
 CALL_S = 120.0
 LOOK_S = 3.0
 _LIST_S = 10.0
-_NAME_LENGTH = 12
 _STANDARD = {"CPU": "num_cpus", "GPU": "num_gpus"}
 _HIDDEN = ("node:", "memory", "object_store_memory", "accelerator_type:")
 _log = logging.getLogger(__name__)
@@ -67,11 +77,14 @@ class KeeperActor:
     def __init__(self, listens_on_machine: bool) -> None:
         configure_logging("info")
         address = ray.util.get_node_ip_address() if listens_on_machine else LOOPBACK
-        self._keeper = Keeper(_machine_name(ray.get_runtime_context().get_node_id()), address, Console(sys.stderr))
+        self._keeper = Keeper(machine_name(ray.get_runtime_context().get_node_id()), address, Console(sys.stderr))
 
-    def start(self, program: Program, known: Secrets) -> None:
+    def meeting_place(self) -> str:
         """See `Keeper`, as for the others."""
-        self._keeper.start(program, known)
+        return self._keeper.meeting_place()
+
+    def start(self, program: Program, known: Secrets, dials: str = "") -> None:
+        self._keeper.start(program, known, dials)
 
     def terminate(self) -> None:
         self._keeper.terminate()
@@ -105,25 +118,13 @@ class ControllerActor:
         self._loop.stop()
 
 
-@dataclass(slots=True)
-class _Seat:
-    """A member's actor, None when it was lost before it was found, and placement group. `question`: the report that it
-    was asked for and has not given yet."""
-
-    actor: Any
-    group: PlacementGroup | None
-    program: Program | None
-    report: Report
-    question: Any = None
-
-
 class RayBackend:
     """See `launch.cluster.backend.Backend`. Finds the members that run already. Raises `ChildFailed`."""
 
     def __init__(self, file: ClusterFile, known: Secrets) -> None:
         self._file = file
         self._secrets = known
-        self._seats: dict[str, _Seat] = {}
+        self._seats: dict[str, Seat] = {}
         self._adopt()
 
     def start(self, program: Program) -> None:
@@ -136,52 +137,61 @@ class RayBackend:
             seat = self._seats[program.name] = self._place(program)
         elif seat.report.phase != Phase.EXITED:
             return
-        seat.program, seat.question = program, None
-        seat.report = Report(Phase.PLACING if seat.report.phase == Phase.PLACING else Phase.STARTING)
-        seat.actor.start.remote(program, self._secrets)
+        seat.program = program
+        for post in seat.posts:
+            post.question = None
+            post.report = Report(Phase.PLACING if post.report.phase == Phase.PLACING else Phase.STARTING)
+        own, *further = (post.actor for post in seat.posts)
+        own.start.remote(program, self._secrets)
+        for actor, each in zip(further, program.further, strict=True):
+            # Ray calls it when the member's machine has answered
+            actor.start.remote(each, self._secrets, own.meeting_place.remote())
 
     def terminate(self, name: str) -> None:
         """See `Backend`."""
         seat = self._seats.get(name)
         if seat is not None and seat.report.phase != Phase.LOST:
-            seat.actor.terminate.remote()
-            seat.question = None
+            # what is on further machines goes on until the member needs it no more
+            seat.posts[0].actor.terminate.remote()
+            seat.posts[0].question = None
 
     def remove(self, name: str) -> None:
         """See `Backend`."""
         seat = self._seats.pop(name, None)
         if seat is None:
             return
-        if seat.report.phase not in (Phase.PLACING, Phase.LOST):
-            # so that its whole process group ends, and not only what the kernel ties to the actor
+        placed = [post for post in seat.posts if post.report.phase not in (Phase.PLACING, Phase.LOST)]
+        # so that their whole process groups end, and not only what the kernel ties to the actors
+        for closing in [post.actor.close.remote() for post in placed]:
             with contextlib.suppress(RayError):
-                ray.get(seat.actor.close.remote(), timeout=CLOSE_S)
-        _end(seat.actor, seat.group)
+                ray.get(closing, timeout=CLOSE_S)
+        end([post.actor for post in seat.posts], seat.group)
 
     def reports(self) -> Mapping[str, Report]:
         """See `Backend`."""
-        for seat in self._seats.values():
-            if seat.question is None and seat.report.phase != Phase.LOST:
-                seat.question = seat.actor.report.remote()
-        asked = [seat for seat in self._seats.values() if seat.question is not None]
-        placed = [seat.question for seat in asked if seat.report.phase != Phase.PLACING]
+        posts = [(seat, post) for seat in self._seats.values() for post in seat.posts]
+        for _, post in posts:
+            if post.question is None and post.report.phase != Phase.LOST:
+                post.question = post.actor.report.remote()
+        asked = [(seat, post) for seat, post in posts if post.question is not None]
+        placed = [post.question for _, post in asked if post.report.phase != Phase.PLACING]
         if placed:
             ray.wait(placed, num_returns=len(placed), timeout=REPORT_S)
-        questions = [seat.question for seat in asked]
+        questions = [post.question for _, post in asked]
         answered = set(ray.wait(questions, num_returns=len(questions), timeout=0)[0]) if questions else set()
-        for seat in asked:
-            if seat.question in answered:
-                seat.report = _answer(seat)
-                seat.question = None
-            elif seat.report.phase == Phase.PLACING:
-                seat.report = replace(seat.report, reason=_waits_for(seat))
+        for seat, post in asked:
+            if post.question in answered:
+                post.report = answer(seat, post)
+                post.question = None
+            elif post.report.phase == Phase.PLACING:
+                post.report = replace(post.report, reason=waits_for(seat))
         return {name: seat.report for name, seat in self._seats.items()}
 
     def machines(self) -> Sequence[Machine]:
         """See `Backend`."""
         return [
             Machine(
-                _machine_name(node["NodeID"]),
+                machine_name(node["NodeID"]),
                 node["NodeManagerAddress"],
                 {name: amount for name, amount in node["Resources"].items() if not name.startswith(_HIDDEN)},
             )
@@ -189,46 +199,50 @@ class RayBackend:
             if node["Alive"]
         ]
 
-    def _place(self, program: Program) -> _Seat:
-        """A place with an actor in it, as soon as Ray has one."""
-        name = f"{program.name}.{secrets.token_hex(4)}"
+    def _place(self, program: Program) -> Seat:
+        """A place with an actor for each machine in it, as soon as Ray has one."""
+        name, count = f"{program.name}.{secrets.token_hex(4)}", 1 + len(program.further)
         try:
-            # one bundle for all ranks, which share the memory of their machine
-            group = placement_group([dict(program.resources)], strategy="STRICT_PACK", name=name, lifetime="detached")
-            options = {_STANDARD[key]: amount for key, amount in program.resources.items() if key in _STANDARD}
-            actor = ray.remote(KeeperActor).options(
-                name=name,
-                namespace=namespace(self._file.name),
-                lifetime="detached",
-                max_restarts=0,
-                resources={key: amount for key, amount in program.resources.items() if key not in _STANDARD},
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
-                **{"num_cpus": 0, **options},
+            # one bundle for all ranks of a machine, which share its memory
+            group = placement_group(
+                [dict(program.resources)] * count, strategy="STRICT_SPREAD", name=name, lifetime="detached"
             )
-            return _Seat(actor.remote(self._file.listens_on_machine), group, program, Report(Phase.PLACING))
+            options = {_STANDARD[key]: amount for key, amount in program.resources.items() if key in _STANDARD}
+            actors = [
+                ray.remote(KeeperActor).options(
+                    name=each,
+                    namespace=namespace(self._file.name),
+                    lifetime="detached",
+                    max_restarts=0,
+                    resources={key: amount for key, amount in program.resources.items() if key not in _STANDARD},
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+                    **{"num_cpus": 0, **options},
+                )
+                for bundle, each in enumerate(actor_names(name, count))
+            ]
+            posts = [Post(each.remote(self._file.listens_on_machine), Report(Phase.PLACING)) for each in actors]
+            return Seat(posts, group, program)
         except (RayError, ValueError) as error:
             raise ChildFailed(f"Ray has no place for {program.name}: {error}") from None
 
     def _adopt(self) -> None:
-        actors = [name for name in _names(self._file.name) if name != CONTROLLER]
-        groups = _groups()
-        for name in (*actors, *(name for name in groups if name not in actors)):
-            member, actor = name.partition(".")[0], None
-            with contextlib.suppress(ValueError):
-                actor = ray.get_actor(name, namespace(self._file.name))
+        places = [place_of(name) for name in names_of(self._file.name) if name != CONTROLLER]
+        groups = known_groups()
+        for place in dict.fromkeys((*places, *groups)):
+            member, group = place.partition(".")[0], groups.get(place)
+            posts = [self._found(name) for name in actor_names(place, group.bundle_count if group else 1)]
             if member in self._seats:  # the life before died while it replaced this member
-                _end(actor, groups.get(name))
-            elif actor is None:
-                lost = Report(Phase.LOST, reason="what watched over it is gone")
-                self._seats[member] = _Seat(None, groups.get(name), None, lost)
+                end([post.actor for post in posts], group)
             else:
-                # asked at once: "starting" is what one is that may or may not have been told to
-                self._seats[member] = _Seat(actor, groups.get(name), None, Report(Phase.STARTING))
+                self._seats[member] = Seat(posts, group, None)
 
-
-def namespace(deployment: str) -> str:
-    """The namespace of a deployment in Ray."""
-    return f"baton-{deployment}"
+    def _found(self, name: str) -> Post:
+        """What an earlier life has begun under this name."""
+        try:
+            # asked at once: "starting" is what one is that may or may not have been told to
+            return Post(ray.get_actor(name, namespace(self._file.name)), Report(Phase.STARTING))
+        except ValueError:
+            return Post(None, Report(Phase.LOST, reason="what watched over it is gone"))
 
 
 def connect(deployment: str, address: str) -> None:
@@ -244,7 +258,7 @@ def connect(deployment: str, address: str) -> None:
         where = f"at {address}" if address else "on this machine"
         raise InvalidSetting(
             f"there is no Ray cluster {where}: begin one with `ray start --head`, and join it from other machines with "
-            f"`ray start --address=HOST:PORT` ({_first_line(error)})"
+            f"`ray start --address=HOST:PORT` ({first_line(error)})"
         ) from None
 
 
@@ -266,7 +280,7 @@ class Deployed:
     @staticmethod
     def begin(file: ClusterFile, text: str, origin: str, known: Secrets) -> Deployed:
         """Start one. Raises `InvalidSetting` when there is one of that name."""
-        if CONTROLLER in _names(file.name):
+        if CONTROLLER in names_of(file.name):
             raise InvalidSetting(f"{file.name} is up already: `baton cluster down --name {file.name}` first")
         ray.remote(ControllerActor).options(
             name=CONTROLLER,
@@ -293,82 +307,19 @@ class Deployed:
                 return ray.get(method.remote(), timeout=max(0.1, deadline_s - time.monotonic()))
             except ActorUnavailableError as error:  # Ray is starting it again
                 if time.monotonic() > deadline_s:
-                    raise ChildFailed(f"the controller does not answer: {_first_line(error)}") from None
+                    raise ChildFailed(f"the controller does not answer: {first_line(error)}") from None
                 time.sleep(0.5)
             except (GetTimeoutError, RayError) as error:
-                raise ChildFailed(f"the controller does not answer: {_first_line(error)}") from None
+                raise ChildFailed(f"the controller does not answer: {first_line(error)}") from None
 
 
 def sweep(deployment: str) -> int:
-    """End whatever of a deployment is left; how many actors that were, the controller not counted."""
-    left, groups = _names(deployment), _groups()
+    """End whatever of a deployment is left; how many members that were."""
+    left, groups = names_of(deployment), known_groups()
     # the controller first: it would start the others again
     for name in sorted(left, key=lambda name: name != CONTROLLER):
         with contextlib.suppress(ValueError):
-            _end(ray.get_actor(name, namespace(deployment)), None)
+            end([ray.get_actor(name, namespace(deployment))], None)
     for group in groups.values():
         remove_placement_group(group)
-    return sum(name != CONTROLLER for name in left)
-
-
-def _names(deployment: str) -> list[str]:
-    """Of all actors of a deployment that live."""
-    found = ray.util.list_named_actors(all_namespaces=True)
-    return [actor["name"] for actor in found if actor["namespace"] == namespace(deployment)]
-
-
-def _groups() -> dict[str, PlacementGroup]:
-    """The placement groups of this process's namespace, by name."""
-    names = [found["name"] for found in placement_group_table().values() if found["state"] != "REMOVED"]
-    found = {}
-    for name in filter(None, names):
-        with contextlib.suppress(ValueError):  # of another namespace
-            found[name] = get_placement_group(name)
-    return found
-
-
-def _end(actor: Any, group: PlacementGroup | None) -> None:
-    if actor is not None:
-        with contextlib.suppress(RayError, ValueError):
-            ray.kill(actor, no_restart=True)
-    if group is not None:
-        remove_placement_group(group)
-
-
-def _answer(seat: _Seat) -> Report:
-    """What an actor has answered, or what has become of it."""
-    try:
-        report: Report = ray.get(seat.question, timeout=REPORT_S)
-        if seat.program is None and report.phase == Phase.PLACING:
-            # an earlier controller has made it, and died before it said what to run
-            return replace(report, phase=Phase.EXITED, reason="it was not started")
-        return report
-    except (ActorUnavailableError, GetTimeoutError):
-        return seat.report  # Ray finds out whether it is dead
-    except RayActorError as error:
-        return Report(Phase.LOST, seat.report.machine, reason=_why(error), pid=seat.report.pid)
-    except RayError as error:
-        return replace(seat.report, phase=Phase.EXITED, reason=_first_line(error))
-
-
-def _waits_for(seat: _Seat) -> str:
-    if seat.group is None or seat.program is None:
-        return ""
-    if placement_group_table(seat.group).get("state") == "CREATED":
-        return "its machine starts what watches over it"
-    needs = " and ".join(f"{amount:g} {name}" for name, amount in seat.program.resources.items())
-    return f"waits for a machine with {needs}"
-
-
-def _why(error: RayActorError) -> str:
-    """The sentence of Ray's explanation that names a cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if "because" in line), _first_line(error))[:300]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-
-
-def _machine_name(node_id: str) -> str:
-    return node_id[:_NAME_LENGTH]
+    return len({place_of(name) for name in left if name != CONTROLLER})

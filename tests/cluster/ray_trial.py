@@ -4,9 +4,10 @@ On a Ray cluster of three simulated machines, all of them on this one, it runs t
 then the command as an operator does: brings a router, a prefill node and a decode node up; compares greedy answers with
 those of transformers; kills workers of Ray and a whole machine under load; has the load grow until there are two
 prefill and three decode nodes, and shrink until there is one of each; and takes everything down. A second deployment
-has a decode node of two ranks, of which one is killed; a third has two routers, of which one is killed. It fails when a
-request fails or has a wrong token, when something is not as it should be in time, or when a process, a placement group
-or a segment is left. It ends by itself within twenty minutes.
+has a decode node of two ranks, of which one is killed; a third has two routers, of which one is killed; a fourth has a
+decode node with a rank on each of two machines, and loses `baton rank`, what watches over it, and its machine. It fails
+when a request fails or has a wrong token, when something is not as it should be in time, or when a process, a placement
+group or a segment is left. It ends by itself within twenty minutes.
 
 Nothing in it depends on how fast the machine is: streams are added until the goals are missed.
 """
@@ -108,6 +109,25 @@ flags = {{ dtype = "float32" }}
 [decode]
 resources = {{ CPU = 1, {back} = 1 }}
 flags = {{ dtype = "float32" }}
+"""
+OF_MACHINES = """
+name = "trial"
+listen = "machine"
+start_timeout_s = 180
+environment = {{ HF_HUB_OFFLINE = "1" }}
+
+[router]
+resources = {{ CPU = 1, {front} = 1 }}
+flags = {{ port = 0, control-port = 0, node-wait-s = 120, served-model-name = "demo", allow-unauthenticated = true }}
+
+[prefill]
+resources = {{ CPU = 1, {front} = 1 }}
+flags = {{ dtype = "float32", kv-checksum = "dot64" }}
+
+[decode]
+machines = 2
+resources = {{ CPU = 1, {back} = 1 }}
+flags = {{ dtype = "float32", kv-checksum = "dot64", pipeline-parallel-size = 2 }}
 """
 Answers = Mapping[Prompt, Sequence[int]]
 
@@ -292,6 +312,45 @@ def of_ranks(command: Command, url: str, answers: Answers) -> None:
     require_good("with a node of two ranks", load.tally)
 
 
+def program_of_ranks() -> psutil.Process:
+    """`baton rank` of the one machine that runs it."""
+    (found,) = [
+        each for each in psutil.process_iter(["cmdline"]) if "rank_node.command" in (each.info["cmdline"] or ())
+    ]
+    return found
+
+
+def of_machines(command: Command, running: Machines, url: str, answers: Answers) -> None:
+    """A node with a rank on each of two machines answers right, and comes back when it has lost a part."""
+    connect(NAME, command.address)
+    places = [group for group in ray.util.placement_group_table().values() if group["state"] == "CREATED"]
+    disconnect()
+    (place,) = [group for group in places if group["name"].startswith("decode-0.")]
+    assert [bundle["CPU"] for bundle in place["bundles"].values()] == [1.0, 1.0], place
+    machines_of_place = set(place["bundles_to_node_id"].values())
+    assert len(machines_of_place) == 2, place
+    with Load(url, answers, 2) as load:
+        time.sleep(5.0)
+        say("kill baton rank")
+        before = command.member("decode-0")
+        program_of_ranks().kill()
+        command.wait_again_ready(before)
+        say("kill what watches over baton rank")
+        before = command.member("decode-0")
+        worker = program_of_ranks().parent()
+        assert worker is not None
+        worker.kill()
+        command.wait_again_ready(before)
+        before = command.member("decode-0")
+        other = next(node for node in running.nodes if not node.node_id.startswith(before["machine"]))
+        say(f"a machine joins, and machine {other.node_id[:12]} is killed, which has the other rank")
+        running.add()
+        running.kill(other.node_id)
+        command.wait_again_ready(before)
+        time.sleep(5.0)
+    require_good("with a node over two machines", load.tally)
+
+
 def of_routers(command: Command, urls: str, answers: Answers) -> None:
     """Two routers serve with the same nodes; when one dies, requests of the other notice nothing."""
     first, second = urls.split(" and ")
@@ -350,12 +409,15 @@ def trial(running: Machines, parsed: argparse.Namespace) -> None:
             faults(command, running, url, answers)
         scaling(command, url, answers)
 
-    if parsed.only not in ("ranks", "routers"):
+    if parsed.only not in ("ranks", "machines", "routers"):
         goals = {"ttft_ms": parsed.ttft_ms, "tpot_ms": parsed.tpot_ms}
         deployment(running, FILE.format(**goals, front=FRONT, back=BACK), live)
     if parsed.only in (None, "ranks"):
         text = OF_RANKS.format(front=FRONT, back=BACK)
         deployment(running, text, lambda command, url: of_ranks(command, url, answers))
+    if parsed.only in (None, "machines"):
+        text = OF_MACHINES.format(front=FRONT, back=BACK)
+        deployment(running, text, lambda command, url: of_machines(command, running, url, answers))
     if parsed.only in (None, "routers"):
         text = OF_ROUTERS.format(front=FRONT, back=BACK)
         deployment(running, text, lambda command, urls: of_routers(command, urls, answers))
@@ -364,7 +426,7 @@ def trial(running: Machines, parsed: argparse.Namespace) -> None:
 def main() -> int:
     """Run what was asked for; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.ray_trial", description=__doc__)
-    parts = ("conformance", "deployment", "scaling", "ranks", "routers")
+    parts = ("conformance", "deployment", "scaling", "ranks", "machines", "routers")
     parser.add_argument("--only", choices=parts, help="one part of it")
     parser.add_argument("--ttft-ms", type=float, default=60.0, help="goal by which prefill nodes scale")
     parser.add_argument("--tpot-ms", type=float, default=30.0, help="goal by which decode nodes scale")

@@ -7,7 +7,9 @@ both sides, and with so little room on both sides that requests are preempted. W
 once and arrives once, whatever the numbers of ranks are. At the end nothing is left. With `--prefill-pools own` or
 `--decode-pools own` ranks have pools of their own, and the bytes that each of them sends and receives are counted, too.
 `--model lfm2` and `qwen3-next` have layers that keep a state. With `--kv-cache-dtype fp8` KV is rounded, which
-transformers does not do: the answers are compared with those of the same sizes with shared pools. With `--spread 2`
+transformers does not do: the answers are compared with those of the same sizes with shared pools, for pairs with as
+many ranks in a stage (others add up in another order, and a sum is rounded to another step of fp8 where the node that
+computes a preempted request again is not the one that computed it first). With `--spread 2`
 nodes of several ranks have them on 2 machines, which are other addresses of loopback; over zmq, nixl and auto.
 
 A smaller version is part of the suite: `shared_relay/test_ranks.py`.
@@ -55,16 +57,18 @@ _MODEL = {"num_attention_heads": 8, "head_dim": 16, "num_hidden_layers": _NUM_LA
 """Two stages have different numbers of layers."""
 _STATES = {"vocab_size": 320, "max_position_embeddings": 512}
 MODELS = ("llama", "lfm2", "qwen3-next")
+_TOLERANCES = {"qwen3-next": 1e-3}
+"""Of log probabilities: its recurrence, over random weights, is 3e-4 from transformers' with one rank, too."""
 POOLS = (SHARED, OWN)
 _ROUTER = ("--local-prefill-tokens", "0")
 
 
-def compare(answers: Sequence[Answer], expected: Sequence[Expected]) -> int:
-    """The number of tokens; fails on one that differs."""
+def compare(answers: Sequence[Answer], expected: Sequence[Expected], tolerance: float = LOGPROB_TOLERANCE) -> int:
+    """The number of tokens; fails on one that differs, and on a log probability that does by more than `tolerance`."""
     for answer, wanted in zip(answers, expected, strict=True):
         assert answer.token_ids == wanted.token_ids, (answer.token_ids, wanted.token_ids)
         for found, right in zip(answer.logprobs, wanted.logprobs, strict=True):
-            assert abs(found - right) <= LOGPROB_TOLERANCE, (found, right)
+            assert abs(found - right) <= tolerance, (found, right)
     return sum(len(answer.token_ids) for answer in answers)
 
 
@@ -109,22 +113,22 @@ def questions() -> list[tuple[list[tuple[int, ...]], int]]:
     return [(prompts, _NUM_TOKENS), (longer, _NUM_TOKENS), (many, 40)]
 
 
-def check(relay: Relay, reference: Answers, layout: KvLayout) -> str:
+def check(relay: Relay, reference: Answers, layout: KvLayout, tolerance: float = LOGPROB_TOLERANCE) -> str:
     """Ask, compare, count; what to print."""
     size = layout.block_bytes
     (prompts, _), (longer, _), (many, _) = questions()
     expected = [reference.greedy(prompt, _NUM_TOKENS) for prompt in prompts]
-    num_tokens = compare(relay.ask_all(prompts, 1, _NUM_TOKENS, logprobs=0), expected)
+    num_tokens = compare(relay.ask_all(prompts, 1, _NUM_TOKENS, logprobs=0), expected, tolerance)
     num_blocks = sum(-(-length // BLOCK_SIZE) for length in _LENGTHS)
     assert moved(relay) == (num_blocks, num_blocks * size, num_blocks * size), (moved(relay), num_blocks)
     # whole blocks are cached on both sides now: only what lies behind them is computed and travels
     expected = [reference.greedy(prompt, _NUM_TOKENS) for prompt in longer]
-    num_tokens += compare(relay.ask_all(longer, 1, _NUM_TOKENS, logprobs=0), expected)
+    num_tokens += compare(relay.ask_all(longer, 1, _NUM_TOKENS, logprobs=0), expected, tolerance)
     again, _, _ = moved(relay)
     assert again - num_blocks < num_blocks, "prefix caches were not hit"
     # more than fits at once
     expected = [reference.greedy(prompt, 40) for prompt in many]
-    num_tokens += compare(relay.ask_all(many, 6, 40, logprobs=0), expected)
+    num_tokens += compare(relay.ask_all(many, 6, 40, logprobs=0), expected, tolerance)
     relay.settle()
     blocks, received, sent = moved(relay)
     assert received == blocks * size == sent, (blocks, received, sent)
@@ -179,9 +183,11 @@ def check_parts(relay: Relay, layout: KvLayout, sources: KvDivision, targets: Kv
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is the same for all relays of a grid. `num_machines`: of each node of several ranks."""
+    """What is the same for all relays of a grid. `tolerance`: of log probabilities; `num_machines`: of each node of
+    several ranks."""
 
     model: Path
+    tolerance: float
     kv_cache_dtype: str
     num_machines: int
 
@@ -225,7 +231,7 @@ def run(
             answers = Recorded(relay)
     common = ("--kv-checksum", "dot64") if OWN in (prefill[1], decode[1]) else ()
     with deployment.started(folder, prefill, decode, (*common, "--kv-transport", transport)) as relay:
-        said = check(relay, answers, layout)
+        said = check(relay, answers, layout, deployment.tolerance)
         said += check_parts(relay, layout, division_of(*prefill), division_of(*decode))
         relay.stop()
     return said
@@ -269,11 +275,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     num_wrong = 0
     with tempfile.TemporaryDirectory() as place:
         model = make_grid_model(Path(place) / "model", asked.model)
-        deployment, reference = Deployment(model, asked.kv_cache_dtype, asked.spread), Reference(model)
+        tolerance = _TOLERANCES.get(asked.model, LOGPROB_TOLERANCE)
+        deployment = Deployment(model, tolerance, asked.kv_cache_dtype, asked.spread)
+        reference = Reference(model)
         prefills = itertools.product(asked.prefill, asked.prefill_pools)
         decodes = itertools.product(asked.decode, asked.decode_pools)
         pairs = itertools.product(asked.transport, prefills, decodes)
         for transport, prefill, decode in pairs:
+            if asked.kv_cache_dtype != "auto" and prefill[0].partition("x")[0] != decode[0].partition("x")[0]:
+                continue
             name, begin_s = f"{transport} {' '.join(prefill)} -> {' '.join(decode)}", time.monotonic()
             try:
                 said = run(deployment, reference, Path(place) / name.replace(" ", ""), transport, prefill, decode)

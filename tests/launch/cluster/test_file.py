@@ -78,6 +78,13 @@ def test_bounds_that_are_left_out_follow_from_the_others(numbers: str, bounds: t
             "[router]\ncount = 2\nflags = { resumable-streams-s = 9 }",
             r"it: \[router\]: resumable-streams-s needs count",
         ),
+        ("[decode]\nmachines = 0", "Expected `int` >= 1 - at `\\$.decode.machines`"),
+        ("[decode]\nmachines = 2", r"it: \[decode\]: machines = 2: 1 ranks are not spread equally over them"),
+        (
+            "[decode]\nmachines = 2\nflags = { tensor-parallel-size = 2, data-parallel-size = 2 }",
+            "machines = 2: the nodes of data-parallel-size share one machine",
+        ),
+        ("[decode.flags]\nrank-machines = 2", "unknown flag 'rank-machines'"),
         ("[decode]\nresources = { CPU = inf }", "must be positive"),
         ("[decode]\nresources = {}", "name at least one"),
         ("name = '../x'", "use 1 to 64 letters"),
@@ -114,6 +121,25 @@ def test_all_ranks_of_a_node_have_one_place() -> None:
     program = node_program(file, file.groups[DECODE], "decode-0", ["tcp://h:1"])
     assert program.resources == {"CPU": 6.0, "GPU": 2.0}
     assert {"--tensor-parallel-size=2", "--num-threads=6"} <= set(program.arguments)
+
+
+def test_the_ranks_of_a_node_are_spread_over_machines() -> None:
+    text = """
+    listen = "machine"
+    [decode]
+    machines = 2
+    resources = { CPU = 3 }
+    flags = { tensor-parallel-size = 2, pipeline-parallel-size = 2, shutdown-timeout-s = 7 }
+    """
+    file = parse_cluster_file(text, "it")
+    program = node_program(file, file.groups[DECODE], "decode-0", ["tcp://h:1"])
+    assert {"--rank-machines=2", "--num-threads=6", "--pipeline-parallel-size=2"} <= set(program.arguments)
+    assert (program.resources, program.wait_flag) == ({"CPU": 6.0}, "--rank-port")
+    (other,) = program.further
+    assert (other.name, other.module, other.dial_flag) == ("decode-0/1", "rank_node.command", "--driver")
+    assert {"--num-threads=6", "--shutdown-timeout-s=7.0"} <= set(other.arguments)
+    assert other.host_flags == ("--host",)
+    assert file.on_one_machine().decode.rank_machines == 1, "one machine has all of them"
 
 
 def test_a_group_of_nodes_has_one_place_and_is_one_program() -> None:

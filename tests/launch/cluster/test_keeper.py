@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,6 +77,25 @@ def test_a_program_that_runs_is_left_alone(kept: Kept) -> None:
     before = kept.wait(Phase.READY)
     kept.start()
     assert kept.keeper.report() == before
+
+
+def test_what_runs_on_a_further_machine_is_told_where_its_member_waits(kept: Kept) -> None:
+    place = kept.keeper.meeting_place()
+    host, port = place.split(":")
+    assert (host, kept.keeper.meeting_place()) == ("127.0.0.1", place)
+    member = Program("decode-0", MODULE, ("steady",), {}, wait_flag="--rank-port")
+    kept.keeper.start(member, SECRETS)
+    said = Path(f"/proc/{kept.wait(Phase.READY).pid}/cmdline").read_bytes().split(b"\0")
+    assert f"--rank-port={port}".encode() in said
+    with socket.socket() as listener:  # as ZMQ listens: the port is kept for this
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+        listener.listen()
+    other = Keeper("machine-2", "127.0.0.1", Console(kept.log))
+    other.start(Program("decode-0/1", MODULE, ("steady",), {}, dial_flag="--driver"), SECRETS, place)
+    said = Path(f"/proc/{other.report().pid}/cmdline").read_bytes().split(b"\0")
+    other.close()
+    assert f"--driver={place}".encode() in said
 
 
 def test_an_end_comes_with_its_reason(kept: Kept) -> None:
