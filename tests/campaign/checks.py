@@ -275,7 +275,8 @@ async def stop_all(deployment: Deployment, *, has_private_shm: bool) -> list[str
 
 def _programs(deployment: Deployment) -> list[Program]:
     nodes = [member.node for member in deployment.members if member.node is not None]
-    return [*nodes, deployment.router]
+    machines = [member.machine.program for member in deployment.members if member.machine is not None]
+    return [*nodes, *machines, deployment.router]
 
 
 def tails(deployment: Deployment) -> str:

@@ -19,10 +19,12 @@ from pathlib import Path
 
 import psutil
 
+from engine.settings import OWN
 from tests.campaign import poison
 from tests.campaign.proxy import LinkProxy
 from tests.campaign.settings import CampaignSettings
 from tests.system.harness import MODEL_NAME, Node, Program, forked, started
+from tests.system.spread import Machine
 
 NODE_SCRIPT = str(Path(__file__).with_name("node_process.py"))
 NODE_WAIT_S = 60.0
@@ -33,8 +35,9 @@ Note = Callable[[str], None]
 
 
 class Member:
-    """A node over its lives, which ended with `statuses` where nothing excused it. `node` is the current one; `delay_s`
-    is waited before the next. `excuses`: why it may end by itself or not start now; empty if it may not."""
+    """A node over its lives, which ended with `statuses` where nothing excused it. `node` is the current one; `machine`
+    runs a part of its ranks, in all its lives. `delay_s` is waited before the next. `excuses`: why it may end by itself
+    or not start now; empty if it may not."""
 
     def __init__(self, role: str, index: int, port: int) -> None:
         self.role = role
@@ -42,6 +45,8 @@ class Member:
         self.port = port
         self.peer = LinkProxy(port, seed=2 * index)
         self.control = LinkProxy(0, seed=2 * index + 1)
+        self.rank_port = free_port()
+        self.machine: Machine | None = None
         self.num_lives = 0
         self.statuses: list[int] = []
         self.delay_s = 0.0
@@ -136,6 +141,10 @@ class Deployment:
             await member.peer.start()
             member.control.target_port = self.control_port
             await member.control.start()
+            if self._settings.rank_machines > 1:
+                driver, folder = f"127.0.0.1:{member.rank_port}", self._settings.folder
+                name = f"{member.name}-machine"
+                member.machine = await asyncio.to_thread(Machine, name, self._model, folder, driver, "127.0.0.2")
             self._spawn(member)
         for member in self.members:
             assert member.node is not None
@@ -173,6 +182,8 @@ class Deployment:
             if program is not None:
                 program.kill()
         for member in self.members:
+            if member.machine is not None:
+                member.machine.program.kill()
             await member.peer.close()
             await member.control.close()
 
@@ -203,7 +214,10 @@ class Deployment:
         command += ["--node-id", member.name, "--num-threads", "1", "--batch-invariant", "--dtype", settings.dtype]
         command += ["--kv-cache-dtype", settings.kv_cache_dtype]
         command += ["--role", member.role] * settings.is_mixed
-        command += ["--tensor-parallel-size", str(settings.num_ranks)]
+        command += ["--tensor-parallel-size", str(settings.num_ranks), "--rank-pools", settings.rank_pools]
+        command += ["--kv-checksum", "dot64"] * (settings.rank_pools == OWN)
+        if settings.rank_machines > 1:
+            command += ["--rank-machines", str(settings.rank_machines), "--rank-port", str(member.rank_port)]
         command += ["--kv-transport", settings.transport, "--num-blocks", str(_NUM_BLOCKS[member.role])]
         command += ["--device", "cpu"]
         name = f"{member.name}-life-{member.num_lives}"

@@ -29,7 +29,7 @@ SHM = Path("/dev/shm")
 _FILL = SHM / "campaign-fill"
 _CYCLE_S = 0.2
 _AGENT = "kvtransfer.transports.nixl"
-_RANK = "engine.executor.rank_process"
+_RANKS = {"engine.executor.rank_process", "rank_node"}
 _DRAIN_S = 60.0
 _DRAIN_ORDER_S = 5.0
 _EXCUSED_S = 3.0
@@ -319,7 +319,8 @@ def _rank_of(member: Member, choice: float) -> psutil.Process | None:
     if member.running is not None and member.is_ready:
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(member.running.process.pid).children()
-            ranks = [child for child in children if _RANK in child.cmdline()]
+            children += member.machine.ranks if member.machine is not None else []
+            ranks = [child for child in children if _RANKS & set(child.cmdline())]
     return ranks[int(choice * len(ranks))] if ranks else None
 
 

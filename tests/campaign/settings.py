@@ -50,9 +50,10 @@ class CampaignSettings:
 
     `step_s`: how long a step of a node takes at least, so that streams last long enough to be hit. `stall_s`: for how
     long a stream may make no progress while the router runs. `longest_s`: no fault lasts longer. `num_ranks`: of each
-    node. `structured`: which share of requests has a grammar, a schema or a regular expression. `is_mixed`: nodes do
-    any leg, and prefer that of their name. `clocks_lie`: each program has a wall clock of its own, see `clocks`.
-    `has_real_starts`: programs are started as users do, in place of being forked from one that has done the imports.
+    node, with pools as `rank_pools` says, on so many `rank_machines`. `structured`: which share of requests has a
+    grammar, a schema or a regular expression. `is_mixed`: nodes do any leg, and prefer that of their name.
+    `clocks_lie`: each program has a wall clock of its own, see `clocks`. `has_real_starts`: programs are started as
+    users do, in place of being forked from one that has done the imports.
     """
 
     num_faults: int
@@ -61,6 +62,8 @@ class CampaignSettings:
     num_prefill: int
     num_decode: int
     num_ranks: int
+    rank_pools: str
+    rank_machines: int
     transport: str
     dtype: str
     kv_cache_dtype: str
@@ -92,6 +95,7 @@ class CampaignSettings:
         return (
             f"python -m tests.campaign --faults {self.num_faults} --minutes {self.minutes:g} --seed {self.seed}"
             f" --layout {self.num_prefill}P{self.num_decode}D --tensor-parallel-size {self.num_ranks}"
+            f" --rank-pools {self.rank_pools} --rank-machines {self.rank_machines}"
             f" --transport {self.transport}"
             f" --dtype {self.dtype} --kv-cache-dtype {self.kv_cache_dtype} --structured {self.structured:g}"
             f" --clients {self.num_clients} --requests {self.num_requests}"
@@ -109,6 +113,10 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
     parser.add_argument("--seed", type=int, default=0, help="of requests and faults; 0: a random one, which is printed")
     parser.add_argument("--layout", default="2P2D", help="nodes; drawn: 2P2D to 4P4D, by the seed")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks of each node")
+    parser.add_argument("--rank-pools", default="shared", choices=("shared", "own"), help="of those")
+    parser.add_argument(
+        "--rank-machines", type=int, default=1, choices=(1, 2), help="2: half of them in a `baton rank`"
+    )
     parser.add_argument("--transport", default="shm", choices=("auto", "shm", "zmq", "nixl"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
@@ -141,6 +149,8 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         num_prefill=int(counts[1]),
         num_decode=int(counts[2]),
         num_ranks=flags.tensor_parallel_size,
+        rank_pools="own" if flags.rank_machines > 1 else flags.rank_pools,
+        rank_machines=flags.rank_machines,
         transport=flags.transport,
         dtype=flags.dtype,
         kv_cache_dtype=flags.kv_cache_dtype,
