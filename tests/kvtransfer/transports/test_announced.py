@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from kvtransfer.transports.announced import AnnouncedBlocks, GrantedWriter
@@ -93,3 +95,23 @@ def test_what_is_expected_again_may_be_written_again(announced: AnnouncedBlocks)
 
 def test_a_receiver_that_writes_by_itself_is_fenced_by_forgetting() -> None:
     assert GrantedWriter().fence()
+
+
+def test_only_a_handoff_that_was_never_announced_is_waited_for_and_once() -> None:
+    announced, waited = AnnouncedBlocks(), list[bool]()
+    announced.look = lambda is_known: waited.append(not is_known())
+    announced.expect(key_of(1), (7,), (1,))
+    assert announced.may_write(key_of(1), 0, (7,), (1,))
+    announced.forget(key_of(1))
+    assert not announced.may_write(key_of(1), 0, (7,), (1,))
+    assert waited == [False], "a late block of a handoff that is over"
+    for _ in range(2):
+        assert not announced.may_write(key_of(2), 0, (7,), (1,))
+    assert waited == [False, True, False]
+
+    def order_comes(is_known: Callable[[], bool]) -> None:
+        announced.expect(key_of(3), (8,), (2,))
+        assert is_known()
+
+    announced.look = order_comes
+    assert announced.may_write(key_of(3), 0, (8,), (2,))
