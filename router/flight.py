@@ -303,7 +303,7 @@ class Flight:
         self._journal.next_attempt()
         self.trace.attempt_ended(error.code)
         _log.warning("request %s is tried again, attempt %d: %s", self.trace.request_id, self._journal.attempt, error)
-        if delay_s:
+        if delay_s or self._suspicion.confinement is not None:  # without a delay, behind those that wait for their turn
             self._retry = loop.call_later(delay_s, self._start_or_wait)
         else:
             self._start_or_wait()
@@ -325,17 +325,17 @@ class Flight:
             self._stop_node_deadline()
 
     def _waited_in_vain(self, error: NoNode) -> None:
-        if not self._suspicion.lift():
+        is_its_turn_to_come = self._suspicion.confinement is not None and self._context.routing.probation.is_taken
+        if not self._suspicion.lift() and not is_its_turn_to_come:
             self.fail(error)
             return
         self._node_deadline = None
         self._start_or_wait()
 
-    def _begin_confined(self) -> bool:
+    def _begin_confined(self) -> None:
         """A confined request has left its node: time begins anew for those that wait for one too."""
         self._stop_node_deadline()
         self._start_or_wait()
-        return self._legs is not None
 
     def _start_attempt(self, siblings: Sequence[Flight] = ()) -> None:
         """Choose nodes and send both legs, which `siblings` share. Raises `NoNode`."""

@@ -94,19 +94,24 @@ class Probation:
 
     def __init__(self) -> None:
         self._begins_at: dict[int, bytes] = {}
-        self._waiting: dict[bytes, Callable[[], bool]] = {}
+        self._waiting: dict[bytes, Callable[[], None]] = {}
 
     def is_free(self, epoch: int) -> bool:
         """Whether no confined request begins at this node."""
         return epoch not in self._begins_at
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a confined request begins anywhere: it will be the turn of another one."""
+        return bool(self._begins_at)
 
     def begin(self, name: bytes, epochs: Iterable[int]) -> None:
         """A confined request begins at these nodes."""
         self._waiting.pop(name, None)
         self._begins_at |= dict.fromkeys(epochs, name)
 
-    def wait(self, name: bytes, begin: Callable[[], bool]) -> None:
-        """Call `begin` when it may be the turn of this request; it says whether it has begun."""
+    def wait(self, name: bytes, begin: Callable[[], None]) -> None:
+        """Call `begin` whenever it may be the turn of this request, until it has begun."""
         self._waiting[name] = begin
 
     def end(self, name: bytes) -> None:
@@ -120,5 +125,4 @@ class Probation:
 
     def _next(self) -> None:
         for begin in list(self._waiting.values()):
-            if begin():
-                return
+            begin()

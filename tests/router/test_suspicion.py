@@ -13,7 +13,7 @@ import router.control
 from router.nodes import Node
 from router.suspicion import Confinement, Suspicion
 from tests.router.fake_node import PATIENCE_S, FakeNode, make_hello
-from tests.router.rig import DEFAULTS, MODEL, Rig, relaying
+from tests.router.rig import DEFAULTS, MODEL, Call, Rig, relaying
 from wire.errors import NoNode, RequestFailed
 from wire.messages import DECODE, PREFILL, Decode, Prefill
 
@@ -129,6 +129,46 @@ async def test_a_request_that_is_confined_no_longer_begins_once_although_it_had_
         node.emit(freed, [1, 2], 0, finish="stop")
         assert [await call.result() for call in calls] == [[1, 2], [1, 2]]
         assert not any(each.has(Decode) for each in (first, not_dead, nodes[-1])), "it began twice"
+        await rig.settle()
+
+
+async def two_confined(rig: Rig) -> tuple[list[Call], FakeNode]:
+    """Two requests that two nodes were lost with, and one of these nodes, which is back."""
+    nodes = [await rig.join(DECODE, node_id="d0")]
+    calls = [rig.call() for _ in range(2)]
+    for name in ("d1", "other"):
+        for _ in calls:
+            await nodes[-1].expect(Decode)
+        nodes.append(await rig.join(DECODE, node_id=name))
+        await lost(rig, DECODE, nodes[-2])
+    nodes[-1].leave()
+    return calls, await rig.join(DECODE, node_id="d0")
+
+
+async def test_a_confined_request_that_failed_waits_behind_those_that_wait_for_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.retries.FIRST_DELAY_S", 0.0)
+    async with relaying(MANY) as rig:
+        calls, node = await two_confined(rig)
+        failed = await node.expect(Decode)
+        node.fail(failed, "transfer_failed")
+        leg = await node.expect(Decode)
+        assert leg.handoff_id != failed.handoff_id
+        node.emit(leg, [1], 0, finish="stop")
+        node.emit(await node.expect(Decode), [1], 0, finish="stop")
+        assert [await call.result() for call in calls] == [[1], [1]]
+        await rig.settle()
+
+
+async def test_however_long_it_takes_a_confined_request_waits_for_its_turn() -> None:
+    async with relaying(replace(MANY, node_wait_s=0.1)) as rig:
+        calls, node = await two_confined(rig)
+        leg = await node.expect(Decode)
+        await asyncio.sleep(0.4)
+        node.emit(leg, [1], 0, finish="stop")
+        node.emit(await node.expect(Decode), [1], 0, finish="stop")
+        assert [await call.result() for call in calls] == [[1], [1]]
         await rig.settle()
 
 
