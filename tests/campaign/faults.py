@@ -110,7 +110,7 @@ class Injector:
             await _limit(router, *_TAKEN["memory"], fault.lasts_s)
             await asyncio.sleep(_EXCUSED_S)
             self._deployment.is_router_meant_to_end = False
-        elif fault.kind == "router-threads":
+        elif fault.kind == "router-threads" and router.ready:  # no program starts without threads
             await _take_threads(router, fault.lasts_s)
         else:
             await _stop_for(router, fault.lasts_s, 1.0 if fault.kind == "router-freeze" else fault.strength)
