@@ -40,7 +40,7 @@ from router.request_trace import begin_flight
 from router.retries import Retries
 from router.route import Route
 from router.scored_prompt import ScoredPrompt
-from router.suspicion import Suspicion
+from router.suspicion import AGAIN_AND_AGAIN, Suspicion
 from router.timings import RelayTimes
 from wire.errors import BatonError, DeadlineExceeded, NoNode, Overloaded, RequestFailed, TransferFailed, remote_error
 from wire.messages import Failed, HandedOver, PromptLogprobs, TokenEvent
@@ -293,11 +293,11 @@ class Flight:
         lost, if that was the reason."""
         loop = asyncio.get_running_loop()
         delay_s = self._retries.failed(loop.time(), lost_epoch, is_refusal=isinstance(error, Overloaded))
-        if self._suspicion.is_certain:
-            error = RequestFailed("nodes were lost again and again as they began to compute this request")
-        if self._suspicion.is_certain or not isinstance(error, _RETRYABLE) or not self._retries.allow_another:
-            self.fail(error)
+        is_certain = self._suspicion.is_certain
+        if is_certain or not isinstance(error, _RETRYABLE) or not self._retries.allow_another:
+            self.fail(RequestFailed(AGAIN_AND_AGAIN) if is_certain else error)
             return
+        self._suspicion.ended(() if self._legs is None else self._legs.silent_nodes, lost_epoch)
         self._cancel_legs()
         self._context.counters.num_retries += 1
         self._journal.next_attempt()
@@ -312,6 +312,7 @@ class Flight:
         """Start the attempt. Without a node it waits for one, as long as a flight may."""
         self._retry = None
         try:
+            self._suspicion.begins(self._context.routing.registry.get)
             self._start_attempt()
         except NoNode as error:
             if self._suspicion.confinement is not None:
@@ -325,12 +326,12 @@ class Flight:
             self._stop_node_deadline()
 
     def _waited_in_vain(self, error: NoNode) -> None:
-        is_its_turn_to_come = self._suspicion.confinement is not None and self._context.routing.probation.is_taken
-        if not self._suspicion.lift() and not is_its_turn_to_come:
+        waits_its_turn = self._suspicion.confinement is not None and self._context.routing.probation.is_taken
+        if self._suspicion.lift() or waits_its_turn:
+            self._node_deadline = None
+            self._start_or_wait()
+        else:
             self.fail(error)
-            return
-        self._node_deadline = None
-        self._start_or_wait()
 
     def _begin_confined(self) -> None:
         """A confined request has left its node: time begins anew for those that wait for one too."""

@@ -209,6 +209,12 @@ class Legs:
             return False
         return self._progress.has_stopped(node, num_tokens, now_s)
 
+    @property
+    def silent_nodes(self) -> list[Node]:
+        """The nodes whose legs run and that have said nothing of them."""
+        nodes = [node for node in (self._prefill, self._decode) if node is not None]
+        return [node for node in nodes if not self.has_computed(node.epoch)]
+
     def has_computed(self, epoch: int) -> bool:
         """Whether the node of that epoch has said anything of its leg."""
         return self.has_decoded if epoch == self.decode_epoch else self.has_prefilled

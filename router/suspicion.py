@@ -7,7 +7,9 @@ nodes, the last time suspiciously, is confined: these nodes get it again, once t
 third one is put at risk. When they do not come back in time it may go anywhere, so that no innocent request is lost for
 want of them. Confined requests begin one at a time at each node (`Probation`), so that one that dies then
 has died of that request and not of another. With the third suspicious loss a request ends. A node that comes back in
-the same life was not dead, and its loss is forgotten. Nodes that are lost in the same moment are one loss.
+the same life was not dead, and its loss is forgotten. Nodes that are lost in the same moment are one loss. What ends an
+attempt may hide that another node has died of it: one that is gone when the next attempt begins, and had not said
+anything of the one before, counts too, unless a loss that counts has ended that one.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from router.nodes import Node
+from wire.errors import RequestFailed
 from wire.messages import DECODE
 
 MAX_SUSPICIOUS = 3
+AGAIN_AND_AGAIN = "nodes were lost again and again as they began to compute this request"
 MAX_WAIT_S = 5.0
 """A confined request waits for its nodes no longer. A node that was killed takes a few seconds to start again."""
 _NUM_NODES = 2
@@ -30,6 +34,8 @@ class _Loss:
     node_id: str
     is_decode: bool
     is_suspicious: bool
+    behind_epoch: int | None = None
+    """Of the node whose loss has ended the attempt: while that counts, this one does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +54,18 @@ class Suspicion:
 
     def __init__(self) -> None:
         self._losses: dict[int, _Loss] = {}
+        self._silent: dict[int, _Loss] = {}
         self._is_lifted = False
 
     @property
     def is_certain(self) -> bool:
         """Whether the request has to end."""
-        return sum(loss.is_suspicious for loss in self._losses.values()) >= MAX_SUSPICIOUS
+        return sum(loss.is_suspicious for loss in self._counted()) >= MAX_SUSPICIOUS
 
     @property
     def confinement(self) -> Confinement | None:
         """Which nodes may still be given the request; None: all."""
-        losses = list(self._losses.values())
+        losses = self._counted()
         if not losses or not losses[-1].is_suspicious or len({loss.node_id for loss in losses}) < _NUM_NODES:
             return None
         return Confinement(
@@ -82,6 +89,26 @@ class Suspicion:
         """A node was lost while it had a leg of the request."""
         self._is_lifted = False
         self._losses[node.epoch] = _Loss(node.node_id, node.role == DECODE, is_suspicious)
+
+    def ended(self, silent: Iterable[Node], lost_epoch: int | None) -> None:
+        """An attempt has ended, because the node of `lost_epoch` was lost or for another reason. These had not said
+        anything of it."""
+        self._silent = {
+            node.epoch: _Loss(node.node_id, node.role == DECODE, True, lost_epoch)
+            for node in silent
+            if node.epoch != lost_epoch
+        }
+
+    def begins(self, node_of: Callable[[int], Node | None]) -> None:
+        """The next attempt begins; `node_of` an epoch is None where that is gone. Raises `RequestFailed` when the
+        request has to end."""
+        gone = {epoch: loss for epoch, loss in self._silent.items() if node_of(epoch) is None}
+        self._losses, self._silent = gone | self._losses, {}
+        if self.is_certain:
+            raise RequestFailed(AGAIN_AND_AGAIN)
+
+    def _counted(self) -> list[_Loss]:
+        return [loss for loss in self._losses.values() if loss.behind_epoch not in self._losses]
 
     def is_back(self, epoch: int) -> None:
         """A node has joined: if it was lost, it was not dead."""

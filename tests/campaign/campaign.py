@@ -29,7 +29,7 @@ _MAX_LINE_BYTES = 2**22
 async def run(settings: CampaignSettings, *, has_private_shm: bool) -> list[str]:
     """Run it and print its result; what was found that must not happen."""
     timeline = report.Timeline(settings.folder)
-    report.tell(f"seed {settings.seed}; logs and timeline are in {settings.folder}")
+    report.tell(f"{settings.command}\nlogs and timeline are in {settings.folder}")
     model = _make_model(settings)
     deployment = Deployment(settings, model, timeline.note, timeline.found)
     injector = Injector(deployment, timeline.note, timeline.found)

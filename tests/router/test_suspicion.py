@@ -132,6 +132,29 @@ async def test_a_request_that_is_confined_no_longer_begins_once_although_it_had_
         await rig.settle()
 
 
+async def test_a_handoff_that_failed_first_does_not_hide_that_its_prefill_node_has_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.retries.FIRST_DELAY_S", 0.3)
+    async with relaying(MANY) as rig:
+        decode = await rig.join(DECODE, node_id="d0")
+        prefill = await rig.join(PREFILL, node_id="p0")
+        call = rig.call()
+        for has_died in (False, True):
+            leg = await decode.expect(Decode)
+            await prefill.expect(Prefill)
+            if has_died:
+                prefill.die()
+            decode.fail(leg, "transfer_failed")
+        await rig.loses_all_but(PREFILL, 0)
+        for _ in range(2):
+            await decode.expect(Decode)
+            await lost(rig, DECODE, decode)
+            decode = await rig.join(DECODE, node_id="d0")
+        with pytest.raises(RequestFailed, match="again and again"):
+            await call.result()
+
+
 async def two_confined(rig: Rig) -> tuple[list[Call], FakeNode]:
     """Two requests that two nodes were lost with, and one of these nodes, which is back."""
     nodes = [await rig.join(DECODE, node_id="d0")]
@@ -256,3 +279,28 @@ def test_a_request_that_went_on_after_a_suspicious_loss_may_go_anywhere() -> Non
     suspicion.lost(make_node("d0"), is_suspicious=True)
     suspicion.lost(make_node("d1"), is_suspicious=False)
     assert suspicion.confinement is None
+
+
+def test_a_node_that_was_silent_and_is_gone_when_the_next_attempt_begins_counts() -> None:
+    suspicion, alive = Suspicion(), make_node("p0", PREFILL)
+    suspicion.ended([alive], None)
+    suspicion.begins({alive.epoch: alive}.get)
+    for name in ("p0", "p1"):
+        suspicion.ended([make_node(name, PREFILL)], None)
+        suspicion.begins(dict[int, Node]().get)
+    assert suspicion.confinement == Confinement(frozenset({"p0", "p1"}), frozenset())
+    suspicion.ended([make_node("p1", PREFILL)], None)
+    with pytest.raises(RequestFailed, match="again and again"):
+        suspicion.begins(dict[int, Node]().get)
+
+
+def test_nodes_that_are_lost_together_count_once_and_the_other_one_where_the_first_comes_back() -> None:
+    suspicion, cut, died = Suspicion(), make_node("d0"), make_node("p0", PREFILL)
+    suspicion.lost(cut, is_suspicious=True)
+    suspicion.ended([cut, died], cut.epoch)
+    suspicion.begins(dict[int, Node]().get)
+    assert suspicion.confinement is None
+    suspicion.lost(make_node("d1"), is_suspicious=True)
+    assert suspicion.confinement == Confinement(frozenset(), frozenset({"d0", "d1"}))
+    suspicion.is_back(cut.epoch)
+    assert suspicion.confinement == Confinement(frozenset({"p0"}), frozenset({"d1"}))
