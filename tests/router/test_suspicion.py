@@ -135,7 +135,8 @@ async def test_a_request_that_is_confined_no_longer_begins_once_although_it_had_
 async def test_a_handoff_that_failed_first_does_not_hide_that_its_prefill_node_has_died(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.retries.FIRST_DELAY_S", 0.3)
+    monkeypatch.setattr("router.retries.FIRST_DELAY_S", 60.0)
+    monkeypatch.setattr("router.retries.LAST_DELAY_S", 60.0)
     async with relaying(MANY) as rig:
         decode = await rig.join(DECODE, node_id="d0")
         prefill = await rig.join(PREFILL, node_id="p0")
@@ -147,7 +148,9 @@ async def test_a_handoff_that_failed_first_does_not_hide_that_its_prefill_node_h
                 prefill.die()
             decode.fail(leg, "transfer_failed")
         await rig.loses_all_but(PREFILL, 0)
+        (flight,) = rig.relay._flights.values()
         for _ in range(2):
+            flight._start_or_wait()  # the delay is over
             await decode.expect(Decode)
             await lost(rig, DECODE, decode)
             decode = await rig.join(DECODE, node_id="d0")
