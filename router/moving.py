@@ -50,7 +50,7 @@ class Moving:
         preferred = self._copy.target if has_copied and self._copy is not None else None
         self._end_copy()
         routing, now_s = self._context.routing, asyncio.get_running_loop().time()
-        target = routing.another_decode(request.model, num_tokens, avoided, max_tokens, preferred)
+        target = routing.another_decode(request.model, num_tokens, avoided, max_tokens, preferred, request.images)
         if target is None or now_s < self._may_move_s or not journal.can_move:
             return False
         move = Move(self._context.sender, self._handoff_id, source, target, journal.reserve_attempt())

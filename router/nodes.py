@@ -115,15 +115,18 @@ class _Limits:
     """Of all nodes of a model; see `NodeRegistry`."""
 
     most_tokens: int | None
+    most_tokens_with_images: int | None
     fewest_tokens: int
     fewest_seqs: int | None
 
     @classmethod
     def of(cls, nodes: Sequence[Node]) -> _Limits:
         sizes = [node.hello.max_request_tokens for node in nodes]
-        decode_sizes = [node.hello.max_request_tokens for node in nodes if node.role == DECODE]
+        decodes = [node for node in nodes if node.role == DECODE] or nodes
+        most = max((node.hello.max_request_tokens for node in decodes), default=None)
+        most_seen = max((node.hello.max_request_tokens for node in decodes if node.hello.sees_images), default=None)
         fewest_seqs = min((node.hello.max_num_seqs for node in nodes), default=None)
-        return cls(max(decode_sizes or sizes, default=None), min(sizes, default=0), fewest_seqs)
+        return cls(most, most_seen, min(sizes, default=0), fewest_seqs)
 
 
 class NodeRegistry:
@@ -208,6 +211,10 @@ class NodeRegistry:
         """The longest prompt plus output that a node of a model can hold, of its decode nodes if it has any; None while
         it has no node."""
         return self._limits_of(model).most_tokens
+
+    def max_request_tokens_with_images(self, model: str) -> int | None:
+        """As `max_request_tokens`, of a prompt with images; None while no node, or no decode node, sees them."""
+        return self._limits_of(model).most_tokens_with_images
 
     def fewest_request_tokens(self, model: str) -> int:
         """The longest prompt plus output that each node of a model can hold."""
@@ -342,10 +349,6 @@ class NodeRegistry:
         for mate in mates:
             if mate.hello.fingerprint != hello.fingerprint:
                 raise Refused(difference(mate.hello.fingerprint, hello.fingerprint, hello.node_id))
-            if mate.hello.sees_images != hello.sees_images:
-                here, there = (("images" if each.sees_images else "none") for each in (mate.hello, hello))
-                differs = f"what prompts may hold beside text differs: {here} here, {there} at {hello.node_id}"
-                raise Refused(f"{differs} (nodes of several ranks see none: --limit-mm-per-prompt image=0 for all)")
         tokenizer = self._tokenizers.get(model, "")
         if tokenizer and hello.tokenizer and tokenizer != hello.tokenizer:
             raise Refused(f"tokenizer differs: {tokenizer} here, {hello.tokenizer} at {hello.node_id}")

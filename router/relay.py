@@ -114,13 +114,16 @@ class Relay:
         num_of_others = sum(node.num_other_legs for node in self._registry.staying_decodes)
         return max(num_served - num_of_others, num_served // 2) + self.node_wait.num_paused
 
-    def check_size(self, model: str, num_prompt_tokens: int, max_tokens: int | None, param: str) -> int | None:
+    def check_size(
+        self, model: str, num_prompt_tokens: int, max_tokens: int | None, param: str, *, has_images: bool = False
+    ) -> int | None:
         """How many of `max_tokens` (None: as many as there is room for) fit behind a prompt on the largest node of
-        `model`.
+        `model` that can compute it.
 
         Raises `ContextLengthExceeded` when not a single one does, `NoNode` without nodes.
         """
-        limit = self._registry.max_request_tokens(model)
+        registry = self._registry
+        limit = (registry.max_request_tokens_with_images if has_images else registry.max_request_tokens)(model)
         if limit is None:
             raise NoNode("no node has joined yet", retry_after_s=1)
         if num_prompt_tokens >= limit:
@@ -132,8 +135,9 @@ class Relay:
         return None if max_tokens is None else min(max_tokens, limit - num_prompt_tokens)
 
     def sees_images(self, model: str) -> bool:
-        """Whether the nodes of `model` compute prompts with images: all do, or none."""
-        return any(node.hello.sees_images for node in self._registry.of_model(model))
+        """Whether a decode node of `model` sees images, or while it has none, any node: prefill nodes alone do not
+        serve them, since a decode node has to know where the text behind an image stands."""
+        return self._registry.max_request_tokens_with_images(model) is not None
 
     def check_room(self, num_requests: int) -> None:
         """Raise `Overloaded` when `num_requests` more would exceed the limit."""

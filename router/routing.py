@@ -59,18 +59,19 @@ class Routing:
     ) -> Route:
         """A route for prompt and emitted tokens over nodes of `model`; nodes whose epoch is in `avoided` only where
         there is no other. Of each role only nodes that have room for what the request may become: `max_tokens` more
-        tokens at most, None: at least one.
+        tokens at most, None: at least one. With `images`, those among the tokens, only nodes that see.
 
         `computes_all`: whoever computes the prompt computes all of it, whatever it has cached. `confinement`: the only
         nodes that may compute anything of it but further tokens. `goals`: its own, None for the router's.
-        `may_refuse`: nothing was done for it yet. `images`: those among the tokens.
+        `may_refuse`: nothing was done for it yet.
 
         Raises `NoNode` without a decode node, and `Overloaded` when it is refused because it would miss its goals.
         """
         self.ejections.readmit(now_s)
         find = self.registry.available if confinement is None else self.registry.able
-        decodes = self._with_room(find, DECODE, model, avoided, len(token_ids) + (max_tokens or 1))
-        prefills = self._with_room(find, PREFILL, model, avoided, len(token_ids) + 1) if allows_handoff else []
+        num_tokens = len(token_ids)
+        decodes = self._fit(find, DECODE, model, avoided, num_tokens + (max_tokens or 1), images)
+        prefills = self._fit(find, PREFILL, model, avoided, num_tokens + 1, images) if allows_handoff else []
         if confinement is not None:
             decodes, prefills = self._confined(confinement, decodes, prefills)
         if not decodes:
@@ -81,14 +82,14 @@ class Routing:
         decode = self.decode_policy.choose(decodes, hashes)
         num_cached = 0 if computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
         prefills = [node for node in prefills if node is not decode]
-        if len(token_ids) - num_cached <= self.local_prefill_tokens:
+        if num_tokens - num_cached <= self.local_prefill_tokens:
             return Route(decode, None)
         if self.placement is None and (not prefills or decode.prefers(PREFILL)):
             return Route(decode, None)
         route = Route(decode, self.prefill_policy.choose(prefills, hashes) if prefills else None)
         if self.placement is None or computes_all or confinement is not None:
             return route
-        route = self.placement.choose(route, prefills, decodes, len(token_ids), hashes, now_s, goals, max_tokens)
+        route = self.placement.choose(route, prefills, decodes, num_tokens, hashes, now_s, goals, max_tokens)
         if route.late_s and may_refuse and self.refuse is not None:
             self.refuse(model, route)
         return route
@@ -100,21 +101,36 @@ class Routing:
         avoided: AbstractSet[int],
         max_tokens: int | None,
         preferred: Node | None = None,
+        images: Sequence[PromptImage] = (),
     ) -> Node | None:
         """The decode node with the least load that can go on at once with a request of so many tokens, and has room for
         what it may become, or the `preferred` one if it can; None: there is none now."""
-        decodes = self._with_room(self.registry.available, DECODE, model, avoided, num_tokens + (max_tokens or 1))
+        most_tokens = num_tokens + (max_tokens or 1)
+        decodes = self._fit(self.registry.available, DECODE, model, avoided, most_tokens, images)
         able = [node for node in decodes if node.load < node.hello.max_num_seqs and _has_blocks(node, num_tokens + 1)]
         return min(able, key=lambda node: (node is not preferred, node.load), default=None)
 
-    def _with_room(self, find: _Find, role: str, model: str, avoided: AbstractSet[int], num_tokens: int) -> list[Node]:
+    def _fit(
+        self,
+        find: _Find,
+        role: str,
+        model: str,
+        avoided: AbstractSet[int],
+        num_tokens: int,
+        images: Sequence[PromptImage],
+    ) -> list[Node]:
+        """Nodes that `find` finds, with room for `num_tokens`, and that see `images`, if there are any."""
         able = find(role, model, avoided)
-        if num_tokens <= self.registry.fewest_request_tokens(model):
+        if num_tokens <= self.registry.fewest_request_tokens(model) and not images:
             return able
-        fit = [node for node in able if node.hello.max_request_tokens >= num_tokens]
-        if fit or not avoided:
-            return fit
-        return [node for node in find(role, model, frozenset()) if node.hello.max_request_tokens >= num_tokens]
+        # what nodes prefer, and which are avoided, counts less than which can
+        others = (find(role, model, frozenset()), self.registry.able(role, model) if role == DECODE else [])
+        for nodes in (able, *others):
+            fit = [node for node in nodes if node.hello.max_request_tokens >= num_tokens]
+            fit = [node for node in fit if node.hello.sees_images or not images]
+            if fit:
+                return fit
+        return []
 
     def _confined(
         self, confinement: Confinement, decodes: Sequence[Node], prefills: Sequence[Node]

@@ -241,7 +241,8 @@ class Endpoints:
         salt = cache_salt_of(identity, request.cache_salt)
         requests: list[RelayRequest] = []
         for prompt_ids in prompts:
-            max_tokens = self.relay.check_size(model.name, len(prompt_ids), params.max_tokens, param)
+            num_ids, has_images = len(prompt_ids), bool(images)
+            max_tokens = self.relay.check_size(model.name, num_ids, params.max_tokens, param, has_images=has_images)
             limited = params.with_at_most(max_tokens)
             requests.append(
                 RelayRequest(model.name, tuple(prompt_ids), limited, salt, goals=goals, images=tuple(images))

@@ -255,9 +255,3 @@ def test_nodes_of_one_model_agree_on_its_quantization_and_the_dtype_of_its_kv() 
         Refused, match=r"KV cache differs: the model's dtype here, fp8_e4m3 at codes .*--kv-cache-dtype"
     ):
         registry.register(make_hello(PREFILL, node_id="codes", fingerprint="abcd+int8+kv-fp8_e4m3"), 0.0)
-
-
-def test_nodes_of_one_model_all_see_images_or_none_does(registry: NodeRegistry) -> None:
-    registry.register(make_hello(PREFILL, node_id="seeing", sees_images=True), 0.0)
-    with pytest.raises(Refused, match=r"images here, none at blind .*--limit-mm-per-prompt image=0"):
-        registry.register(make_hello(DECODE, node_id="blind"), 0.0)
