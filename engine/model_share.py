@@ -42,6 +42,7 @@ from engine.models.text_part import published_names
 from engine.models.vision.facts import NoImages, load_image_facts
 from engine.models.vision.limit import image_limit
 from engine.native.library import Kernels, open_kernels
+from engine.pool_size import host_budget
 from engine.runner.forward import ForwardPass
 from engine.runner.limits import RunnerLimits
 from engine.runner.recorded_layers import StepSizes, record_layers
@@ -234,7 +235,7 @@ def _load_modelling(
     name, remote_code = choose_dtype(settings.dtype, config), settings.trust_remote_code
     dtype, kv_dtype = TORCH_DTYPES[name], choose_kv_dtype(settings.kv_cache_dtype, name)
     num_bytes = loading.count_weights(folder, config, dtype, remote_code=remote_code)
-    _require_room(num_bytes, device, node_memory(settings))
+    _require_room(num_bytes, device, settings)
     decoder: RunnableDecoder
     if settings.load_format == DUMMY:
         decoder = loading.random_modelling_decoder(folder, config, dtype, device, remote_code=remote_code)
@@ -252,13 +253,22 @@ def _checked_weights(settings: EngineSettings, folder: Path, shapes: Decoder, de
     num_bytes = shard.size * sum(parameter.num_bytes for parameter in shapes.parameters())
     # asked by the driver, before the others have taken theirs
     if shard.rank == 0 and shard.is_last_stage:
-        _require_room(num_bytes, device, node_memory(settings))
+        _require_room(num_bytes, device, settings)
     return num_bytes
 
 
-def _require_room(num_bytes: int, device: Device, memory: HostMemory) -> None:
-    if not device.has_own_memory and num_bytes > memory.free:
+def _require_room(num_bytes: int, device: Device, settings: EngineSettings) -> None:
+    memory = node_memory(settings)
+    if device.has_own_memory:
+        return
+    if num_bytes > memory.free:
         raise InvalidSetting(
             f"the weights need {num_bytes / GIB:.2f} GiB, and {memory} on this machine; what helps is {SMALLER}, or a "
             "smaller model"
+        )
+    if not (settings.num_blocks or settings.kv_cache_memory_bytes or host_budget(settings, memory, num_bytes)):
+        raise InvalidSetting(
+            f"--cpu-memory-utilization {settings.cpu_memory_utilization:g} of {memory.total / GIB:.2f} GiB leaves "
+            f"nothing for KV beside {num_bytes / GIB:.2f} GiB of weights: raise it, or set --kv-cache-memory-bytes, "
+            "which counts whatever the share is"
         )

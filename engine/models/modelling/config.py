@@ -16,9 +16,11 @@ from typing import Any
 from engine.models.config_fields import MAX_TOKENS, Fields
 from engine.models.text_part import TEXT_PARTS
 from wire.errors import ModelLoadError
+from wire.layout import MAX_LAYERS
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 """Names that architectures give to the number of their positions."""
+_NUMBERS_OF_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _NOT_COMPUTED = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "bos_token_id",
                  "eos_token_id", "pad_token_id")  # fmt: skip
 _ROPES_BY_LENGTH = ("dynamic", "longrope")
@@ -48,6 +50,8 @@ def parse_modelling_config(
     reason = _reason_against(content, remote_code=remote_code)
     if reason:
         raise cannot_run(architectures[0], reason)
+    for name in filter(fields.has, _NUMBERS_OF_LAYERS):
+        fields.count(name, most=MAX_LAYERS)  # transformers makes each of them before anything is compared
     positions = next((name for name in _POSITIONS if fields.has(name)), _POSITIONS[0])
     ends = {*fields.token_ids("eos_token_id"), *Fields(generation, "generation_config.json").token_ids("eos_token_id")}
     computed = {name: value for name, value in content.items() if name not in _NOT_COMPUTED}

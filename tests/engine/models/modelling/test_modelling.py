@@ -72,6 +72,7 @@ def test_a_model_whose_tokens_are_connected_elsewhere_is_noticed_by_its_numbers(
         ({"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}, "code of the checkpoint's own .--trust-remote-code"),
         ({"quantization_config": {"quant_method": "awq"}}, "its weights are quantized"),
         ({"is_encoder_decoder": True}, "an encoder"),
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers must be at most"),
         ({"architectures": ["NobodysForCausalLM"], "model_type": "nobodys"}, "nobodys"),
     ],
 )
