@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.models.config import ModelConfig
 from engine.models.quantization.base import Quantization
 from engine.models.quantization.parts import QuantizedParts
-from engine.models.quantization.published import Published
+from engine.models.quantization.published import Published, is_code
 from engine.models.quantization.while_loading import AUTO, quantization_while_loading
 from engine.models.quantization_settings import GGUF
 from engine.models.weight_files import read_header, weight_files
@@ -37,6 +37,11 @@ def choose_quantization(
     entries = {name: entry for file in weight_files(folder) for name, entry in read_header(file).items()}
     if config.quantization.method == GGUF:
         return QuantizedParts(entries)
+    if not any(is_code(name, entry.dtype) for name, entry in entries.items()):
+        raise ModelLoadError(
+            f"{folder}: quantization_config says {config.quantization.method}, and no weight is stored so; "
+            "without it the checkpoint is served as it is"
+        )
     if config.quantization.has_activations:
         _log.info(
             "the checkpoint is made for activations of 8 bits (%s): here they keep the model's dtype",

@@ -23,6 +23,7 @@ from engine.models.weight_files import TensorEntry
 from wire.errors import ModelLoadError
 
 _DTYPES = {"I32": torch.int32, "I64": torch.int64, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
+_CODE_DTYPES = ("I8", "F8_E4M3")
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the eight outputs of a word lie in it."""
 Tensors: TypeAlias = Mapping[str, Tensor]
@@ -63,9 +64,14 @@ class Published:
             return _gptq(tensors, self._settings)
         if tensors.has("weight_packed"):
             return _packed(tensors, self._settings)
-        if tensors.dtype("weight") in ("I8", "F8_E4M3"):
+        if tensors.dtype("weight") in _CODE_DTYPES:
             return _codes(tensors, self._settings)
         return None
+
+
+def is_code(name: str, dtype: str) -> bool:
+    """Whether a tensor, of which the file says this, is a quantized matrix or part of one."""
+    return name.endswith((".qweight", ".weight_packed")) or dtype in _CODE_DTYPES
 
 
 class _PieceTensors:

@@ -23,6 +23,7 @@ from engine.models.parts.base import PartSetup
 from engine.models.parts.linear import Linear, Matrix
 from engine.models.quantization.base import Quantization
 from engine.models.quantization.choose import choose_quantization
+from engine.models.quantization.while_loading import AUTO
 from engine.models.shard import Shard
 from engine.models.weight_files import SINGLE_FILE
 from tests.checkpoints import make_checkpoint
@@ -329,3 +330,12 @@ def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     folder, reference = published(tmp_path, "awq")
     with pytest.raises(InvalidSetting, match=r"--quantization int4: the checkpoint is quantized already \(awq\)"):
         assert_same_answer(folder, reference, quantization="int4")
+
+
+@pytest.mark.parametrize("method", ["gptq", "w4a16", "fp8-tensor"])
+def test_plain_weights_that_the_config_calls_quantized_are_refused(tmp_path: Path, method: str) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": METHODS[method][1]}))
+    with pytest.raises(ModelLoadError, match="no weight is stored so"):
+        choose_quantization(AUTO, load_config(folder), folder)
