@@ -38,9 +38,9 @@ class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Four processes for two cores: a third of the time a test waits for another process or a clock. Each process
-    takes about a gigabyte, and no more than sixteen find work of their own."""
-    return min(2 * len(os.sched_getaffinity(0)), 16)
+    """Three processes for each core: half of the time a test waits for another process or a clock. Each process takes
+    about a gigabyte, and no more than sixteen find work of their own."""
+    return min(3 * len(os.sched_getaffinity(0)), 16)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:

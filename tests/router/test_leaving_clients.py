@@ -247,4 +247,4 @@ async def test_a_request_that_is_cancelled_wherever_it_waits_leaves_nothing_behi
         assert parse_reply(raw).is_whole
         assert server.rig.relay.counters.num_failed == 0
         gc.collect()
-        assert not any(isinstance(found, Flight) for found in gc.get_objects())
+        assert not any(type(found) is Flight for found in gc.get_objects())

@@ -172,9 +172,8 @@ async def test_a_stream_goes_on_at_another_router_when_the_first_one_died(prompt
     assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
     file.write_bytes(file.read_bytes() + b"\x05\x00\x00\x00torn")
     async with router(prompts, Folder(folder)) as server:
-        asking = asyncio.create_task(resumed(server, CHAT, before[-1][0], again=True))
-        await server.rig.waits_for_a_node(0)
         node = await server.rig.join(DECODE)
+        asking = asyncio.create_task(resumed(server, CHAT, before[-1][0], again=True))
         finish(node, await node.expect(Decode))
         after = events_of((await asking).body)
     assert without_ids(before + after) == without_ids(await whole(prompts, CHAT))
