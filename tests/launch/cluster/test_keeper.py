@@ -24,9 +24,9 @@ WAIT_S = 60.0
 class Kept:
     """A keeper, and what it has logged."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: str = "machine-1") -> None:
         self.log = io.StringIO()
-        self.keeper = Keeper("machine-1", "127.0.0.1", Console(self.log))
+        self.keeper = Keeper(machine, "127.0.0.1", Console(self.log))
 
     def start(self, behaviour: str = "steady", host_flags: tuple[str, ...] = ("--host",)) -> None:
         self.keeper.start(Program("decode-0", MODULE, (behaviour,), {"SOME": "variable"}, host_flags), SECRETS)
@@ -91,10 +91,12 @@ def test_what_runs_on_a_further_machine_is_told_where_its_member_waits(kept: Kep
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, int(port)))
         listener.listen()
-    other = Keeper("machine-2", "127.0.0.1", Console(kept.log))
-    other.start(Program("decode-0/1", MODULE, ("steady",), {}, dial_flag="--driver"), SECRETS, place)
-    said = Path(f"/proc/{other.report().pid}/cmdline").read_bytes().split(b"\0")
-    other.close()
+    other = Kept("machine-2")
+    try:
+        other.keeper.start(Program("decode-0/1", MODULE, ("steady",), {}, dial_flag="--driver"), SECRETS, place)
+        said = Path(f"/proc/{other.wait(Phase.READY).pid}/cmdline").read_bytes().split(b"\0")
+    finally:
+        other.keeper.close()
     assert f"--driver={place}".encode() in said
 
 
