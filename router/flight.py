@@ -292,7 +292,7 @@ class Flight:
         """Try again where that can help, otherwise hand the error to the reader. `lost_epoch`: of the node that was
         lost, if that was the reason."""
         loop = asyncio.get_running_loop()
-        delay_s = self._retries.failed(loop.time(), lost_epoch, is_refusal=isinstance(error, Overloaded))
+        delay_s = self._retries.failed(loop.time(), error, lost_epoch)
         is_certain = self._suspicion.is_certain
         if is_certain or not isinstance(error, _RETRYABLE) or not self._retries.allow_another:
             self.fail(RequestFailed(AGAIN_AND_AGAIN) if is_certain else error)

@@ -9,6 +9,7 @@ from router.policies import LeastLoaded
 from router.retries import Retries
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.rig import DEFAULTS, PROMPT, Rig, relaying
+from wire.errors import Overloaded, RequestFailed
 from wire.messages import DECODE, Decode, Pong, Welcome
 from wire.request_key import OWNER_BYTES, owner_of_epoch
 
@@ -75,9 +76,9 @@ async def test_a_node_that_has_no_room_costs_no_attempt() -> None:
 
 def test_refusals_are_no_failures_and_wait_longer_each_time() -> None:
     retries = Retries(2)
-    delays = [retries.failed(0.0, is_refusal=True) for _ in range(10)]
+    delays = [retries.failed(0.0, Overloaded("no room")) for _ in range(10)]
     assert retries.allow_another
     assert delays == sorted(delays)
-    retries.failed(0.0)
-    retries.failed(0.0)
+    retries.failed(0.0, RequestFailed("no luck"))
+    retries.failed(0.0, RequestFailed("no luck"))
     assert not retries.allow_another

@@ -275,6 +275,15 @@ def test_a_prefill_node_that_is_frozen_for_longer_than_a_lease_loses_the_handoff
     assert client.longest_gap_s < 4.5
 
 
+def test_a_transport_that_is_away_for_longer_than_a_lease_is_one_reason_to_give_a_request_up() -> None:
+    client = Client(0, tuple(place % 29 for place in range(60)), 12)
+    world = world_with(client)
+    world.clock.at(0.15, lambda: world.lose_transport(world.nodes["P1"], LEASE_S + 2.0))
+    world.clock.at(LEASE_S, lambda: world.fail_steps(world.nodes["D1"], 1))
+    world.run()
+    assert (client.error, world.router.relay.counters.num_retries) == ("", 3)
+
+
 def kill(world: World) -> None:
     world.kill_node(world.nodes["D1"], 2.0)
 
