@@ -157,7 +157,7 @@ def _serve(
         heartbeat = HeartbeatThread(context, addresses, to_router, parts.epoch, core.status(), beat=beat)
         stack.callback(heartbeat.stop)
         freeze_startup_objects()
-        watchdog.start()
+        watchdog.start(settings.hang_timeout_s)
         stack.callback(watchdog.close)
         beat = watchdog.beat("engine loop", settings.hang_timeout_s)
         each_round = engine.executor.guarded(_Announcer(hello, routers, health, beat))

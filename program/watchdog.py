@@ -6,25 +6,31 @@ health and metrics show; at its limit the program ends with one line in the log 
 so that whoever supervises it starts another one.
 
 Time in which the watchdog itself did not run (the whole process was stopped, or the machine gave it no processor)
-counts for no beat. Not noticed is a part that stands and holds the interpreter's lock: then nothing of Python runs,
-this thread included, and other programs notice the silence.
+counts for no beat. A part that stands and holds the interpreter's lock lets nothing of Python run, this thread
+included: that a small process beside this one notices (`interpreter_guard`), on Linux.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import IO
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 EXIT_STATUS = 70
 LOOK_INTERVAL_S = 1.0
+GUARD = Path(__file__).with_name("interpreter_guard.py")
+_GUARD_END_S = 3.0
 _log = logging.getLogger(__name__)
 
 
@@ -67,6 +73,51 @@ class Beat:
         return f"in {Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
 
 
+class _Guard:
+    """The process that ends this one when its interpreter stands still. A program goes on without it where it cannot be
+    started, or was killed: a line of the log says so."""
+
+    def __init__(self, thread_id: int, limit_s: float) -> None:
+        arguments = [str(GUARD), str(os.getpid()), str(thread_id), f"{limit_s:g}"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._pipe: IO[bytes] = self._process.stdin  # type: ignore[assignment]  # it was asked for
+        os.set_blocking(self._pipe.fileno(), False)
+        self._is_gone = False
+
+    def beat(self) -> None:
+        """The interpreter goes on."""
+        if self._is_gone:
+            return
+        try:
+            os.write(self._pipe.fileno(), b".")
+        except OSError:
+            self._is_gone = True
+            _log.warning("nobody notices any more when the interpreter of this program stands still")
+
+    def close(self) -> None:
+        """The program ends."""
+        self._pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GUARD_END_S)
+
+
+def _guarded(thread_id: int, limit_s: float) -> _Guard | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        if not faulthandler.is_enabled():
+            faulthandler.enable()
+        return _Guard(thread_id, limit_s)
+    except (OSError, RuntimeError) as error:  # no process, or nowhere to write
+        _log.warning("nobody will notice when the interpreter of this program stands still: %s", error)
+        return None
+
+
 class Watchdog(Collector):
     """See the module. `end` gets the reason when the program cannot go on; `clock` is in seconds."""
 
@@ -75,6 +126,7 @@ class Watchdog(Collector):
         self._clock = clock
         self._beats: list[Beat] = []
         self._looked_s = clock()
+        self._guard: _Guard | None = None
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -84,14 +136,19 @@ class Watchdog(Collector):
         self._beats.append(beat)
         return beat
 
-    def start(self) -> None:
-        """Begin to look."""
+    def start(self, interpreter_limit_s: float = 0.0) -> None:
+        """Begin to look. `interpreter_limit_s`: for how long nothing of Python may run, 0: for ever."""
         self._looked_s = self._clock()
         self._thread.start()
+        if interpreter_limit_s and self._thread.native_id is not None:
+            self._guard = _guarded(self._thread.native_id, interpreter_limit_s)
 
     def close(self) -> None:
         """Look no more: the program ends."""
         self._is_over.set()
+        if self._guard is not None:
+            self._thread.join(_GUARD_END_S)
+            self._guard.close()
 
     @property
     def complaint(self) -> str:
@@ -122,6 +179,8 @@ class Watchdog(Collector):
 
     def _run(self) -> None:
         while not self._is_over.wait(LOOK_INTERVAL_S):
+            if self._guard is not None:
+                self._guard.beat()
             self.look()
 
 

@@ -19,12 +19,16 @@ from program.command_line import CommandParser
 from program.events import Ready, emit
 from program.process import configure_logging, pin_to_cores, report_errors
 from program.settings import add_flags, check_file_keys, resolve
+from program.watchdog import Watchdog
 from rank_node.link import Offer
 from rank_node.machine import RankMachine, Stop
 from rank_node.settings import RankSettings
 from wire import links
 from wire.errors import InvalidSetting
 from wire.keys import KeyRing, own_role
+
+_STANDSTILL_S = 60.0
+"""Its driver has given this machine up long before."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,10 +74,13 @@ def _serve(settings: RankSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    watchdog = Watchdog()
     try:
+        watchdog.start(_STANDSTILL_S)
         emit(Ready("rank", ""))
         RankMachine(settings, offer, address, context, links.LinkSettings(key)).run(stop)
     finally:
+        watchdog.close()
         context.destroy(linger=0)
 
 

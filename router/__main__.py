@@ -161,7 +161,7 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
         gc.set_threshold(*_COLLECT_AFTER)
         watchdog = Watchdog()
         metrics.include(watchdog)
-        watchdog.start()
+        watchdog.start(_LOOP_LIMIT_S)
         stack.callback(watchdog.close)
         metrics.loop_lag.start(watchdog.beat("event loop", _LOOP_LIMIT_S))
         stack.callback(metrics.loop_lag.stop)

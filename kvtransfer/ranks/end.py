@@ -5,6 +5,8 @@ what is sent to whom, and what a handoff is, is the driver's. The driver has suc
 
 What may happen to the driver: if it is gone, the process of the rank ends. To a peer: what it sends and no grant has
 announced changes nothing (`tcp_zmq`); a receiver that cannot be reached is reported, and its sender is of no use then.
+While an agent of nixl starts again, its senders are not opened yet and what they are told to push waits. The driver
+counts the time: its pusher gives up a sender that takes nothing.
 """
 
 from __future__ import annotations
@@ -42,8 +44,7 @@ from kvtransfer.ranks.transports import (
     open_parts,
 )
 from kvtransfer.transports.announced import Look
-from kvtransfer.transports.base import Move, Sender
-from kvtransfer.transports.fan_out import FanOutSender
+from kvtransfer.transports.base import Move, Sender, Starting
 from wire.errors import BatonError
 from wire.request_key import RequestKey
 
@@ -55,12 +56,13 @@ _NIXL = "nixl"
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A sender towards one receiver. `told`: pushes that it has not taken; `taken`: how many it has, by handoff, of
-    how many blocks."""
+    """A sender towards one receiver; None while what it needs starts. `told`: pushes that it has not taken;
+    `taken`: how many it has, by handoff, of how many blocks."""
 
     number: int
-    sender: Sender
-    bytes_per_block: int
+    receiver: Reached
+    sender: Sender | None = None
+    bytes_per_block: int = 0
     told: deque[tuple[RequestKey, Sequence[Move]]] = field(default_factory=deque)
     taken: dict[RequestKey, tuple[int, int]] = field(default_factory=dict)
     is_closed: bool = False
@@ -90,7 +92,8 @@ class RankEnd:
 
     def wait_on(self) -> Sequence[Any]:
         """Sockets that are readable when `work` has something to do."""
-        sending = [source for outgoing in self._outgoing.values() for source in outgoing.sender.wait_on()]
+        senders = [outgoing.sender for outgoing in self._outgoing.values() if outgoing.sender is not None]
+        sending = [source for sender in senders for source in sender.wait_on()]
         agent = self._nixl.wait_on() if self._nixl is not None else ()
         receiving = [source for intake in self._intakes.values() for source in intake.wait_on()]
         return list(dict.fromkeys([*sending, *agent, *receiving]))
@@ -132,7 +135,7 @@ class RankEnd:
     def close(self) -> None:
         """Close its sockets."""
         for outgoing in self._outgoing.values():
-            outgoing.sender.close()
+            _close(outgoing)
         for intake in self._intakes.values():
             intake.close()
         if self._nixl is not None:
@@ -153,12 +156,7 @@ class RankEnd:
 
     def _reach(self, order: Reach) -> None:
         receiver = Reached(order.transport, order.division, order.ranks, order.num_blocks)
-        try:
-            sender, num_bytes = open_parts(self._own, self._network, self._nixl, receiver)
-        except BatonError as error:
-            sender, num_bytes = FanOutSender([]), 0
-            self.reports.append(Broken(order.number, str(error)))
-        self._outgoing[order.number] = _Outgoing(order.number, sender, num_bytes)
+        self._outgoing[order.number] = _Outgoing(order.number, receiver)
 
     def _push(self, order: Push) -> None:
         columns = zip(order.sources, order.targets, order.generations, strict=True)
@@ -172,29 +170,36 @@ class RankEnd:
     def _part(self, number: int) -> None:
         outgoing = self._outgoing.get(number)
         if outgoing is not None:
-            outgoing.is_closed = True
-            outgoing.sender.close()
+            _close(outgoing)
 
     def _send(self, outgoing: _Outgoing) -> None:
         if not outgoing.is_closed:
             try:
-                outgoing.sender.poll()
                 self._push_told(outgoing)
+            except Starting:
+                pass  # asked again in the next round
             except BatonError as error:
                 self.reports.append(Broken(outgoing.number, str(error)))
-                outgoing.is_closed = True
-                outgoing.sender.close()
+                _close(outgoing)
         if outgoing.is_closed:
             self._drop_told(outgoing)
+        sender = outgoing.sender
         for key, (count, num_blocks) in tuple(outgoing.taken.items()):
-            if not outgoing.sender.is_reading(key):
+            if sender is None or not sender.is_reading(key):
                 del outgoing.taken[key]
+                needs_fence = sender is not None and sender.needs_fence
                 num_bytes = num_blocks * outgoing.bytes_per_block
-                self.reports.append(Read(outgoing.number, key, count, num_bytes, outgoing.sender.needs_fence))
+                self.reports.append(Read(outgoing.number, key, count, num_bytes, needs_fence))
         if outgoing.is_closed and not outgoing.taken:
             del self._outgoing[outgoing.number]
 
     def _push_told(self, outgoing: _Outgoing) -> None:
+        """Open the sender, if that is still to be done, and push. Raises `BatonError`: `Starting` when it cannot be
+        opened now, anything else when it is of no use."""
+        if outgoing.sender is None:
+            opened = open_parts(self._own, self._network, self._nixl, outgoing.receiver)
+            outgoing.sender, outgoing.bytes_per_block = opened
+        outgoing.sender.poll()
         while outgoing.told and outgoing.sender.push(*outgoing.told[0]):
             key, moves = outgoing.told.popleft()
             self._note_taken(outgoing, key, len(moves))
@@ -208,3 +213,9 @@ class RankEnd:
         count, blocks_before = outgoing.taken.get(key, (0, 0))
         outgoing.taken[key] = (count + 1, blocks_before + num_blocks)
         self.reports.append(Taken(outgoing.number))
+
+
+def _close(outgoing: _Outgoing) -> None:
+    outgoing.is_closed = True
+    if outgoing.sender is not None:
+        outgoing.sender.close()

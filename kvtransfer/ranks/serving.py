@@ -4,8 +4,9 @@ Owns a thread's loop. It ends with the driver; when it fails, it closes its chan
 so the node.
 
 What a peer sends goes straight to a rank, what the driver orders may have to go to another machine first. So a rank
-there waits for an order: for `ORDER_S`, once for each handoff that it was never told of. The thread does nothing else
-meanwhile, and a peer that holds the cluster key and sends what nobody has granted can keep it from its work.
+there waits for an order: for `ORDER_S`, once for each handoff that it was never told of, and once for doubled blocks of
+a grant. The thread does nothing else meanwhile, and a peer that holds the cluster key and sends what nobody has granted
+can keep it from its work.
 """
 
 from __future__ import annotations

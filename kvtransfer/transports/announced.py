@@ -3,6 +3,9 @@
 Owns the announced blocks of every live grant, which of them have arrived, and the arrivals nobody has asked for yet.
 Where several ranks of a sender have parts of a block (`kvtransfer.parts`), each part is written once, and the block has
 arrived with the last of them. Knows no sockets and no bytes.
+
+What comes may have overtaken what allows it: the order to expect the blocks, or to expect them anew because some
+arrived damaged and are sent again.
 """
 
 from __future__ import annotations
@@ -30,11 +33,17 @@ class _Grant:
     generations: tuple[int, ...]
     arrived: dict[KvShare, set[int]] = field(default_factory=dict)
     news: list[BlocksArrived] = field(default_factory=list)
+    was_looked_past: bool = False
+
+    def has_any(self, source: KvShare, first_index: int, last_index: int) -> bool:
+        """Whether one of these blocks has arrived from `source`."""
+        return not self.arrived.get(source, _NOTHING).isdisjoint(range(first_index, last_index))
 
 
 class AnnouncedBlocks:
-    """The blocks that are on their way to one pool. `look` is called when something comes for an unknown handoff: what
-    announces it may have come too, or come soon. Nothing more is waited for of those that are over, or never came."""
+    """The blocks that are on their way to one pool. `look` is called when something comes for an unknown handoff, or a
+    block for the second time: what announces it may have come too, or come soon. Nothing more is waited for of those
+    that are over, or never came, and once only for doubled blocks of a grant."""
 
     def __init__(self) -> None:
         self.look: Look = _nothing
@@ -62,18 +71,26 @@ class AnnouncedBlocks:
     ) -> bool:
         """Whether these are the blocks granted at `first_index` and following, and none of them has arrived from
         `source`."""
-        if key not in self._grants:
-            self.look(lambda: key in self._grants or key in self._over)
-            if key not in self._grants and key not in self._over:
-                self._over.append(key)
-        grant, last_index = self._grants.get(key), first_index + len(block_ids)
+        last_index = first_index + len(block_ids)
+        self._look_for(key, source, first_index, last_index)
+        grant = self._grants.get(key)
         return (
             grant is not None
             and len(block_ids) > 0
             and grant.block_ids[first_index:last_index] == block_ids
             and grant.generations[first_index:last_index] == generations
-            and grant.arrived.get(source, _NOTHING).isdisjoint(range(first_index, last_index))
+            and not grant.has_any(source, first_index, last_index)
         )
+
+    def _look_for(self, key: RequestKey, source: KvShare, first_index: int, last_index: int) -> None:
+        grant = self._grants.get(key)
+        if grant is None:
+            self.look(lambda: key in self._grants or key in self._over)
+            if key not in self._grants and key not in self._over:
+                self._over.append(key)
+        elif grant.has_any(source, first_index, last_index) and not grant.was_looked_past:
+            grant.was_looked_past = True
+            self.look(lambda: self._grants.get(key) is not grant)
 
     def arrived(
         self,

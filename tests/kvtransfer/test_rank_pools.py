@@ -22,6 +22,7 @@ from kvtransfer.pools.base import Checksums
 from kvtransfer.pools.host import HostPool
 from kvtransfer.process_identity import this_process
 from kvtransfer.ranks import lines as rank_lines
+from kvtransfer.ranks import transports as rank_transports
 from kvtransfer.ranks.end import RankEnd
 from kvtransfer.ranks.lines import RankLines
 from kvtransfer.ranks.messages import Arrived, Begin, Expect, Forgotten, Listen, Listening, Report, TransferChannel
@@ -32,6 +33,9 @@ from kvtransfer.ranks.serving import start_transfers
 from kvtransfer.ranks.transports import Network, RankPool, taken_by_ranks
 from kvtransfer.sending import SendingCounters
 from kvtransfer.transports.base import Move, Sender
+from kvtransfer.transports.nixl.memory import Region
+from kvtransfer.transports.nixl.thread import AgentThread
+from kvtransfer.transports.nixl.wire import DETAILS, Channel, Connect, PoolDetails, Ready, Write, WriteEnded
 from kvtransfer.transports.registry import (
     NIXL,
     SLOTS,
@@ -43,6 +47,7 @@ from kvtransfer.transports.registry import (
 )
 from program.channel import ChannelBroken
 from tests.kvtransfer.test_parts import cut
+from tests.kvtransfer.transports.nixl.nixl_pair import preserved_environment
 from tests.request_keys import key_of
 from wire.errors import InvalidSetting, Refused, TransferFailed
 from wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
@@ -356,6 +361,72 @@ def test_blocks_whose_order_is_still_on_its_way_to_another_machine_wait_for_it(
     channel.close()
     for thread in threads:
         thread.join(_WAIT_S)
+
+
+@needs_nixl
+def test_a_rank_whose_nixl_agent_starts_again_sends_when_it_has_started(
+    opened: Callable[[KvDivision], Pools], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[object] = []
+    may_start, may_crash = threading.Event(), threading.Event()
+    may_start.set()
+
+    def agent(channel: Channel, region: Region, stopped: threading.Event) -> None:
+        may_start.wait(_WAIT_S)
+        details = PoolDetails(b"", region.base_address, region.num_bytes, region.kind, region.device_index)
+        channel.send(Ready("agent", this_process(), details))
+        while not stopped.is_set() and not may_crash.is_set() and channel.is_open:
+            for command in channel.receive():
+                commands.append(command)
+                if isinstance(command, Write):
+                    channel.send(WriteEnded(command.write_id, True, ""))
+            time.sleep(0.001)
+
+    def on_a_thread(own: RankPool, network: Network) -> AgentThread:
+        return AgentThread(own.pool.memory, network.host, agent)
+
+    monkeypatch.setattr(rank_transports, "_open_agent", on_a_thread)
+    with preserved_environment():
+        senders = (node := opened(KvDivision(1))).senders(NIXL)
+        node.lines.round()
+    there = PoolDetails(b"", 0, NUM_BLOCKS * LAYOUT.block_bytes, "DRAM", 0)
+    peer = hello(Endpoint(NIXL, "there", DETAILS.encode(there)))
+    _, first = senders.open(peer)
+
+    def is_connected() -> bool:
+        node.lines.round()
+        return bool(commands)
+
+    wait(is_connected)
+    may_start.clear()
+    may_crash.set()
+
+    def has_failed() -> bool:
+        senders.poll()
+        try:
+            first.poll()
+        except TransferFailed:
+            return True
+        return False
+
+    wait(has_failed)
+    may_crash.clear()
+    commands.clear()
+    _, again = senders.open(peer)
+    assert again.push(KEY, MOVES)
+    for _ in range(20):
+        senders.poll()
+    again.poll()
+    assert (commands, again.is_reading(KEY)) == ([], True)
+    may_start.set()
+
+    def is_sent() -> bool:
+        senders.poll()
+        return not again.is_reading(KEY)
+
+    wait(is_sent)
+    again.poll()
+    assert [type(command) for command in commands] == [Connect, Write]
 
 
 def test_what_cannot_be_reached_is_no_sender(opened: Callable[[KvDivision], Pools]) -> None:

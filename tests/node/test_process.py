@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 
 from engine.cache.block_pool import BlockPool
@@ -27,6 +29,7 @@ from node.process import NodeParts, run_node
 from node.router_link import RouterLink
 from node.settings import NodeSettings
 from program.events import Ready, parse_event
+from program.watchdog import GUARD
 from tests.node.conftest import LAYOUT, FakeRouter
 from wire.errors import InvalidSetting, Refused
 from wire.messages import DECODE, Hello, Leaving, Refusal, Welcome
@@ -158,13 +161,16 @@ def test_what_turns_in_a_node_is_watched(
             pass
         with urllib.request.urlopen(f"{hello.http_address}/metrics", timeout=WAIT_S) as answer:
             text = answer.read().decode()
+        commands = [child.cmdline() for child in psutil.Process().children()]
+        guards = [command[-1] for command in commands if command[-4:-3] == [str(GUARD)]]
         os.kill(os.getpid(), signal.SIGTERM)
-        return str(text)
+        return f"{text}{guards}"
 
     asked = meanwhile(ask)
     serve(router, role)
     for part in ("engine loop", "heartbeat thread", "kv-idle thread"):
         assert f'baton:watchdog_still_seconds{{part="{part}"}}' in asked.result(WAIT_S)
+    assert asked.result(WAIT_S).endswith("['300']" if sys.platform == "linux" else "[]"), "one guard of the interpreter"
 
 
 def test_health_may_be_asked_before_there_is_a_link_to_the_router(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from program.watchdog import EXIT_STATUS, LOOK_INTERVAL_S, Beat, Watchdog
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 40.0
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="what a thread waits for is read from /proc")
 
 
 @dataclass
@@ -100,6 +102,57 @@ def test_metrics_say_for_how_long_a_part_has_been_still(program: Program) -> Non
     program.watchdog.beat("loop", LIMIT_S).touch()
     program.lives(7.0)
     assert registry.get_sample_value("baton:watchdog_still_seconds", {"part": "loop"}) == 7.0
+
+
+HANGING = """
+import ctypes, os, sys, threading
+from program import watchdog
+
+watchdog.LOOK_INTERVAL_S = 0.05
+guard = watchdog.Watchdog()
+guard.start(float(sys.argv[1]))
+libc = ctypes.PyDLL(None) if sys.argv[2] == "with the lock" else ctypes.CDLL(None)
+
+
+def stand_still():
+    libc.sleep(int(sys.argv[3]))
+
+
+sys.stdout.write("stands\\n")
+sys.stdout.flush()
+stand_still()
+guard.close()
+"""
+
+
+def standing(limit_s: float, how: str, for_s: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", HANGING, str(limit_s), how, str(for_s)]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "stands\n"
+    return program
+
+
+@linux_only
+def test_a_program_whose_interpreter_stands_still_is_ended_and_its_log_says_where() -> None:
+    program = standing(0.25, "with the lock", 600)
+    _, log = program.communicate(timeout=60)
+    assert program.returncode == -signal.SIGABRT
+    first, *stacks = log.splitlines()
+    assert first.startswith(f"critical: nothing of Python has run in process {program.pid} for 0.25 s")
+    assert "stand_still" in "".join(stacks)
+
+
+@linux_only
+def test_a_program_that_was_stopped_or_lets_others_run_meanwhile_is_not_ended() -> None:
+    """The limit is a quarter of a second. The one stands for a second, and the other is stopped for as long."""
+    calling, stopped = standing(0.25, "without the lock", 1), standing(0.25, "without the lock", 600)
+    stopped.send_signal(signal.SIGSTOP)
+    assert calling.communicate(timeout=60)[1] == ""
+    stopped.send_signal(signal.SIGTERM)
+    stopped.send_signal(signal.SIGCONT)
+    assert stopped.communicate(timeout=60)[1] == ""
+    assert (calling.returncode, stopped.returncode) == (0, -signal.SIGTERM)
 
 
 PROGRAM = """

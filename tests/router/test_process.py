@@ -166,6 +166,8 @@ async def test_a_router_with_inherited_sockets_begins_another_life_when_one_ends
             router.node.emit(await router.node.expect(Decode), [70])
             (event, *_) = (await connection.until(b"\n\n")).partition(b"\r\n\r\n")[2].splitlines()[1:]
             (life,) = psutil.Process(router.process.pid).children()
+            if sys.platform == "linux":
+                assert [child.cmdline()[-1] for child in life.children()] == ["60"], "the guard of its interpreter"
             life.kill()
             await connection.to_end()
             again = await router.request(max_tokens=2, last_event_id=event.removeprefix(b"id: ").decode())

@@ -42,6 +42,7 @@ END_S = 5.0
 """How long a teardown may take. A good one takes milliseconds, and waits for what the GPU has been given."""
 _KILL_WAIT_S = 1.0
 _FIRST_START_S = 30.0
+_RETRY_S = 1.0
 _LOOK_AGAIN_S = 0.005
 _OWN_NAMES = ("UCX_", "NIXL_")
 _log = logging.getLogger(__name__)
@@ -104,11 +105,12 @@ class AgentThread:
         self._life: _Life | None = None
         self._is_killed = False
         self._is_closed = False
+        self._start_s = 0.0
         self._last_failure = ""
         _put_into_environment(host, has_gpu=self.region.kind == VRAM)
         if may_use_cuda_ipc(os.environ):
             self.region.require_shareable()
-        self._start()
+        self._start_if_possible()
         self._wait_until_ready()
 
     def wait_on(self) -> Sequence[Any]:
@@ -153,8 +155,8 @@ class AgentThread:
         if self._is_closed:
             return []
         if self._life is None:
-            if self.may_start:
-                self._start()
+            if self.may_start and time.monotonic() >= self._start_s:
+                self._start_if_possible()
             return []
         reports = self._take_reports(self._life)
         if not self._life.channel.is_open:
@@ -188,12 +190,27 @@ class AgentThread:
             _log.warning("the nixl agent of this node does not end; it goes with the process")
             self._life.channel.close()
 
+    def _start_if_possible(self) -> None:
+        try:
+            self._start()
+        except (OSError, RuntimeError) as error:  # of a thread that cannot be started
+            _log.warning("the nixl agent cannot be started now: %s", error)
+            self._last_failure = str(error)
+            self._start_s = time.monotonic() + _RETRY_S
+
     def _start(self) -> None:
+        """Begin a life. Raises `OSError` and `RuntimeError` when the system has no descriptor or thread for it."""
         ours, theirs = socket.socketpair()
-        life = self._life = _Life(Channel(ours, COMMANDS, REPORTS), threading.Event())
-        self._is_killed = False
+        life = _Life(Channel(ours, COMMANDS, REPORTS), threading.Event())
         life.thread = threading.Thread(target=self._live, args=(life, theirs), name="kv-nixl", daemon=True)
-        life.thread.start()
+        try:
+            life.thread.start()
+        except RuntimeError:
+            theirs.close()
+            life.channel.close()
+            raise
+        self._life = life
+        self._is_killed = False
 
     def _live(self, life: _Life, end: socket.socket) -> None:
         """The thread."""
@@ -209,7 +226,7 @@ class AgentThread:
 
     def _wait_until_ready(self) -> None:
         deadline_s = time.monotonic() + _FIRST_START_S
-        while self.ready is None and self._life is not None and time.monotonic() < deadline_s:
+        while self.ready is None and not self.num_lives_ended and time.monotonic() < deadline_s:
             select.select([*self.wait_on()], [], [], 0.1)
             with contextlib.suppress(TransferFailed):  # said below
                 self.poll()

@@ -115,3 +115,24 @@ def test_only_a_handoff_that_was_never_announced_is_waited_for_and_once() -> Non
 
     announced.look = order_comes
     assert announced.may_write(key_of(3), 0, (8,), (2,))
+
+
+def test_a_block_that_comes_again_before_the_order_to_expect_it_anew_is_waited_for_once_a_grant() -> None:
+    announced, waited = AnnouncedBlocks(), list[bool]()
+
+    def nothing_comes(is_known: Callable[[], bool]) -> None:
+        waited.append(is_known())
+
+    def order_comes(is_known: Callable[[], bool]) -> None:
+        announced.expect(KEY, GRANTED, GENERATIONS)
+        waited.append(is_known())
+
+    announced.expect(KEY, GRANTED, GENERATIONS)
+    announced.arrived(KEY, 0, 3)
+    announced.look = order_comes
+    assert announced.may_write(KEY, 1, (2,), (4,)), "it is sent again because it was damaged"
+    announced.arrived(KEY, 1, 1)
+    announced.look = nothing_comes
+    for _ in range(2):
+        assert not announced.may_write(KEY, 1, (2,), (4,)), "it is doubled"
+    assert waited == [True, False]

@@ -5,9 +5,11 @@ With the real library over host memory, and with stand-ins for what no test can 
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -161,6 +163,50 @@ def test_an_agent_that_ends_by_itself_is_counted_and_replaced(pool: Any) -> None
     agent.close()
     assert not agent.is_alive
     assert agent.num_crashes == 1
+
+
+@pytest.mark.parametrize("refused", ["socketpair", "Thread"])
+def test_what_the_system_refuses_an_agent_is_asked_for_again(
+    pool: Any, refused: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_crash = threading.Event()
+    ends = [may_crash]
+
+    def failing_once(channel: Channel, region: Region, stopped: threading.Event) -> None:
+        channel.send(a_ready(region))
+        (ends.pop() if ends else stopped).wait(20)
+        if not stopped.is_set():
+            raise ValueError("out of luck")
+
+    refusals = 2
+
+    def first_refused(*arguments: Any, **options: Any) -> Any:
+        nonlocal refusals
+        refusals -= 1
+        if refusals < 0:
+            return make(*arguments, **options)
+        if refused == "socketpair":
+            raise OSError(errno.EMFILE, "Too many open files")
+        thread = make(*arguments, **options)
+        monkeypatch.setattr(thread, "start", no_thread)
+        return thread
+
+    def no_thread() -> None:
+        raise RuntimeError("can't start new thread")
+
+    module = {"socketpair": socket, "Thread": threading}[refused]
+    make = getattr(module, refused)
+    monkeypatch.setattr(nixl_thread, "_RETRY_S", 0.0)
+    monkeypatch.setattr(module, refused, first_refused)
+    agent = AgentThread(pool, "127.0.0.1", failing_once)  # the first start too
+    assert refusals == -1
+    refusals = 2
+    may_crash.set()
+    until(agent, lambda: agent.num_lives_ended == 1 and agent.ready is not None)
+    assert refusals == -1
+    assert agent.num_crashes == 1, "a start that was refused is no crash"
+    assert caplog.text.count("cannot be started now") == 4
+    agent.close()
 
 
 def test_crashes_too_close_together_make_the_next_start_wait() -> None:
