@@ -14,16 +14,18 @@ from engine.scheduler.step_costs import StepCosts
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
-_MOST_S = 0.05
+MOST_S = 0.05
 """No step follows when those before took so long."""
 _SMALLEST = 16
 _REPEATS = 2
 _DECODES = (1, 4)
 
 
-def measure_first_costs(runner: Runner, costs: StepCosts, block_size: int, num_blocks: int, max_tokens: int) -> None:
+def measure_first_costs(
+    runner: Runner, costs: StepCosts, block_size: int, num_blocks: int, max_tokens: int, most_s: float = MOST_S
+) -> None:
     """Let `costs` learn from prompts of doubling length, `max_tokens` at most, and from small batches that decode. Only
-    before the first request."""
+    before the first request. `most_s`: of real time, whatever the clock of `costs`."""
     begin_s = time.perf_counter()
     table = tuple(range(num_blocks))
     most = min(max_tokens, num_blocks * block_size)
@@ -31,7 +33,7 @@ def measure_first_costs(runner: Runner, costs: StepCosts, block_size: int, num_b
     sizes = [size for size in (_SMALLEST << power for power in range(16)) if size <= most]
     for step in (*decodes, *(Step((_share(0, 0, size, table),)) for size in sizes)):
         for _ in range(_REPEATS):  # the first of a kind may take longer
-            if time.perf_counter() - begin_s > _MOST_S:
+            if time.perf_counter() - begin_s > most_s:
                 break
             costs.launched(step)
             runner.launch(step).result()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import threading
@@ -47,7 +46,7 @@ from kvtransfer.transports.registry import (
 )
 from program.channel import ChannelBroken
 from tests.kvtransfer.test_parts import cut
-from tests.kvtransfer.transports.nixl.nixl_pair import preserved_environment
+from tests.kvtransfer.transports.nixl.nixl_pair import needs_nixl, preserved_environment
 from tests.request_keys import key_of
 from wire.errors import InvalidSetting, Refused, TransferFailed
 from wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
@@ -61,7 +60,6 @@ MOVES = [Move(index, source, 11 - source, 5) for index, source in enumerate((3, 
 TARGETS, GENERATIONS = tuple(move.target for move in MOVES), tuple(move.generation for move in MOVES)
 _WAIT_S = 20.0
 _LOOPBACK = "127.0.0.1"
-needs_nixl = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
 
 
 class Pools:

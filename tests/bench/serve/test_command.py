@@ -19,6 +19,7 @@ from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script, S
 from tests.bench.mock_server.server import MockServer, mock_server
 
 TIMEOUT_S = 50.0
+GAP_S = 0.03
 ROOT = Path(__file__).resolve().parents[3]
 VLLM_KEYS = {
     "date",
@@ -95,13 +96,14 @@ def value_of(text: str, label: str) -> float:
 
 
 def assert_near(ours_ms: Sequence[float], theirs_ms: Sequence[float]) -> None:
-    """Within 1 ms or 1 % for most requests: one that the machine held up proves nothing."""
-    off = [abs(our - their) / max(1.0, 0.01 * their) for our, their in zip(ours_ms, theirs_ms, strict=True)]
-    assert median(off) <= 1.0
+    """Within half of the time between two tokens for those requests that the machine held up least: the others prove
+    nothing. A stamp of another token would be off by that time in all of them."""
+    off_ms = sorted(abs(our - their) for our, their in zip(ours_ms, theirs_ms, strict=True))
+    assert off_ms[len(off_ms) // 4] <= GAP_S * 1e3 / 2
 
 
 async def test_what_it_measures_is_what_the_server_did(tmp_path: Path) -> None:
-    quick, slow = Answer(0.1, (0.02,) * 7), Answer(0.4, (0.03,) * 7)
+    quick, slow = Answer(0.1, (GAP_S,) * 7), Answer(0.4, (1.5 * GAP_S,) * 7)
     async with mock_server(Script((quick, slow))) as server:
         status, out, err = await run(
             *flags(server, num_prompts=20, random_output_len=8, request_rate=20),
@@ -122,8 +124,11 @@ async def test_what_it_measures_is_what_the_server_did(tmp_path: Path) -> None:
     assert_near([latency_s * 1e3 for latency_s in result["latencies"]], last_ms)
     assert_near([sum(gaps_s) / len(gaps_s) * 1e3 for gaps_s in result["itls"]], spans_ms)
 
-    assert (result["completed"], result["failed"], result["slo_attainment"]) == (20, 0, 0.5)
-    assert result["request_goodput"] == pytest.approx(10 / result["duration"])
+    tpots_ms = [sum(gaps_s) / len(gaps_s) * 1e3 for gaps_s in result["itls"]]
+    num_good = sum(ttft <= 250 and tpot <= 80 for ttft, tpot in zip(ttfts_ms, tpots_ms, strict=True))
+    assert (result["completed"], result["failed"], result["slo_attainment"]) == (20, 0, num_good / 20)
+    assert num_good <= 10  # half of the answers begin after 400 ms
+    assert result["request_goodput"] == pytest.approx(num_good / result["duration"])
     assert result["median_ttft_ms"] == pytest.approx(median(ttfts_ms), abs=0.01)
     assert value_of(out, r"Median TTFT \(ms\)") == pytest.approx(result["median_ttft_ms"], abs=0.01)
     assert value_of(out, r"P99 ITL \(ms\)") == pytest.approx(result["p99_itl_ms"], abs=0.01)

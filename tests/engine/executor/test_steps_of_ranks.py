@@ -107,7 +107,6 @@ def test_preempted_requests_of_ranks_go_on(
 @pytest.mark.parametrize(
     ("family", "size", "num_stages", "pools"),
     [
-        ("mixtral", 2, 1, SHARED),
         ("qwen2-moe", 2, 1, SHARED),
         ("deepseek-v2", 2, 2, OWN),
         ("gpt2", 2, 1, SHARED),

@@ -8,8 +8,10 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import numpy as np
+import pytest
 
 from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.base import Move
@@ -23,6 +25,7 @@ from wire.errors import TransferFailed
 from wire.request_key import RequestKey
 
 GENERATION = 7
+needs_nixl = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")
 _keys = itertools.count(1)
 
 

@@ -6,7 +6,6 @@ With the real library over host memory, and with stand-ins for what no test can 
 from __future__ import annotations
 
 import errno
-import importlib.util
 import os
 import signal
 import socket
@@ -30,12 +29,11 @@ from kvtransfer.transports.nixl.thread import AgentThread
 from kvtransfer.transports.nixl.wire import Channel, Notices, PoolDetails, Ready, WriteEnded
 from kvtransfer.write_proof import WriteProof
 from tests.kvtransfer.transports.nixl.gpu_stand_ins import FakeTensor, a_segment
-from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of, preserved_environment
+from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of, needs_nixl, preserved_environment
 from wire.errors import InvalidSetting, TransferFailed
 
 _NUM_BLOCKS, _BLOCK_BYTES = 32, 2**18
 _NO_RANKS = WholeOnly(HostPool(np.zeros((1, 1), dtype=np.uint8)))
-needs_nixl = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="nixl is not installed")
 
 
 @pytest.fixture
