@@ -9,7 +9,9 @@ The numbers of a session follow on its own random number, so that a message of a
 of this. A numbered message travels as two frames: the number, and the envelope.
 
 Invariants: each message is accepted once, in the order of its number; what was not acknowledged can be sent again, up
-to `MAX_UNACKNOWLEDGED_BYTES`; beyond that the session is `is_overfull`, and its owner has to end it.
+to `MAX_UNACKNOWLEDGED_BYTES`; beyond that the session is `is_overfull`, and its owner has to end it. Pixels do not
+count there: a message with images is kept itself, and encoded when it is asked for, so pixels exist once however many
+sessions have them, and whoever made them bounds how many there are (`router.images`).
 """
 
 from __future__ import annotations
@@ -17,13 +19,17 @@ from __future__ import annotations
 import secrets
 import struct
 from collections import deque
+from collections.abc import Iterator
 
 from wire.codec import Codec
+from wire.messages import Decode, Prefill
 
-MAX_UNACKNOWLEDGED_BYTES = 512 * 2**20
+MAX_UNACKNOWLEDGED_BYTES = 64 * 2**20
 _NUMBER = struct.Struct("<Q")
 _WINDOW = 2**31
 _LOWEST, _NUM_CHOSEN = 2**32, 2**62
+_Kept = tuple[int, bytes | Prefill | Decode]
+"""What a message counts for, and its envelope, or the message where it has images."""
 
 
 def new_session_number() -> int:
@@ -45,7 +51,7 @@ class Session:
         self._codec = codec
         self._acknowledged = number
         self._asked_at: int | None = None
-        self._unacknowledged: deque[bytes] = deque()
+        self._unacknowledged: deque[_Kept] = deque()
         self._num_bytes = 0
 
     @property
@@ -62,22 +68,27 @@ class Session:
         """Number a message and keep it. Raises `InvalidMessage` when it is too large."""
         frame = self._codec.encode(message)
         self.sent += 1
-        self._unacknowledged.append(frame)
-        self._num_bytes += len(frame)
+        kept: _Kept = (len(frame), frame)
+        if isinstance(message, Prefill | Decode) and message.images:
+            kept = (len(frame) - sum(len(image.pixels) for image in message.images), message)
+        self._unacknowledged.append(kept)
+        self._num_bytes += kept[0]
         return [_NUMBER.pack(self.sent), frame]
 
     def acknowledge(self, number: int) -> None:
         """The other end has everything up to that number."""
         while self._acknowledged < number <= self.sent:
             self._acknowledged += 1
-            self._num_bytes -= len(self._unacknowledged.popleft())
+            self._num_bytes -= self._unacknowledged.popleft()[0]
 
-    def since(self, first: int) -> list[list[bytes]] | None:
-        """The frames of every message from number `first` on; None when some of them are not kept any more."""
+    def since(self, first: int) -> Iterator[list[bytes]] | None:
+        """The frames of every message from number `first` on, one after another; None when some of them are not kept
+        any more."""
         if not self._acknowledged < first <= self.sent + 1:
             return None
-        kept = list(self._unacknowledged)[first - self._acknowledged - 1 :]
-        return [[_NUMBER.pack(number), frame] for number, frame in enumerate(kept, first)]
+        kept = [each for _, each in list(self._unacknowledged)[first - self._acknowledged - 1 :]]
+        frames = (each if isinstance(each, bytes) else self._codec.encode(each) for each in kept)
+        return ([_NUMBER.pack(number), frame] for number, frame in enumerate(frames, first))
 
     def accept(self, number: int) -> bool:
         """Whether a message that has come is the next one. Any other must be dropped."""

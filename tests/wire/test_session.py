@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import wire.session
-from wire.messages import ROUTER_TO_NODE, Cancel
+from wire.images import PromptImage, digest_of
+from wire.messages import ROUTER_TO_NODE, Cancel, Prefill
+from wire.sampling import DecodingParams
 from wire.session import Session, number_of
 
 NUMBER = 2**33
@@ -21,6 +25,11 @@ def message(index: int) -> Cancel:
 
 def sent(end: Session, *indexes: int) -> list[list[bytes]]:
     return [end.frames(message(index)) for index in indexes]
+
+
+def again(end: Session, index: int) -> list[list[bytes]] | None:
+    found = end.since(NUMBER + index)
+    return None if found is None else list(found)
 
 
 def content(frames: list[bytes]) -> object:
@@ -56,12 +65,12 @@ def test_a_gap_is_asked_about_once_until_something_comes(ends: tuple[Session, Se
 def test_what_was_acknowledged_is_not_kept_and_the_rest_can_be_sent_again(ends: tuple[Session, Session]) -> None:
     here, _ = ends
     frames = sent(here, 1, 2, 3)
-    assert here.since(NUMBER + 1) == frames
+    assert again(here, 1) == frames
     here.acknowledge(NUMBER + 2)
-    assert here.since(NUMBER + 1) is None
-    assert here.since(NUMBER + 3) == frames[2:]
-    assert here.since(NUMBER + 4) == []
-    assert here.since(NUMBER + 5) is None
+    assert again(here, 1) is None
+    assert again(here, 3) == frames[2:]
+    assert again(here, 4) == []
+    assert again(here, 5) is None
 
 
 def test_an_acknowledgement_of_what_was_never_sent_changes_nothing(ends: tuple[Session, Session]) -> None:
@@ -69,7 +78,7 @@ def test_an_acknowledgement_of_what_was_never_sent_changes_nothing(ends: tuple[S
     frames = sent(here, 1, 2)
     here.acknowledge(NUMBER + 3)
     here.acknowledge(0)
-    assert here.since(NUMBER + 1) == frames
+    assert again(here, 1) == frames
     assert here.is_untouched
 
 
@@ -93,6 +102,36 @@ def test_too_much_without_an_acknowledgement_is_noticed(
     assert here.is_overfull
     here.acknowledge(NUMBER + 3)
     assert not here.is_overfull
+
+
+def with_image(num_rows: int) -> Prefill:
+    pixels = b"pixels" * 100 * num_rows
+    image = PromptImage(1, 1, num_rows, 200, digest_of(num_rows, 200, pixels), pixels)
+    return Prefill(b"h" * 16, 1, (1, 2, 3), 3, DecodingParams(), b"", "decode-1", 8, (), (image,))
+
+
+def test_pixels_do_not_fill_a_session_and_are_kept_once(
+    ends: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, _ = ends
+    asked = [with_image(num_rows) for num_rows in (1, 2, 100)]
+    frames = [here.frames(message) for message in asked]
+    num_other_bytes = sum(len(each[1]) for each in frames) - 600 * (1 + 2 + 100)
+    monkeypatch.setattr(wire.session, "MAX_UNACKNOWLEDGED_BYTES", num_other_bytes)
+    assert not here.is_overfull
+    assert again(here, 1) == frames
+    # the rest of such messages fills it like any other
+    monkeypatch.setattr(wire.session, "MAX_UNACKNOWLEDGED_BYTES", num_other_bytes - 1)
+    assert here.is_overfull
+    here.acknowledge(NUMBER + 2)
+    assert not here.is_overfull
+    # what is kept is the image itself, so that whoever counts images counts it until it is acknowledged
+    image = weakref.ref(asked[2].images[0])
+    del asked, frames
+    assert image() is not None
+    here.acknowledge(NUMBER + 3)
+    gc.collect()
+    assert image() is None
 
 
 @given(st.integers(0, 2**32), st.floats(0, 0.9))
@@ -133,4 +172,4 @@ def test_whatever_the_connection_loses_repeats_and_cuts_off_everything_arrives_o
     beat()
     beat()
     assert arrived == [message(index) for index in range(40)]
-    assert here.since(here.sent + 1) == []
+    assert again(here, here.sent + 1 - NUMBER) == []
