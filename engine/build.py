@@ -94,7 +94,7 @@ class Engine:
     def learn_costs(self) -> None:
         """Find out what small steps cost. Only before the first request."""
         costs, block_size = self.core.costs, self.memory.layout.block_size
-        measure_first_costs(self.runner, costs, block_size, self.num_blocks, self.core.max_step_tokens)
+        measure_first_costs(self.runner, costs, block_size, self.num_blocks, self.core.max_chunk)
 
 
 def build_engine(
@@ -269,7 +269,7 @@ def _core(
     limits = SchedulerLimits(
         settings.block_size,
         settings.max_num_seqs,
-        capacity.num_step_tokens,
+        capacity.max_chunk,
         min(capacity.max_model_len, memory.num_blocks * settings.block_size),
         vocab_size=config.vocab_size,
         # a recorded step takes no chunks, and is so much faster than another that jumping would cost more than it saves

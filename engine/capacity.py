@@ -12,19 +12,20 @@ from engine.models.facts import ModelFacts
 from engine.settings import EngineSettings
 from wire.errors import InvalidSetting
 
-_HOST_STEP_TOKENS = 512
-_GPU_STEP_TOKENS = 2048
+_HOST_CHUNK = 512
+_GPU_CHUNK = 2048
 """Long enough for full speed of the products, short enough that a prompt's first blocks travel while it computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """`max_model_len`: tokens of the longest request, which takes `blocks_per_request`. `num_step_tokens`: the token
-    budget of a step."""
+    """`max_model_len`: tokens of the longest request, which takes `blocks_per_request`. `max_chunk`: of prompts in a
+    step. `max_step_tokens`: of the largest step."""
 
     max_model_len: int
     blocks_per_request: int
-    num_step_tokens: int
+    max_chunk: int
+    max_step_tokens: int
 
 
 def find_capacity(settings: EngineSettings, config: ModelFacts, *, is_gpu: bool) -> Capacity:
@@ -39,5 +40,7 @@ def find_capacity(settings: EngineSettings, config: ModelFacts, *, is_gpu: bool)
     if settings.max_model_len > limit:
         raise InvalidSetting(f"--max-model-len {settings.max_model_len} is above the model's limit of {limit} tokens")
     max_model_len = settings.max_model_len or limit
-    num_step_tokens = settings.max_num_batched_tokens or (_GPU_STEP_TOKENS if is_gpu else _HOST_STEP_TOKENS)
-    return Capacity(max_model_len, -(-max_model_len // settings.block_size), num_step_tokens)
+    max_chunk = settings.max_num_batched_tokens or (_GPU_CHUNK if is_gpu else _HOST_CHUNK)
+    # where there is a chunk, one request at least does not decode
+    max_step_tokens = max_chunk + settings.max_num_seqs - 1
+    return Capacity(max_model_len, -(-max_model_len // settings.block_size), max_chunk, max_step_tokens)

@@ -109,8 +109,8 @@ class EngineCore:
         return self._scheduler.requests.awaits_readiness
 
     @property
-    def max_step_tokens(self) -> int:
-        """Tokens of the largest step."""
+    def max_chunk(self) -> int:
+        """Tokens that prompts have in a step."""
         return self._scheduler.limits.max_num_batched_tokens
 
     @property

@@ -87,7 +87,7 @@ def open_basis(settings: EngineSettings, num_threads: int) -> Basis:
     if isinstance(config, ModelConfig):
         config = config.for_context(settings.max_model_len)
     capacity = find_capacity(settings, config, is_gpu=device.torch_device.type == "cuda")
-    limits = RunnerLimits(settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
+    limits = RunnerLimits(settings.max_num_seqs, capacity.max_step_tokens, capacity.blocks_per_request)
     return Basis(settings, folder, config, device, kernels, capacity, limits)
 
 
@@ -192,7 +192,7 @@ def attention_of(basis: Basis, model: ModelShare, shard: Shard) -> AttentionChoi
         dtype=model.decoder.dtype,
         layout=model.own,
         max_blocks=limits.max_blocks_per_request,
-        max_graph_sequences=0 if settings.enforce_eager else limits.max_decodes,
+        max_graph_sequences=0 if settings.enforce_eager else limits.max_num_seqs,
         rules=model.decoder.layer_rules,
     )
     return choose_attention(settings.attention_backend, basis.device, shape, model.kernels)
@@ -206,7 +206,7 @@ def recorded_pass(basis: Basis, model: ModelShare, attention: AttentionBackend) 
     if not isinstance(model.decoder, Decoder):
         return None
     max_positions = limits.max_blocks_per_request * settings.block_size
-    sizes = StepSizes(limits.max_num_batched_tokens, limits.max_num_seqs, max_positions)
+    sizes = StepSizes(limits.max_step_tokens, limits.max_num_seqs, max_positions)
     return record_layers(model.decoder, attention, model.kernels, sizes)
 
 
@@ -215,7 +215,7 @@ def stream_of(basis: Basis, model: ModelShare, shard: Shard) -> StreamShape | No
     if shard.num_stages == 1 or not isinstance(basis.config, ModelConfig):
         return None
     size, dtype = basis.config.hidden_size, model.decoder.dtype
-    return StreamShape(basis.limits.max_num_batched_tokens, size, dtype, shard.num_stages)
+    return StreamShape(basis.limits.max_step_tokens, size, dtype, shard.num_stages)
 
 
 def _load_modelling(

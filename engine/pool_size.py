@@ -203,8 +203,8 @@ def later_bytes(settings: EngineSettings, limits: RunnerLimits, vocab_size: int,
     they write."""
     if settings.enforce_eager:
         return workspace_bytes
-    graph_bytes = len(graph_sizes(limits.max_decodes)) * _BYTES_PER_GRAPH
-    return workspace_bytes + graph_bytes + 4 * limits.max_decodes * vocab_size
+    graph_bytes = len(graph_sizes(limits.max_num_seqs)) * _BYTES_PER_GRAPH
+    return workspace_bytes + graph_bytes + 4 * limits.max_num_seqs * vocab_size
 
 
 def gpu_num_blocks(settings: EngineSettings, layout: BlockSize, capacity: Capacity, needs: GpuNeeds) -> int:

@@ -57,7 +57,7 @@ class EngineSettings:
     num_blocks: int = setting(0, "blocks of the KV pool; overrides kv-cache-memory-bytes when above 0")
     max_num_seqs: int = setting(64, "requests computed together in a step")
     max_num_batched_tokens: int = setting(
-        0, "token budget of a step: the largest chunk of a prompt; 0: 2048 on a GPU, else 512"
+        0, "tokens of prompts in a step, beside requests that decode: the largest chunk; 0: 2048 on a GPU, else 512"
     )
     goal_tpot_ms: float = setting(
         0.0, "milliseconds between two tokens: chunks of prompts beside running requests keep to it; 0: no goal"

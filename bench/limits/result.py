@@ -15,7 +15,6 @@ from pathlib import Path
 from bench.arguments import cores_in, names_in, numbers_in, require_at_least
 from bench.numbers import NOISY_SPREAD, median, paired_ratio, percentile, spread
 from program.settings import setting
-from wire.errors import InvalidSetting
 
 CEILING_NAMES = ("memcpy", "read_stream", "gemm")
 STEP_NAMES = ("decode_bw_ratio", "attn_ratio", "attn_kernel_ratio")
@@ -150,17 +149,15 @@ class LimitsSettings:
     batches: str = setting("1,8,16", "requests that decode together")
     contexts: str = setting("512,1024", "tokens in front of the token that is decoded")
     prompt_tokens: int = setting(512, "length of the prompts of prefill_flop_ratio")
-    max_num_batched_tokens: int = setting(512, "token budget of an engine's step: the largest chunk of a prompt")
+    max_num_batched_tokens: int = setting(512, "tokens of prompts in an engine's step: the largest chunk")
     cpu_kernels: str = setting("auto", "the engine's kernels, as in `baton serve`: compare auto with torch")
     json: str = setting("", "file for the results")
     quick: bool = setting(False, "tiny sizes and two rounds: whether it works, not how fast")
 
     def check(self) -> None:
         """Raise `InvalidSetting` when something cannot be used: before anything is started."""
-        require_at_least(self, threads=0, rounds=2, prompt_tokens=1)
-        _ = (self.names, self.core_ids, self.context_lens)
-        if max(self.batch_sizes) > self.max_num_batched_tokens:
-            raise InvalidSetting(f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than a batch")
+        require_at_least(self, threads=0, rounds=2, prompt_tokens=1, max_num_batched_tokens=1)
+        _ = (self.names, self.core_ids, self.batch_sizes, self.context_lens)
 
     @property
     def core_ids(self) -> tuple[int, ...]:

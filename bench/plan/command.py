@@ -70,7 +70,7 @@ class PlanSettings:
     )
     picture: str = setting("", "file.svg or file.png for a picture of the last table", metavar="FILE")
     max_num_seqs: int = setting(64, "requests computed together in a step")
-    max_num_batched_tokens: int = setting(512, "token budget of a step")
+    max_num_batched_tokens: int = setting(512, "tokens of prompts in a step")
     num_blocks: int = setting(8192, "blocks of 16 tokens of each node")
     transfer_us_per_token: float = setting(1.0, "of a handoff, after the prompt was computed")
     between_steps_ms: float = setting(1.0, "of a node, from the end of a step to the beginning of the next one")

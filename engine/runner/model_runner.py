@@ -146,7 +146,7 @@ class ModelRunner:
             self._staging,
             lambda: self._begin((), (), 0),
             self._sampled,
-            self._limits.max_decodes,
+            self._limits.max_num_seqs,
             self._limits.spare_block,
         )
         with self._device.guard():
@@ -167,7 +167,7 @@ class ModelRunner:
             ScheduledRequest(RequestKey.numbered(1), 0, 1, (0,), 1, table, sampled, True),
             ScheduledRequest(RequestKey.numbered(2), 0, 2, (0, 0), 2, table, DecodingParams(temperature=0.0), True),
         )
-        num_shares = min(len(shares), self._limits.max_num_seqs, self._limits.max_num_batched_tokens - 1)
+        num_shares = min(len(shares), self._limits.max_num_seqs, self._limits.max_step_tokens - 1)
         for step in (Step(shares[:num_shares]), Step(shares[:1])):
             if step.requests:
                 self.launch(step).result()

@@ -84,13 +84,13 @@ def profile(
     limits: RunnerLimits,
     attention: Attention | None = None,
 ) -> None:
-    """Compute one worst step: `max_num_batched_tokens` tokens of prompts whose log probabilities are wanted, of which
-    `max_num_seqs` (or all) sample one.
+    """Compute one worst step: `max_step_tokens` tokens of prompts whose log probabilities are wanted, of which
+    `max_num_seqs` sample one.
 
     The step is finished on return. `attention` takes the place of `StorelessAttention`. All memory is freed again, so
     the caller reads the peak. Staging memory is part of it.
     """
-    num_tokens, num_rows = limits.max_num_batched_tokens, limits.max_decodes
+    num_tokens, num_rows = limits.max_step_tokens, limits.max_num_seqs
     staging = device.staging(staging_bytes(limits))
     with device.guard():
         staging.begin()

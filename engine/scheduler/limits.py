@@ -17,7 +17,8 @@ MAX_PIXEL_BYTES_HELD = 2**29
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """`max_num_batched_tokens` is the token budget of a step; `max_request_tokens` bounds prompt plus output.
+    """`max_num_batched_tokens` is what prompts have in a step, beside the requests that decode; `max_request_tokens`
+    bounds prompt plus output.
 
     Token ids lie below `vocab_size`: one that does not would fail the whole step it is computed in. `jumps_ahead`: the
     tokens that a grammar forces are computed as one chunk. `has_states`: a block that is not full holds a state, which

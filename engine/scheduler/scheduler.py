@@ -4,9 +4,11 @@ Owns what each step computes, and what its result means for the requests in it; 
 blocks are `RequestBlocks`'. Knows no tensors, models, nodes or transports.
 
 There are no phases. A request has known tokens and computed tokens; a step computes some of the difference. Requests
-that need a single token (they are decoding) are served first, so no stream waits for the prompt of another request; the
-rest of the budget goes to prompts, oldest first, in chunks. Beside decoding requests a `StepBound`, where there is one,
-makes these as small as a step's time allows.
+that need a single token (they are decoding) are in every step, so no stream waits for the prompt of another request.
+Beside them prompts have the token budget, oldest first, in chunks: if those that decode took from it, a prompt of just
+the budget would leave a few tokens to the next step, and its first token would wait for the chunk of the prompt behind
+it. For the same reason several prompts are in a step only if it ends them all. Beside decoding requests a `StepBound`,
+where there is one, makes chunks as small as a step's time allows; such a small step is filled up with the next prompt.
 
 Blocks: a request is admitted when all its known tokens fit; decoding then grows block by block. When no block is left,
 the newest request is preempted: its blocks are released, and it is computed again later.
@@ -142,7 +144,7 @@ class Scheduler:
         decoding = [each for each in everyone if not (each.num_pending_tokens and each.params.needs_last_token)]
         if not self.requests.running:
             return None
-        first, blocks = [*decoding[: self.limits.max_num_batched_tokens], *prompts], self.blocks
+        first, blocks = [*decoding, *prompts], self.blocks
         if sum(blocks.num_missing(request) for request in first if not blocks.has_room(request)) > blocks.num_available:
             return None
         step = self._fill(decoding, prompts, expects_streams=expects_streams)
@@ -274,33 +276,33 @@ class Scheduler:
         return outputs
 
     def _fill(self, decoding: Sequence[Request], prompts: Sequence[Request], *, expects_streams: bool = False) -> Step:
-        """One token for each of `decoding`, and of those that came with their KV, while the budget lasts; and prompts
-        with the rest of it."""
+        """One token for each of `decoding`, and of those that came with their KV; and prompts with the budget."""
         running, has_room = self.requests.running, self.blocks.has_room
         budget, block_size = self.limits.max_num_batched_tokens, self.limits.block_size
         shares: dict[RequestKey, ScheduledRequest] = {}
         spans: list[PromptSpan] = []
         for request in decoding:
             has_slot = len(request.block_table) * block_size >= len(request.token_ids)  # a preempted one has none
-            if budget > 0 and (has_slot or (request.key in running and self._make_room(request, shares))):
+            if has_slot or (request.key in running and self._make_room(request, shares)):
                 shares[request.key] = request.share(1)
-                budget -= 1
-        while budget > 0 and self._first_is_computed and (admitted := self._admit()) is not None:
-            budget -= self._share(admitted, 1, shares, spans)
-        budget = self.limits.max_num_batched_tokens - len(shares)
+        while self._first_is_computed and (admitted := self._admit()) is not None:
+            self._share(admitted, 1, shares, spans)
         if jumped := [request for request in prompts if request.has_jumped]:
             prompts = [request for request in prompts if not request.has_jumped]
             for request in jumped:
                 if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
                     budget -= self._share(request, budget, shares, spans)
-        if self._bound is not None and (shares or expects_streams) and (prompts or self.requests.num_waiting):
+        bound = self._bound if shares or expects_streams else None
+        if bound is not None and (prompts or self.requests.num_waiting):
             start = prompts[0].num_computed_tokens if prompts else 0
-            budget = min(budget, self._bound.prompt_tokens(shares.values(), start))
-        for request in prompts:
-            if request.key in running:
-                budget -= self._share(request, budget, shares, spans)
-        while budget > 0 and (admitted := self._admit()) is not None:
-            budget -= self._share(admitted, budget, shares, spans)
+            budget = min(budget, bound.prompt_tokens(shares.values(), start))
+        chunks = iter([request for request in prompts if request.key in running])
+        is_first = True
+        while budget > 0 and (following := next(chunks, None) or self._admit()) is not None:
+            if not is_first and bound is None and following.num_uncomputed_tokens > budget:
+                break  # the one before it ends in this step, and is not to wait for a part of this one
+            budget -= self._share(following, budget, shares, spans)
+            is_first = False
         return Step(tuple(shares.values()), tuple(spans))
 
     def _share(

@@ -63,7 +63,7 @@ class PlanSettings:
     block_size: int = setting(16, "tokens per KV block")
     max_model_len: int = setting(0, "longest prompt plus output in tokens; 0: the model's own limit")
     max_num_seqs: int = setting(64, "requests computed together in a step")
-    max_num_batched_tokens: int = setting(0, "token budget of a step; 0: 2048 on a GPU, else 512")
+    max_num_batched_tokens: int = setting(0, "tokens of prompts in a step; 0: 2048 on a GPU, else 512")
     gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory that a rank may take")
     cpu_memory_utilization: float = setting(0.6, "share of this machine's memory that all ranks may take, on a CPU")
     flop_utilization: float = setting(
@@ -241,7 +241,7 @@ def _side(role: str, node: PlannedNode, count: int) -> list[str]:
     )
     return [
         f"{role} node: {shape}; a rank has {_bytes(node.weights_bytes)} of weights, "
-        f"{_bytes(node.step_bytes)} for a step of {node.num_step_tokens:,} tokens (estimate), "
+        f"{_bytes(node.step_bytes)} for a step of {node.max_step_tokens:,} tokens (estimate), "
         f"{_bytes(node.num_blocks * node.block_size * node.kv_bytes_per_token)} of KV",
         f"    {node.kv_tokens:,} tokens of KV in the node, {node.kv_bytes_per_token / _KIB:.1f} KiB of a token in a "
         f"rank, {node.kv_bytes_per_token_total / _KIB:.1f} KiB in all",

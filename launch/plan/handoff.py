@@ -27,7 +27,7 @@ class PlannedHandoff:
 def plan_handoff(planner: NodePlanner, prefill: PlannedNode, decode: PlannedNode, num_tokens: int) -> PlannedHandoff:
     """The handoff of a prompt of so many tokens, which leaves in whole blocks."""
     blocks, size = decode.blocks_for(num_tokens), decode.block_size
-    chunk = min(prefill.num_step_tokens, num_tokens)
+    chunk = min(prefill.max_chunk, num_tokens)
     # the first chunk is computed fastest: later ones attend to more
     chunk_bytes = decode.blocks_for(chunk) * size * decode.kv_bytes_per_token_total
     return PlannedHandoff(

@@ -62,7 +62,8 @@ class PlannedNode:
     num_blocks: int
     block_size: int
     max_context: int
-    num_step_tokens: int
+    max_chunk: int
+    max_step_tokens: int
     stages: tuple[RankSize, ...]
 
     @property
@@ -111,7 +112,8 @@ class NodePlanner:
             num_blocks=num_blocks,
             block_size=block_size,
             max_context=min(capacity.max_model_len, num_blocks * block_size),
-            num_step_tokens=capacity.num_step_tokens,
+            max_chunk=capacity.max_chunk,
+            max_step_tokens=capacity.max_step_tokens,
             stages=tuple(stages),
         )
 
@@ -124,7 +126,7 @@ class NodePlanner:
 
     def prompt_s(self, node: PlannedNode, num_tokens: int) -> float:
         """Seconds for a whole prompt at best, alone on the node."""
-        step = node.num_step_tokens
+        step = node.max_chunk
         chunks = [(first, min(step, num_tokens - first)) for first in range(0, num_tokens, step)]
         times_s = [self.chunk_s(node, first, count) for first, count in chunks]
         return sum(times_s) + (node.ranks.stages - 1) * times_s[-1]  # the last chunk goes through all stages
@@ -179,7 +181,7 @@ class NodePlanner:
         before = MemoryReading(total, total, 0, 0)
         peak = stage.weights_bytes + step_bytes
         after = MemoryReading(total, total - _LIBRARY_BYTES - stage.weights_bytes, stage.weights_bytes, peak)
-        limits = RunnerLimits(self.settings.max_num_seqs, capacity.num_step_tokens, capacity.blocks_per_request)
+        limits = RunnerLimits(self.settings.max_num_seqs, capacity.max_step_tokens, capacity.blocks_per_request)
         later = later_bytes(self.settings, limits, self.config.vocab_size, self._workspace_bytes(stage, ranks, limits))
         return gpu_num_blocks(self.settings, stage.layout, capacity, GpuNeeds(before, after, later))
 
@@ -188,7 +190,7 @@ class NodePlanner:
         kvs = [group.kv for group in stage.layout.groups]
         if any(kv.kind in (LATENT, STATE) for kv in kvs):
             return 0
-        heads, sequences = self.config.num_heads // ranks.tensor, limits.max_decodes
+        heads, sequences = self.config.num_heads // ranks.tensor, limits.max_num_seqs
         sizes = [
             float_workspace_bytes(heads, kv.num_kv_heads, kv.head_dim, self.device.num_processors, sequences)
             for kv in kvs
@@ -197,7 +199,7 @@ class NodePlanner:
 
     def _step_bytes(self, capacity: Capacity, ranks: Ranks) -> int:
         """An estimate of the largest step's tensors: of a layer, or of scored and sampled rows, whichever is more."""
-        config, size, tokens = self.config, DTYPE_BYTES[self.dtype], capacity.num_step_tokens
+        config, size, tokens = self.config, DTYPE_BYTES[self.dtype], capacity.max_step_tokens
         heads = config.num_heads * (2 * config.head_dim if config.latent is None else config.latent.kv_rank)
         inner = [3 * config.intermediate_size / ranks.tensor, 2 * heads / ranks.tensor]
         if config.experts is not None:
@@ -205,5 +207,5 @@ class NodePlanner:
             inner.append(config.experts.num_chosen * row)
         layer = tokens * size * (4 * config.hidden_size + max(inner))
         stream = tokens * size * config.hidden_size
-        rows = min(self.settings.max_num_seqs, tokens) * config.vocab_size * _SAMPLED_ROW_BYTES
+        rows = self.settings.max_num_seqs * config.vocab_size * _SAMPLED_ROW_BYTES
         return int(max(layer, stream + max(_SCORED_COPIES * 4 * PIECE_ELEMENTS, rows)))

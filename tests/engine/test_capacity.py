@@ -29,10 +29,9 @@ def test_a_request_takes_whole_blocks(config: ModelConfig) -> None:
 @pytest.mark.parametrize(
     ("given", "is_gpu", "expected"), [(0, False, 512), (0, True, 2048), (7, False, 7), (7, True, 7)]
 )
-def test_a_gpu_takes_larger_steps_unless_told(config: ModelConfig, given: int, is_gpu: bool, expected: int) -> None:
-    assert (
-        find_capacity(EngineSettings(max_num_batched_tokens=given), config, is_gpu=is_gpu).num_step_tokens == expected
-    )
+def test_a_gpu_takes_larger_chunks_unless_told(config: ModelConfig, given: int, is_gpu: bool, expected: int) -> None:
+    found = find_capacity(EngineSettings(max_num_batched_tokens=given, max_num_seqs=9), config, is_gpu=is_gpu)
+    assert (found.max_chunk, found.max_step_tokens) == (expected, expected + 8)
 
 
 def test_a_negative_step_is_refused(config: ModelConfig) -> None:

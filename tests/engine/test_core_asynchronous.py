@@ -334,7 +334,7 @@ def test_a_next_step_that_cannot_be_launched_costs_the_one_before_nothing() -> N
     runner.launch_errors[2] = OSError("no memory")
     core.add(A, prompt(5), ENDLESS)
     core.add(B, prompt(5, 200), ENDLESS)
-    (first, _) = core.step()
+    (first,) = core.step()
     assert (first.key, first.token) == (A, SampledToken(5, None))
     assert core.num_steps_in_flight
     with pytest.raises(StepFailed) as caught:

@@ -60,25 +60,25 @@ def host_blocks(settings: EngineSettings, capacity: Capacity, memory: HostMemory
 
 def test_a_pool_in_host_memory_holds_what_can_be_used_within_a_gibibyte() -> None:
     settings = EngineSettings(max_num_seqs=4)
-    assert host_blocks(settings, Capacity(512, 32, 512)) == 4 * 32
+    assert host_blocks(settings, Capacity(512, 32, 512, 575)) == 4 * 32
     in_a_gibibyte = 2**30 // LAYOUT.block_bytes
     half = in_a_gibibyte // 2
-    assert host_blocks(settings, Capacity(16 * half, half, 512)) == in_a_gibibyte
-    assert host_blocks(settings, Capacity(0, in_a_gibibyte + 7, 512)) == in_a_gibibyte + 7
-    assert host_blocks(EngineSettings(max_num_seqs=1), Capacity(5, 1, 512)) == 2
+    assert host_blocks(settings, Capacity(16 * half, half, 512, 575)) == in_a_gibibyte
+    assert host_blocks(settings, Capacity(0, in_a_gibibyte + 7, 512, 575)) == in_a_gibibyte + 7
+    assert host_blocks(EngineSettings(max_num_seqs=1), Capacity(5, 1, 512, 575)) == 2
 
 
 def test_a_laptop_has_room_for_two_nodes_whose_model_takes_long_requests() -> None:
     laptop, weights = HostMemory(16 * GIB, 9 * GIB), GIB
     # one request would take 14 GiB; the share of one of two nodes is 0.3 of 9 GiB
-    settings, long = EngineSettings(cpu_memory_utilization=0.3), Capacity(16 * 14 * PER_GIB, 14 * PER_GIB, 512)
+    settings, long = EngineSettings(cpu_memory_utilization=0.3), Capacity(16 * 14 * PER_GIB, 14 * PER_GIB, 512, 575)
     assert host_blocks(settings, long, laptop, weights) == int(0.3 * 9 * PER_GIB)
     # with all of it free, the share of the whole less weights and process decides
     assert host_blocks(settings, long, HostMemory(16 * GIB, 16 * GIB), weights) == int((4.8 - 1.5) * PER_GIB)
 
 
 def test_a_longest_request_that_was_asked_for_has_to_fit_the_host() -> None:
-    laptop, long = HostMemory(16 * GIB, 9 * GIB), Capacity(16 * 14 * PER_GIB, 14 * PER_GIB, 512)
+    laptop, long = HostMemory(16 * GIB, 9 * GIB), Capacity(16 * 14 * PER_GIB, 14 * PER_GIB, 512, 575)
     settings = EngineSettings(cpu_memory_utilization=0.3, max_model_len=16 * 14 * PER_GIB)
     with pytest.raises(InvalidSetting, match=r"0\.3 leaves 2\.70 GiB .*9\.0 of 16\.0 GiB are free.* needs 14\.00"):
         host_blocks(settings, long, laptop)
@@ -93,9 +93,9 @@ def test_a_pool_that_cannot_be_there_is_refused_before_it_is_touched() -> None:
 
 
 def test_shorter_requests_are_said_with_the_flag_that_changes_it(caplog: pytest.LogCaptureFixture) -> None:
-    report_shorter_requests(EngineSettings(), LAYOUT, Capacity(112, 7, 512), 7)
+    report_shorter_requests(EngineSettings(), LAYOUT, Capacity(112, 7, 512, 575), 7)
     assert not caplog.records
-    report_shorter_requests(EngineSettings(), LAYOUT, Capacity(128, 8, 512), 7)
+    report_shorter_requests(EngineSettings(), LAYOUT, Capacity(128, 8, 512, 575), 7)
     assert "requests may have 112 tokens instead of 128" in caplog.text
     assert "--kv-cache-memory-bytes makes it larger" in caplog.text
 
@@ -155,7 +155,7 @@ def blocks_within(num_bytes: int, max_model_len: int = 0) -> int:
     total = num_bytes + MARGIN * MIB
     empty = MemoryReading(total, total, 0, 0)
     settings = EngineSettings(block_size=16, max_model_len=max_model_len, gpu_memory_utilization=1.0)
-    return gpu_num_blocks(settings, LAYOUT, Capacity(16 * 8, 8, 512), GpuNeeds(empty, empty, 0))
+    return gpu_num_blocks(settings, LAYOUT, Capacity(16 * 8, 8, 512, 575), GpuNeeds(empty, empty, 0))
 
 
 def test_the_pool_of_a_gpu_takes_the_budget_but_for_the_spare_block() -> None:
@@ -178,7 +178,7 @@ def test_a_longest_request_of_the_models_limit_need_not_fit() -> None:
 def test_needs_are_the_largest_step_the_workspace_and_graphs(tmp_path: Path, enforce_eager: bool) -> None:
     config = load_config(make_checkpoint(tmp_path / "model", "qwen3"))
     decoder, device = Decoder(config, torch.float32, torch.device("cpu")), HostDevice()
-    limits = RunnerLimits(max_num_seqs=64, max_num_batched_tokens=48, max_blocks_per_request=4)
+    limits = RunnerLimits(max_num_seqs=64, max_step_tokens=111, max_blocks_per_request=4)
     before, after, order = reading(10, 9), reading(10, 8), list[str]()
 
     def noted_reset(where: torch.device) -> None:
@@ -200,8 +200,8 @@ def test_needs_are_the_largest_step_the_workspace_and_graphs(tmp_path: Path, enf
         sampler, settings = Sampler(frozenset(), config.vocab_size), EngineSettings(enforce_eager=enforce_eager)
         needs = measure_needs(settings, before, decoder, sampler, device, limits, 50 * MIB)
     assert order == ["count from here", "largest step", "read"]
-    # logits of 48 sequences in float32, over a vocabulary of 320
-    graph_bytes = 0 if enforce_eager else 16 * MIB * len(graph_sizes(48)) + 48 * 320 * 4
+    # logits of 64 sequences in float32, over a vocabulary of 320
+    graph_bytes = 0 if enforce_eager else 16 * MIB * len(graph_sizes(64)) + 64 * 320 * 4
     assert needs == GpuNeeds(before, after, 50 * MIB + graph_bytes)
 
 

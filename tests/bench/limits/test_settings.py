@@ -43,7 +43,7 @@ def test_quick_is_small() -> None:
         ({"batches": "1,x"}, "--batches: '1,x' is not a list of numbers from 1 on"),
         ({"contexts": "0"}, "--contexts: '0' is not a list of numbers from 1 on"),
         ({"prompt_tokens": 0}, "--prompt-tokens 0 is not at least 1"),
-        ({"max_num_batched_tokens": 15}, "--max-num-batched-tokens 15 is less than a batch"),
+        ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens 0 is not at least 1"),
     ],
 )
 def test_what_cannot_be_used_is_refused(change: dict[str, object], message: str) -> None:

@@ -104,9 +104,7 @@ def make_kv(decoder: Decoder) -> Tensor:
     return torch.zeros(shape)
 
 
-LIMITS = RunnerLimits(
-    max_num_seqs=12, max_num_batched_tokens=64, max_blocks_per_request=MAX_BLOCKS, spare_block=SPARE_BLOCK
-)
+LIMITS = RunnerLimits(max_num_seqs=12, max_step_tokens=64, max_blocks_per_request=MAX_BLOCKS, spare_block=SPARE_BLOCK)
 
 
 def make_runner(decoder: Decoder, device: Device, kv: Tensor, *, is_recordable: bool = True) -> ModelRunner:

@@ -21,7 +21,7 @@ from wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, DecodingParams
 
 
 @pytest.mark.parametrize(
-    ("max_decodes", "sizes"),
+    ("max_num_seqs", "sizes"),
     [
         (1, (1,)),
         (3, (1, 2, 3)),
@@ -31,20 +31,20 @@ from wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, DecodingParams
         (330, (1, 2, 4, *range(8, 65, 8), *range(80, 257, 16), 288, 320, 330)),
     ],
 )
-def test_graph_sizes(max_decodes: int, sizes: tuple[int, ...]) -> None:
-    assert graph_sizes(max_decodes) == sizes
+def test_graph_sizes(max_num_seqs: int, sizes: tuple[int, ...]) -> None:
+    assert graph_sizes(max_num_seqs) == sizes
 
 
 @given(st.integers(1, 700))
-def test_every_batch_fits_a_graph_with_little_padding(max_decodes: int) -> None:
-    sizes = graph_sizes(max_decodes)
+def test_every_batch_fits_a_graph_with_little_padding(max_num_seqs: int) -> None:
+    sizes = graph_sizes(max_num_seqs)
     assert list(sizes) == sorted(set(sizes))
-    assert sizes[-1] == max_decodes
-    for count in range(1, max_decodes + 1):
+    assert sizes[-1] == max_num_seqs
+    for count in range(1, max_num_seqs + 1):
         size = graph_size(sizes, count)
         assert size is not None
         assert count <= size <= max(count * 1.15 + 7, count)
-    assert graph_size(sizes, max_decodes + 1) is None
+    assert graph_size(sizes, max_num_seqs + 1) is None
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +73,11 @@ def hardest(vocab_size: int, choose: random.Random) -> DecodingParams:
 
 
 @pytest.mark.parametrize("change_bytes", [4 * 2**20, 2**14])
-@pytest.mark.parametrize(("max_num_seqs", "max_num_batched_tokens"), [(1, 1), (7, 64), (16, 16), (24, 300)])
+@pytest.mark.parametrize(("max_num_seqs", "max_step_tokens"), [(1, 1), (7, 64), (16, 16), (24, 300)])
 def test_no_step_overflows_the_staging_memory(
     change_bytes: int,
     max_num_seqs: int,
-    max_num_batched_tokens: int,
+    max_step_tokens: int,
     decoder: Decoder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -85,7 +85,7 @@ def test_no_step_overflows_the_staging_memory(
     choose = random.Random(max_num_seqs)
     vocab_size = decoder.config.vocab_size
     params = [hardest(vocab_size, choose) for _ in range(4)]
-    limits = RunnerLimits(max_num_seqs, max_num_batched_tokens, MAX_BLOCKS)
+    limits = RunnerLimits(max_num_seqs, max_step_tokens, MAX_BLOCKS)
     layout = KvLayout.of_layers("float32", BLOCK_SIZE, decoder.layer_kvs)
     paged = host_kv_memory(layout, MAX_BLOCKS, allocate_private).paged
     sampler = Sampler(frozenset({1}), vocab_size)
@@ -93,7 +93,7 @@ def test_no_step_overflows_the_staging_memory(
     longest = MAX_BLOCKS * BLOCK_SIZE
     for _ in range(6):
         # sequences share all blocks: what they compute does not matter here
-        left, shares, spans = max_num_batched_tokens, list[ScheduledRequest](), list[PromptSpan]()
+        left, shares, spans = max_step_tokens, list[ScheduledRequest](), list[PromptSpan]()
         while left > 0 and len(shares) < max_num_seqs:
             count = min(left, choose.choice([1, longest, choose.randint(1, longest)]))
             token_ids = [choose.randrange(vocab_size) for _ in range(longest)]

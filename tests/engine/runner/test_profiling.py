@@ -23,9 +23,9 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 
 @pytest.mark.parametrize("device", [HostDevice(), EmulatedDevice()], ids=["host", "emulated"])
-@pytest.mark.parametrize(("max_num_seqs", "max_num_batched_tokens", "num_rows"), [(6, 100, 6), (8, 5, 5)])
+@pytest.mark.parametrize(("max_num_seqs", "max_step_tokens"), [(6, 100), (8, 8)])
 def test_the_largest_step_is_computed(
-    device: Device, max_num_seqs: int, max_num_batched_tokens: int, num_rows: int, decoder: Decoder
+    device: Device, max_num_seqs: int, max_step_tokens: int, decoder: Decoder
 ) -> None:
     seen: list[tuple[int, ...]] = []
 
@@ -36,13 +36,13 @@ def test_the_largest_step_is_computed(
 
     sampler = Sampler(frozenset(), decoder.config.vocab_size)
     with mock.patch.object(Sampler, "sample", autospec=True, side_effect=Sampler.sample) as sample:
-        profile(decoder, sampler, device, RunnerLimits(max_num_seqs, max_num_batched_tokens, 9), Spy())
+        profile(decoder, sampler, device, RunnerLimits(max_num_seqs, max_step_tokens, 9), Spy())
     config = decoder.config
-    assert seen == [(max_num_batched_tokens, config.num_heads, config.head_dim)] * config.num_layers
+    assert seen == [(max_step_tokens, config.num_heads, config.head_dim)] * config.num_layers
     plan: SamplingPlan = sample.call_args.args[1]
     logits: Tensor = sample.call_args.args[2]
-    assert logits.shape == (num_rows, config.vocab_size)
+    assert logits.shape == (max_num_seqs, config.vocab_size)
     assert logits.dtype == torch.float32
     # the operations that take the most memory: every row in order, its own distribution beside it
     assert [group.width for group in sample.call_args.args[3].groups] == [config.vocab_size]
-    assert len(plan.reports) == num_rows
+    assert len(plan.reports) == max_num_seqs

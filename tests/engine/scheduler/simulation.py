@@ -345,7 +345,9 @@ class Simulation:
         self._check_oldest_keeps_its_blocks()
 
     def _check_step(self, step: Step) -> None:
-        assert step.num_tokens <= self.limits.max_num_batched_tokens
+        budget, chunks = self.limits.max_num_batched_tokens, [share.num_tokens for share in step.requests]
+        assert sum(count for count in chunks if count > 1) <= budget
+        assert step.num_tokens < budget + self.limits.max_num_seqs
         assert len({share.key for share in step.requests}) == len(step.requests) <= self.limits.max_num_seqs
         assert self.scheduler.requests.num_running <= self.limits.max_num_seqs
         for share in step.requests:

@@ -44,14 +44,32 @@ def test_streams_do_not_wait_for_a_long_prompt() -> None:
     simulation.add("long", prompt(40, 200))
     for _ in range(5):
         shares = {simulation.name(share): share.num_tokens for share in simulation.step().requests}
-        assert shares == {"stream": 1, "long": 7}
+        assert shares == {"stream": 1, "long": 8}
 
 
-def test_prompts_share_the_rest_of_the_budget_oldest_first() -> None:
+def test_a_prompt_of_the_budget_takes_one_step_beside_streams_and_holds_none_up() -> None:
     simulation = Simulation(budget=8)
+    simulation.add("stream", prompt(3), endless(20))
+    simulation.step()
     for number in range(3):
-        simulation.add(number, prompt(5, 100 * number))
-    assert [(simulation.name(share), share.num_tokens) for share in simulation.step().requests] == [(0, 5), (1, 3)]
+        simulation.add(number, prompt(8, 100 * number + 100))
+    for number in range(3):
+        shares = [(simulation.name(share), share.num_tokens) for share in simulation.step().requests]
+        assert shares == [("stream", 1), *((before, 1) for before in range(number)), (number, 8)]
+        assert len(simulation.outputs[number]) == 1
+
+
+def test_prompts_are_in_one_step_if_it_ends_them_all() -> None:
+    simulation = Simulation(budget=8)
+    for number in range(5):
+        simulation.add(number, prompt((3, 5, 4, 9, 1)[number], 100 * number), endless(1))
+    steps = [simulation.step().requests for _ in range(4)]
+    assert [[(simulation.name(share), share.num_tokens) for share in step] for step in steps] == [
+        [(0, 3), (1, 5)],
+        [(2, 4)],
+        [(3, 8)],
+        [(3, 1), (4, 1)],
+    ]
 
 
 def test_at_most_max_num_seqs_run_together() -> None:
@@ -64,10 +82,11 @@ def test_at_most_max_num_seqs_run_together() -> None:
     assert len(simulation.finished) == 5
 
 
-def test_a_full_batch_of_streams_leaves_the_oldest_running_when_the_budget_is_smaller() -> None:
+def test_a_full_batch_of_streams_is_in_every_step_when_the_budget_is_smaller() -> None:
     simulation = Simulation(budget=2, max_num_seqs=4)
     for number in range(4):
         simulation.add(number, prompt(1, 10 * number), endless(6))
+    assert [len(simulation.step().requests) for _ in range(4)] == [2, 4, 4, 4]
     simulation.run()
     assert {number: len(output) for number, output in simulation.outputs.items()} == dict.fromkeys(range(4), 6)
 
