@@ -44,6 +44,7 @@ from engine.models.loading import OnProgress
 from engine.models.ops.native_ops import NativeOps
 from engine.models.shard import Shard
 from engine.models.vision.facts import ImageFacts
+from engine.native.loans import CoreLoans
 from engine.pool_size import (
     BlockSize,
     DividedBlocks,
@@ -90,6 +91,7 @@ class Engine:
     attention: AttentionChoice
     tokenizer_digest: str
     executor: Executor
+    loans: CoreLoans | None
 
     def learn_costs(self) -> None:
         """Find out what small steps cost. Only before the first request."""
@@ -157,6 +159,7 @@ def build_engine(
         attention,
         tokenizer_digest(basis.folder),
         executor,
+        None if basis.kernels is None else basis.kernels.loans,
     )
 
 

@@ -42,6 +42,7 @@ from engine.models.text_part import published_names
 from engine.models.vision.facts import NoImages, load_image_facts
 from engine.models.vision.limit import image_limit
 from engine.native.library import Kernels, open_kernels
+from engine.native.loans import Lending
 from engine.pool_size import host_budget
 from engine.runner.forward import ForwardPass
 from engine.runner.limits import RunnerLimits
@@ -124,7 +125,8 @@ def _kernels_for(settings: EngineSettings, device: Device, num_threads: int) -> 
     """Baton's own CPU kernels, where they can be called on the tensors of `device`: at once, in the order of the
     program, in host memory. Raises `InvalidSetting`."""
     can_run = device.torch_device.type == "cpu" and not device.is_asynchronous
-    return open_kernels(settings.cpu_kernels, num_threads) if can_run else None
+    lending = Lending.parse(settings.core_loans)
+    return open_kernels(settings.cpu_kernels, num_threads, lending=lending) if can_run else None
 
 
 def load_share(

@@ -106,6 +106,7 @@ class EngineSettings:
         "auto", "auto: the checkpoint's weights; dummy: random ones, for measurements", choices=("auto", "dummy")
     )
     num_threads: int = setting(0, "compute threads; 0: one per core this process may use")
+    core_loans: str = setting("", "how nodes of this machine lend each other cores, as `baton serve` says; empty: not")
 
     @property
     def num_ranks(self) -> int:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from engine.native.loans import Lending
 from node.settings import NodeSettings
+from wire.messages import DECODE, PREFILL
 
 CPU_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 DEVICE_FOLDER = Path("/dev")
@@ -86,6 +88,28 @@ def shares_of(
     pins = pin_cpus and not settings.num_threads
     shares = place_nodes(num_nodes, find_cpus(), devices, pin_cpus=pins)
     return [replace(share, num_threads=settings.num_threads or share.num_threads) for share in shares]
+
+
+def lendings(roles: Sequence[str], shares: Sequence[Placement], descriptor: int) -> list[Lending]:
+    """What each node is told of the cores that prefill and decode nodes lend each other; `descriptor`: of the page.
+
+    The cores of a node are lent to one other, so that no two guests share a core. Decode nodes rest for prefill nodes.
+    """
+    numbers = {role: [number for number, each in enumerate(roles) if each == role] for role in (PREFILL, DECODE)}
+    borrower = {
+        number: numbers[to][place % len(numbers[to])]
+        for of, to in ((PREFILL, DECODE), (DECODE, PREFILL))
+        for place, number in enumerate(numbers[of])
+    }
+    return [
+        Lending(
+            descriptor,
+            number,
+            (borrower[number],) if role == DECODE else (),
+            tuple((core, lender) for lender, to in borrower.items() if to == number for core in shares[lender].cpu_ids),
+        )
+        for number, role in enumerate(roles)
+    ]
 
 
 def placed(settings: _NodeSettingsT, share: Placement, num_nodes: int) -> _NodeSettingsT:

@@ -25,11 +25,12 @@ from engine.capacity import find_capacity
 from engine.models.division import require_divisible, require_number_of_ranks
 from engine.models.facts import load_facts
 from engine.models.identity import find_checkpoint
+from engine.native.loans import MAX_LINES, Lending, open_page
 from launch.api_client import ApiClient
 from launch.console import Console
 from launch.key import role_file, write_key
 from launch.memory_check import require_memory_for_weights
-from launch.placement import VISIBLE_DEVICES, Placement, find_devices, placed, shares_of
+from launch.placement import VISIBLE_DEVICES, Placement, find_devices, lendings, placed, shares_of
 from launch.ports import ListeningPort, listening
 from launch.settings import LOOPBACK, Deployment, child_environment, resolve_serve
 from launch.supervised import ChildSpec
@@ -72,13 +73,15 @@ def run(deployment: Deployment, environment: Mapping[str, str]) -> int:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-"))
         doors = _open_doors(deployment, stack)
+        shares = placements(deployment)
         supervisor = Supervisor(
             child_specs(
                 with_journal(with_cluster_key(deployment, Path(folder)), Path(folder)),
                 doors,
-                placements(deployment),
+                shares,
                 environment,
                 reloads_keys=deployment.router.cluster_key not in ("", NO_KEY),
+                core_loans=lend_cores(deployment, shares, stack),
             ),
             Console(sys.stderr),
             start_timeout_s=deployment.serve.start_timeout_s,
@@ -162,6 +165,27 @@ def placements(deployment: Deployment) -> list[Placement]:
     return shares_of(deployment.decode, num_nodes, os.environ, pin_cpus=deployment.serve.pin_cpus)
 
 
+def lend_cores(deployment: Deployment, shares: Sequence[Placement], stack: ExitStack) -> list[Lending]:
+    """What each node is told of the others' cores, by a page that is open until `stack` ends; empty when none are
+    lent: nodes share cores or have accelerators or ranks."""
+    serve, nodes, roles = (
+        deployment.serve,
+        (deployment.prefill, deployment.decode),
+        [each[0] for each in deployment.node_names],
+    )
+    is_off = not serve.lend_cores or serve.mixed or PREFILL not in roles or len(roles) > MAX_LINES
+    if is_off or not all(share.cpu_ids for share in shares):
+        return []
+    if any(node.num_ranks > 1 or node.device not in ("auto", "cpu") for node in nodes):
+        return []
+    if deployment.decode.device == "auto" and find_devices(os.environ):
+        return []
+    descriptor = open_page()
+    stack.callback(os.close, descriptor)
+    Console(sys.stderr).log("serve", "prefill and decode nodes lend each other idle cores (--no-lend-cores: not)")
+    return lendings(roles, shares, descriptor)
+
+
 def child_specs(
     deployment: Deployment,
     doors: Sequence[Doors],
@@ -169,22 +193,37 @@ def child_specs(
     environment: Mapping[str, str],
     *,
     reloads_keys: bool = False,
+    core_loans: Sequence[Lending] = (),
 ) -> list[ChildSpec]:
     """What to start: the routers, then one node per share, prefill nodes first. `reloads_keys`: cluster keys may
-    change, which those that `baton serve` has made for itself do not."""
+    change, which those that `baton serve` has made for itself do not. `core_loans`: for each node, if cores are
+    lent."""
     inherited = {**child_environment(environment), "PYTHONUNBUFFERED": "1"}
     reloads = deployment.router.reloads_files or reloads_keys
     specs = [_router_spec(deployment.router, each, inherited, reloads=reloads) for each in doors]
     routers = ",".join(f"tcp://{LOOPBACK}:{each.control.port}" for each in doors)
-    for (role, node_group, name), share in zip(deployment.node_names, shares, strict=True):
+    for number, ((role, node_group, name), share) in enumerate(zip(deployment.node_names, shares, strict=True)):
         own = placed(deployment.prefill if role == PREFILL else deployment.decode, share, len(shares))
         settings = dataclasses.replace(own, node_id=name, node_group=node_group, router=routers, data_parallel_size=1)
+        page_fds = tuple(each.descriptor for each in core_loans[number : number + 1])
+        if page_fds:
+            settings = dataclasses.replace(settings, core_loans=str(core_loans[number]))
         module, preference = ("mixed_node", [f"--role={role}"]) if deployment.serve.mixed else (f"{role}_node", [])
         flags = [*as_flags(settings), *preference]
         node_environment = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited
         # without prefill nodes the others compute prompts too; to others a mixed node is a decode node
         group = "" if role == PREFILL else DECODE
-        specs.append(ChildSpec(name, module, tuple(flags), node_environment, reloads=reloads_keys, group=group))
+        specs.append(
+            ChildSpec(
+                name,
+                module,
+                tuple(flags),
+                node_environment,
+                reloads=reloads_keys,
+                inherited_fds=page_fds,
+                group=group,
+            )
+        )
     return specs
 
 

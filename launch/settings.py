@@ -26,7 +26,18 @@ from wire.messages import DECODE, PREFILL
 
 ROUTER_SETTINGS_CHOSEN = frozenset({"control_host", "control_port", "control_fd", "listen_fds"})
 NODE_SETTINGS_CHOSEN = frozenset(
-    {"router", "host", "port", "rank_machines", "rank_port", "http_port", "node_id", "node_group", "cpu_affinity"}
+    {
+        "router",
+        "host",
+        "port",
+        "rank_machines",
+        "rank_port",
+        "http_port",
+        "node_id",
+        "node_group",
+        "cpu_affinity",
+        "core_loans",
+    }
 )
 LOOPBACK = "127.0.0.1"
 MAX_ENGINES = 256
@@ -51,6 +62,9 @@ class ServeSettings:
     decode_pipeline_parallel_size: int = setting(0, "stages of each decode node; 0: --pipeline-parallel-size")
     routers: int = setting(1, "number of routers: they share the port and all nodes; more serve more streams at once")
     pin_cpus: bool = setting(True, "give every node cores of its own if there are enough and --num-threads is unset")
+    lend_cores: bool = setting(
+        True, "let prefill and decode nodes compute on each other's cores while those are idle, where each has its own"
+    )
     start_timeout_s: float = setting(1800.0, "seconds until every process must be ready, loading weights included")
 
 

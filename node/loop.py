@@ -8,6 +8,7 @@ nothing else. Transfers have a thread of their own (see `kvtransfer.thread`); th
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from engine.scheduler.request import RequestOutput, Step
 from engine.steps_in_flight import StepFailed
 from node.events import failure_of, failure_of_scores
 from node.heartbeat import HeartbeatThread
+from node.lent_cores import LentCores
 from node.router_links import Heard, RouterLinks
 from node.stopper import Stopper
 from wire.errors import BatonError
@@ -121,8 +123,11 @@ class EngineLoop:
         heartbeat: HeartbeatThread,
         stopper: Stopper,
         clock: Callable[[], float] = time.monotonic,
+        cores: LentCores | None = None,
     ) -> None:
         self._clock = clock
+        self._cores = cores or LentCores(None)
+        self._rests_until_s = 0.0
         self._core = core
         self._leg = leg
         self._routers = routers
@@ -141,7 +146,11 @@ class EngineLoop:
         is_serving = True
         while is_serving:
             each_round()
-            self._poller.poll(int(self.wait_s * 1000))
+            wait_ms = math.ceil(self.wait_s * 1000)
+            if wait_ms:
+                self._cores.lend(wait_ms / 1000 if self._could_step else -1.0)
+            self._poller.poll(wait_ms)
+            self._cores.take_back()
             self._stopper.drain()
             is_serving = self.turn()
 
@@ -149,7 +158,7 @@ class EngineLoop:
     def wait_s(self) -> float:
         """For how long the next round may wait if nothing comes."""
         if self._could_step:
-            return 0.0
+            return max(0.0, self._rests_until_s - self._clock())
         return _GRAMMAR_TICK_S if self._awaits_grammar else _TICK_S
 
     def turn(self) -> bool:
@@ -202,8 +211,11 @@ class EngineLoop:
                 self._routers.send_failed(handoff_id, request.attempt, error)
 
     def _step(self, now_s: float) -> None:
-        self._could_step = self._awaits_grammar = False
+        is_resting, self._could_step, self._awaits_grammar = now_s < self._rests_until_s, False, False
         if not self._core.has_work:
+            return
+        if is_resting:
+            self._could_step = True
             return
         was_in_flight = self._core.num_steps_in_flight > 0
         try:
@@ -218,6 +230,7 @@ class EngineLoop:
         self._could_step = was_in_flight or bool(outputs)
         self._awaits_grammar = self._core.awaits_grammar
         done_s = self._clock()
+        self._rests_until_s = done_s + self._cores.rest_s(done_s - now_s)
         for output in outputs:
             if output.has_failed:
                 self._leg.fail(output.key, failure_of(output), done_s)

@@ -28,6 +28,7 @@ from engine.executor.starting import RankStarter
 from engine.runner.kv_memory import ByteArray, SharedRegion
 from node.health import HealthServer
 from node.heartbeat import HeartbeatThread
+from node.lent_cores import LentCores
 from node.loop import EngineLoop, Leg
 from node.metrics import LinkCollector, NodeCollector
 from node.router_link import RouterLink
@@ -161,7 +162,8 @@ def _serve(
         stack.callback(watchdog.close)
         beat = watchdog.beat("engine loop", settings.hang_timeout_s)
         each_round = engine.executor.guarded(_Announcer(hello, routers, health, beat))
-        EngineLoop(core, leg, routers, heartbeat, stopper).run(each_round)
+        cores = LentCores(engine.loans, settings.goal_tpot_ms / 1000)
+        EngineLoop(core, leg, routers, heartbeat, stopper, cores=cores).run(each_round)
     if stopper.stays_away:
         emit(Drained(role.name))
 

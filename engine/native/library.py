@@ -24,10 +24,11 @@ from torch import Tensor
 
 from engine.native import arguments
 from engine.native.arguments import DTYPES, BatonCall, BatonPlan, BatonQuantizedPack, BatonStep
+from engine.native.loans import BatonGuest, CoreLoans, Lending
 from wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
-_INTERFACE = 7
+_INTERFACE = 8
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
 _SHARED_BYTES = 1 << 24
@@ -52,12 +53,15 @@ class Kernels:
     Every call returns when its results are there. `arguments` may be used again afterwards.
     """
 
-    def __init__(self, library: CDLL, num_threads: int, level: str) -> None:
-        """Raises `OSError` when the threads cannot be started."""
-        pool = library.baton_pool_open(num_threads, level.encode())
+    def __init__(self, library: CDLL, num_threads: int, level: str, loans: CoreLoans | None = None) -> None:
+        """`loans`: of the cores on which it has further threads. Raises `OSError` when the threads cannot be
+        started."""
+        guests = [] if loans is None else loans.guests
+        pool = library.baton_pool_open(num_threads, level.encode(), (BatonGuest * len(guests))(*guests), len(guests))
         if not pool:
             raise OSError(f"{num_threads} threads for the {level} kernels could not be started")
         self.level = level
+        self.loans = loans
         self._library = library
         self._pool = c_void_p(pool)
         self._close = weakref.finalize(self, library.baton_pool_close, self._pool)
@@ -146,7 +150,11 @@ def load_library(path: Path | None = None) -> CDLL:
     if found != _INTERFACE:
         raise OSError(f"the compiled kernels have interface {found}, not {_INTERFACE}: install Baton again")
     library.baton_levels.restype = c_char_p
-    library.baton_pool_open.argtypes, library.baton_pool_open.restype = (c_int32, c_char_p), c_void_p
+    library.baton_pool_open.argtypes = (c_int32, c_char_p, POINTER(BatonGuest), c_int32)
+    library.baton_pool_open.restype = c_void_p
+    library.baton_loan_give.argtypes, library.baton_loan_give.restype = (c_void_p, c_int64), None
+    library.baton_loan_take_back.argtypes, library.baton_loan_take_back.restype = (c_void_p,), None
+    library.baton_loan_taken_ns.argtypes, library.baton_loan_taken_ns.restype = (c_void_p,), c_int64
     library.baton_pool_close.argtypes, library.baton_pool_close.restype = (c_void_p,), None
     library.baton_packed_bytes.argtypes = (c_void_p, c_int32, c_int64, c_int64)
     library.baton_packed_bytes.restype = c_int64
@@ -166,8 +174,10 @@ def levels(library: CDLL) -> list[str]:
     return names.decode().split(",")
 
 
-def open_kernels(setting: str, num_threads: int, load: Callable[[], CDLL] = load_library) -> Kernels | None:
-    """The kernels that `--cpu-kernels` asks for, None for torch's.
+def open_kernels(
+    setting: str, num_threads: int, load: Callable[[], CDLL] = load_library, lending: Lending | None = None
+) -> Kernels | None:
+    """The kernels that `--cpu-kernels` asks for, None for torch's. With `lending` they use cores of other nodes too.
 
     `auto`: the best level of this processor, or torch with one log line that says why. Raises `InvalidSetting` for a
     level that is not here.
@@ -179,11 +189,20 @@ def open_kernels(setting: str, num_threads: int, load: Callable[[], CDLL] = load
         here = levels(library)
         if setting != AUTO and setting not in here:
             raise InvalidSetting(f"--cpu-kernels {setting!r:.50} is not one of {AUTO}, {TORCH}, {', '.join(here)}")
-        return Kernels(library, num_threads, here[0] if setting == AUTO else setting)
+        loans = None if lending is None else _open_loans(library, lending)
+        return Kernels(library, num_threads, here[0] if setting == AUTO else setting, loans)
     except OSError as error:
         if setting != AUTO:
             raise InvalidSetting(f"--cpu-kernels {setting!r:.50}: {error}") from None
         _log.warning("CPU kernels: torch's instead of Baton's own, which are faster: %s", error)
+        return None
+
+
+def _open_loans(library: CDLL, lending: Lending) -> CoreLoans | None:
+    try:
+        return CoreLoans(library, lending)
+    except OSError as error:
+        _log.warning("cores are not lent: %s", error)
         return None
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.placement import Cpus, Placement, find_cpus, find_devices, place_nodes
+from engine.native.loans import Lending
+from launch.placement import Cpus, Placement, find_cpus, find_devices, lendings, place_nodes
 
 
 def cpus(num_cpus: int, num_usable: int | None = None) -> Cpus:
@@ -59,3 +60,23 @@ def test_devices_come_from_the_environment_before_the_machine(tmp_path: Path) ->
     assert find_devices({}, tmp_path) == ["0", "1"]
     assert find_devices({"CUDA_VISIBLE_DEVICES": "3,5"}, tmp_path) == ["3", "5"]
     assert find_devices({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+
+
+def test_prefill_and_decode_nodes_lend_each_other_their_cores() -> None:
+    prefill, decode = lendings(["prefill", "decode"], [Placement(2, (0, 1)), Placement(2, (2, 3))], 7)
+    assert prefill == Lending(7, 0, (), ((2, 1), (3, 1)))
+    assert decode == Lending(7, 1, (0,), ((0, 0), (1, 0)))
+
+
+@pytest.mark.parametrize(("num_prefill", "num_decode"), [(1, 3), (3, 1), (2, 2), (3, 2)])
+def test_each_core_is_lent_to_one_node_of_the_other_kind(num_prefill: int, num_decode: int) -> None:
+    roles = ["prefill"] * num_prefill + ["decode"] * num_decode
+    told = lendings(roles, [Placement(1, (10 + number,)) for number in range(len(roles))], 7)
+    guests = sorted(guest for each in told for guest in each.guests)
+    assert guests == [(10 + number, number) for number in range(len(roles))]
+    for role in ("prefill", "decode"):
+        counts = [len(each.guests) for each in told if roles[each.line] == role]
+        assert max(counts) - min(counts) <= 1
+    for each in told:
+        assert all(roles[lender] != roles[each.line] for _, lender in each.guests)
+        assert all(each.line in [line for _, line in told[other].guests] for other in each.rests_for)

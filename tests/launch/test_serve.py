@@ -3,16 +3,18 @@ from __future__ import annotations
 import json
 import shlex
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import launch.serve
+from engine.native.loans import Lending
 from launch.cli import main
 from launch.key import write_role_keys
 from launch.placement import Placement
 from launch.ports import ListeningPort
-from launch.serve import Doors, announce, child_specs, placements, with_cluster_key, with_journal
+from launch.serve import Doors, announce, child_specs, lend_cores, placements, with_cluster_key, with_journal
 from launch.settings import resolve_serve
 from launch.supervised import ChildSpec
 from tests.checkpoints import make_checkpoint
@@ -204,6 +206,48 @@ def test_each_node_gets_its_share_of_the_machine() -> None:
     assert prefill.environment["CUDA_VISIBLE_DEVICES"] == "4"
     assert "--num-threads=3" in decode.arguments
     assert "CUDA_VISIBLE_DEVICES" not in decode.environment
+
+
+def pinned_nodes(*arguments: str, cores: tuple[int, ...] = (0, 1)) -> list[Lending]:
+    deployment = resolve_serve(arguments, {})
+    shares = [Placement(1, (core,) if cores else ()) for core in cores or (0, 1)]
+    with ExitStack() as stack:
+        return lend_cores(deployment, shares, stack)
+
+
+def test_nodes_with_cores_of_their_own_lend_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    told = pinned_nodes()
+    assert [each.guests for each in told] == [((1, 1),), ((0, 0),)]
+    shares = [Placement(1, (0,)), Placement(1, (1,))]
+    _, prefill, decode = child_specs(resolve_serve([], {}), DOORS, shares, {}, core_loans=told)
+    for spec, lending in ((prefill, told[0]), (decode, told[1])):
+        assert f"--core-loans={lending}" in spec.arguments
+        assert spec.inherited_fds == (lending.descriptor,)
+    assert not [
+        flag for spec in specs() for flag in spec.arguments if flag.startswith("--core-loans") and flag[-1] != "="
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--no-lend-cores"], ["--mixed"], ["--device=cuda"], ["--decode-tensor-parallel-size=2"]],
+)
+def test_cores_are_not_lent_where_that_is_turned_off_or_cannot_be(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert pinned_nodes(*arguments) == []
+
+
+def test_one_node_lends_nothing_and_neither_do_nodes_without_cores_or_with_an_accelerator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert pinned_nodes("--prefill=0", cores=(0,)) == []
+    assert pinned_nodes(cores=()) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert pinned_nodes() == []
 
 
 def test_nodes_of_one_accelerator_divide_its_memory() -> None:

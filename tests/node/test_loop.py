@@ -16,6 +16,7 @@ from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler
 from node.heartbeat import HeartbeatThread
+from node.lent_cores import LentCores
 from node.loop import EngineLoop, Leg
 from node.router_links import Heard, RouterLinks
 from node.stopper import Stopper
@@ -157,6 +158,8 @@ class Rig:
     runner: Runner
     leg: ListeningLeg
     waits_ms: list[int] = field(default_factory=list)
+    cores: LentCores = field(default_factory=lambda: LentCores(None))
+    now_s: float = 0.0
 
     def run(self, num_rounds: int, at: Mapping[int, Callable[[], object]] | None = None) -> None:
         """`at`: what to do before a round, by its number from 0."""
@@ -167,6 +170,8 @@ class Rig:
             cast(RouterLinks, quiet),
             cast(HeartbeatThread, quiet),
             cast(Stopper, quiet),
+            clock=lambda: self.now_s,
+            cores=self.cores,
         )
         rounds = iter(range(num_rounds))
 
@@ -178,6 +183,29 @@ class Rig:
 
         with pytest.raises(Over):
             loop.run(each_round)
+
+
+@dataclass
+class Loans:
+    """Writes down what is lent. Somebody wants the cores all the time."""
+
+    said: list[float | str] = field(default_factory=list)
+
+    def give(self, for_s: float = -1.0) -> None:
+        self.said.append(for_s)
+
+    def take_back(self) -> None:
+        self.said.append("back")
+
+    def is_wanted(self, within_s: float) -> bool:
+        return True
+
+
+class Resting(LentCores):
+    """Wants to rest for two seconds after each step."""
+
+    def rest_s(self, step_s: float) -> float:
+        return 2.0
 
 
 @pytest.fixture
@@ -245,6 +273,28 @@ def test_the_loop_does_not_wait_while_a_step_is_in_flight(rig: Rig) -> None:
     rig.run(7)
     assert rig.leg.heard == ["watch", "watch", *["applied 1", "watch"] * 2, "applied 1", "applied 1"]
     assert [wait_ms > 0 for wait_ms in rig.waits_ms] == [True, False, False, False, False, True, True]
+
+
+def test_cores_are_lent_while_the_loop_waits_for_something_to_do_and_not_between_steps(rig: Rig) -> None:
+    loans = Loans()
+    rig.cores = LentCores(loans)
+    rig.core.add(KEY, [1, 2, 3], FOUR_TOKENS)
+    rig.run(7)
+    assert loans.said == [-1.0, "back", *["back"] * 4, -1.0, "back", -1.0, "back"]
+
+
+def test_a_node_that_rests_lends_its_cores_for_so_long_and_steps_no_sooner(rig: Rig) -> None:
+    loans = Loans()
+    rig.cores = Resting(loans)
+
+    def pass_on(now_s: float) -> Callable[[], None]:
+        return lambda: setattr(rig, "now_s", now_s)
+
+    rig.core.add(KEY, [1, 2, 3], FOUR_TOKENS)
+    rig.run(6, at={2: pass_on(1.5), 3: pass_on(1.9999), 4: pass_on(2.0)})
+    # something came in rounds 1 to 3, or the wait was over too soon
+    assert rig.leg.heard == ["watch", "watch", "applied 1", "watch", "applied 1"]
+    assert loans.said == [-1.0, "back", 2.0, "back", 0.5, "back", 0.001, "back", "back", 2.0, "back"]
 
 
 def test_a_step_whose_requests_were_all_aborted_is_collected_without_waiting(rig: Rig) -> None:

@@ -241,14 +241,15 @@ template <class T>
 void attention_of(Pool& threads, const BatonAttention& a) {
     char* scratch = static_cast<char*>(a.scratch);
     const int64_t entry_bytes = rounded_up(a.num_sequences * static_cast<int64_t>(sizeof(Entry)), 64);
-    const int64_t max_partial_rows = threads.num_threads() * kPartialRowsPerThread;
+    const int num_threads = threads.num_threads();  // once: it may change at any moment
+    const int64_t max_partial_rows = num_threads * kPartialRowsPerThread;
     const int64_t partial_bytes = max_partial_rows * partial_row_floats(a.kv.head_dim) * 4;
     Step step = {a,
                  reinterpret_cast<Entry*>(scratch),
                  reinterpret_cast<float*>(scratch + entry_bytes),
                  scratch + entry_bytes + partial_bytes,
                  0, 0, 0, 0, max_partial_rows, 0};
-    plan_step(step, threads.num_threads());
+    plan_step(step, num_threads);
     threads.each(step.num_tiles, [&](int64_t tile, int thread) { compute_number<T>(step, tile, thread); });
     threads.each(step.num_joins, [&](int64_t join, int) { join_number<T>(step, join); });
 }

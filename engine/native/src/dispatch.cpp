@@ -111,17 +111,23 @@ const char* baton_levels(void) {
     return names;
 }
 
-BatonPool* baton_pool_open(int32_t num_threads, const char* level) {
+BatonPool* baton_pool_open(int32_t num_threads, const char* level, const BatonGuest* guests, int32_t num_guests) {
     const baton::KernelTable* table = baton::find(level);
     if (table == nullptr || num_threads < 1) return nullptr;
     try {
-        return new BatonPool(num_threads, *table);
+        std::vector<baton::Guest> with;
+        for (int32_t i = 0; i < num_guests; ++i) with.push_back({baton::loan_at(guests[i].loan), guests[i].core});
+        return new BatonPool(num_threads, with, *table);
     } catch (const std::exception&) {  // no memory, or no more threads
         return nullptr;
     }
 }
 
 void baton_pool_close(BatonPool* pool) { delete pool; }
+
+void baton_loan_give(void* loan, int64_t for_ns) { baton::loan_at(loan)->give(for_ns); }
+void baton_loan_take_back(void* loan) { baton::loan_at(loan)->take_back(); }
+int64_t baton_loan_taken_ns(const void* loan) { return static_cast<const baton::Loan*>(loan)->taken_ns(); }
 
 int64_t baton_packed_bytes(const BatonPool* pool, int32_t dtype, int64_t num_out, int64_t num_in) {
     return pool->table.packed_bytes(dtype, num_out, num_in);
@@ -142,7 +148,7 @@ void baton_quantize(BatonPool* pool, const BatonQuantize* arguments) {
 }
 void baton_store(BatonPool* pool, const BatonStore* arguments) { pool->table.store(pool->threads, *arguments); }
 int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim) {
-    return pool->table.attention_scratch(pool->threads.num_threads(), max_sequences, head_dim);
+    return pool->table.attention_scratch(pool->threads.max_threads(), max_sequences, head_dim);
 }
 void baton_attention(BatonPool* pool, const BatonAttention* arguments) {
     pool->table.attention(pool->threads, *arguments);

@@ -34,7 +34,8 @@ extern const KernelTable kBaseline;
 }  // namespace baton
 
 struct BatonPool {
-    BatonPool(int num_threads, const baton::KernelTable& kernels) : threads(num_threads), table(kernels) {}
+    BatonPool(int num_threads, const std::vector<baton::Guest>& guests, const baton::KernelTable& kernels)
+        : threads(num_threads, guests), table(kernels) {}
     baton::Pool threads;
     const baton::KernelTable& table;
 };

@@ -16,7 +16,7 @@ extern "C" {
 enum BatonDtype : int32_t { BATON_FLOAT32 = 0, BATON_BFLOAT16 = 1, BATON_FLOAT16 = 2 };
 
 // Raise it with every change of what follows: `engine/native/library.py` loads no other version.
-constexpr int32_t BATON_INTERFACE = 7;
+constexpr int32_t BATON_INTERFACE = 8;
 int32_t baton_interface(void);
 
 // The dispatch levels that this processor can run, best first, as a list of names separated by commas.
@@ -24,9 +24,25 @@ const char* baton_levels(void);
 
 // Threads that compute with the caller's. `level`: a name of `baton_levels`. NULL when there is no such level or no
 // thread could be started. One call at a time may use a pool.
+//
+// `guests`: threads beside those, one for each core of another node of this machine, which takes a tile only while the
+// other node lends its cores. `loan` is the line in which it says so, aligned memory that all nodes have mapped; it must
+// outlive the pool.
+struct BatonGuest {
+    void* loan;
+    int32_t core;
+};
 struct BatonPool;
-BatonPool* baton_pool_open(int32_t num_threads, const char* level);
+BatonPool* baton_pool_open(int32_t num_threads, const char* level, const BatonGuest* guests, int32_t num_guests);
 void baton_pool_close(BatonPool* pool);
+
+// Lend the cores of this node for so long, until they are taken back when it is negative. Memory of zeros is a loan that
+// has not been given.
+constexpr int64_t BATON_LOAN_BYTES = 64;
+void baton_loan_give(void* loan, int64_t for_ns);
+void baton_loan_take_back(void* loan);
+// How long ago they were taken back, as by a node that computes; negative when they are lent.
+int64_t baton_loan_taken_ns(const void* loan);
 
 // --- products: out[t][n] = bias[n] + sum over k of x[t][k] * weight[n][k]
 

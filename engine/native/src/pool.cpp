@@ -2,6 +2,10 @@
 
 #include <chrono>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 namespace baton {
 namespace {
 
@@ -17,16 +21,40 @@ void relax() {
 #endif
 }
 
+// Whether this thread runs on that core alone from now on.
+bool run_on(int core) {
+#if defined(__linux__)
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    if (core < 0 || core >= CPU_SETSIZE) return false;
+    CPU_SET(core, &cores);
+    return sched_setaffinity(0, sizeof cores, &cores) == 0;
+#else
+    return core < 0;  // no other system says which cores are whose
+#endif
+}
+
 }  // namespace
 
-Pool::Pool(int num_threads) {
+Pool::Pool(int num_threads, const std::vector<Guest>& guests) : guests_(guests) {
     for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { serve(thread); });
+    for (const Guest& guest : guests_) {
+        const int thread = max_threads();
+        threads_.emplace_back([this, &guest, thread] { serve_as(guest, thread); });
+    }
 }
 
 Pool::~Pool() {
     operation_.fetch_or(1);
     operation_.notify_all();
+    for (const Guest& guest : guests_) guest.loan->wake();
     for (auto& thread : threads_) thread.join();
+}
+
+int Pool::num_threads() const {
+    int count = max_threads() - static_cast<int>(guests_.size());
+    for (const Guest& guest : guests_) count += guest.loan->is_open();
+    return count;
 }
 
 void Pool::run(Tile compute, const void* work, int64_t num_tiles) {
@@ -45,7 +73,7 @@ void Pool::run(Tile compute, const void* work, int64_t num_tiles) {
     next_.store(static_cast<uint64_t>(operation) << 32, std::memory_order_release);
     operation_.store(operation, std::memory_order_release);
     operation_.notify_all();
-    take_tiles(operation, 0);
+    take_tiles(operation, 0, nullptr);
     for (int spins = 0; num_done_.load(std::memory_order_acquire) < num_tiles; ++spins) {
         if (spins < 4096) {
             relax();
@@ -55,13 +83,14 @@ void Pool::run(Tile compute, const void* work, int64_t num_tiles) {
     }
 }
 
-void Pool::take_tiles(uint32_t operation, int thread) {
+void Pool::take_tiles(uint32_t operation, int thread, const Loan* loan) {
     // Read before a tile is taken: if the word below still has this operation's number then, they belong to it.
     const Tile compute = compute_.load(std::memory_order_acquire);
     const void* work = work_.load(std::memory_order_acquire);
     const int64_t num_tiles = num_tiles_.load(std::memory_order_acquire);
     uint64_t next = next_.load(std::memory_order_acquire);
     while (next >> 32 == operation && static_cast<int64_t>(next & 0xffffffff) < num_tiles) {
+        if (loan != nullptr && !loan->is_open()) return;
         if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
         compute(work, static_cast<int64_t>(next & 0xffffffff), thread);
         num_done_.fetch_add(1, std::memory_order_acq_rel);
@@ -69,22 +98,41 @@ void Pool::take_tiles(uint32_t operation, int thread) {
     }
 }
 
+uint32_t Pool::wait_for_operation(uint32_t seen, const Loan* loan) {
+    const auto sleeps_at = std::chrono::steady_clock::now() + kSpin;
+    uint32_t operation = operation_.load(std::memory_order_acquire);
+    while (operation == seen && std::chrono::steady_clock::now() < sleeps_at) {
+        if (loan != nullptr && !loan->is_open()) return operation;
+        for (int spin = 0; spin < kSpinsPerLook; ++spin) relax();
+        operation = operation_.load(std::memory_order_acquire);
+    }
+    if (operation == seen) {
+        operation_.wait(seen, std::memory_order_acquire);
+        operation = operation_.load(std::memory_order_acquire);
+    }
+    return operation;
+}
+
 void Pool::serve(int thread) {
     uint32_t seen = 0;
     for (;;) {
-        const auto sleeps_at = std::chrono::steady_clock::now() + kSpin;
-        uint32_t operation = operation_.load(std::memory_order_acquire);
-        while (operation == seen && std::chrono::steady_clock::now() < sleeps_at) {
-            for (int spin = 0; spin < kSpinsPerLook; ++spin) relax();
-            operation = operation_.load(std::memory_order_acquire);
-        }
-        if (operation == seen) {
-            operation_.wait(seen, std::memory_order_acquire);
-            operation = operation_.load(std::memory_order_acquire);
-        }
+        const uint32_t operation = wait_for_operation(seen, nullptr);
         if (operation & 1) return;
-        if (operation != seen) take_tiles(operation, thread);
+        if (operation != seen) take_tiles(operation, thread, nullptr);
         seen = operation;
+    }
+}
+
+void Pool::serve_as(const Guest& guest, int thread) {
+    if (!run_on(guest.core)) return;
+    uint32_t seen = 0;
+    for (;;) {
+        while (!(operation_.load(std::memory_order_acquire) & 1) && !guest.loan->is_open()) guest.loan->wait();
+        const uint32_t operation = wait_for_operation(seen, guest.loan);
+        if (operation & 1) return;
+        if (operation != seen) take_tiles(operation, thread, guest.loan);
+        // one that it had to leave is looked at again
+        if (guest.loan->is_open()) seen = operation;
     }
 }
 

@@ -16,19 +16,29 @@
 #include <thread>
 #include <vector>
 
+#include "loan.h"
+
 namespace baton {
+
+// A thread on a core of another node, which takes a tile only while that node lends it.
+struct Guest {
+    const Loan* loan;
+    int core;
+};
 
 class Pool {
 public:
     using Tile = void (*)(const void* work, int64_t tile, int thread);
 
-    // `num_threads`: with the caller's.
-    explicit Pool(int num_threads);
+    // `num_threads`: with the caller's, and without guests.
+    explicit Pool(int num_threads, const std::vector<Guest>& guests = {});
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
+    // How many threads take tiles now: those whose core is not lent do not count. It may be another number the next time.
+    int num_threads() const;
+    int max_threads() const { return static_cast<int>(threads_.size()) + 1; }
 
     // Call `compute(work, tile, thread)` for each tile below `num_tiles`, and wait for all. `thread`: 0 is the caller;
     // no two calls at once have the same. At most 2^31 tiles.
@@ -43,7 +53,10 @@ public:
 
 private:
     void serve(int thread);
-    void take_tiles(uint32_t operation, int thread);
+    void serve_as(const Guest& guest, int thread);
+    // Wait until there is an operation after `seen`, or, for a guest, until its core is not lent any more.
+    uint32_t wait_for_operation(uint32_t seen, const Loan* loan);
+    void take_tiles(uint32_t operation, int thread, const Loan* loan);
 
     // Next tile in the low half, number of the operation in the high half.
     alignas(64) std::atomic<uint64_t> next_{0};
@@ -53,6 +66,7 @@ private:
     std::atomic<Tile> compute_{nullptr};
     std::atomic<const void*> work_{nullptr};
     std::atomic<int64_t> num_tiles_{0};
+    const std::vector<Guest> guests_;
     std::vector<std::thread> threads_;
 };
 

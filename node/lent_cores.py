@@ -1,0 +1,50 @@
+"""When a node lends its cores to the other nodes of its machine.
+
+Owns the rule. Does not know how cores are lent (`engine.native.loans`) or what a step computes.
+
+Cores are lent while the engine waits for something to do. A decode node lends them between its steps too while a
+prefill node computes that has threads there: tokens then come in larger batches, a little later and for less work.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+MAX_REST_S = 0.02
+BELIEVED_S = 10.0
+"""How long after it has said so another node is taken to compute: it may have died or been stopped."""
+
+
+class Loans(Protocol):
+    """See `engine.native.loans.CoreLoans`."""
+
+    def give(self, for_s: float = -1.0) -> None: ...
+
+    def take_back(self) -> None: ...
+
+    def is_wanted(self, within_s: float) -> bool: ...
+
+
+class LentCores:
+    """The cores of a node; without `loans` they are its own all the time. `goal_tpot_s`: between tokens, 0: none."""
+
+    def __init__(self, loans: Loans | None, goal_tpot_s: float = 0.0) -> None:
+        self._loans = loans
+        self._most_s = goal_tpot_s or math.inf
+
+    def lend(self, for_s: float = -1.0) -> None:
+        """The engine waits, for so long, or until something comes when it is negative."""
+        if self._loans is not None:
+            self._loans.give(for_s)
+
+    def take_back(self) -> None:
+        """The engine goes on."""
+        if self._loans is not None:
+            self._loans.take_back()
+
+    def rest_s(self, step_s: float) -> float:
+        """How long the engine rests after a step that took so long, because another node wants the cores."""
+        if self._loans is None or not self._loans.is_wanted(BELIEVED_S):
+            return 0.0
+        return max(0.0, min(step_s, MAX_REST_S, self._most_s - step_s))
