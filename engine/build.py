@@ -249,7 +249,7 @@ def _runner(
     images = None if model.tower is None else StepImages(model.tower, basis.device.torch_device)
     greedy = None
     if isinstance(run, RecordedLayers) and isinstance(attention, NativeAttention) and not run.needs_torch:
-        greedy = GreedySeries(run, attention, run.kernels)
+        greedy = GreedySeries(run, attention, run.kernels, sampler)
     runner = ModelRunner(*parts, run, images, greedy)
     # transformers' modelling code may look at values, so nothing of it is recorded
     if not settings.enforce_eager and isinstance(model.decoder, Decoder):

@@ -129,6 +129,7 @@ class EngineCore:
             loop_age_s=loop_age_s,
             num_preemptions=self._scheduler.num_preemptions,
             cost=self.costs.cost,
+            num_leased_blocks=self._held.num_blocks,
         )
 
     def add(

@@ -6,6 +6,7 @@ the caller's lease, or where the blocks come from and go to.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ class HeldBlocks:
         self._pool = pool
         self._tables: dict[RequestKey, BlockTable] = {}
         self._reserved: set[RequestKey] = set()  # of those, the ones whose KV is still to come
+        self._counts: Counter[int] = Counter()  # in how many tables a block is
 
     def __contains__(self, key: RequestKey) -> bool:
         return key in self._tables
@@ -43,6 +45,11 @@ class HeldBlocks:
     def is_awaited(self) -> bool:
         """Whether the KV of some of them is still to come."""
         return bool(self._reserved)
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there are in all tables; one that several handoffs share counts once."""
+        return len(self._counts)
 
     @property
     def tables(self) -> Iterable[BlockTable]:
@@ -56,10 +63,11 @@ class HeldBlocks:
     def hold(self, key: RequestKey, block_table: BlockTable) -> None:
         """Hold blocks whose KV is here; their owner from now on is this."""
         self._tables[key] = block_table
+        self._counts.update(block_table)
 
     def reserve(self, key: RequestKey, block_table: BlockTable, num_cached: int, block_size: int) -> Reservation:
         """As `hold`; the KV behind the first `num_cached` tokens is still to come."""
-        self._tables[key] = block_table
+        self.hold(key, block_table)
         self._reserved.add(key)
         missing = tuple(block_table[num_cached // block_size :])
         generations = tuple(self._pool.generation(block_id) for block_id in missing)
@@ -68,7 +76,12 @@ class HeldBlocks:
     def give(self, key: RequestKey) -> BlockTable | None:
         """The blocks of `key`, which the caller owns now; None when there are none."""
         self._reserved.discard(key)
-        return self._tables.pop(key, None)
+        block_table = self._tables.pop(key, None)
+        for block_id in block_table or ():
+            self._counts[block_id] -= 1
+            if not self._counts[block_id]:
+                del self._counts[block_id]
+        return block_table
 
     def release(self, key: RequestKey) -> bool:
         """Release the blocks of `key`. False when there are none."""

@@ -138,6 +138,7 @@ def node_info(node: Node) -> dict[str, object]:
         "num_free_blocks": status.num_free_blocks,
         "num_cached_blocks": status.num_cached_blocks,
         "num_held_blocks": status.num_held_blocks,
+        "num_leased_blocks": status.num_leased_blocks,
         "max_request_tokens": hello.max_request_tokens,
         "max_num_seqs": hello.max_num_seqs,
         "fingerprint": hello.fingerprint,

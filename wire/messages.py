@@ -38,7 +38,7 @@ it may have; its grammar allows no further token. A client is told "stop" in the
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """A node's load, as of its last step. `num_preemptions` counts from its start. `cost`: of its steps, as far as it
-    knows."""
+    knows. `num_leased_blocks` of those that are held belong to handoffs, and maybe to requests as well."""
 
     num_running: _Count
     num_waiting: _Count
@@ -48,6 +48,7 @@ class NodeStatus:
     loop_age_s: Annotated[float, Bounds(0, 1e9)]
     num_preemptions: _Count = 0
     cost: StepCost | None = None
+    num_leased_blocks: _Count = 0
 
 
 @dataclass(frozen=True, slots=True)

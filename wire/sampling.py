@@ -102,7 +102,12 @@ class DecodingParams:
     @property
     def takes_largest(self) -> bool:
         """True when each token is that of the largest logit, of which nothing else is asked."""
-        if self.temperature != 0.0 or self.logprobs is not None or self.min_tokens or self.needs_last_token:
+        return self.grammar is None and self.takes_largest_allowed
+
+    @property
+    def takes_largest_allowed(self) -> bool:
+        """As `takes_largest`, of those that the grammar allows, if there is one."""
+        if self.temperature != 0.0 or self.logprobs is not None or self.min_tokens or self.needs_history:
             return False
         return not (self.logit_bias_ids or self.allowed_token_ids)
 

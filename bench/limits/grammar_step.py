@@ -168,10 +168,11 @@ def _report(name: str, free: Sequence[Round], bound: Sequence[Round]) -> None:
     per_step = [statistics.mean(each.tokens_per_step for each in rounds) for rounds in (free, bound)]
     sys.stdout.write(f"{name}: {per_step[0]:.2f} tokens in a step without a grammar, {per_step[1]:.2f} with one\n")
     for place, what in enumerate(("clock, a step", "clock, a token", "processor, a step", "processor, a token")):
-        sys.stdout.write(_line(what, [each[place] for each in free], [each[place] for each in bound]))
+        sys.stdout.write(ratio_line(what, [each[place] for each in free], [each[place] for each in bound]))
 
 
-def _line(name: str, free: Sequence[float], bound: Sequence[float]) -> str:
+def ratio_line(name: str, free: Sequence[float], bound: Sequence[float]) -> str:
+    """What rounds have taken, in seconds."""
     ratios = [with_one / without for with_one, without in zip(bound, free, strict=True)]
     without, with_one = _lower_quartile(free), _lower_quartile(bound)
     return (

@@ -1,5 +1,5 @@
-"""The steps of a series whose requests all take the largest logit: each is computed from where the one before it left
-its arrays, and nothing is read of any request.
+"""The steps of a series whose requests all take the largest logit, or the largest that their grammar allows: each is
+computed from where the one before it left its arrays, and of any request nothing is read but its matcher.
 
 Owns the tokens that such a step samples, which are the inputs of the next one, and remembers which step that is. What
 the steps compute is what `ModelRunner` computes for them. On a host whose kernels compute all of a step.
@@ -16,7 +16,10 @@ from engine.attention.native_backend import NativeAttention
 from engine.native.library import Kernels
 from engine.runner.forward import DueRows
 from engine.runner.native_sampling import LargestTokens
+from engine.runner.plain_rows import plain_tokens
 from engine.runner.recorded_layers import RecordedLayers
+from engine.runner.sampled_rows import GrammarRow
+from engine.runner.sampler import Sampler
 from engine.scheduler.request import PromptScores, SampledToken, Step
 from wire.request_key import RequestKey
 
@@ -40,15 +43,17 @@ class SampledStep:
 class GreedySeries:
     """Computes steps by `layers` over the KV of `attention`, by which all other steps are planned too."""
 
-    def __init__(self, layers: RecordedLayers, attention: NativeAttention, kernels: Kernels) -> None:
+    def __init__(self, layers: RecordedLayers, attention: NativeAttention, kernels: Kernels, sampler: Sampler) -> None:
         """Nothing of a step of `layers` needs torch: entering its inference mode would take as long as all else."""
         self._layers = layers
         self._attention = attention
         self._kernels = kernels
+        self._sampler = sampler
         self._series: object | None = None
         self._number = 0
         self._keys: list[RequestKey] = []
         self._largest: LargestTokens | None = None
+        self._grammar_rows: list[GrammarRow] = []
 
     def planned(self, step: Step) -> None:
         """`step` was computed in another way. Its series may go on here if it has just begun."""
@@ -60,7 +65,9 @@ class GreedySeries:
         if series is None or step.series is not series or step.number != self._number + 1:
             return None
         self._series = None  # unless all goes well
-        if largest is None and not all(share.takes_largest and not share.images for share in step.shares):
+        if largest is None and not all(
+            share.params.takes_largest_allowed and not share.images for share in step.shares
+        ):
             return None
         stays = self._attention.plan_next()
         if largest is None:
@@ -69,13 +76,16 @@ class GreedySeries:
             self._layers.repeat()
         else:
             self._compute(largest)
-        tokens = largest.find()
+        token_ids, is_valid = largest.find()
+        for each in self._sampler.keep_to_grammars(self._grammar_rows, largest.logits, token_ids, is_valid):
+            largest.replace(each.row, token_ids[each.row])
         self._series, self._number = series, step.number
-        return SampledStep(self._keys, tokens)
+        return SampledStep(self._keys, plain_tokens(token_ids, is_valid))
 
     def _begin(self, step: Step) -> LargestTokens:
         """Compute the first step here, whose tokens the requests know."""
         self._keys = [share.key for share in step.shares]
+        self._grammar_rows = self._sampler.largest_rows(step.shares)
         self._largest = LargestTokens(
             self._kernels, [share.token_ids[share.start + step.number] for share in step.shares]
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -20,10 +19,8 @@ from torch import Tensor
 from engine.native.arguments import DTYPES, BatonArgmax, BatonSample
 from engine.native.library import Kernels
 from engine.runner.grammar_masks import Masks, RowMasks
-from engine.runner.plain_rows import plain_tokens
 from engine.runner.sampled_rows import SampledRow
 from engine.runner.sampling_plan import SampleGroup
-from engine.scheduler.request import SampledToken
 
 
 class Largest(NamedTuple):
@@ -91,47 +88,75 @@ class LargestTokens:
         self._call = BatonArgmax(
             self._token_ids.buffer_info()[0], self._largest.buffer_info()[0], self._is_valid.buffer_info()[0]
         )
+        self.logits = torch.empty(0)
+        """[N, V], those that are read."""
         self.token_ids = torch.frombuffer(self._token_ids, dtype=torch.int64)
         """[N], those that were found last."""
 
     def read(self, logits: Tensor) -> None:
         """Find those of `logits` from now on."""
-        call = self._call
+        call, self.logits = self._call, logits
         call.logits, call.stride, call.dtype = logits.data_ptr(), logits.stride(0), DTYPES[logits.dtype]
         call.num_rows, call.size = logits.shape
 
-    def find(self) -> list[SampledToken | None]:
-        """None for a row without a number."""
+    def find(self) -> tuple[list[int], list[int]]:
+        """Token ids, and whether each row has a number."""
         self._kernels.argmax(self._call)
-        return plain_tokens(self._token_ids.tolist(), self._is_valid)
+        return self._token_ids.tolist(), self._is_valid.tolist()
+
+    def replace(self, row: int, token_id: int) -> None:
+        """The token of this row is another one."""
+        self._token_ids[row] = token_id
 
 
-def sample_plain(
-    kernels: Kernels, logits: Tensor, drawn: Sequence[SampledRow], masks: RowMasks | None = None
-) -> tuple[array[int], array[int]]:
-    """As `argmax`, and `draw` for the rows in `drawn`: token ids [N], and whether each is valid [N]. No operation of
-    torch is needed for them: its code is not in the caches after a step."""
-    num_rows, size = logits.shape
-    token_ids, largest = array("q", bytes(8 * num_rows)), array("f", bytes(4 * num_rows))
-    is_valid = array("B", bytes(num_rows))
-    call = BatonArgmax(
-        token_ids.buffer_info()[0], largest.buffer_info()[0], is_valid.buffer_info()[0], logits.data_ptr()
-    )
-    call.num_rows, call.size, call.stride, call.dtype = num_rows, size, logits.stride(0), DTYPES[logits.dtype]
-    of_row = array("q")
-    if masks is not None:
-        of_row = array("q", [-1]) * num_rows
-        for number, row in enumerate(masks.rows):
-            of_row[row] = number
-        call.bits, call.masks, call.mask_bytes = masks.bits.buffer_info()[0], of_row.buffer_info()[0], -(-size // 8)
-    kernels.argmax(call)
-    if drawn:
-        rows, _, _, *columns = zip(*drawn, strict=True)
-        places, parameters = array("q", rows), array("d", chain.from_iterable(columns))
-        kernels.sample(
-            BatonSample(call, places.buffer_info()[0], parameters.buffer_info()[0], len(places), len(places))
-        )
-    return token_ids, is_valid
+class PlainSampling:
+    """As `argmax`, and `draw` for those rows that are not greedy, again and again in memory that stays where it is. No
+    operation of torch is needed for them: its code is not in the caches after a step."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._reserve(8)
+
+    def __call__(
+        self, logits: Tensor, drawn: Sequence[SampledRow], masks: RowMasks | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Token ids [N], and whether each is valid [N], of `logits` [N, V]; `drawn`: the rows that are not greedy."""
+        num_rows, size = logits.shape
+        if num_rows > len(self._token_ids):
+            self._reserve(2 * num_rows)
+        found = self._found
+        found.logits, found.stride, found.dtype = logits.data_ptr(), logits.stride(0), DTYPES[logits.dtype]
+        found.num_rows, found.size, found.bits = num_rows, size, None
+        if masks is not None:
+            of_row = self._mask_of_row
+            of_row[:num_rows] = array("q", [-1]) * num_rows
+            for number, row in enumerate(masks.rows):
+                of_row[row] = number
+            found.bits, found.mask_bytes = masks.bits.buffer_info()[0], -(-size // 8)
+        found.masks = None if masks is None else self._mask_of_row.buffer_info()[0]
+        self._kernels.argmax(found)
+        if drawn:
+            self._draw(drawn)
+        return self._token_ids[:num_rows].tolist(), self._is_valid[:num_rows].tolist()
+
+    def _draw(self, drawn: Sequence[SampledRow]) -> None:
+        rows, parameters, most = self._rows, self._parameters, len(self._rows)
+        for number, (row, _, _, temperature, noise, _, min_p) in enumerate(drawn):
+            rows[number], parameters[number], parameters[most + number] = row, temperature, noise
+            parameters[3 * most + number] = min_p
+        self._call.num_sampled = len(drawn)
+        self._kernels.sample(self._call)
+
+    def _reserve(self, most: int) -> None:
+        """Memory for `most` rows."""
+        self._token_ids, self._largest = array("q", bytes(8 * most)), array("f", bytes(4 * most))
+        self._is_valid, self._mask_of_row = array("B", bytes(most)), array("q", bytes(8 * most))
+        self._rows, self._parameters = array("q", bytes(8 * most)), array("d", bytes(32 * most))
+        self._call = BatonSample(rows=self._rows.buffer_info()[0], parameters=self._parameters.buffer_info()[0])
+        self._call.parameter_stride = most
+        self._found = self._call.found  # its own memory: what is set here is set there
+        self._found.token_ids, self._found.largest = self._token_ids.buffer_info()[0], self._largest.buffer_info()[0]
+        self._found.is_valid = self._is_valid.buffer_info()[0]
 
 
 def _mask_of_row(masks: Masks, num_rows: int) -> array[int]:

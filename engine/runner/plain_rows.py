@@ -5,7 +5,6 @@ Knows no requests. Most rows are such rows, so nothing of torch is in their way.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -17,8 +16,8 @@ from engine.scheduler.request import SampledToken
 class PlainRows:
     """See `SampledRows`. token_ids, is_number: [N]."""
 
-    token_ids: array[int]
-    is_number: array[int]
+    token_ids: Sequence[int]
+    is_number: Sequence[int]
 
     def tokens(self) -> list[SampledToken | None]:
         """See `SampledRows.tokens`."""

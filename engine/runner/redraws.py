@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from device.base import Array, Staging
+from device.base import Staging
 from device.host import HostStaging
 from engine.runner.grammar_masks import Masks, stack_masks
 from engine.runner.sampled_rows import GrammarRow
@@ -40,14 +40,12 @@ class Redraw:
     is_tried: Tensor | None = None
 
 
-def refused_rows(
-    rows: Sequence[GrammarRow], token_ids: Sequence[int] | Array, is_valid: Sequence[int] | Array
-) -> list[GrammarRow]:
+def refused_rows(rows: Sequence[GrammarRow], token_ids: Sequence[int], is_valid: Sequence[int]) -> list[GrammarRow]:
     """Those of `rows` whose own of `token_ids` [N] is not accepted, or not valid: they have to be drawn again."""
     refused = []
     for each in rows:
         row, matcher, _, ends, _, is_tried = each
-        token_id = int(token_ids[row])
+        token_id = token_ids[row]
         if not (is_tried and is_valid[row] and token_id not in ends and matcher.accepts(token_id)):
             refused.append(each)
     return refused

@@ -25,7 +25,6 @@ Letters: N rows (requests that sample in this step), R rows of one pass, V vocab
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -35,14 +34,14 @@ from torch import Tensor
 from device.base import Array, Staging
 from engine.native.library import Kernels
 from engine.runner.grammar_masks import Masks, apply_masks, are_allowed, row_masks
-from engine.runner.native_sampling import argmax, draw, sample_plain
+from engine.runner.native_sampling import PlainSampling, argmax, draw
 from engine.runner.plain_rows import PlainRows
 from engine.runner.redraws import Redraw, redraw_of, refused_rows
 from engine.runner.sampled_rows import GrammarRow
 from engine.runner.sampling_plan import NARROW_WIDTH, Changes, SampledRequest, SampleGroup, SamplingPlan, plan_sampling
 from wire.sampling import MAX_TOP_LOGPROBS
 
-_Values: TypeAlias = "Array | array[int]"
+_Values: TypeAlias = "Array | list[int]"
 _LARGEST_LOGIT = torch.finfo(torch.float32).max
 _HOST_PASS_ELEMENTS = 1 << 16
 _DEVICE_PASS_ELEMENTS = 1 << 24
@@ -56,6 +55,7 @@ class Sampler:
         """`kernels`: of a CPU whose memory holds the logits."""
         self.vocab_size = vocab_size
         self._kernels = kernels
+        self._plain = None if kernels is None else PlainSampling(kernels)
         self._eos_token_ids = tuple(token_id for token_id in sorted(eos_token_ids) if token_id < vocab_size)
 
     def plan(self, requests: Sequence[SampledRequest], staging: Staging, max_num_rows: int = 0) -> SamplingPlan:
@@ -84,7 +84,7 @@ class Sampler:
         if redraw is not None:
             token_ids, is_valid = self._decide(plan, redraw, logits, wide, token_ids)
         elif plan.grammar_rows:
-            self._keep_to_grammars(plan, logits, wide, token_ids.numpy(), is_valid.numpy())
+            self._keep_wide_to_grammars(plan, logits, wide, token_ids.numpy(), is_valid.numpy())
         outputs = [token_ids, is_valid]
         if original is not None:
             outputs += _report(plan, original, token_ids)
@@ -92,15 +92,34 @@ class Sampler:
 
     def sample_plain(self, plan: SamplingPlan, logits: Tensor) -> PlainRows | None:
         """What `sample` would return, on the host already; None where a row is wide, or where torch has to sample."""
-        if self._kernels is None or plan.wide_rows:
+        if self._plain is None or plan.wide_rows:
             return None
-        token_ids, is_valid = sample_plain(self._kernels, logits, plan.drawn)
-        refused = refused_rows(plan.grammar_rows, token_ids, is_valid)
-        if refused:
-            drawn = [again for row in refused if (again := row.drawn_again) is not None]
-            found = sample_plain(self._kernels, logits, drawn, row_masks(refused, self.vocab_size))
-            _replace(refused, found, token_ids, is_valid)
+        token_ids, is_valid = self._plain(logits, plan.drawn)
+        self.keep_to_grammars(plan.grammar_rows, logits, token_ids, is_valid)
         return PlainRows(token_ids, is_valid)
+
+    def largest_rows(self, requests: Sequence[SampledRequest]) -> list[GrammarRow]:
+        """The rows with a grammar of `requests`, all of which take the largest logit that is allowed."""
+        rows = [(row, each.matcher, each.params) for row, each in enumerate(requests)]
+        ends = self._eos_token_ids
+        return [
+            GrammarRow(row, matcher, (), ends if params.ignore_eos else ())
+            for row, matcher, params in rows
+            if matcher is not None
+        ]
+
+    def keep_to_grammars(
+        self, rows: Sequence[GrammarRow], logits: Tensor, token_ids: list[int], is_valid: list[int]
+    ) -> list[GrammarRow]:
+        """Draw those of `token_ids` [N] again that a grammar of `rows` refuses, in place as `is_valid` [N], of plain
+        rows on a host with kernels. These rows."""
+        refused = refused_rows(rows, token_ids, is_valid)
+        if refused:
+            assert self._plain is not None
+            drawn = [again for row in refused if (again := row.drawn_again) is not None]
+            found = self._plain(logits, drawn, row_masks(refused, self.vocab_size))
+            _replace(refused, found, token_ids, is_valid)
+        return refused
 
     def _draw(
         self,
@@ -126,11 +145,11 @@ class Sampler:
                 _sample_group(group, wide, found.values, found.token_ids)
         return found.token_ids, found.is_valid
 
-    def _keep_to_grammars(
-        self, plan: SamplingPlan, logits: Tensor, wide: Tensor, token_ids: _Values, is_valid: _Values
+    def _keep_wide_to_grammars(
+        self, plan: SamplingPlan, logits: Tensor, wide: Tensor, token_ids: Array, is_valid: Array
     ) -> None:
-        """Draw those of `token_ids` [N] again that a grammar refuses, in place as `is_valid` [N]."""
-        refused = refused_rows(plan.grammar_rows, token_ids, is_valid)
+        """As `keep_to_grammars`, of any rows."""
+        refused = refused_rows(plan.grammar_rows, token_ids.tolist(), is_valid.tolist())
         if refused:
             redraw = redraw_of(refused, self.vocab_size)
             again, valid = self._draw(logits, wide, plan.wide_rows, redraw.groups, redraw.masks)
@@ -152,9 +171,12 @@ class Sampler:
 
 
 def _replace(rows: Sequence[GrammarRow], found: tuple[_Values, _Values], token_ids: _Values, is_valid: _Values) -> None:
-    """Put what was `found` for these rows into `token_ids` and `is_valid`, each [N]."""
-    for each in rows:
-        token_ids[each.row], is_valid[each.row] = found[0][each.row], found[1][each.row]
+    """Put what was `found` for these rows into `token_ids` and `is_valid`, each [N]. Their matchers, which are in the
+    caches, read it at once."""
+    for row, matcher, *_ in rows:
+        token_ids[row], is_valid[row] = found[0][row], found[1][row]
+        if is_valid[row]:
+            matcher.accepts(int(token_ids[row]))
 
 
 def _widened(logits: Tensor, rows: Sequence[int]) -> Tensor:

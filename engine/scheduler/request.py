@@ -53,6 +53,11 @@ class Matcher(Protocol):
         """Whether this token may be next and no mask has to say so. To `take` it then costs nothing."""
         ...
 
+    def goes_on_with(self, token_id: int) -> bool:
+        """Whether this token is the last that it `accepts`, and leaves the output incomplete and a choice of what
+        comes next: then there is nothing to do but to `take` it."""
+        ...
+
     def take(self, token_id: int) -> None:
         """The output goes on with this token."""
         ...

@@ -28,12 +28,14 @@ from wire.request_key import RequestKey
 
 def can_begin(shares: Sequence[ScheduledRequest], requests: Sequence[Request]) -> bool:
     """Whether a step over `shares`, of `requests` in the order of their arrival, says what the next one will be: each
-    decodes, and only its tokens can end it. Grammars and forks change more than that."""
+    decodes, and only its tokens can end it. Forks change more than that, and so does a grammar that forces a token."""
     arrival = 0
     for share, request in zip(shares, requests, strict=True):
         if share.num_tokens != 1 or not share.needs_sample or share.arrival <= arrival:
             return False
-        if share.forks or share.block_copy is not None or share.matcher is not None or request.first_token_only:
+        if share.forks or share.block_copy is not None or request.first_token_only:
+            return False
+        if share.matcher is not None and not share.matcher.leaves_choice:
             return False
         arrival = share.arrival
     return bool(shares)
@@ -64,6 +66,7 @@ class StepSeries:
         self._indexes = [len(share.token_ids) - share.num_prompt_tokens for share in shares]
         self._cached = [request.num_cached_tokens or 0 for request in requests]
         self._first_limit = min([request.most_tokens - len(request.token_ids) for request in requests]) - 1
+        self._matchers = [(place, each.matcher) for place, each in enumerate(requests) if each.matcher is not None]
         self._ends: set[int] = set()
         self._filling: list[list[Request]] = [[] for _ in range(blocks.block_size)]
         for request in requests:
@@ -106,15 +109,22 @@ class StepSeries:
             request.token_ids.append(PENDING_TOKEN)
 
     def apply(self, sampled: Mapping[RequestKey, SampledToken]) -> list[RequestOutput] | None:
-        """See `Scheduler.apply`, of the newest step, when nothing else is in flight. None where a request may end."""
+        """See `Scheduler.apply`, of the newest step, when nothing else is in flight. None where a request may end, and
+        where a grammar may, or forces a token: then the series is over."""
         self.is_applied = True
         keys, number = self._keys, self._number
         if number >= self._first_limit or len(sampled) != len(keys):
             return None
         tokens = [sampled[key] for key in keys]
         token_ids = [token.token_id for token in tokens]
+        for place, matcher in self._matchers:
+            if not matcher.goes_on_with(token_ids[place]):
+                self.is_applied = False
+                return None
         if not self._ends.isdisjoint(token_ids):
             return None
+        for place, matcher in self._matchers:
+            matcher.take(token_ids[place])
         for request, token_id in zip(self._requests, token_ids, strict=True):
             request.token_ids[-1] = token_id
             request.num_pending_tokens -= 1

@@ -71,8 +71,23 @@ class GrammarMatcher:
     See `engine.scheduler.request.Matcher`. While it `_is_settled`, the library's matcher stands behind the output, and
     `is_complete` and `leaves_choice` are what it has said there. All that a step asks about a token is asked in one
     call, `accepts`: its state is in the caches then, and each call of Python's costs about as much as one of the
-    library.
+    library. Tokens that are forced behind each other, `_forced`, are read together, once the last of them was taken:
+    between them nothing else may stand.
     """
+
+    __slots__ = (
+        "_accepted",
+        "_compiled",
+        "_forced",
+        "_is_settled",
+        "_mask",
+        "_matcher",
+        "_num_tokens",
+        "_unread",
+        "error",
+        "is_complete",
+        "leaves_choice",
+    )
 
     def __init__(self, compiled: CompiledGrammar, output: Sequence[int]) -> None:
         self.error = ""
@@ -80,6 +95,7 @@ class GrammarMatcher:
         self.leaves_choice = True
         self._compiled = compiled
         self._unread = list(output)
+        self._forced: list[int] = []
         self._matcher: LLMatcher | None = None
         self._num_tokens = 0
         self._mask: bytes | None = None
@@ -105,6 +121,10 @@ class GrammarMatcher:
         self._accepted, self._is_settled = token_id, False
         return True
 
+    def goes_on_with(self, token_id: int) -> bool:
+        """See `Matcher.goes_on_with`."""
+        return token_id == self._accepted and self.leaves_choice and not self.is_complete
+
     def take(self, token_id: int) -> None:
         """The output goes on with this token."""
         self._mask = None
@@ -114,7 +134,12 @@ class GrammarMatcher:
         if self._accepted is not None:
             self._settle()
         self._unread.append(token_id)
-        self._settle()
+        if self._forced and self._forced.pop(0) != token_id:
+            self._forced.clear()
+        if self._forced:
+            self._is_settled = False
+        else:
+            self._settle()
 
     def fork(self, output: Sequence[int]) -> GrammarMatcher:
         """A matcher of another output."""
@@ -134,13 +159,16 @@ class GrammarMatcher:
 
     def forced_token(self) -> int | None:
         """See `Matcher.forced_token`."""
+        if self._forced:
+            return self._forced[0]
         # where the grammar leaves a choice of bytes, which costs little to ask, hardly ever one token alone fits
         if not (self._is_settled or self._settle()) or self.leaves_choice:
             return None
         matcher = self._matcher
         assert matcher is not None
-        if forced := matcher.compute_ff_tokens():  # a mask would have the first of these alone
-            return forced[0]
+        self._forced = matcher.compute_ff_tokens()
+        if self._forced:  # a mask would have the first of these alone
+            return self._forced[0]
         mask = self.mask()
         if mask is None:
             return None
@@ -151,6 +179,7 @@ class GrammarMatcher:
         """No token can be sampled any more, and why."""
         self.error = self.error or reason
         self._mask, self._is_settled, self.is_complete = None, False, False
+        self._forced.clear()
 
     def _settle(self) -> bool:
         """Have the library's matcher stand behind the output, and ask it what it says there. False after an error."""

@@ -362,10 +362,15 @@
     if (bar.getAttribute("aria-label") !== label) bar.setAttribute("aria-label", label);
   }
 
+  /** What is in a node's pool, by kind: of requests alone, held for handoffs by a lease, and found by its hash. */
+  const fill = (node) => [
+    ["held", node.num_held_blocks - node.num_leased_blocks], ["leased", node.num_leased_blocks], ["cached", node.num_cached_blocks],
+  ];
+
   function nodeRow() {
     const row = cells(5);
     row.children[2].className = row.children[3].className = "n";
-    meter(row.children[4], ["held", "cached"]);
+    meter(row.children[4], ["held", "leased", "cached"]);
     row.children[4].append(make("span", "note"));
     return row;
   }
@@ -387,8 +392,9 @@
     setText(role, `${node.role}${of}${node.is_leaving ? ", leaving" : node.is_ejected ? ", ejected" : ""}`);
     setText(load, count(node.load));
     setText(steps, node.num_waiting ? `${node.num_running} + ${node.num_waiting} waiting` : count(node.num_running));
-    const label = `${count(node.num_held_blocks)} held, ${count(node.num_cached_blocks)} cached, ${count(node.num_free_blocks)} free`;
-    showMeter(pool.firstElementChild, [node.num_held_blocks, node.num_cached_blocks], node.num_blocks, `${label} of ${node.num_blocks} blocks`);
+    const kinds = fill(node);
+    const label = `${kinds.map(([kind, blocks]) => `${count(blocks)} ${kind}`).join(", ")}, ${count(node.num_free_blocks)} free`;
+    showMeter(pool.firstElementChild, kinds.map(([, blocks]) => blocks), node.num_blocks, `${label} of ${node.num_blocks} blocks`);
     setText(pool.lastElementChild, `${label} of ${count(node.num_blocks)} blocks`);
   }
 
@@ -470,11 +476,14 @@
   const shortened = (name) => (name.length > 16 ? `${name.slice(0, 15)}…` : name);
 
   function box(node, x, y) {
-    const total = node.num_blocks || 1, held = 92 * node.num_held_blocks / total, cached = 92 * node.num_cached_blocks / total;
     shape("rect", { x, y, width: 116, height: 40, rx: 7, class: node.is_leaving || node.is_ejected ? "box leaving" : "box" });
     text(x + 58, y + 18, shortened(node.id));
-    for (const [kind, from, width] of [["free", 0, 92], ["held", 0, held], ["cached", held, cached]]) {
-      shape("rect", { x: x + 12 + from, y: y + 26, width, height: 6, class: `pool ${kind}` });
+    shape("rect", { x: x + 12, y: y + 26, width: 92, height: 6, class: "pool" });
+    let from = x + 12;
+    for (const [kind, blocks] of fill(node)) {
+      const width = 92 * blocks / (node.num_blocks || 1);
+      shape("rect", { x: from, y: y + 26, width, height: 6, class: `pool ${kind}` });
+      from += width;
     }
   }
 
@@ -518,7 +527,7 @@
     const of = (role) => doc.nodes.filter((node) => node.role === role).sort((a, b) => a.id < b.id ? -1 : 1).slice(0, MOST_BOXES);
     const prefill = of("prefill"), decode = of("decode"), hidden = doc.num_nodes - prefill.length - decode.length;
     const share = (blocks, node) => Math.round(92 * blocks / (node.num_blocks || 1));
-    const state = [...prefill, ...decode].map((node) => [node.role, node.id, node.is_leaving || node.is_ejected, share(node.num_held_blocks, node), share(node.num_cached_blocks, node)]);
+    const state = [...prefill, ...decode].map((node) => [node.role, node.id, node.is_leaving || node.is_ejected, ...fill(node).map(([, blocks]) => share(blocks, node))]);
     const wanted = JSON.stringify([state, hidden]);
     if (wanted !== drawn) draw(prefill, decode, hidden);
     drawn = wanted;

@@ -370,6 +370,8 @@ def main() -> int:
     parser.add_argument("--pictures", type=Path, help="folder for screenshots")
     flags = parser.parse_args()
     axe = "" if flags.axe is None else flags.axe.read_text()
+    if flags.pictures is not None:
+        flags.pictures.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "baton", "serve", *([flags.model] if flags.model else []), "--port", str(port)]

@@ -32,13 +32,25 @@ def test_token_1_is_reported_without_waiting_for_the_handoff(relay: Relay) -> No
     assert relay.prefill.leg.num_live == 1
 
 
+def leased(relay: Relay) -> tuple[int, int]:
+    """Blocks that are held on P, and those of them that belong to handoffs."""
+    status = relay.prefill.core.status()
+    return status.num_held_blocks, status.num_leased_blocks
+
+
 def test_blocks_are_held_until_the_lease_expires_when_no_grant_comes(relay: Relay) -> None:
     relay.ask_prefill(KEY, PROMPT)
     relay.until(lambda: bool(relay.prefill.stream(KEY)))
     relay.pass_time(LEASE_S - 2)
-    assert relay.prefill.core.status().num_held_blocks == 5
+    assert leased(relay) == (5, 5)
+    relay.ask_prefill(key_of(2), PROMPT)
+    relay.until(lambda: bool(relay.prefill.stream(key_of(2))))
+    assert leased(relay) == (6, 6)  # full blocks are shared
     relay.pass_time(3)
+    assert leased(relay) == (5, 5)
+    relay.pass_time(LEASE_S)
     assert relay.prefill.is_empty
+    assert leased(relay) == (0, 0)
     assert relay.prefill.failures == []
 
 

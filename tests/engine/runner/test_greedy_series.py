@@ -13,6 +13,7 @@ from engine.scheduler.request import RequestOutput
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
 from tests.request_keys import A, B, C, key_of
+from wire.grammar import Grammar
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
@@ -105,6 +106,24 @@ def test_a_row_that_needs_more_than_the_largest_logit_is_computed_as_ever(
         found.append(run(engine, has_series=has_series))
     assert found[0] == found[1]
     assert computed  # once the others have left
+
+
+def test_rows_in_a_grammar_have_the_tokens_of_steps_without_series(engine: Engine, computed: list[int]) -> None:
+    asked = (("[a-z ]{9,200}", True), ("([a-d]|\u00e9){5,9}", False), ("", True))
+    found = []
+    for has_series in (True, False):
+        for number, (expression, ignore_eos) in enumerate(asked):
+            grammar = Grammar.regex(expression) if expression else None
+            params = DecodingParams(temperature=0.0, max_tokens=40, ignore_eos=ignore_eos, grammar=grammar)
+            engine.core.add(key_of(number), prompt(3 + number), params)
+        written: dict[RequestKey, list[object]] = {key_of(number): [] for number in range(len(asked))}
+        for output in run(engine, has_series=has_series):  # who has to be compiled first joins later
+            written[output.key].append((output.token, output.finish_reason))
+        found.append(written)
+    assert found[0] == found[1]
+    assert len(computed) > 20
+    assert len(found[0][key_of(0)]) == 40
+    assert 5 <= len(found[0][key_of(1)]) <= 10
 
 
 def test_a_row_without_a_number_fails_its_request_alone(engine: Engine, computed: list[int]) -> None:

@@ -38,6 +38,9 @@ class FakeMatcher:
     def accepts(self, token_id: int) -> bool:
         return True
 
+    def goes_on_with(self, token_id: int) -> bool:
+        return self.leaves_choice and len(self.output) + 1 < self._length
+
     def take(self, token_id: int) -> None:
         self.output.append(token_id)
 
@@ -93,6 +96,26 @@ def test_a_complete_output_ends_with_the_token_that_completes_it() -> None:
     assert [_step(scheduler, token_id) for token_id in (7, 8, 9)] == [[""], [""], ["complete"]]
     assert matcher.output == [7, 8, 9]
     assert scheduler.requests.is_empty
+
+
+def test_steps_in_a_grammar_are_a_series_until_it_forces_a_token_or_is_complete() -> None:
+    scheduler, matcher = _scheduler(), FakeMatcher(length=8)
+    scheduler.add(_request(A, matcher))
+    scheduler.add(_request(B))
+    numbers = []
+    for token_id in range(9):
+        if token_id == 4:
+            matcher.forced = [30]
+        step = scheduler.schedule()
+        numbers.append((step.number, len(step.shares), step.num_tokens))
+        scheduler.advance(step)
+        for output in scheduler.apply(step, {share.key: SampledToken(token_id, None) for share in step.requests}):
+            if output.has_left:
+                scheduler.requests.remove(output.key)
+    # two prompts, a series that a forced token ends, the step that computes it, and one until A is complete
+    prompts, series, last = [(0, 2, 10)], [(0, 2, 2), (1, 2, 2), (2, 2, 2), (3, 2, 2)], [(0, 1, 1), (1, 1, 1)]
+    assert numbers == [*prompts, *series, (0, 2, 3), (0, 2, 2), *last]
+    assert matcher.output == [0, 1, 2, 3, 4, 30, 5, 6]
 
 
 def test_a_request_in_a_grammar_is_left_out_until_its_token_is_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from engine.text.answers.deltas import JoinedAnswer, join_answer
 from engine.text.answers.formats import (
     CALL_FORMATS,
+    REASONING_FORMATS,
     AnswerFormat,
     CallsWanted,
     find_call_format,
@@ -137,8 +139,10 @@ EXAMPLES: list[tuple[str, str, Expected]] = [
 
 
 @pytest.mark.parametrize(("calls", "text", "expected"), EXAMPLES)
-def test_each_format_is_understood_whole_and_letter_by_letter(calls: str, text: str, expected: Expected) -> None:
-    for pieces in ([text], list(text)):
+def test_each_format_is_understood_whole_letter_by_letter_and_cut_at_any_place(
+    calls: str, text: str, expected: Expected
+) -> None:
+    for pieces in ([text], list(text), *([text[:cut], text[cut:]] for cut in range(1, len(text)))):
         assert shown(parse(AnswerFormat(calls), pieces)) == expected
 
 
@@ -193,13 +197,42 @@ def test_an_answer_that_is_cut_inside_of_arguments_keeps_them() -> None:
     assert (escape.calls[0].arguments, escape.content) == ('{"text": "\\u00e9\\u00e', 'g"}}')
 
 
+_BEGINS = re.compile("<think>|\\[THINK]|<seed:think>")
 FRAGMENTS = [
     *{part for _, text, _ in EXAMPLES for part in text.replace(">", ">\0").replace("{", "\0{").split("\0") if part},
     *(text for _, text, _ in EXAMPLES),
-    *("<", "</", "[", "]", "{", "}", '"', "\\", "\n", " ", ",", ";", "(", ")", "'", "1e", "é", "<think>", "</think>"),
+    *(
+        "[THINK]",
+        "[/THINK]",
+        "<seed:think>",
+        "</seed:think>",
+        "<",
+        "</",
+        "[",
+        "]",
+        "{",
+        "}",
+        '"',
+        "\\",
+        "\n",
+        " ",
+        ",",
+        ";",
+        "(",
+        ")",
+        "'",
+        "1e",
+        "é",
+        "<think>",
+        "</think>",
+    ),
     *('{"name": "add", "arguments": {', '"\\u00', '{"name": "add", "name": "now", "arguments": "{}"}', "<tool_call"),
 ]
-FORMATS = [*(AnswerFormat(calls, "qwen3") for calls in sorted(CALL_FORMATS)), AnswerFormat("hermes", "deepseek_r1")]
+FORMATS = [
+    *(AnswerFormat(calls, "qwen3") for calls in sorted(CALL_FORMATS)),
+    *(AnswerFormat("hermes", reasoning) for reasoning in sorted(REASONING_FORMATS)),
+    AnswerFormat("openai", "openai_gptoss"),
+]
 
 
 @given(
@@ -216,7 +249,7 @@ def test_how_an_answer_is_split_changes_nothing_and_nothing_is_lost(
     pieces = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     whole = parse(format, [text], begun=is_begun)
     assert parse(format, pieces, begun=is_begun) == parse(format, list(text), begun=is_begun) == whole
-    if not whole.calls and not whole.reasoning and "<|" not in text and not is_begun and "<think>" not in text:
+    if not whole.calls and not whole.reasoning and "<|" not in text and not is_begun and not _BEGINS.search(text):
         assert whole.content == text
 
 

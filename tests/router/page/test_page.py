@@ -117,7 +117,8 @@ async def test_a_watcher_sees_the_nodes_and_a_request_on_its_legs(server: Server
     async with watching(server) as watcher, connected(server) as client:
         first = await next_document(watcher)
         assert [node["role"] for node in first["nodes"]] == ["prefill", "decode"]
-        assert first["nodes"][0]["num_free_blocks"] == 64
+        blocks = {kind: first["nodes"][0][f"num_{kind}_blocks"] for kind in ("free", "cached", "held", "leased")}
+        assert blocks == {"free": 64, "cached": 0, "held": 0, "leased": 0}
         body = json.dumps(chat_body(stream=True, messages=[{"role": "user", "content": SECRET}])).encode()
         await client.send(request_bytes("POST", "/v1/chat/completions", body, {"x-request-id": SECRET}))
         row = (await document_with(watcher, "requests"))["requests"][0]
