@@ -32,6 +32,7 @@ REQUEST: Mapping[str, str] = {
     "guided_grammar": "`structured_outputs.grammar` under its older name.",
     "guided_json": "`structured_outputs.json` under its older name.",
     "guided_regex": "`structured_outputs.regex` under its older name.",
+    "guided_whitespace_pattern": "`structured_outputs.whitespace_pattern` under its older name, with `guided_json`.",
     "ignore_eos": "The token that ends an answer does not end it.",
     "include_reasoning": "false: reasoning is generated and counted, but not sent.",
     "include_stop_str_in_output": "The text ends with the stop string or stop token instead of before it.",

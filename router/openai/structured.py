@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, PlainValidator, WithJsonSchema, model_validator
+from pydantic import BaseModel, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
 
 from router.openai.fields import TOO_LONG, UNSUPPORTED, field_error
 from router.openai.strict_json import shown
@@ -26,6 +26,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "disable_fallback": (True, False),
     "disable_additional_properties": (False,),
 }
+_GUIDED_WHITESPACE = "guided_whitespace_pattern"
 _WHITESPACE = ("disable_any_whitespace", "whitespace_pattern")
 
 
@@ -155,6 +156,10 @@ def _object(value: Any, path: tuple[str, ...] = ()) -> Mapping[str, Any]:
     return value
 
 
+def _read_guided_json(value: Any, info: ValidationInfo) -> AskedGrammar:
+    return AskedGrammar(_read_json(value, info.data.get(_GUIDED_WHITESPACE)))
+
+
 def _guided(read: Callable[[Any], Grammar]) -> Callable[[Any], AskedGrammar]:
     return lambda value: AskedGrammar(read(value))
 
@@ -219,7 +224,7 @@ ResponseFormat = Annotated[AskedGrammar | None, PlainValidator(read_response_for
 StructuredOutputs = Annotated[
     AskedGrammar, PlainValidator(read_structured_outputs), WithJsonSchema(_STRUCTURED_OUTPUTS)
 ]
-GuidedJson = Annotated[AskedGrammar, PlainValidator(_guided(_read_json)), WithJsonSchema(_STRING_OR_SCHEMA)]
+GuidedJson = Annotated[AskedGrammar, PlainValidator(_read_guided_json), WithJsonSchema(_STRING_OR_SCHEMA)]
 GuidedRegex = Annotated[AskedGrammar, PlainValidator(_guided(_read_regex)), WithJsonSchema(_STRING)]
 GuidedChoice = Annotated[AskedGrammar, PlainValidator(_guided(_read_choice)), WithJsonSchema(_CHOICES)]
 GuidedGrammar = Annotated[AskedGrammar, PlainValidator(_guided(_read_ebnf)), WithJsonSchema(_STRING)]
@@ -232,6 +237,7 @@ class StructuredFields(BaseModel):
     """The fields of a request that ask for a structure. At most one of them may."""
 
     structured_outputs: StructuredOutputs | None = None
+    guided_whitespace_pattern: str | None = None  # before the field that it is about, which reads it
     guided_json: GuidedJson | None = None
     guided_regex: GuidedRegex | None = None
     guided_choice: GuidedChoice | None = None
@@ -242,6 +248,8 @@ class StructuredFields(BaseModel):
         asked = self.grammar_fields()
         if len(asked) > 1:
             raise field_error(f"contradicts {asked[0][0]}; send one of them", (asked[1][0],))
+        if self.guided_whitespace_pattern is not None and self.guided_json is None:
+            raise field_error("goes with guided_json alone", (_GUIDED_WHITESPACE,))
         return self
 
     def grammar_fields(self) -> list[tuple[str, AskedGrammar]]:

@@ -14,7 +14,6 @@ Table = Mapping[str, tuple[object, ...]]
 COMMON: Table = {
     # vLLM
     "early_stopping": (False,),
-    "guided_whitespace_pattern": (),
     "length_penalty": (1.0, 1),
     "logits_processors": ([],),
     "logprob_token_ids": (),
@@ -78,7 +77,6 @@ REASONS: Mapping[str, str] = {
     "function_call": _TOOLS,
     "functions": _TOOLS,
     "grammar": _STRUCTURE,
-    "guided_whitespace_pattern": "is not supported: send structured_outputs with whitespace_pattern",
     "images": "is not supported: send image_url parts in the content of messages",
     "input_ids": "is not supported: send token ids as the prompt of /v1/completions",
     "json_schema": _STRUCTURE,

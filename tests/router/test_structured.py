@@ -55,7 +55,15 @@ ASKED: list[tuple[str, dict[str, Any], Grammar]] = [
     (COMPLETIONS, {"structured_outputs": {"regex": "[0-9]+"}}, Grammar.regex("[0-9]+")),
     (CHAT, {"structured_outputs": {"choice": ["a", "b"]}}, Grammar.choice(["a", "b"])),
     (CHAT, {"guided_grammar": 'root ::= "a"'}, Grammar.ebnf('root ::= "a"')),
+    (COMPLETIONS, {"structured_outputs": {"grammar": 'root ::= "a"'}}, Grammar.ebnf('root ::= "a"')),
     (COMPLETIONS, {"guided_json": SCHEMA}, Grammar.json_schema(SCHEMA)),
+    (
+        CHAT,
+        {"guided_json": json.dumps(SCHEMA), "guided_whitespace_pattern": " ?"},
+        Grammar.json_schema(SCHEMA, " ?"),
+    ),
+    (CHAT, {"guided_regex": "[0-9]+"}, Grammar.regex("[0-9]+")),
+    (COMPLETIONS, {"guided_choice": ["a", "b"]}, Grammar.choice(["a", "b"])),
     (
         RESPONSES,
         {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},

@@ -95,6 +95,7 @@ BOTH = [
     ({"structured_outputs": {"regex": "a" * 2**17 + "a"}}, "structured_outputs.regex", "string_above_max_length"),
     ({"structured_outputs": {"regex": "a", "structural_tag": "x"}}, "structured_outputs.structural_tag", UNSUPPORTED),
     ({"guided_regex": ""}, "guided_regex", INVALID),
+    ({"guided_regex": "a", "guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern", INVALID),
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", INVALID),
     ({"guided_json": {}, "response_format": {"type": "json_object"}}, "guided_json", INVALID),
     ({"use_beam_search": True}, "use_beam_search", UNSUPPORTED),
