@@ -105,6 +105,9 @@ class EmulatedGraph:
         """See `Graph.replay`. Nothing of the recorded Python runs again."""
         for call in self._calls:
             outputs = tree_leaves(call.operation(*call.arguments, **call.keywords))
+            for begun in outputs:
+                if isinstance(begun, torch.ScriptObject):  # a call among ranks
+                    _wait_for(begun)
             for place, recorded in call.fresh:
                 recorded.copy_(outputs[place])
 
@@ -175,6 +178,10 @@ class _LateEvent:
 
     def wait(self, timeout_s: float) -> None:
         time.sleep(min(timeout_s, max(0.0, self.moment_s - time.monotonic())))
+
+
+def _wait_for(work: Any) -> None:
+    work.wait()
 
 
 def _require_recordable(operation: Any, arguments: tuple[Any, ...]) -> None:

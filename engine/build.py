@@ -31,13 +31,14 @@ from engine.model_share import (
     ModelShare,
     attention_of,
     checkpoint_fingerprint,
+    gpu_room,
     load_share,
     node_memory,
     open_basis,
     recorded_pass,
     stream_of,
 )
-from engine.models.decoder import Decoder
+from engine.models.collectives import Collectives
 from engine.models.division import require_number_of_ranks
 from engine.models.facts import ModelFacts
 from engine.models.loading import OnProgress
@@ -49,9 +50,7 @@ from engine.pool_size import (
     BlockSize,
     DividedBlocks,
     chosen_num_blocks,
-    gpu_num_blocks,
     host_num_blocks,
-    measure_needs,
     report_shorter_requests,
     require_room,
 )
@@ -119,6 +118,7 @@ def build_engine(
         _log.warning("%d ranks share %d cores, and wait for each other", settings.num_ranks_here, num_cores)
     with enough_memory(), ExitStack() as opened:
         basis = open_basis(settings, num_threads)
+        settings = basis.settings
         config, device = basis.config, basis.device
         grammars = _grammars(basis.folder, config)
         executor = open_executor(
@@ -134,7 +134,7 @@ def build_engine(
         if settings.batch_invariant:
             _require_batch_invariance(model, attention)
         size = _block_size(settings, model)
-        num_blocks = _num_blocks(basis, model, size, sampler, attention, before)
+        num_blocks = _num_blocks(basis, model, size, sampler, attention, before, executor.collectives)
         report_shorter_requests(settings, size, basis.capacity, num_blocks)
         memory = _kv_memory(basis, model, size, num_blocks, allocate, rank)
         incoming = executor.share_memory(memory, stream_of(basis, model, rank))
@@ -200,6 +200,7 @@ def _num_blocks(
     sampler: Sampler,
     attention: AttentionChoice,
     before: MemoryReading | None,
+    collectives: Collectives | None,
 ) -> int:
     """The size of the pool (see `engine.pool_size`). Raises `InvalidSetting`."""
     settings, capacity = basis.settings, basis.capacity
@@ -209,19 +210,19 @@ def _num_blocks(
     if before is None:
         memory, num_ranks = node_memory(settings), settings.num_ranks
         return host_num_blocks(settings, size, capacity, memory, model.weights_bytes, num_ranks)
-    workspace_bytes = attention.workspace_bytes
-    needs = measure_needs(settings, before, model.decoder, sampler, basis.device, basis.limits, workspace_bytes)
-    return gpu_num_blocks(settings, size, capacity, needs)
+    return gpu_room(basis, model, attention, before, collectives, sampler)
 
 
 def _kv_memory(
     basis: Basis, model: ModelShare, size: BlockSize, num_blocks: int, allocate: KvAllocator, rank: Shard
 ) -> KvMemory:
-    if basis.device.has_own_memory:
-        return device_kv_memory(model.layout, num_blocks, basis.device.torch_device)
-    require_room(size, num_blocks, node_memory(basis.settings))
+    device = basis.device
+    if not device.has_own_memory:
+        require_room(size, num_blocks, node_memory(basis.settings))
     if basis.settings.divides_pool:
-        return own_kv_memory(model.layout, model.own, rank, num_blocks)
+        return own_kv_memory(model.layout, model.own, rank, num_blocks, device)
+    if device.has_own_memory:
+        return device_kv_memory(model.layout, num_blocks, device.torch_device)
     return host_kv_memory(model.layout, num_blocks, allocate, own=model.own, shard=rank)
 
 
@@ -241,18 +242,20 @@ def _runner(
     run = recorded_pass(basis, model, attention)
     parts = (model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
     if executor.leader is not None:
-        led = (executor.leader, costs, settings.block_size, settings.divides_pool, *parts)
-        if incoming is None:
-            return LeadingRunner(*led, run)
-        num_before = model.layout.num_layers - model.own.num_layers
-        return PipelineRunner(incoming, num_before, run or decoded_pass(model.decoder, attention), *led)
+        led = (executor.leader, executor.collectives, costs, settings.block_size, settings.divides_pool, *parts)
+        if incoming is not None:
+            num_before = model.layout.num_layers - model.own.num_layers
+            return PipelineRunner(incoming, num_before, run or decoded_pass(model.decoder, attention), *led)
+        return _prepared(LeadingRunner(*led, run), basis, on_graphs)
     images = None if model.tower is None else StepImages(model.tower, basis.device.torch_device)
     greedy = None
     if isinstance(run, RecordedLayers) and isinstance(attention, NativeAttention) and not run.needs_torch:
         greedy = GreedySeries(run, attention, run.kernels, sampler)
-    runner = ModelRunner(*parts, run, images, greedy)
-    # transformers' modelling code may look at values, so nothing of it is recorded
-    if not settings.enforce_eager and isinstance(model.decoder, Decoder):
+    return _prepared(ModelRunner(*parts, run, images, greedy), basis, on_graphs)
+
+
+def _prepared(runner: ModelRunner, basis: Basis, on_graphs: OnProgress | None) -> ModelRunner:
+    if basis.records_steps:
         runner.record_graphs(on_graphs)
     runner.warm_up()
     return runner

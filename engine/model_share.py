@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from device.base import Device
+from device.choose import AUTO as AUTO_DEVICE
 from device.choose import open_device
 from device.host_memory import GIB, SMALLER, HostMemory, read_host_memory
+from device.memory import MemoryReading
 from engine.attention.base import AttentionBackend
 from engine.attention.choose import AttentionChoice, AttentionShape, choose_attention
 from engine.attention.native_backend import NativeAttention
@@ -43,11 +45,12 @@ from engine.models.vision.facts import NoImages, load_image_facts
 from engine.models.vision.limit import image_limit
 from engine.native.library import Kernels, open_kernels
 from engine.native.loans import Lending
-from engine.pool_size import host_budget
+from engine.pool_size import fewest_of_ranks, gpu_num_blocks, host_budget, measure_needs
 from engine.runner.forward import ForwardPass
 from engine.runner.limits import RunnerLimits
 from engine.runner.recorded_layers import StepSizes, record_layers
-from engine.settings import EngineSettings
+from engine.runner.sampler import Sampler
+from engine.settings import OWN, SHARED, EngineSettings
 from program.process import return_freed_memory
 from wire.errors import InvalidSetting
 from wire.layout import KvLayout
@@ -72,15 +75,27 @@ class Basis:
     limits: RunnerLimits
 
     @property
+    def records_steps(self) -> bool:
+        """Whether decode steps are recorded, where the device can. Transformers' modelling code may look at values, so
+        nothing of it is."""
+        return not self.settings.enforce_eager and isinstance(self.config, ModelConfig)
+
+    @property
     def is_gpu(self) -> bool:
         """Whether the device is one."""
         return self.device.torch_device.type == "cuda"
 
+    @property
+    def measures_room(self) -> bool:
+        """Whether the size of the pool is what a largest step leaves of a GPU."""
+        return self.is_gpu and not (self.settings.num_blocks or self.settings.kv_cache_memory_bytes)
 
-def open_basis(settings: EngineSettings, num_threads: int) -> Basis:
-    """Open the device and read the checkpoint's config. `num_threads`: of torch and of the kernels in this process.
-    Raises `ModelLoadError` and `InvalidSetting`."""
-    device = open_device(settings.device)
+
+def open_basis(settings: EngineSettings, num_threads: int, place: int = 0) -> Basis:
+    """Open the device and read the checkpoint's config. `num_threads`: of torch and of the kernels in this process;
+    `place`: which of the ranks of this machine it is. Raises `ModelLoadError` and `InvalidSetting`."""
+    device = open_device(settings.device, place)
+    settings = _on_device(settings, device)
     torch.set_num_threads(num_threads)
     kernels = _kernels_for(settings, device, num_threads)
     folder = find_checkpoint(settings.model, weights=settings.load_format != DUMMY)
@@ -90,6 +105,19 @@ def open_basis(settings: EngineSettings, num_threads: int) -> Basis:
     capacity = find_capacity(settings, config, is_gpu=device.torch_device.type == "cuda")
     limits = RunnerLimits(settings.max_num_seqs, capacity.max_step_tokens, capacity.blocks_per_request)
     return Basis(settings, folder, config, device, kernels, capacity, limits)
+
+
+def _on_device(settings: EngineSettings, device: Device) -> EngineSettings:
+    """With what the device decides for all ranks of a node. Raises `InvalidSetting`."""
+    if settings.num_ranks == 1:
+        return settings
+    if settings.device == AUTO_DEVICE:  # ranks of other machines might find another kind
+        settings = replace(settings, device=device.torch_device.type)
+    if not device.has_own_memory:
+        return settings
+    if settings.rank_pools == SHARED:
+        raise InvalidSetting("--rank-pools shared: each rank is on a device with memory of its own")
+    return replace(settings, rank_pools=OWN)
 
 
 def checkpoint_fingerprint(basis: Basis) -> str:
@@ -198,6 +226,22 @@ def attention_of(basis: Basis, model: ModelShare, shard: Shard) -> AttentionChoi
         rules=model.decoder.layer_rules,
     )
     return choose_attention(settings.attention_backend, basis.device, shape, model.kernels)
+
+
+def gpu_room(
+    basis: Basis,
+    model: ModelShare,
+    attention: AttentionChoice,
+    before: MemoryReading,
+    collectives: Collectives | None,
+    sampler: Sampler | None,
+) -> int:
+    """For how many blocks this rank's GPU has room; on the first rank, for how many all of them have. `before`: see
+    `GpuNeeds`; `sampler`: that of the first rank. Raises `InvalidSetting` when it is too small."""
+    settings, device, workspace_bytes = basis.settings, basis.device, attention.workspace_bytes
+    needs = measure_needs(settings, before, model.decoder, sampler, device, basis.limits, workspace_bytes)
+    found = gpu_num_blocks(settings, model.own, basis.capacity, needs)
+    return fewest_of_ranks(found, device.torch_device, collectives)
 
 
 def recorded_pass(basis: Basis, model: ModelShare, attention: AttentionBackend) -> ForwardPass | None:

@@ -11,7 +11,8 @@ Owns the whole rule; the first line that applies decides:
    memory, as in other servers, so two nodes of one GPU take 0.45 each. What the node needs beside the pool comes out
    of the share: weights, the largest step, and what its process allocates outside torch, which are measured;
    attention's workspace and recorded graphs, which come after the pool and are computed; and a margin. Where less is
-   free than that leaves, what is free decides. One block of it is the spare one of `KvMemory`.
+   free than that leaves, what is free decides. One block of it is the spare one of `KvMemory`. Ranks measure together,
+   each on its GPU, and the one that has room for the fewest blocks decides.
 
 Does not know the owners of blocks. Readings are plain numbers, so that the arithmetic can be tested without a GPU.
 """
@@ -22,13 +23,16 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
 from device.base import Device
 from device.host_memory import HostMemory
 from device.memory import MemoryReading, read_memory, reset_peak
 from engine.capacity import Capacity
 from engine.models.base import RunnableDecoder
+from engine.models.collectives import Collectives
 from engine.runner.limits import RunnerLimits, graph_sizes
-from engine.runner.profiling import profile
+from engine.runner.profiling import profile, profile_share
 from engine.runner.sampler import Sampler
 from engine.settings import EngineSettings
 from wire.errors import InvalidSetting
@@ -186,14 +190,18 @@ def measure_needs(
     settings: EngineSettings,
     before: MemoryReading,
     decoder: RunnableDecoder,
-    sampler: Sampler,
+    sampler: Sampler | None,
     device: Device,
     limits: RunnerLimits,
     workspace_bytes: int,
 ) -> GpuNeeds:
-    """Compute the largest step that `limits` allow, and read what it took. `workspace_bytes`: of attention."""
+    """Compute the largest step that `limits` allow, and read what it took. `workspace_bytes`: of attention. All ranks
+    do this together; `sampler`: None for all but the first."""
     reset_peak(device.torch_device)
-    profile(decoder, sampler, device, limits)
+    if sampler is None:
+        profile_share(decoder, device, limits)
+    else:
+        profile(decoder, sampler, device, limits)
     after = read_memory(device.torch_device)
     return GpuNeeds(before, after, later_bytes(settings, limits, decoder.config.vocab_size, workspace_bytes))
 
@@ -219,6 +227,14 @@ def gpu_num_blocks(settings: EngineSettings, layout: BlockSize, capacity: Capaci
         raise _too_small(budget, capacity.blocks_per_request * layout.block_bytes, needs.after, settings)
     _log.info("KV pool: %d blocks, %.2f GiB", num_blocks, num_blocks * layout.block_bytes / _GIB)
     return num_blocks
+
+
+def fewest_of_ranks(num_blocks: int, device: torch.device, collectives: Collectives | None) -> int:
+    """On the first rank: for how many blocks every rank has room; `num_blocks` is what this one has found."""
+    if collectives is None:
+        return num_blocks
+    found = torch.tensor([[num_blocks]], dtype=torch.int64, device=device)
+    return int(collectives.side_by_side(found).min())
 
 
 def _too_small(budget: int, needed: int, after: MemoryReading, settings: EngineSettings) -> InvalidSetting:

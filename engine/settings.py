@@ -92,7 +92,7 @@ class EngineSettings:
     rank_pools: str = setting(
         AUTO,
         "KV of a node of several ranks: one pool that its ranks share, or a pool of its own for each rank; auto: own "
-        "where they are on several machines",
+        "where they are on several machines, or on GPUs",
         choices=(AUTO, SHARED, OWN),
     )
     batch_invariant: bool = setting(

@@ -76,7 +76,9 @@ def engine_specs(module: str, group: str, settings: NodeSettings, environment: M
     """The nodes of a group: `GROUP-0` and so on, each with its share of this machine and, where `settings` name ports,
     with ports of its own."""
     count, specs = settings.data_parallel_size, []
-    shares = shares_of(settings, count, environment, pin_cpus=False)  # other groups may be on this machine
+    num_ranks = [settings.num_ranks_here] * count
+    # other groups may be on this machine
+    shares = shares_of(settings, count, environment, pin_cpus=False, num_ranks=num_ranks)
     inherited = {**child_environment(environment), "PYTHONUNBUFFERED": "1"}
     for number, share in enumerate(shares):
         own = replace(

@@ -1,4 +1,4 @@
-"""Placement: the cores and the accelerator of each node of this machine.
+"""Placement: the cores and the accelerators of each node of this machine.
 
 Owns the split, and what it makes of a node's settings. Does not know what a node does with it.
 Invariants: every node gets at least one thread; pinned nodes never share a core.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,8 +34,8 @@ class Cpus:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One node's share. `cpu_ids` is empty when it is not pinned, `device` when the node sees every accelerator;
-    `num_sharing` nodes use the same one, this one included.
+    """One node's share. `cpu_ids` is empty when it is not pinned, `device` when the node sees every accelerator: else
+    it names those of its ranks, with commas between. At most `num_sharing` nodes use the same one, this one included.
     """
 
     num_threads: int
@@ -59,34 +60,53 @@ def find_devices(environment: Mapping[str, str], folder: Path = DEVICE_FOLDER) -
     return [str(index) for index in range(num_devices)]
 
 
-def place_nodes(num_nodes: int, cpus: Cpus, devices: list[str], *, pin_cpus: bool) -> list[Placement]:
-    """One share per node: cores split evenly, accelerators in turn.
+def place_nodes(
+    num_nodes: int, cpus: Cpus, devices: list[str], *, pin_cpus: bool, num_ranks: Sequence[int] = ()
+) -> list[Placement]:
+    """One share per node: cores split evenly, accelerators in turn. `num_ranks`: of each node on this machine, where
+    not all of them have one; a rank has an accelerator of its own.
 
     Cores are pinned only when each node gets at least one and no quota limits them: under a quota the kernel knows
     better which cores are free.
     """
     num_threads = max(1, cpus.num_usable // num_nodes)
     can_pin = pin_cpus and num_nodes <= len(cpus.ids) == cpus.num_usable
-    num_devices = len(devices) or num_nodes
+    taken = _in_turn(devices, num_ranks or [1] * num_nodes)
+    users = Counter(device for of_node in taken for device in of_node)
     return [
         Placement(
             num_threads,
             cpus.ids[index * num_threads : (index + 1) * num_threads] if can_pin else (),
-            devices[index % len(devices)] if len(devices) > 1 else "",
-            len(range(index % num_devices, num_nodes, num_devices)),
+            ",".join(taken[index]) if len(devices) > 1 else "",
+            max((users[device] for device in taken[index]), default=1),
         )
         for index in range(num_nodes)
     ]
 
 
+def _in_turn(devices: list[str], num_ranks: Sequence[int]) -> list[list[str]]:
+    """The accelerators of each node. One with more ranks than there are gets all of them, and says so."""
+    found, first = [], 0
+    for count in num_ranks:
+        found.append([devices[(first + place) % len(devices)] for place in range(min(count, len(devices)))])
+        first += count
+    return found
+
+
 def shares_of(
-    settings: NodeSettings, num_nodes: int, environment: Mapping[str, str], *, pin_cpus: bool
+    settings: NodeSettings,
+    num_nodes: int,
+    environment: Mapping[str, str],
+    *,
+    pin_cpus: bool,
+    num_ranks: Sequence[int] = (),
 ) -> list[Placement]:
-    """The share of this machine of each of `num_nodes` such nodes. Threads that the settings name are theirs."""
+    """The share of this machine of each of `num_nodes` such nodes. Threads that the settings name are theirs.
+    `num_ranks`: see `place_nodes`."""
     # a named device is an index among the devices that this process sees, so nodes must see the same ones
     devices = [settings.device] if settings.device.startswith("cuda:") else find_devices(environment)
     pins = pin_cpus and not settings.num_threads
-    shares = place_nodes(num_nodes, find_cpus(), devices, pin_cpus=pins)
+    shares = place_nodes(num_nodes, find_cpus(), devices, pin_cpus=pins, num_ranks=num_ranks)
     return [replace(share, num_threads=settings.num_threads or share.num_threads) for share in shares]
 
 

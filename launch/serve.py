@@ -161,8 +161,10 @@ def _check_model(deployment: Deployment) -> None:
 
 def placements(deployment: Deployment) -> list[Placement]:
     """The share of this machine that each node gets, prefill nodes first."""
-    num_nodes = len(deployment.node_names)
-    return shares_of(deployment.decode, num_nodes, os.environ, pin_cpus=deployment.serve.pin_cpus)
+    nodes = [deployment.prefill if role == PREFILL else deployment.decode for role, _, _ in deployment.node_names]
+    num_ranks = [settings.num_ranks_here for settings in nodes]
+    pin_cpus = deployment.serve.pin_cpus
+    return shares_of(deployment.decode, len(nodes), os.environ, pin_cpus=pin_cpus, num_ranks=num_ranks)
 
 
 def lend_cores(deployment: Deployment, shares: Sequence[Placement], stack: ExitStack) -> list[Lending]:

@@ -14,13 +14,12 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import zmq
 
 from engine.executor import rank_process
-from engine.runner.kv_memory import ByteArray, KvMemory
-from kvtransfer.pools.host import HostPool
+from engine.runner.kv_memory import KvMemory
+from kvtransfer.pools.open import open_pool
 from kvtransfer.ranks.messages import Begin
 from kvtransfer.ranks.serving import ORDER_S, start_transfers
 from kvtransfer.ranks.transports import Network, RankPool
@@ -47,8 +46,7 @@ def main(argv: list[str]) -> int:
     lines: list[socket.socket] = []
 
     def on_pool(memory: KvMemory, ends: tuple[socket.socket, socket.socket]) -> None:
-        pool = HostPool(cast("ByteArray", memory.blocks))
-        own = RankPool(pool, memory.layout, memory.shard.kv, memory.descriptor)
+        own = RankPool(open_pool(memory.blocks), memory.layout, memory.shard.kv, memory.descriptor)
         is_afar = len(argv) > 1
         threads.extend(start_transfers(own, ends, partial(_open_network, argv[1:]), ORDER_S if is_afar else 0.0))
         lines.extend(ends)

@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 
 from engine.build import Engine
-from engine.runner.kv_memory import ByteArray, KvMemory
+from engine.runner.kv_memory import KvMemory
 from kvtransfer.incoming_handoffs import ReceivingCounters
 from kvtransfer.messages import PeerHello
 from kvtransfer.pools.base import HashedPool
-from kvtransfer.pools.host import HostPool
+from kvtransfer.pools.open import open_pool
 from kvtransfer.process_identity import shares_memory
 from kvtransfer.ranks.end import RankEnd
 from kvtransfer.ranks.lines import RankLines
@@ -33,7 +33,6 @@ from kvtransfer.transports.registry import (
     PoolMemory,
     SenderFactory,
     TransportSettings,
-    open_pool,
     open_receivers,
 )
 from kvtransfer.transports.shm.segment import sweep_orphans
@@ -101,14 +100,12 @@ class _PoolTransfers:
 class _RankTransfers:
     """See `Transfers`: each rank moves what lies in its own pool."""
 
-    is_device = False
-
     def __init__(
         self, engine: Engine, transports: TransportSettings, taken: Sequence[str], begin: Begin, on_close: OnClose
     ) -> None:
         self._transports, self._taken, memory = transports, taken, engine.memory
-        pool = HostPool(cast("ByteArray", memory.blocks))
-        self._own = RankPool(pool, memory.layout, memory.shard.kv, memory.descriptor)
+        self._own = RankPool(open_pool(memory.blocks), memory.layout, memory.shard.kv, memory.descriptor)
+        self.is_device = self._own.pool.is_device
         on_close(_sweep)
         self._network = Network(transports.context, transports.host, transports.links)
         self._begin, self._on_close = begin, on_close
@@ -122,20 +119,20 @@ class _RankTransfers:
     def receiving(self, counters: ReceivingCounters) -> tuple[Sequence[Receiver], HashedPool]:
         """See `Transfers.receiving`."""
         lines = self._lines(self._receiving_ends)
-        receivers = open_ranks_receivers(lines, counters, self._taken)
+        receivers = open_ranks_receivers(lines, counters, self._taken, is_device=self.is_device)
         return receivers, RanksPool(lines, self._own.layout)
 
     def sending(self, transports: TransportSettings, counters: SendingCounters) -> tuple[SenderOpener, HashedPool]:
         """See `Transfers.sending`."""
         lines = self._lines(self._sending_ends)
-        senders = RanksSenders(lines, counters, self._taken, self._shares_memory)
+        senders = RanksSenders(lines, counters, self._taken, self._shares_memory, is_device=self.is_device)
         return senders, RanksPool(lines, self._own.layout)
 
     def _shares_memory(self, hello: PeerHello) -> bool:
         return shares_memory(self._transports.process, hello.process)
 
     def _lines(self, ends: Mapping[KvShare, socket.socket]) -> RankLines:
-        lines = RankLines(RankEnd(self._own, self._network), self._own.share, ends, self._begin)
+        lines = RankLines(RankEnd(self._own.for_thread(), self._network), self._own.share, ends, self._begin)
         self._on_close(lines.close)
         return lines
 

@@ -82,6 +82,7 @@ NEEDS_TORCH = (
     "engine.text.convert",
     "kvtransfer.pools.device",
     "kvtransfer.pools.device_checksums",
+    "kvtransfer.pools.device_cut",
     "kvtransfer.transports.nccl",
 )
 """Belongs to `bench.limits.engine_process`; has an engine core, without a model; runs in a child process of its own;

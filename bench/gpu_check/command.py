@@ -1,4 +1,4 @@
-"""`python -m bench.gpu_check`: check and measure the whole GPU path on one GPU, in less than 8 minutes.
+"""`python -m bench.gpu_check`: check and measure the whole GPU path, in less than 8 minutes on one GPU, and 9 on two.
 
 Prints tables; exits with 1 when a result is wrong or a check could not be finished, with 0 when speeds alone are below
 their targets (`--strict`: with 1 for those too). Of the card nothing is ever set, only read.
@@ -34,8 +34,8 @@ from wire.errors import ChildFailed, InvalidSetting
 
 MEASURE = "bench.gpu_check.measure_process"
 TESTS = ROOT / "tests" / "gpu"
-TOTAL_S = 470.0
-"""Below 8 minutes, with time to start and to print."""
+TOTAL_S = 530.0
+"""Below 9 minutes, with time to start and to print; with one GPU ranks take no time."""
 TRANSPORTS = ("shm", "zmq", "nixl", "nccl")
 MODELS = ("8B", "0.6B")
 _PATIENCE_WITH_CPU = 3
@@ -83,6 +83,7 @@ def all_groups(*, quick: bool) -> tuple[Group, ...]:
         Group("decode", "decode steps against memory bandwidth", 45, measures=models),
         Group("prefill", "a prompt of 8,192 tokens against matrix products", 25, measures=models),
         Group("exposed", "what is left of the transfer at 8,192 tokens", 40, measures=("exposed transfer",)),
+        Group("ranks", "ranks with a GPU each, tokens against one GPU", 60, "test_ranks.py"),
         Group("throughput", "offline generation against transformers", 70, measures=models),
     )
 

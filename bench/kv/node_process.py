@@ -19,6 +19,7 @@ from kvtransfer import commands
 from kvtransfer.facts import ReceivingFacts, SendingFacts
 from kvtransfer.messages import PeerHello
 from kvtransfer.pools.base import KvPool
+from kvtransfer.pools.open import open_pool
 from kvtransfer.process_identity import this_process
 from kvtransfer.pusher import Pusher
 from kvtransfer.receiving import ReceivingSide
@@ -157,7 +158,7 @@ class PrefillEnd(_End):
         _, self._yardstick = self._open_memory("receiver")
         filled = [pattern(block_id, spec["block_bytes"]) for block_id in range(spec["num_blocks"])]
         _copy(self._blocks, np.stack(filled))
-        pool = registry.open_pool(self._blocks)
+        pool = open_pool(self._blocks)
         factory = _OneTransport(self._settings, memory, pool)
         closing.callback(factory.close)
         link, self._address = open_listener(self._context, _HOST, 0, self._settings.links)
@@ -194,7 +195,7 @@ class DecodeEnd(_End):
     def __init__(self, spec: dict[str, Any], closing: ExitStack) -> None:
         super().__init__(spec, closing)
         memory, self._blocks = self._open_memory("receiver")
-        pool = registry.open_pool(self._blocks)
+        pool = open_pool(self._blocks)
         receivers = registry.open_receivers(self._settings, memory, pool)
         for receiver in receivers:
             closing.callback(receiver.close)

@@ -35,7 +35,7 @@ class Leader(Protocol):
 
     def within(self, limit_s: float) -> AbstractContextManager[None]:
         """What is done with the ranks meanwhile takes longer than `limit_s` only if one of them stands still: all of
-        them are ended then, so that it fails."""
+        them are ended then, so that it fails. Raises `DeviceFailed` at its end when one has ended."""
         ...
 
     def reason_of(self, error: Exception) -> BatonError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from device.base import Device
+from device.choose import require_one_for_each
 from engine.executor.base import Executor
 from engine.executor.starting import RankStarter
 from engine.executor.uni import UniExecutor
@@ -37,7 +38,7 @@ def open_executor(
     _require_possible(settings, config, device)
     from engine.executor.mp import MpExecutor
 
-    return MpExecutor(settings, num_threads, starter, fingerprint())
+    return MpExecutor(settings, device, num_threads, starter, fingerprint())
 
 
 def _require_machines(settings: EngineSettings) -> None:
@@ -56,11 +57,16 @@ def _require_possible(settings: EngineSettings, config: ModelConfig | ModellingC
     if settings.distributed_executor_backend == UNI:
         raise InvalidSetting(f"{flag}: --distributed-executor-backend uni is one process, and so one rank; use mp")
     if device.has_own_memory:
-        raise InvalidSetting(
-            f"{flag}: ranks share their KV in host memory, and a node on {device.torch_device} has its own; "
-            "use --device cpu, or one rank"
-        )
+        _require_possible_on(device, flag, settings)
     try:
         require_divisible(config, settings.tensor_parallel_size, stages)
     except ModelLoadError as error:
         raise InvalidSetting(f"{flag}: {error}") from None
+
+
+def _require_possible_on(device: Device, flag: str, settings: EngineSettings) -> None:
+    """The same for ranks on devices with memory of their own."""
+    if settings.pipeline_parallel_size > 1:
+        raise InvalidSetting(f"{flag}: stages are computed on a CPU only; use --tensor-parallel-size alone on GPUs")
+    if device.torch_device.type == "cuda":
+        require_one_for_each(device.torch_device, settings.num_ranks_here)

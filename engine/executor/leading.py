@@ -12,15 +12,16 @@ Owns the one order of a step and what has to happen in which place of it where a
 Where each rank has a pool of its own, it prepares blocks itself: it wipes what it begins, and the order of a step says
 which blocks it has to copy. What is said above of layers holds there, too.
 
-The other ranks have no queues and sample nothing: what a step says is all that they know. When a step fails here after
-it was ordered, the ranks may be anywhere in it: the node has to end. A rank that stands still ends it, too: a step may
-take `_PATIENCE` times what is expected of it, within bounds.
+The other ranks have no queues and sample nothing: what a step says is all that they know. On a GPU, where a step may be
+launched while the one before it runs, that one's tokens are told among the devices, behind its sampling. When a step
+fails here after it was ordered, the ranks may be anywhere in it: the node has to end. A rank that stands still ends it,
+too: a step may take `_PATIENCE` times what is expected of it, within bounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -33,27 +34,39 @@ from engine.attention.torch_backend import begun_blocks
 from engine.executor.base import Leader
 from engine.executor.messages import Compute, Share
 from engine.executor.passages import Incoming
+from engine.models.collectives import Collectives
 from engine.runner.base import RunningStep
 from engine.runner.forward import ForwardPass, Stream
+from engine.runner.graphs import ReportProgress
 from engine.runner.inputs import StepInputs
 from engine.runner.model_runner import ModelRunner, PlannedStep, due_requests
 from engine.runner.prompt_scoring import scored_rows
-from engine.scheduler.request import PromptScores, SampledToken, Step
+from engine.scheduler.request import PromptScores, SampledToken, ScheduledRequest, Step
 from engine.scheduler.step_costs import StepCosts
 from wire.request_key import RequestKey
 
 LEAST_S = 10.0
+_RECORD_S = 1800.0
 _PATIENCE = 10.0
 """A machine that is busy with other things may take so many times as long."""
 
 
 class LeadingRunner(ModelRunner):
-    """See `Runner`. `costs`: of this engine; `block_size`: tokens of a block; `is_divided`: ranks have pools of their
-    own; `arguments`: those of `ModelRunner`."""
+    """See `Runner`. `collectives`: None where a stage is one rank; `costs`: of this engine; `block_size`: tokens of a
+    block; `is_divided`: ranks have pools of their own; `arguments`: those of `ModelRunner`."""
 
-    def __init__(self, leader: Leader, costs: StepCosts, block_size: int, is_divided: bool, *arguments: Any) -> None:
+    def __init__(
+        self,
+        leader: Leader,
+        collectives: Collectives | None,
+        costs: StepCosts,
+        block_size: int,
+        is_divided: bool,
+        *arguments: Any,
+    ) -> None:
         super().__init__(*arguments)
         self._leader = leader
+        self._collectives = collectives
         self._costs = costs
         self._block_size = block_size
         self._is_divided = is_divided
@@ -61,8 +74,23 @@ class LeadingRunner(ModelRunner):
     def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
         with self._together():
             self._wipe_begun(step)
-            self._leader.tell(self._order(step, inputs))
-            return self._lead(self._plan(step, inputs), layer_stored)
+            graphs = self._graphs_for(step, inputs, layer_stored)
+            is_recorded = graphs is not None and len(inputs.token_ids) == len(step.requests) and graphs.takes(inputs)
+            self._leader.tell(self._order(step, inputs, is_recorded=is_recorded))
+            launched = self._lead(self._plan(step, inputs), layer_stored)
+        return _AwaitedStep(self._together, launched) if self.is_asynchronous else launched
+
+    def record_graphs(self, progress: ReportProgress | None = None) -> int:
+        """See `ModelRunner.record_graphs`. The other ranks record theirs at the same time."""
+        with self._leader.within(_RECORD_S):
+            return super().record_graphs(progress)
+
+    def _store_sampled(self, requests: Sequence[ScheduledRequest], token_ids: Tensor) -> None:
+        """The others have no noise and sample nothing: where a step may be launched before its tokens are here, they
+        are told on the device."""
+        super()._store_sampled(requests, token_ids)
+        if self.is_asynchronous and self._collectives is not None:
+            self._collectives.from_first(self._sampled)
 
     def _lead(self, planned: PlannedStep, layer_stored: LayerStored | None) -> RunningStep:
         """Compute a step that the other ranks of this stage were told of."""
@@ -90,10 +118,10 @@ class LeadingRunner(ModelRunner):
         for block in begun_blocks(step.requests, self._block_size):
             self._blocks[block].zero_()
 
-    def _order(self, step: Step, inputs: StepInputs) -> Compute:
-        """The step in plain values. No token is pending: with ranks, a request is in one step that samples at a
+    def _order(self, step: Step, inputs: StepInputs, *, is_recorded: bool = False) -> Compute:
+        """The step in plain values. On the host no token is pending: a request is in one step that samples at a
         time."""
-        if inputs.has_pending:
+        if inputs.has_pending and not self.is_asynchronous:
             raise DeviceFailed("a token that is still sampled cannot be told to other ranks")
         shares = tuple(
             Share(each.start, each.num_tokens, np.asarray(each.block_table, dtype=np.int32).tobytes())
@@ -104,7 +132,15 @@ class LeadingRunner(ModelRunner):
         copied: list[int] = []
         if self._is_divided:
             copied = [block for each in step.requests if each.block_copy is not None for block in each.block_copy]
-        return Compute(shares, inputs.token_ids.tobytes(), _rows(scored), _rows(due), _rows(copied))
+        return Compute(
+            shares,
+            inputs.token_ids.tobytes(),
+            _rows(scored),
+            _rows(due),
+            _rows(copied),
+            inputs.sources.tobytes(),
+            is_recorded,
+        )
 
 
 class PipelineRunner(LeadingRunner):
@@ -165,6 +201,22 @@ class _EnteredStep:
     def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
         """See `RunningStep.prompt_scores`."""
         return {} if self._finished is None else self._finished.prompt_scores()
+
+
+class _AwaitedStep:
+    """A step that a device computes. Its result is waited for within the time that it may take. See `RunningStep`."""
+
+    def __init__(self, together: Callable[[], AbstractContextManager[None]], launched: RunningStep) -> None:
+        self._together, self._launched = together, launched
+
+    def result(self) -> Mapping[RequestKey, SampledToken]:
+        """See `RunningStep.result`."""
+        with self._together():
+            return self._launched.result()
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        """See `RunningStep.prompt_scores`."""
+        return self._launched.prompt_scores()
 
 
 class _OneLater:

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from device.base import DeviceFailed
+from device.base import Device, DeviceFailed
 from engine.executor.messages import Loaded, Ready, UsePool
 from engine.executor.passages import DistantIncoming, Incoming, Passages, StreamShape
 from engine.executor.ranks import LOAD_TIMEOUT_S, Ranks
@@ -23,10 +23,12 @@ from engine.settings import EngineSettings
 
 
 class MpExecutor:
-    """See `Executor`. `num_threads`: of each rank; `starter`: starts all but the first; `fingerprint`: of the
-    checkpoint. Raises `DeviceFailed` when the ranks do not come up."""
+    """See `Executor`. `device`: this rank's; `num_threads`: of each rank; `starter`: starts all but the first;
+    `fingerprint`: of the checkpoint. Raises `DeviceFailed` when the ranks do not come up."""
 
-    def __init__(self, settings: EngineSettings, num_threads: int, starter: RankStarter, fingerprint: str) -> None:
+    def __init__(
+        self, settings: EngineSettings, device: Device, num_threads: int, starter: RankStarter, fingerprint: str
+    ) -> None:
         self.shard = Shard.of_process(0, settings.tensor_parallel_size, settings.pipeline_parallel_size)
         self.leader = Ranks(settings, num_threads, starter, fingerprint)
         meet = self.leader.meeting, self.leader.nonce
@@ -34,7 +36,9 @@ class MpExecutor:
         self._incoming: Incoming | None = None
         self._transfer_ends: dict[Shard, tuple[socket.socket, socket.socket]] = {}
         try:
-            self.collectives = join_stage(self.shard, *meet, spread.stage_host(0))
+            self.collectives = join_stage(self.shard, *meet, spread.stage_host(0), device)
+            if self.collectives is not None and device.has_own_memory:
+                self.leader.abort_when_lost(self.collectives.abort)
             is_afar = spread.is_before_afar(0)
             self._pairs = join_pairs(
                 self.shard, *meet, spread.machines[0].host, is_before_afar=is_afar, is_next_afar=False

@@ -23,3 +23,7 @@ class NotedCollectives:
     def side_by_side(self, share: Tensor) -> Tensor:
         """See `Collectives.side_by_side`."""
         return self._collectives.side_by_side(share)
+
+    def from_first(self, values: Tensor) -> None:
+        """See `Collectives.from_first`: outside of what is recorded."""
+        self._collectives.from_first(values)

@@ -14,8 +14,11 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
+from device.base import Device
+from device.memory import read_memory
 from engine.attention.paged_kv import PagedKv
 from engine.executor.following import Follower
 from engine.executor.meeting import RankOrders
@@ -27,6 +30,7 @@ from engine.model_share import (
     ModelShare,
     attention_of,
     checkpoint_fingerprint,
+    gpu_room,
     load_share,
     open_basis,
     recorded_pass,
@@ -83,7 +87,7 @@ def _follow(channel: Channel, on_pool: OnPool | None) -> None:
     begin = orders.begin(_BEGIN_S)
     settings = EngineSettings(**begin.settings)  # type: ignore[arg-type]  # they were one when they were sent
     shard = Shard.of_process(begin.number, settings.tensor_parallel_size, settings.pipeline_parallel_size)
-    basis = open_basis(settings, begin.num_threads)
+    basis = open_basis(settings, begin.num_threads, begin.number % settings.num_ranks_here)
     _require_same_checkpoint(basis, begin.fingerprint)
     channel.send(Here(), _SAY_S)
     _require(orders.next(_BEGIN_S), Meet)
@@ -109,22 +113,30 @@ def _prepared(
 ) -> Follower:
     """What the driver does for rank 0 in `build_engine`, in the same order."""
     meet = orders.meeting, begin.nonce
-    world = join_stage(shard, *meet, begin.stage_host)
+    world = join_stage(shard, *meet, begin.stage_host, basis.device)
     pairs = join_pairs(shard, *meet, begin.host, is_before_afar=begin.is_before_afar, is_next_afar=begin.is_next_afar)
+    before = read_memory(basis.device.torch_device) if basis.is_gpu else None
     model = load_share(basis, shard, world, None)
     channel.send(Loaded(), _SAY_S)
     choice = attention_of(basis, model, shard)
+    if before is not None and basis.measures_room:
+        gpu_room(basis, model, choice, before, world, None)
     use = _require(orders.next(_PREPARE_S), UsePool)
+    limits, blocks = basis.limits, None
     if use.num_bytes:
-        paged, blocks = _mapped(channel, model, shard, use.num_bytes), None
+        paged = _mapped(channel, model, shard, use.num_bytes)
     else:
-        paged = _own(channel, model, shard, use.num_blocks, on_pool)
-        blocks = paged.blocks
+        memory = _own(channel, basis.device, model, shard, use.num_blocks, on_pool)
+        paged, blocks = memory.paged, memory.paged.blocks
+        limits = replace(limits, spare_block=memory.spare_block)
     stream = stream_of(basis, model, shard)
     ends = (None, None) if stream is None else taken_ends(shard, stream, channel.take_descriptor, pairs)
     attention = choice.build(paged)
     run = recorded_pass(basis, model, attention) or decoded_pass(model.decoder, attention)
-    return Follower(model.decoder, attention, basis.device, basis.limits, run, *ends, blocks=blocks)
+    follower = Follower(model.decoder, attention, basis.device, limits, run, world, *ends, blocks=blocks)
+    if basis.records_steps:
+        follower.record_graphs(shard)
+    return follower
 
 
 def _mapped(channel: Channel, model: ModelShare, shard: Shard, num_bytes: int) -> PagedKv:
@@ -136,13 +148,15 @@ def _mapped(channel: Channel, model: ModelShare, shard: Shard, num_bytes: int) -
         os.close(descriptor)
 
 
-def _own(channel: Channel, model: ModelShare, shard: Shard, num_blocks: int, on_pool: OnPool | None) -> PagedKv:
+def _own(
+    channel: Channel, device: Device, model: ModelShare, shard: Shard, num_blocks: int, on_pool: OnPool | None
+) -> KvMemory:
     """A pool of this rank alone."""
-    memory = own_kv_memory(model.layout, model.own, shard, num_blocks)
+    memory = own_kv_memory(model.layout, model.own, shard, num_blocks, device)
     receiving, sending = (socket.socket(fileno=channel.take_descriptor()) for _ in range(2))
     if on_pool is not None:
         on_pool(memory, (receiving, sending))
-    return memory.paged
+    return memory
 
 
 if __name__ == "__main__":

@@ -91,6 +91,7 @@ class Ranks:
         self._failure = ""
         self._closing = threading.Event()
         self._ends_process = False
+        self._abort: Callable[[], None] | None = None
         self._call: _Call | None = None
         self._news = threading.Condition()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -145,11 +146,16 @@ class Ranks:
             yield
         finally:
             self._call = None
+        self.require_alive()  # what was aborted has no result
 
     def require_alive(self) -> None:
         """Raise `RankFailed` when a rank has ended."""
         if self._failure:
             raise RankFailed(self._failure)
+
+    def abort_when_lost(self, abort: Callable[[], None]) -> None:
+        """Have `abort` called, on a thread of its own, when a rank has ended: it ends what waits for that rank."""
+        self._abort = abort
 
     def end_process_when_lost(self) -> None:
         """End this process, should it not notice within `LAST_RESORT_S` that a rank has ended."""
@@ -232,6 +238,8 @@ class Ranks:
             self._news.notify_all()
         for rank in self._ranks:
             rank.process.kill()
+        if self._abort is not None:  # it may hang, too
+            threading.Thread(target=self._abort, name="abort", daemon=True).start()
         if not self._closing.wait(LAST_RESORT_S) and self._ends_process:
             _log.error("%s, and the driver hangs in a call with the ranks: this process ends", self._failure)
             os._exit(1)

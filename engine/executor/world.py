@@ -1,17 +1,25 @@
 """The world of the ranks of a stage: a group of `torch.distributed` over which they add up and gather.
 
-Owns how the group is formed and its deadlines. No state of the whole process: nothing is initialized globally. The
-ranks find each other by what they post over their channels to the driver (`meeting`), listen on loopback, or at the
-address of their machine where they are on several, and show each other a nonce that the driver told each of them:
-whoever only reached a port does not belong. What gloo sends is plain TCP.
+Owns how the group is formed and its deadlines: gloo between tensors of the host, NCCL between GPUs. No state of the
+whole process: nothing is initialized globally. The ranks find each other by what they post over their channels to the
+driver (`meeting`). With gloo they listen on loopback, or at the address of their machine where they are on several;
+NCCL chooses its ways itself. All show each other a nonce that the driver told each of them: whoever only reached a port
+does not belong. Nothing of it is encrypted.
 
-Invariants: every rank makes the same calls in the same order; summands are added in the order of ranks, so that the
-bits of a row's sum do not depend on how many rows are added up with it; no call waits longer than `timeout_s`, and one
-whose other end is dead fails at once. After a failed call the group is of no use.
+Invariants: every rank makes the same calls in the same order. With gloo, summands are added in the order of ranks, so
+that the bits of a row's sum do not depend on how many rows are added up with it; no call waits longer than `timeout_s`,
+and one whose other end is dead fails at once. With NCCL a call is issued on the current stream and nothing waits in it:
+it can be recorded in a graph, and who waits for the stream has the deadline. NCCL does not notice the end of another
+process; `abort` ends what is in flight. After a failed call, or that, the group is of no use.
+
+NCCL has no thread of its own here that watches over calls: it would end the process when one is late, and look at
+events while a graph is recorded. The mode in which torch starts none is named after what its `wait` does, which nobody
+calls here: calls that are no asynchronous ones of torch's return nothing to wait for.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from device.base import STEP_TIMEOUT_S, DeviceFailed
+from device.base import STEP_TIMEOUT_S, Device, DeviceFailed
 from engine.executor.meeting import Meeting, MeetingOf, passage_group, stage_group
 from engine.executor.spread import LOOPBACK
 from engine.models.shard import Shard
@@ -31,7 +39,8 @@ from wire.errors import InvalidSetting
 _SMALL_BYTES = 2**16
 """Measured for 4 ranks: everybody adding up 256 bytes takes a third of the time of gloo's own sum, and with 4 MiB four
 times as long."""
-_DIST: Any = dist
+_HOST = torch.device("cpu")
+_DIST: Any = getattr(dist, "distributed_c10d", dist)
 """The module without its types, which lack what it does not re-export."""
 
 
@@ -40,26 +49,39 @@ class RanksLost(DeviceFailed):
 
 
 class World:
-    """See `Collectives`. Blocks until all ranks are there. Raises `RanksLost`, and `InvalidSetting` when this torch has
-    no gloo. `host`: the address at which this rank listens."""
+    """See `Collectives`, for tensors on `device`. Blocks until all ranks are there. Raises `RanksLost`, and
+    `InvalidSetting` when this torch lacks the backend. `host`: the address at which this rank listens; `records`:
+    whether calls may be recorded, which takes some more time when they are not."""
 
     def __init__(
-        self, shard: Shard, meeting: Meeting, nonce: bytes, host: str = LOOPBACK, timeout_s: float = STEP_TIMEOUT_S
+        self,
+        shard: Shard,
+        meeting: Meeting,
+        nonce: bytes,
+        host: str = LOOPBACK,
+        timeout_s: float = STEP_TIMEOUT_S,
+        device: torch.device = _HOST,
+        *,
+        records: bool = False,
     ) -> None:
-        if not (dist.is_available() and dist.is_gloo_available()):
-            raise InvalidSetting("--tensor-parallel-size: this torch has no gloo; install a standard build of torch")
         self._shard = shard
         self._meeting = meeting  # kept as long as the group, which refers to it
-        self._group: Any = self._call(self._form, host, timeout_s)
-        self._recognise(nonce)
+        self._on_gpu = device.type == "cuda"
+        _require_backend(on_gpu=self._on_gpu)
+        self._options = _Options()
+        form = partial(self._form_nccl, timeout_s) if self._on_gpu else partial(self._form_gloo, host, timeout_s)
+        self._backend: Any = self._call(form)
+        self._group: Any = self._call(self._grouped, device) if records else self._backend
+        self._recognise(nonce, device)
 
     def add_up(self, summand: Tensor) -> Tensor:
-        """See `Collectives.add_up`. A small sum is fastest when everybody gets all summands and adds them up."""
-        if summand.nbytes > _SMALL_BYTES and self._shard.size > 2:
-            return self._add_up_parts(summand)
-        if summand.nbytes > _SMALL_BYTES:  # two have no order
-            self._call(lambda: self._group.allreduce([summand]).wait())
+        """See `Collectives.add_up`. With gloo a small sum is fastest when everybody gets all summands and adds them
+        up."""
+        if self._on_gpu or (summand.nbytes > _SMALL_BYTES and self._shard.size == 2):  # two have no order
+            self._finish(lambda: self._group.allreduce([summand], self._options.sum))
             return summand
+        if summand.nbytes > _SMALL_BYTES:
+            return self._add_up_parts(summand)
         return summand.copy_(_sum(self._summands(summand)))
 
     def _add_up_parts(self, summand: Tensor) -> Tensor:
@@ -71,9 +93,9 @@ class World:
         # as bytes: they are only moved
         theirs = torch.empty_like(own)
         moved = [theirs.view(torch.uint8), own.view(torch.uint8), [], []]
-        self._call(lambda: self._group.alltoall_base(*moved).wait())
+        self._finish(lambda: self._group.alltoall_base(*moved))
         part = _sum(list(theirs.view(size, width)))
-        self._call(lambda: self._group._allgather_base(own, part).wait())
+        self._finish(lambda: self._group._allgather_base(own, part))
         if own.data_ptr() != summand.data_ptr():
             summand.copy_(own[: summand.numel()].view_as(summand))
         return summand
@@ -81,11 +103,15 @@ class World:
     def side_by_side(self, share: Tensor) -> Tensor:
         """See `Collectives.side_by_side`."""
         if self._shard.rank > 0:
-            self._call(lambda: self._group.gather([], [share], _to_first()).wait())
+            self._finish(lambda: self._group.gather([], [share], self._options.to_first))
             return share
         shares = [torch.empty_like(share) for _ in range(self._shard.size)]
-        self._call(lambda: self._group.gather([shares], [share], _to_first()).wait())
+        self._finish(lambda: self._group.gather([shares], [share], self._options.to_first))
         return torch.cat(shares, dim=1)
+
+    def from_first(self, values: Tensor) -> None:
+        """See `Collectives.from_first`."""
+        self._finish(lambda: self._group.broadcast([values], self._options.from_first))
 
     def begin_send(self, tensor: Tensor) -> Callable[[], None]:
         """Of a pair: begin to send a contiguous tensor to the second. What is returned waits until it is read no more;
@@ -95,15 +121,21 @@ class World:
 
     def receive(self, into: Tensor) -> None:
         """Of a pair: wait for what the first sends next. Raises `RanksLost`."""
-        self._call(lambda: self._group.recv([into], 0, 0).wait())
+        self._finish(lambda: self._group.recv([into], 0, 0))
+
+    def abort(self) -> None:
+        """End what is in flight on a GPU, so that who waits for it goes on; it has no result then. From any thread.
+        On the host calls end by themselves."""
+        if self._on_gpu:
+            self._backend.abort()
 
     def _summands(self, own: Tensor) -> list[Tensor]:
         """What each rank has, in the order of ranks."""
         found = [torch.empty_like(own) for _ in range(self._shard.size)]
-        self._call(lambda: self._group.allgather([found], [own]).wait())
+        self._finish(lambda: self._group.allgather([found], [own], self._options.to_all))
         return found
 
-    def _form(self, host: str, timeout_s: float) -> Any:
+    def _form_gloo(self, host: str, timeout_s: float) -> Any:
         gloo = _DIST.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=host, lazy_init=False)]
@@ -111,10 +143,34 @@ class World:
         options._threads = 1
         return gloo(self._meeting, self._shard.rank, self._shard.size, options)
 
-    def _recognise(self, nonce: bytes) -> None:
-        shown = torch.frombuffer(bytearray(nonce), dtype=torch.uint8)
+    def _form_nccl(self, timeout_s: float) -> Any:
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # see above
+        nccl = _DIST.ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        return nccl(self._meeting, self._shard.rank, self._shard.size, options)
+
+    def _grouped(self, device: torch.device) -> Any:
+        """A group over the backend: its calls are operations of torch's, which an emulated device can record. A GPU
+        records what is issued either way, and takes the same one."""
+        kinds = _DIST.ProcessGroup.BackendType
+        kind = kinds.NCCL if self._on_gpu else kinds.GLOO
+        group = _DIST.ProcessGroup(self._meeting, self._shard.rank, self._shard.size)
+        group._register_backend(device, kind, self._backend)
+        group._set_default_backend(kind)
+        return group
+
+    def _recognise(self, nonce: bytes, device: torch.device) -> None:
+        """Has NCCL connect, too: later the meeting is over."""
+        shown = torch.frombuffer(bytearray(nonce), dtype=torch.uint8).to(device)
         if not all(torch.equal(each, shown) for each in self._summands(shown)):
             raise RanksLost("somebody who is no rank of this engine has joined them")
+
+    def _finish(self, call: Callable[[], Any]) -> None:
+        """Make a call and wait for it, where there is something to wait for."""
+        work = self._call(call)
+        if work is not None:
+            self._call(work.wait)
 
     def _call(self, call: Callable[..., Any], *arguments: object) -> Any:
         begin_s = time.monotonic()
@@ -126,6 +182,23 @@ class World:
             raise RanksLost(f"the ranks lost each other after {waited_s:.1f} s: {reason:.200}") from None
 
 
+def _require_backend(*, on_gpu: bool) -> None:
+    if not (dist.is_available() and (dist.is_nccl_available() if on_gpu else dist.is_gloo_available())):
+        backend, build = ("NCCL", "CUDA build of torch for Linux") if on_gpu else ("gloo", "standard build of torch")
+        raise InvalidSetting(f"--tensor-parallel-size: this torch has no {backend}; install a {build}")
+
+
+class _Options:
+    """Of calls, each of which is one more operation on the current stream, where there is one."""
+
+    def __init__(self) -> None:
+        self.sum, self.to_all = _DIST.AllreduceOptions(), _DIST.AllgatherOptions()
+        self.to_first, self.from_first = _DIST.GatherOptions(), _DIST.BroadcastOptions()
+        self.to_first.rootRank = self.from_first.rootRank = 0
+        for options in (self.sum, self.to_all, self.to_first, self.from_first):
+            options.asyncOp = False
+
+
 def _sum(summands: list[Tensor]) -> Tensor:
     """In their order; the first of them becomes it."""
     first, *others = summands
@@ -134,9 +207,12 @@ def _sum(summands: list[Tensor]) -> Tensor:
     return first
 
 
-def join_stage(shard: Shard, meeting_of: MeetingOf, nonce: bytes, host: str) -> World | None:
+def join_stage(shard: Shard, meeting_of: MeetingOf, nonce: bytes, host: str, device: Device) -> World | None:
     """The world of a stage; None for one rank. Raises as `World`."""
-    return World(shard, meeting_of(stage_group(shard.stage)), nonce, host) if shard.size > 1 else None
+    if shard.size == 1:
+        return None
+    meeting = meeting_of(stage_group(shard.stage))
+    return World(shard, meeting, nonce, host, device=device.torch_device, records=device.records)
 
 
 class Pairs(NamedTuple):
@@ -156,9 +232,3 @@ def join_pairs(
 
     before = joined(1, shard.stage - 1) if is_before_afar else None
     return Pairs(before, joined(0, shard.stage) if is_next_afar else None)
-
-
-def _to_first() -> Any:
-    options: Any = _DIST.GatherOptions()
-    options.rootRank = 0
-    return options

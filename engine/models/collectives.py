@@ -1,7 +1,9 @@
-"""What the ranks of a model do together: add up their shares, and put them side by side. The contract alone.
+"""What the ranks of a model do together: add up their shares, put them side by side, and learn what the first of them
+has found out. The contract alone.
 
 Owns nothing but the contract; `engine.executor.world` keeps it. Every rank makes the same calls in the same order with
-tensors of the same shape: a call returns when all ranks have made it.
+tensors of the same shape. On the host a call returns when all ranks have made it; on a GPU it is issued in the order
+of the engine's stream, like any other operation, and may be recorded with them.
 
 Letters: N rows, W columns of a rank's share, R ranks.
 """
@@ -23,4 +25,8 @@ class Collectives(Protocol):
     def side_by_side(self, share: Tensor) -> Tensor:
         """[N, R * W]: the `share` [N, W] of every rank in the order of ranks, on the first rank. The others get their
         own share back: they have no use for the whole."""
+        ...
+
+    def from_first(self, values: Tensor) -> None:
+        """Overwrite every rank's `values` with those of the first."""
         ...

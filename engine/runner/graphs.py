@@ -80,7 +80,7 @@ class _Recorded:
 
 
 class DecodeGraphs:
-    """Graphs for steps of up to `max_decodes` sequences with one token each."""
+    """Graphs for steps of up to `max_num_seqs` sequences with one token each."""
 
     def __init__(
         self,
@@ -89,17 +89,20 @@ class DecodeGraphs:
         staging: Staging,
         begin: Callable[[], object],
         sampled: Tensor,
-        max_decodes: int,
+        max_num_seqs: int,
         spare_block: int,
+        num_logits: int,
     ) -> None:
-        """`begin` begins a step in `staging`, and puts what comes before a graph's inputs."""
+        """`begin` begins a step in `staging`, and puts what comes before a graph's inputs. `num_logits`: how many
+        logits of a row there are on this rank."""
         self._decoder = decoder
         self._device = device
         self._staging = staging
         self._begin = begin
         self._sampled = sampled
-        self._sizes = graph_sizes(max_decodes)
+        self._sizes = graph_sizes(max_num_seqs)
         self._padding = SequenceShare(0, 1, (spare_block,))
+        self._num_logits = num_logits
         self._recorded: dict[int, _Recorded] = {}
 
     def record(self, attention: AttentionBackend, progress: ReportProgress | None = None) -> int:
@@ -113,11 +116,15 @@ class DecodeGraphs:
             if backend is None:
                 break
             if logits is None:
-                logits = torch.empty(size, self._decoder.config.vocab_size, device=self._device.torch_device)
+                logits = torch.empty(size, self._num_logits, device=self._device.torch_device)
             self._recorded[size] = self._record(size, backend, logits[:size])
             if progress is not None:
                 progress(done, len(self._sizes))
         return len(self._recorded)
+
+    def takes(self, inputs: StepInputs) -> bool:
+        """Whether a graph can compute a step of as many sequences as tokens."""
+        return graph_size(self._sizes, len(inputs.token_ids)) in self._recorded
 
     def stage(self, inputs: StepInputs, shares: Sequence[PlannedShare]) -> GraphForward | None:
         """Stage a step, right behind what `begin` puts. None when no graph can compute it."""

@@ -12,13 +12,14 @@ import mmap
 import os
 from collections.abc import Callable
 from ctypes import CDLL, c_size_t, c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from device.base import Device
 from engine.attention.paged_kv import PagedKv
 from engine.models.decoder import TORCH_DTYPES
 from engine.models.shard import WHOLE, Shard
@@ -88,9 +89,12 @@ def host_kv_memory(
     return KvMemory(layout, num_blocks, blocks, paged, descriptor=descriptor)
 
 
-def own_kv_memory(layout: KvLayout, own: KvLayout, shard: Shard, num_blocks: int) -> KvMemory:
-    """KV in host memory that is a rank's alone, with `own` of each block of `layout`. A transport's agent process may
-    map it."""
+def own_kv_memory(layout: KvLayout, own: KvLayout, shard: Shard, num_blocks: int, device: Device) -> KvMemory:
+    """KV that is a rank's alone, with `own` of each block of `layout`: in memory of `device`, or in host memory, which
+    a transport's agent process may map."""
+    if device.has_own_memory:
+        memory_of_device = device_kv_memory(own, num_blocks, device.torch_device)
+        return replace(memory_of_device, layout=layout, shard=shard)
     region = allocate_shared(num_blocks * own.block_bytes)
     memory = region.array
     _populate(memory)

@@ -148,6 +148,7 @@ class ModelRunner:
             self._sampled,
             self._limits.max_num_seqs,
             self._limits.spare_block,
+            self._decoder.config.vocab_size,
         )
         with self._device.guard():
             num_graphs = graphs.record(self._attention, progress)
@@ -253,11 +254,14 @@ class ModelRunner:
     ) -> Forward:
         """Stage the step for a graph when there is one that does all that is wanted, else for operation by
         operation."""
-        if self._graphs is not None and layer_stored is None and scoring is None and inputs.seen is None:
-            recorded = self._graphs.stage(inputs, step.requests)
-            if recorded is not None:
-                return recorded
+        graphs = self._graphs_for(step, inputs, layer_stored)
+        if graphs is not None and (recorded := graphs.stage(inputs, step.requests)) is not None:
+            return recorded
         return self._eager.stage(inputs, step.requests, layer_stored, scoring)
+
+    def _graphs_for(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> DecodeGraphs | None:
+        """The graphs, where they do all that is wanted of a step."""
+        return self._graphs if layer_stored is None and not step.spans and inputs.seen is None else None
 
     def _store_sampled(self, requests: Sequence[ScheduledRequest], token_ids: torch.Tensor) -> None:
         """Store sampled tokens for the next step, also when a step between cannot be launched. token_ids: [N]."""

@@ -15,7 +15,7 @@ from device.base import Device
 from engine.attention.base import Attention, StatePiece
 from engine.models.base import RunnableDecoder
 from engine.runner.limits import RunnerLimits, staging_bytes
-from engine.runner.prompt_scoring import PromptScoring
+from engine.runner.prompt_scoring import PromptScoring, score_pieces
 from engine.runner.redraws import redraw_beforehand
 from engine.runner.sampled_rows import MaskSource
 from engine.runner.sampler import Sampler
@@ -106,6 +106,21 @@ def profile(
         staging.upload()
         device.fetch(sampler.sample(plan, decoder.logits(hidden[:num_rows]), redraw)).wait()
         scores.wait()
+    device.synchronize()
+
+
+@torch.inference_mode()
+def profile_share(decoder: RunnableDecoder, device: Device, limits: RunnerLimits) -> None:
+    """What another rank does in the step of `profile`, which it computes together with the first: its share of the
+    forward pass, and of logits."""
+    num_tokens, config = limits.max_step_tokens, decoder.config
+    with device.guard():
+        token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device.torch_device)
+        positions = torch.arange(num_tokens, device=device.torch_device) % config.max_context_len
+        hidden = decoder.forward(token_ids, positions, StorelessAttention())
+        for piece in score_pieces(num_tokens, config.vocab_size):
+            decoder.logits(hidden[piece])
+        decoder.logits(hidden[: limits.max_num_seqs])
     device.synchronize()
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from device.pinning import Pin
+from kvtransfer.pools.dot64 import Weights
 from kvtransfer.transports.base import Blocks
 
 
@@ -29,6 +30,14 @@ class Pending(Protocol):
 
     def take(self) -> Sequence[int] | None:
         """One for each block, in the order in which they were asked for; None as long as they are computed."""
+        ...
+
+
+class Sums(Protocol):
+    """Computes one number of each block, as the blocks are when it is asked."""
+
+    def begin(self, block_ids: Sequence[int]) -> Pending:
+        """Begin with whole blocks."""
         ...
 
 
@@ -44,16 +53,10 @@ class Parts(Protocol):
         ...
 
 
-class Checksums(Protocol):
-    """Computes checksums of a pool's blocks, as the blocks are when it is asked. `max_blocks`: how many to ask for at
-    once; fewer cost more each.
-    """
+class Checksums(Sums, Protocol):
+    """Computes checksums of a pool's blocks. `max_blocks`: how many to ask for at once; fewer cost more each."""
 
     max_blocks: int
-
-    def begin(self, block_ids: Sequence[int]) -> Pending:
-        """Begin with whole blocks."""
-        ...
 
     def begin_parts(self, block_ids: Sequence[int]) -> Parts:
         """Begin with blocks whose parts are added later."""
@@ -154,6 +157,10 @@ class KvPool(Protocol):
         """What computes this kind (see `integrity`). Raises `ValueError` for one that cannot be computed here."""
         ...
 
+    def totals(self, weights: Weights) -> Sums:
+        """What adds up the words of blocks, each times its weight: see `dot64`."""
+        ...
+
     def outlet(self, max_frame_blocks: int) -> Outlet:
         """An outlet whose frames hold at most so many blocks."""
         ...
@@ -212,3 +219,15 @@ class _NoParts:
     def finish(self) -> Pending:
         """See `Parts.finish`."""
         return Known([0] * self.num_blocks)
+
+
+class CopiedOut:
+    """See `Lent`: frames of a copy."""
+
+    is_pool = False
+
+    def __init__(self, frames: Sequence[Blocks]) -> None:
+        self.frames = frames
+
+    def give_back(self) -> None:
+        """Nothing was taken."""

@@ -1,7 +1,7 @@
-"""A part of each block of a pool in host memory, as if it were a block of its own, and checksums of such parts.
+"""A part of each block of a pool, as if it were a block of its own, and checksums of such parts.
 
-Owns how the bytes of a part are gathered and scattered, and the sums of which the checksum of a whole block is made.
-Which bytes they are is `kvtransfer.parts`.
+Owns how the bytes of a part are gathered and scattered in host memory (`device_cut` does it on a device), and the sums
+of which the checksum of a whole block is made. Which bytes they are is `kvtransfer.parts`.
 
 dot64 is a sum over the words of a block, so each rank adds up its own words with the weights that they have in the
 whole block, and the driver adds up those sums: the result is the checksum of the whole block, whoever computes it.
@@ -10,17 +10,21 @@ whole block, and the driver adds up those sums: the result is the checksum of th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from device.pinning import HostPin, Pin
 from kvtransfer.parts import ByteRun, strands
 from kvtransfer.pools import dot64
-from kvtransfer.pools.base import Lent
+from kvtransfer.pools.base import CopiedOut, KvPool, Lent, Pending
 from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.base import Blocks
 from wire.kv_share import KvDivision, KvShare
 from wire.layout import KvLayout
+
+if TYPE_CHECKING:
+    from kvtransfer.pools.device_cut import DeviceCutPool
 
 _MASK = 2**64 - 1
 
@@ -80,52 +84,68 @@ class _CutOutlet:
     def lend(self, block_ids: Sequence[int]) -> Lent:
         """See `Outlet.lend`."""
         copy = self._part.gathered(block_ids)
-        return _CopiedOut([copy[first : first + self._size] for first in range(0, len(copy), self._size)])
+        return CopiedOut([copy[first : first + self._size] for first in range(0, len(copy), self._size)])
 
 
-class _CopiedOut:
-    """See `Lent`."""
-
-    is_pool = False
-
-    def __init__(self, frames: Sequence[Blocks]) -> None:
-        self.frames = frames
-
-    def give_back(self) -> None:
-        """Nothing was taken."""
+Part: TypeAlias = "KvPool | CutPool | DeviceCutPool"
+"""What a rank reads for, or writes from, another one."""
 
 
-def source_of(pool: HostPool, runs: Sequence[ByteRun]) -> HostPool | CutPool:
+def source_of(pool: KvPool, runs: Sequence[ByteRun]) -> Part:
     """What a rank sends another: the pool itself, where that is all of it."""
     return _cut(pool, [(run.source, run.num_bytes) for run in runs])
 
 
-def sink_of(pool: HostPool, runs: Sequence[ByteRun]) -> HostPool | CutPool:
+def sink_of(pool: KvPool, runs: Sequence[ByteRun]) -> Part:
     """Where a rank writes what comes from another: the pool itself, where that is all of it."""
     return _cut(pool, [(run.target, run.num_bytes) for run in runs])
 
 
-def _cut(pool: HostPool, runs: Sequence[tuple[int, int]]) -> HostPool | CutPool:
-    return pool if list(runs) == [(0, pool.block_bytes)] else CutPool(pool, runs)
+def _cut(pool: KvPool, runs: Sequence[tuple[int, int]]) -> Part:
+    if list(runs) == [(0, pool.block_bytes)]:
+        return pool
+    if isinstance(pool, HostPool):
+        return CutPool(pool, runs)
+    from kvtransfer.pools.device import DevicePool
+    from kvtransfer.pools.device_cut import DeviceCutPool
+
+    assert isinstance(pool, DevicePool)
+    return DeviceCutPool(pool, runs)
 
 
 class StrandTotals:
     """Adds up a rank's words of a block of `layout`: one total for each of its `strands`. Raises `ValueError` for a
     layout whose heads are no whole words."""
 
-    def __init__(self, pool: HostPool, layout: KvLayout, share: KvShare) -> None:
-        self._memory = pool.memory
+    def __init__(self, pool: KvPool, layout: KvLayout, share: KvShare) -> None:
         self._sums = [
-            dot64.Dot64(pool.block_bytes, _weights(pool.block_bytes, layout.block_bytes, runs))
+            pool.totals(_weights(pool.block_bytes, layout.block_bytes, runs))
             for runs in strands(layout, share).values()
         ]
 
-    def of(self, block_ids: Sequence[int]) -> list[int]:
+    def begin(self, block_ids: Sequence[int]) -> Pending:
         """Of one block after another, the totals of its strands."""
-        return [sums.total(self._memory[block_id]) for block_id in block_ids for sums in self._sums]
+        return _StrandsPending([sums.begin(block_ids) for sums in self._sums])
 
 
-def _weights(own_bytes: int, whole_bytes: int, runs: Sequence[ByteRun]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+class _StrandsPending:
+    """See `Pending`: of `strands` in turn."""
+
+    def __init__(self, strands: Sequence[Pending]) -> None:
+        self._missing, self._found = list(strands), list[Sequence[int]]()
+
+    def take(self) -> Sequence[int] | None:
+        """See `Pending.take`."""
+        while self._missing:
+            totals = self._missing[0].take()
+            if totals is None:
+                return None
+            self._found.append(totals)
+            del self._missing[0]
+        return [total for of_block in zip(*self._found, strict=True) for total in of_block]
+
+
+def _weights(own_bytes: int, whole_bytes: int, runs: Sequence[ByteRun]) -> dot64.Weights:
     """The weights of a rank's words: those that they have in the whole block, and 0 for what is of no run."""
     whole = dot64.weights(-(-whole_bytes // dot64.WORD_BYTES))
     own = np.zeros(-(-own_bytes // dot64.WORD_BYTES), dtype=np.int64)

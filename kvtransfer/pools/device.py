@@ -24,8 +24,9 @@ from device.events import Event
 from device.pinning import Pin
 from device.stream import COPY_TIMEOUT_S, Stream
 from kvtransfer.integrity import DOT64, NONE
-from kvtransfer.pools.base import Checksums, Lent, NoChecksums, Outlet
+from kvtransfer.pools.base import Checksums, Lent, NoChecksums, Outlet, Sums
 from kvtransfer.pools.device_checksums import DeviceDot64
+from kvtransfer.pools.dot64 import Weights
 from kvtransfer.runs import coalesce
 from kvtransfer.transports.base import Blocks
 
@@ -47,13 +48,13 @@ class DevicePool:
             raise ValueError(f"a pool is a contiguous uint8 tensor [num_blocks, block_bytes], not {memory.shape}")
         self.num_blocks, self.block_bytes = memory.shape
         self.memory = memory
-        self._stream = stream if stream is not None else open_stream(memory.device)
+        self.stream = stream if stream is not None else open_stream(memory.device)
         self._slot_blocks = max(1, _SLOT_BYTES // self.block_bytes)
         self._slots = deque(_Slot(memory) for memory in self.staging(_WRITE_SLOTS, self._slot_blocks))
 
     def enter(self) -> None:
         """See `KvPool.enter`."""
-        self._stream.enter()
+        self.stream.enter()
 
     def checksums(self, kind: str) -> Checksums:
         """See `KvPool.checksums`."""
@@ -61,7 +62,11 @@ class DevicePool:
             return NoChecksums()
         if kind != DOT64:
             raise ValueError(f"there is no checksum {kind!r} for device memory")
-        return DeviceDot64(self.memory, self._stream)
+        return DeviceDot64(self.memory, self.stream)
+
+    def totals(self, weights: Weights) -> Sums:
+        """See `KvPool.totals`."""
+        return DeviceDot64(self.memory, self.stream, weights)
 
     def outlet(self, max_frame_blocks: int) -> Outlet:
         """See `KvPool.outlet`."""
@@ -71,10 +76,10 @@ class DevicePool:
         """See `KvPool.read`."""
         target = torch.from_numpy(into)
         for run in coalesce(block_ids, range(len(block_ids)), len(block_ids)):
-            self._stream.copy(
+            self.stream.copy(
                 target[run.target : run.target + run.count], self.memory[run.source : run.source + run.count]
             )
-        self._stream.synchronize()
+        self.stream.synchronize()
 
     def write(self, block_ids: Sequence[int], payload: Blocks, *, is_direct: bool = False) -> None:
         """See `KvPool.write`. Waits for a slot that is still being copied from."""
@@ -88,24 +93,24 @@ class DevicePool:
             slot.wait()
             np.copyto(slot.memory[: len(part)], payload[first : first + len(part)])
             self._write_from(torch.from_numpy(slot.memory), part)
-            slot.taken = self._stream.record_event()
+            slot.taken = self.stream.record_event()
 
     def settle(self) -> None:
         """See `KvPool.settle`."""
-        self._stream.synchronize()
+        self.stream.synchronize()
 
     def pin(self, region: Blocks) -> Pin:
         """See `KvPool.pin`."""
-        return self._stream.pin(region)
+        return self.stream.pin(region)
 
     def staging(self, num_slots: int, slot_blocks: int) -> Blocks:
         """Host memory that the device reaches directly, [num_slots, slot_blocks, block_bytes]."""
-        memory = self._stream.host_memory(num_slots * slot_blocks * self.block_bytes)
+        memory = self.stream.host_memory(num_slots * slot_blocks * self.block_bytes)
         return memory.reshape(num_slots, slot_blocks, self.block_bytes)
 
     def _write_from(self, source: Tensor, block_ids: Sequence[int]) -> None:
         for run in coalesce(range(len(block_ids)), block_ids, len(block_ids)):
-            self._stream.copy(
+            self.stream.copy(
                 self.memory[run.target : run.target + run.count], source[run.source : run.source + run.count]
             )
 

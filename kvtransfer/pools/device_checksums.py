@@ -19,26 +19,29 @@ from device.base import DeviceFailed
 from device.events import Event
 from device.stream import COPY_TIMEOUT_S, Stream
 from kvtransfer.pools.base import Parts, Pending
-from kvtransfer.pools.dot64 import WORD_BYTES, require_words, value, weights
+from kvtransfer.pools.dot64 import WORD_BYTES, Weights, require_words, value, weights
 
 _SLAB_WORDS = 2**21
 
 
 class DeviceDot64:
-    """dot64 of the blocks of `pool` [num_blocks, block_bytes] uint8. See `Checksums`.
+    """dot64 of the blocks of `pool` [num_blocks, block_bytes] uint8. See `Checksums`. `own`: the weights of their words
+    where they are parts of other blocks: it gives totals then, and no checksums.
 
     Takes twice the bytes of one block on the device for its weights.
     """
 
     max_blocks = 256
 
-    def __init__(self, pool: Tensor, stream: Stream) -> None:
+    def __init__(self, pool: Tensor, stream: Stream, own: Weights | None = None) -> None:
         self.block_bytes = pool.shape[1]
+        self.gives_totals = own is not None
         self.stream = stream
         self._pool = pool
         # most pools can be seen as words; one with odd blocks is gathered byte by byte
         self._words = pool.view(torch.int32) if self.block_bytes % WORD_BYTES == 0 else None
-        self._weights = torch.from_numpy(weights(-(-self.block_bytes // WORD_BYTES))).to(pool.device)
+        chosen = weights(-(-self.block_bytes // WORD_BYTES)) if own is None else own
+        self._weights = torch.from_numpy(chosen).to(pool.device)
         self._held: deque[tuple[Event, Tensor]] = deque()
         # CUDA loads kernels at their first launch, which can take long, and must not be while a graph is recorded.
         # Those for one block and for many differ, and what the largest request needs stays with the allocator
@@ -110,7 +113,8 @@ class _Totals:
         """See `Parts.finish`."""
         self._computer.stream.run(self._fetch)
         event = self._computer.hold(self._host)
-        return _DevicePending(self._host.numpy(), event, self._computer.block_bytes)
+        num_bytes = None if self._computer.gives_totals else self._computer.block_bytes
+        return _DevicePending(self._host.numpy(), event, num_bytes)
 
     def _begin(self) -> None:
         self._ids = self._computer.to_device(self._host)
@@ -127,9 +131,9 @@ class _Totals:
 
 
 class _DevicePending:
-    """See `Pending`."""
+    """See `Pending`. `block_bytes`: None where totals are wanted as they are."""
 
-    def __init__(self, totals: npt.NDArray[np.int64], event: Event, block_bytes: int) -> None:
+    def __init__(self, totals: npt.NDArray[np.int64], event: Event, block_bytes: int | None) -> None:
         self._totals = totals
         self._event = event
         self._block_bytes = block_bytes
@@ -138,7 +142,8 @@ class _DevicePending:
     def take(self) -> Sequence[int] | None:
         """See `Pending.take`. Raises `DeviceFailed` when the device does not come to it, or has failed."""
         if self._event.is_passed():
-            return [value(total, self._block_bytes) for total in self._totals.tolist()]
+            totals = self._totals.tolist()
+            return totals if self._block_bytes is None else [value(total, self._block_bytes) for total in totals]
         if time.monotonic() > self._deadline_s:
             raise DeviceFailed(f"the device of the KV pool did not compute checksums in {COPY_TIMEOUT_S:g} s")
         return None

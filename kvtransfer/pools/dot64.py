@@ -19,9 +19,12 @@ somebody who means harm, just as xxh3 is none.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
+Weights: TypeAlias = npt.NDArray[np.int64]
 WORD_BYTES = 4
 _MASK = 2**64 - 1
 _LOW_BITS = 31
@@ -29,7 +32,7 @@ _GAMMA = 0x9E3779B97F4A7C15
 _SLAB_WORDS = 2**15
 
 
-def weights(num_words: int) -> npt.NDArray[np.int64]:
+def weights(num_words: int) -> Weights:
     """a[0] .. a[num_words - 1], [num_words]. Raises `ValueError` beyond 2^31."""
     if num_words > 2**_LOW_BITS:
         raise ValueError(f"a block of {num_words} words is too large for dot64")
@@ -47,7 +50,7 @@ class Dot64:
     """Computes totals of blocks of one size in host memory. Temporaries: `_SLAB_WORDS` products. `own`: the weights of
     its words where they are not the first ones, because the block is a part of another."""
 
-    def __init__(self, block_bytes: int, own: npt.NDArray[np.int64] | None = None) -> None:
+    def __init__(self, block_bytes: int, own: Weights | None = None) -> None:
         self._block_bytes = block_bytes
         self._weights = weights(-(-block_bytes // WORD_BYTES)) if own is None else own
         self._products = np.empty(_SLAB_WORDS, dtype=np.int64)

@@ -13,7 +13,7 @@ import xxhash
 from device.pinning import HostPin, Pin
 from kvtransfer.integrity import DOT64, NONE, XXH3, block_checksum
 from kvtransfer.pools import dot64
-from kvtransfer.pools.base import Checksums, Known, Lent, NoChecksums, Outlet, Parts, Pending
+from kvtransfer.pools.base import Checksums, Known, Lent, NoChecksums, Outlet, Parts, Pending, Sums
 from kvtransfer.runs import coalesce
 from kvtransfer.transports.base import Blocks
 
@@ -63,6 +63,17 @@ class _HostDot64:
 
     def begin_parts(self, block_ids: Sequence[int]) -> Parts:
         return _Dot64Parts(self._blocks, self._dot64, block_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class _HostTotals:
+    """See `Sums`."""
+
+    blocks: Blocks
+    sums: dot64.Dot64
+
+    def begin(self, block_ids: Sequence[int]) -> Pending:
+        return Known([self.sums.total(self.blocks[block_id]) for block_id in block_ids])
 
 
 class _Dot64Parts:
@@ -132,6 +143,10 @@ class HostPool:
         if kind not in computers:
             raise ValueError(f"there is no checksum {kind!r} for host memory")
         return computers[kind](self.memory)
+
+    def totals(self, weights: dot64.Weights) -> Sums:
+        """See `KvPool.totals`."""
+        return _HostTotals(self.memory, dot64.Dot64(self.block_bytes, weights))
 
     def outlet(self, max_frame_blocks: int) -> Outlet:
         """See `KvPool.outlet`."""

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvtransfer.pools.base import Pending
 from kvtransfer.pools.cut import StrandTotals
 from kvtransfer.ranks.intake import Intake
 from kvtransfer.ranks.messages import (
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from kvtransfer.transports.nixl.sender import NixlSenders
 
 _NIXL = "nixl"
+_MASK = 2**64 - 1
 
 
 @dataclass(slots=True)
@@ -81,6 +83,7 @@ class RankEnd:
         self._own = own
         self._network = network
         self._totals = StrandTotals(own.pool, own.layout, own.share)
+        self._adding: deque[tuple[int, Pending]] = deque()
         self._intakes: dict[str, Intake] = {}
         self._nixl: NixlSenders | None = None
         self._outgoing: dict[int, _Outgoing] = {}
@@ -88,7 +91,7 @@ class RankEnd:
     @property
     def is_busy(self) -> bool:
         """Whether there is something that nothing wakes it for."""
-        return any(outgoing.told or outgoing.taken for outgoing in self._outgoing.values())
+        return bool(self._adding) or any(each.told or each.taken for each in self._outgoing.values())
 
     def wait_on(self) -> Sequence[Any]:
         """Sockets that are readable when `work` has something to do."""
@@ -119,12 +122,14 @@ class RankEnd:
             case Part():
                 self._part(order.number)
             case AddUp():
-                self.reports.append(Totals(order.number, tuple(self._totals.of(order.block_ids))))
+                self._adding.append((order.number, self._totals.begin(order.block_ids)))
+                self._report_totals()
             case _:
                 raise ValueError(f"{type(order).__name__} is no order to a rank that has begun")
 
     def work(self) -> None:
         """Take what has arrived, and send what can be sent."""
+        self._report_totals()
         for intake in self._intakes.values():
             self.reports += intake.work()
         if self._nixl is not None:
@@ -140,6 +145,16 @@ class RankEnd:
             intake.close()
         if self._nixl is not None:
             self._nixl.close()
+
+    def enter(self) -> None:
+        """See `KvPool.enter`."""
+        self._own.pool.enter()
+
+    def _report_totals(self) -> None:
+        """What is added up; on a device that is later."""
+        while self._adding and (totals := self._adding[0][1].take()) is not None:
+            number, _ = self._adding.popleft()
+            self.reports.append(Totals(number, tuple(total & _MASK for total in totals)))
 
     def _listen(self, order: Listen) -> None:
         for transport in order.transports:

@@ -6,8 +6,8 @@ Bounds: `_MAX_DIVISIONS` kinds of senders, each of at most `MAX_RANKS` ranks; ot
 from __future__ import annotations
 
 from kvtransfer.parts import part_runs
+from kvtransfer.pools.base import KvPool
 from kvtransfer.pools.cut import sink_of
-from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.inlets import Inlet
 from wire.errors import InvalidSetting
 from wire.kv_share import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShare
@@ -19,7 +19,7 @@ _MAX_DIVISIONS = 16
 class RankInlets:
     """See `Inlets`. `pool` holds `share` of blocks of `layout`."""
 
-    def __init__(self, pool: HostPool, layout: KvLayout, share: KvShare) -> None:
+    def __init__(self, pool: KvPool, layout: KvLayout, share: KvShare) -> None:
         self._pool, self._layout, self._share = pool, layout, share
         self._by_division: dict[KvDivision, dict[KvShare, Inlet]] = {}
 

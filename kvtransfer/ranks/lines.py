@@ -40,6 +40,10 @@ class RankLines:
         self._reason_s = _REASON_S
         self._tell_others(begin)
 
+    def enter(self) -> None:
+        """Have the calling thread be the one that uses the driver's own pool."""
+        self._own.enter()
+
     def hear(self, kind: type[Report], handler: Handler) -> None:
         """Have reports of this kind handled."""
         self._handlers[kind] = handler

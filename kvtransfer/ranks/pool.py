@@ -29,7 +29,8 @@ class RanksPool:
         self._lines, self._layout = lines, layout
 
     def enter(self) -> None:
-        """See `KvPool.enter`: any thread may."""
+        """See `KvPool.enter`."""
+        self._lines.enter()
 
     def checksums(self, kind: str) -> Checksums:
         """See `KvPool.checksums`."""

@@ -32,6 +32,8 @@ _LOOK_S = 0.05
 _STARTING = "starting"
 _PROOFS = {"nixl": WriteProof.ENDPOINT_ENDED}
 """Of the transports by which peers write; by all others ranks do so themselves."""
+_PROOFS_ON_DEVICE = {"nixl": WriteProof.BOTH_ENDED}
+"""A peer on this host may have mapped a rank's pool."""
 
 
 @dataclass(slots=True)
@@ -43,12 +45,16 @@ class _Expected:
 
 
 class RanksReceiver:
-    """See `Receiver`, for one transport. Counts what ranks receive in `counters`. `open_ranks_receivers` makes it."""
+    """See `Receiver`, for one transport. Counts what ranks receive in `counters`. `is_device`: their pools are on
+    devices. `open_ranks_receivers` makes it."""
 
     is_silent = False
 
-    def __init__(self, transport: str, lines: RankLines, counters: ReceivingCounters) -> None:
-        self.write_proof = _PROOFS.get(transport, WriteProof.OWN_HANDS)
+    def __init__(
+        self, transport: str, lines: RankLines, counters: ReceivingCounters, *, is_device: bool = False
+    ) -> None:
+        proofs = _PROOFS_ON_DEVICE if is_device else _PROOFS
+        self.write_proof = proofs.get(transport, WriteProof.OWN_HANDS)
         self._transport, self._lines, self._counters = transport, lines, counters
         self._shares = lines.division.shares
         self._numbers = count()
@@ -154,10 +160,10 @@ class RanksReceiver:
 
 
 def open_ranks_receivers(
-    lines: RankLines, counters: ReceivingCounters, transports: Sequence[str]
+    lines: RankLines, counters: ReceivingCounters, transports: Sequence[str], *, is_device: bool = False
 ) -> Sequence[RanksReceiver]:
     """Receivers by these transports, the preferred one first. Raises `InvalidSetting` when a rank does not listen."""
-    receivers = {name: RanksReceiver(name, lines, counters) for name in transports}
+    receivers = {name: RanksReceiver(name, lines, counters, is_device=is_device) for name in transports}
     lines.hear(Listening, lambda share, report: receivers[report.transport].on_listening(share, report))
     lines.hear(Arrived, lambda share, report: receivers[report.transport].on_arrived(share, report))
     lines.hear(Forgotten, lambda share, report: receivers[report.transport].on_forgotten(share, report))

@@ -23,7 +23,7 @@ from wire.kv_share import KvShare
 from wire.request_key import RequestKey
 
 _MAX_TOLD = 4
-_SLOTS = "shm_slots"
+_SLOTS, _NIXL = "shm_slots", "nixl"
 _PIECE_BYTES = {"nixl": 2**24}
 """How much one push is given, where a push has a fixed cost."""
 
@@ -101,7 +101,9 @@ class RanksSender:
 
 
 class RanksSenders:
-    """See `SenderOpener`. Counts what ranks send in `counters`."""
+    """See `SenderOpener`. Counts what ranks send in `counters`. `is_device`: their pools are on devices. By nixl such
+    ranks might map the pool of a peer on the same host, and only the end of each of them would prove that nothing is
+    written any more, of which the peer does not know: it knows their driver."""
 
     def __init__(
         self,
@@ -109,9 +111,11 @@ class RanksSenders:
         counters: SendingCounters,
         transports: Sequence[str],
         may_share_memory: Callable[[PeerHello], bool],
+        *,
+        is_device: bool = False,
     ) -> None:
         self._lines, self._counters, self._taken = lines, counters, transports
-        self._may_share_memory = may_share_memory
+        self._may_share_memory, self._is_device = may_share_memory, is_device
         self._numbers = count()
         self._senders: dict[int, RanksSender] = {}
         lines.hear(Taken, self._on_taken)
@@ -128,6 +132,8 @@ class RanksSenders:
                 reasons.append(f"{name:.40}: ranks of this node take {' or '.join(self._taken)}")
             elif name == _SLOTS and not self._may_share_memory(hello):
                 reasons.append(f"{name}: the nodes do not share memory")
+            elif name == _NIXL and self._is_device and self._may_share_memory(hello):
+                reasons.append(f"{name}: of ranks on devices, it is for peers on other hosts; use shm on this one")
             else:
                 return name, self._opened(ranks_at(endpoint, hello.num_blocks))
         raise Refused(f"no KV transport in common ({'; '.join(reasons) or 'none offered'})")

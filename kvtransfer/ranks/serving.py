@@ -42,7 +42,8 @@ def start_transfers(
     an order may be on its way while what it is about has come."""
     channels = [TransferChannel(end, "the driver") for end in ends]
     threads = [
-        threading.Thread(target=_serve, args=(own, each, open_network, order_s), daemon=True) for each in channels
+        threading.Thread(target=_serve, args=(own.for_thread(), each, open_network, order_s), daemon=True)
+        for each in channels
     ]
     for thread in threads:
         thread.start()
@@ -66,6 +67,7 @@ def _serve(own: RankPool, channel: TransferChannel, open_network: OpenNetwork, o
 
 def _carry_out(end: RankEnd, channel: TransferChannel) -> None:
     try:
+        end.enter()
         while True:
             _turn(end, channel)
     finally:

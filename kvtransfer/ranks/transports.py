@@ -11,15 +11,16 @@ and direction, and writes runs of bytes from where they are to where they belong
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
 from kvtransfer.messages import RANK_ENDPOINTS, Endpoint, RankEndpoint, RankEndpoints
 from kvtransfer.parts import ByteRun, part_runs
+from kvtransfer.pools.base import KvPool
 from kvtransfer.pools.cut import source_of
-from kvtransfer.pools.host import HostPool
+from kvtransfer.pools.open import open_pool
 from kvtransfer.ranks.inlets import RankInlets
 from kvtransfer.transports.announced import Look
 from kvtransfer.transports.base import Receiver, Sender
@@ -53,12 +54,16 @@ class PartReceiver(Receiver, Protocol):
 @dataclass(frozen=True, slots=True)
 class RankPool:
     """The pool of one rank: it holds `share` of blocks of `layout`. `descriptor`: the open file of its memory, by which
-    an agent process can map it."""
+    an agent process can map it; None for one on a device, whose agent is a thread."""
 
-    pool: HostPool
+    pool: KvPool
     layout: KvLayout
     share: KvShare
     descriptor: int | None = None
+
+    def for_thread(self) -> RankPool:
+        """The same for one more thread: a pool on a device is used by one."""
+        return replace(self, pool=open_pool(self.pool.memory)) if self.pool.is_device else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +103,10 @@ def open_part_receiver(name: str, own: RankPool, network: Network) -> PartReceiv
 
             return ZmqReceiver(network.context, network.host, own.pool, network.links, inlets=inlets)
         case "nixl":
-            from kvtransfer.transports.nixl.receiver import NixlReceiver
+            from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
 
-            return NixlReceiver(_open_agent(own, network), inlets)
+            agent = _open_agent(own, network)
+            return NixlDeviceReceiver(agent, inlets) if own.pool.is_device else NixlReceiver(agent, inlets)
         case _:
             raise ValueError(f"ranks have no transport {name!r}")
 
@@ -113,6 +119,10 @@ def open_nixl_senders(own: RankPool, network: Network) -> NixlSenders:
 
 
 def _open_agent(own: RankPool, network: Network) -> RunningAgent:
+    if own.pool.is_device:
+        from kvtransfer.transports.nixl.thread import AgentThread
+
+        return AgentThread(own.pool.memory, network.host)
     from kvtransfer.transports.nixl.process import AgentProcess
 
     if own.descriptor is None:

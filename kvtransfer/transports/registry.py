@@ -31,7 +31,6 @@ import zmq
 
 from kvtransfer.messages import Endpoint, PeerHello, ProcessIdentity
 from kvtransfer.pools.base import KvPool
-from kvtransfer.pools.host import HostPool
 from kvtransfer.process_identity import shares_memory
 from kvtransfer.transports.base import Blocks, Receiver, Sender, Starting
 from kvtransfer.transports.inlets import Inlets, WholeOnly
@@ -117,15 +116,6 @@ class PoolMemory:
                 sweep_orphans()
 
 
-def open_pool(blocks: Any) -> KvPool:
-    """The pool over `blocks` [num_blocks, block_bytes] of bytes: a numpy array, or a torch tensor on a device."""
-    if isinstance(blocks, np.ndarray):
-        return HostPool(blocks)
-    from kvtransfer.pools.device import DevicePool
-
-    return DevicePool(blocks)
-
-
 def listens(receiver: Receiver) -> bool:
     """Whether a receiver listens on a port of its own."""
     return receiver.endpoint.transport in LISTENING
@@ -196,7 +186,7 @@ def _open_receiver(
 
 def _inlets(pool: KvPool, layout: KvLayout | None) -> Inlets:
     """Where parts of blocks go, which ranks of other nodes may have."""
-    if layout is None or not isinstance(pool, HostPool):
+    if layout is None:
         return WholeOnly(pool)
     from kvtransfer.ranks.inlets import RankInlets
 
@@ -289,8 +279,6 @@ class SenderFactory:
         """A sender to a node whose ranks have pools of their own."""
         from kvtransfer.ranks.transports import Network, RankPool, open_parts, ranks_at
 
-        if not isinstance(self._pool, HostPool):
-            raise TransferFailed("the receiver's ranks have pools of their own, and this pool is on a device")
         network = Network(self._settings.context, self._settings.host, self._settings.links)
         own = RankPool(self._pool, hello.layout, WHOLE_BLOCK)
         sender, _ = open_parts(own, network, self._nixl, ranks_at(endpoint, hello.num_blocks))

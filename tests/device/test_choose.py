@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from device.choose import open_device, require_cuda
+from device.choose import open_device, require_cuda, require_one_for_each
 from device.emulated import EmulatedDevice
 from device.host import HostDevice
 from wire.errors import InvalidSetting
@@ -50,3 +50,13 @@ def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
     require_cuda("cuda:1", 1)
     with pytest.raises(InvalidSetting, match="--device cuda:2: there are only 2 CUDA devices"):
         require_cuda("cuda:2", 2)
+
+
+def test_ranks_that_have_no_gpu_each_are_told_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,4,5")
+    require_one_for_each(torch.device("cuda", 0), 4)
+    require_one_for_each(torch.device("cuda", 2), 2)
+    reason = r"4 ranks of a node need a GPU each, and this process sees 3 from cuda:1 on \(.* is 2,3,4,5\)"
+    with pytest.raises(InvalidSetting, match=reason):
+        require_one_for_each(torch.device("cuda", 1), 4)

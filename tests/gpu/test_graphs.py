@@ -15,6 +15,7 @@ import pytest
 
 from device.base import Device
 from engine.build import build_engine
+from engine.core import EngineCore
 from engine.runner.kv_memory import allocate_private
 from engine.scheduler.request import SampledToken
 from engine.settings import EngineSettings
@@ -53,7 +54,11 @@ def generate(folder: Path, dtype: str, requests: Requests, *, enforce_eager: boo
         max_num_batched_tokens=256,
         enforce_eager=enforce_eager,
     )
-    core = build_engine(settings, allocate_private).core
+    return generated(build_engine(settings, allocate_private).core, requests)
+
+
+def generated(core: EngineCore, requests: Requests) -> list[list[SampledToken]]:
+    """The same of an engine that is there."""
     found: dict[RequestKey, list[SampledToken]] = {}
     for index, (prompt, params) in enumerate(requests):
         key = RequestKey.numbered(index)

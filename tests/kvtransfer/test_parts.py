@@ -13,6 +13,7 @@ from kvtransfer.parts import ByteRun, part_runs
 from kvtransfer.pools import dot64
 from kvtransfer.pools.cut import StrandTotals, WholeChecksums, sink_of, source_of
 from kvtransfer.pools.host import HostPool
+from tests.kvtransfer.late_stream import late_pool
 from wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
 from wire.layout import LATENT, STATE, KvLayout, LayerKv
 
@@ -115,7 +116,8 @@ def test_what_ranks_add_up_is_the_checksum_of_the_whole_block(name: str, divisio
     block_ids = [3, 0]
 
     def values() -> list[int]:
-        totals = {share: StrandTotals(pool, layout, share).of(block_ids) for share, pool in pools.items()}
+        sums = {share: StrandTotals(pool, layout, share) for share, pool in pools.items()}
+        totals = {share: each.begin(block_ids).take() or () for share, each in sums.items()}
         return WholeChecksums(layout, division).values(len(block_ids), totals)
 
     right = [dot64.Dot64(layout.block_bytes).checksum(whole[block]) for block in block_ids]
@@ -131,4 +133,23 @@ def test_heads_that_are_no_whole_words_cannot_be_added_up() -> None:
     share = KvShare(1, 0, KvDivision(2))
     with pytest.raises(ValueError, match="whole words"):
         StrandTotals(HostPool(np.zeros((1, 12), dtype=np.uint8)), layout, share)
-    assert StrandTotals(HostPool(np.zeros((1, 24), dtype=np.uint8)), layout, WHOLE_BLOCK).of([0]) == [0]
+    assert StrandTotals(HostPool(np.zeros((1, 24), dtype=np.uint8)), layout, WHOLE_BLOCK).begin([0]).take() == [0]
+
+
+def test_parts_of_blocks_on_a_device_that_is_late_are_there_when_they_are_read_or_settled() -> None:
+    layout, (target, *_) = layout_of(_LAYOUTS["delta nets"]), KvDivision(2).shares
+    whole = blocks_of(layout)
+    runs = part_runs(layout, KvDivision(), target)[WHOLE_BLOCK]
+    expected, memory = cut(layout, target, whole), np.zeros_like(cut(layout, target, whole))
+    source, sink = source_of(late_pool(whole.copy()), runs), sink_of(late_pool(memory), runs)
+    payload = np.empty((1, source.block_bytes), dtype=np.uint8)
+    for block in range(_NUM_BLOCKS):  # more writes than may be in flight
+        source.read([block], payload)
+        sink.write([block], payload)
+        payload[:] = 0
+    sink.settle()
+    assert (memory == expected).all()
+    totals = StrandTotals(late_pool(memory), layout, target).begin([3, 0])
+    while (found := totals.take()) is None:
+        pass
+    assert [each % 2**64 for each in found] == StrandTotals(HostPool(memory), layout, target).begin([3, 0]).take()

@@ -14,8 +14,8 @@ from kvtransfer.pools import device
 from kvtransfer.pools.base import KvPool, Lent
 from kvtransfer.pools.device import DevicePool
 from kvtransfer.pools.host import HostPool
+from kvtransfer.pools.open import open_pool
 from kvtransfer.transports.base import Blocks
-from kvtransfer.transports.registry import open_pool
 from tests.kvtransfer.late_stream import LateStream, late_pool
 
 _NUM_BLOCKS, _BLOCK_BYTES = 24, 2**12

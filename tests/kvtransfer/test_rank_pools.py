@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
+import torch
 import zmq
 
 from engine.runner.kv_memory import allocate_shared
@@ -18,7 +19,7 @@ from kvtransfer.integrity import DOT64
 from kvtransfer.messages import RANK_ENDPOINTS, Endpoint, PeerHello, RankEndpoint, RankEndpoints
 from kvtransfer.pools import dot64
 from kvtransfer.pools.base import Checksums
-from kvtransfer.pools.host import HostPool
+from kvtransfer.pools.open import open_pool
 from kvtransfer.process_identity import this_process
 from kvtransfer.ranks import lines as rank_lines
 from kvtransfer.ranks import transports as rank_transports
@@ -63,14 +64,20 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Pools:
-    """The pools of a node of some division, in memory that agents can map. `lines`: of its driver, for one
-    direction."""
+    """The pools of a node of some division, in memory that agents can map, or that stands for a device's. `lines`: of
+    its driver, for one direction."""
 
-    def __init__(self, division: KvDivision, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(
+        self, division: KvDivision, context: zmq.Context[zmq.Socket[bytes]], *, is_device: bool = False
+    ) -> None:
         self.context, self.shares = context, division.shares
         regions = {share: allocate_shared(NUM_BLOCKS * own_layout(LAYOUT, share).block_bytes) for share in self.shares}
         self.descriptors = {share: region.descriptor for share, region in regions.items()}
-        self.pools = {share: HostPool(region.array.reshape(NUM_BLOCKS, -1)) for share, region in regions.items()}
+        self.memories = {share: region.array.reshape(NUM_BLOCKS, -1) for share, region in regions.items()}
+        self.pools = {
+            share: open_pool(torch.from_numpy(memory) if is_device else memory)
+            for share, memory in self.memories.items()
+        }
         driver, *others = reversed(self.shares)
         self.threads: list[threading.Thread] = []
         self.ends = {share: socket.socketpair() for share in others}
@@ -92,8 +99,8 @@ class Pools:
         return RanksSenders(self.lines, counters or SendingCounters(), [transport], lambda hello: True)
 
     def fill(self, whole: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> None:
-        for share, pool in self.pools.items():
-            pool.memory[:] = cut(LAYOUT, share, whole)
+        for share, memory in self.memories.items():
+            memory[:] = cut(LAYOUT, share, whole)
 
     def checksums(self) -> Checksums:
         return RanksPool(self.lines, LAYOUT).checksums(DOT64)
@@ -111,8 +118,8 @@ def opened(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[[KvDivi
     """Nodes that end with the test."""
     nodes: list[Pools] = []
 
-    def make(division: KvDivision) -> Pools:
-        nodes.append(Pools(division, context))
+    def make(division: KvDivision, *, is_device: bool = False) -> Pools:
+        nodes.append(Pools(division, context, is_device=is_device))
         return nodes[-1]
 
     yield make
@@ -161,21 +168,28 @@ def sums(checksums: Checksums, block_ids: Sequence[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("transport", "sources", "targets"),
+    ("transport", "sources", "targets", "on_device"),
     [
-        (ZMQ, KvDivision(2), KvDivision(2)),
-        (ZMQ, KvDivision(1), KvDivision(2, 2)),
-        (ZMQ, KvDivision(4), KvDivision(2, 3)),
-        (ZMQ, KvDivision(2, 2), KvDivision(4)),
-        (SLOTS, KvDivision(2), KvDivision(2)),
-        (SLOTS, KvDivision(2, 2), KvDivision(4)),
-        pytest.param(NIXL, KvDivision(2), KvDivision(1), marks=needs_nixl),
+        (ZMQ, KvDivision(2), KvDivision(2), ""),
+        (ZMQ, KvDivision(1), KvDivision(2, 2), ""),
+        (ZMQ, KvDivision(4), KvDivision(2, 3), ""),
+        (ZMQ, KvDivision(2, 2), KvDivision(4), ""),
+        (SLOTS, KvDivision(2), KvDivision(2), ""),
+        (SLOTS, KvDivision(2, 2), KvDivision(4), ""),
+        (ZMQ, KvDivision(2), KvDivision(2), "both"),
+        (ZMQ, KvDivision(2), KvDivision(4), "both"),
+        (SLOTS, KvDivision(2), KvDivision(1), "both"),
+        (SLOTS, KvDivision(4), KvDivision(2), "sending"),
+        (ZMQ, KvDivision(2, 2), KvDivision(2), "receiving"),
+        pytest.param(NIXL, KvDivision(2), KvDivision(1), "", marks=needs_nixl),
     ],
 )
 def test_blocks_go_from_rank_to_rank(
-    opened: Callable[[KvDivision], Pools], transport: str, sources: KvDivision, targets: KvDivision
+    opened: Callable[..., Pools], transport: str, sources: KvDivision, targets: KvDivision, on_device: str
 ) -> None:
-    whole, sending, receiving = whole_blocks(), opened(sources), opened(targets)
+    whole = whole_blocks()
+    sending = opened(sources, is_device=on_device in ("both", "sending"))
+    receiving = opened(targets, is_device=on_device in ("both", "receiving"))
     sending.fill(whole)
     received, sent = ReceivingCounters(), SendingCounters()
     receiver, senders = receiving.receiver(transport, received), sending.senders(transport, sent)
@@ -194,39 +208,45 @@ def test_blocks_go_from_rank_to_rank(
         return len(arrived) == len(MOVES) and not sender.is_reading(KEY)
 
     wait(is_there)
-    for share, pool in receiving.pools.items():
-        expected = np.zeros_like(pool.memory)
+    for share, memory in receiving.memories.items():
+        expected = np.zeros_like(memory)
         expected[list(TARGETS)] = cut(LAYOUT, share, whole)[[move.source for move in MOVES]]
-        assert (pool.memory == expected).all()
+        assert (memory == expected).all()
     num_bytes = len(MOVES) * sum(own_layout(LAYOUT, share).block_bytes for share in targets.shares)
     assert (sent.num_part_bytes, received.num_part_bytes) == (num_bytes, num_bytes)
     # the checksum is that of whole blocks, on both sides, and a byte that is wrong in one rank changes it
     checksum, mine = dot64.Dot64(LAYOUT.block_bytes).checksum, receiving.checksums()
     right = [checksum(whole[move.source]) for move in MOVES]
     assert sums(sending.checksums(), [move.source for move in MOVES]) == right == sums(mine, TARGETS)
-    receiving.pools[receiving.shares[0]].memory[TARGETS[2], 3] ^= 1
+    receiving.memories[receiving.shares[0]][TARGETS[2], 3] ^= 1
     assert [a == b for a, b in zip(sums(mine, TARGETS), right, strict=True)] == [True, True, False, True]
 
 
 @pytest.mark.parametrize(
-    ("choice", "transport", "division"),
+    ("choice", "transport", "division", "is_device"),
     [
-        ("zmq", ZMQ, KvDivision(2, 2)),
-        ("shm", SLOTS, KvDivision(2, 2)),
+        ("zmq", ZMQ, KvDivision(2, 2), False),
+        ("shm", SLOTS, KvDivision(2, 2), False),
+        ("zmq", ZMQ, KvDivision(2), True),
+        ("shm", SLOTS, KvDivision(4), True),
     ],
 )
 def test_a_node_with_one_pool_gives_to_ranks_and_takes_from_them(
-    opened: Callable[[KvDivision], Pools],
+    opened: Callable[..., Pools],
     context: zmq.Context[zmq.Socket[bytes]],
     choice: str,
     transport: str,
     division: KvDivision,
+    is_device: bool,
 ) -> None:
-    whole, ranks = whole_blocks(), opened(division)
+    whole, ranks = whole_blocks(), opened(division, is_device=is_device)
     settings = TransportSettings(choice, context, _LOOPBACK, LinkSettings(), this_process())
     memories = PoolMemory(settings, "sender"), PoolMemory(settings, "receiver")
-    first, second = (HostPool(memory.allocate(whole.nbytes).reshape(whole.shape)) for memory in memories)
-    first.memory[:] = whole
+    whole_of_first, whole_of_second = (memory.allocate(whole.nbytes).reshape(whole.shape) for memory in memories)
+    whole_of_first[:] = whole
+    first, second = (
+        open_pool(torch.from_numpy(each) if is_device else each) for each in (whole_of_first, whole_of_second)
+    )
     factory = SenderFactory(settings, memories[0], first)
     among = ranks.receiver(transport)
     receivers = open_receivers(settings, memories[1], second, LAYOUT)
@@ -244,8 +264,8 @@ def test_a_node_with_one_pool_gives_to_ranks_and_takes_from_them(
     sender.close()
     # and back, from the ranks: other lines of the same pools
     again = opened(division)
-    for share, pool in ranks.pools.items():
-        again.pools[share].memory[:] = pool.memory
+    for share, own in ranks.memories.items():
+        again.memories[share][:] = own
     senders = again.senders(transport)
     _, sender = senders.open(hello(Endpoint("shm", "not for ranks"), alone.endpoint))
     alone.expect(KEY, TARGETS, GENERATIONS)
@@ -259,7 +279,7 @@ def test_a_node_with_one_pool_gives_to_ranks_and_takes_from_them(
         return len(places) == len(MOVES)
 
     wait(is_back)
-    assert (second.memory[list(TARGETS)] == whole[[move.source for move in MOVES]]).all()
+    assert (whole_of_second[list(TARGETS)] == whole[[move.source for move in MOVES]]).all()
     for each in receivers:
         each.close()
     factory.close()
@@ -290,7 +310,7 @@ def test_blocks_are_written_until_every_rank_has_forgotten_them(opened: Callable
 
     wait(is_over)
     assert not receiver.take_arrivals()
-    assert not any(pool.memory.any() for pool in receiving.pools.values())
+    assert not any(memory.any() for memory in receiving.memories.values())
 
 
 @pytest.mark.parametrize("transport", [ZMQ, SLOTS])
@@ -321,7 +341,7 @@ def test_blocks_that_overtake_the_order_to_expect_them_are_written(
         return sum(report.count for report in end.reports if isinstance(report, Arrived)) == len(MOVES)
 
     wait(has_come)
-    assert (receiving.pools[WHOLE_BLOCK].memory[list(TARGETS)] == whole[[move.source for move in MOVES]]).all()
+    assert (receiving.memories[WHOLE_BLOCK][list(TARGETS)] == whole[[move.source for move in MOVES]]).all()
     sender.close()
     end.close()
 
@@ -355,7 +375,7 @@ def test_blocks_whose_order_is_still_on_its_way_to_another_machine_wait_for_it(
         arrived = channel.receive(_WAIT_S)
         assert isinstance(arrived, Arrived)
         num_arrived += arrived.count
-    assert (receiving.pools[WHOLE_BLOCK].memory[list(TARGETS)] == whole[[move.source for move in MOVES]]).all()
+    assert (receiving.memories[WHOLE_BLOCK][list(TARGETS)] == whole[[move.source for move in MOVES]]).all()
     channel.close()
     for thread in threads:
         thread.join(_WAIT_S)

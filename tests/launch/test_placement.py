@@ -46,6 +46,14 @@ def test_nodes_know_how_many_share_their_accelerator(num_nodes: int, devices: li
     assert [share.num_sharing for share in shares] == expected
 
 
+def test_each_rank_of_a_node_has_an_accelerator_of_its_own() -> None:
+    shares = place_nodes(3, cpus(4), ["0", "1", "2", "3"], pin_cpus=False, num_ranks=[2, 1, 2])
+    assert [(share.device, share.num_sharing) for share in shares] == [("0,1", 2), ("2", 1), ("3,0", 2)]
+    # with too few a node sees all of them, and refuses
+    shares = place_nodes(1, cpus(4), ["4", "5"], pin_cpus=False, num_ranks=[4])
+    assert [share.device for share in shares] == ["4,5"]
+
+
 @pytest.mark.parametrize(("text", "num_cpus"), [("100000 100000", 1), ("50000 100000", 1), ("max 100000", None)])
 def test_a_cgroup_quota_is_respected(tmp_path: Path, text: str, num_cpus: int | None) -> None:
     file = tmp_path / "cpu.max"

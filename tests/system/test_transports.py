@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -30,15 +30,17 @@ from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_
 _LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 10)
 _NUM_TOKENS = 16
 _AGENT = "kvtransfer.transports.nixl.agent"
+_RANKS = ("--tensor-parallel-size", "2")
 _RELAYS = (
-    ("shm", "cpu", "llama", "int8"),
-    ("shm", "emulated", "qwen2", "auto"),
-    ("zmq", "cpu", "mistral", "int4"),
-    ("zmq", "emulated", "llama", "auto"),
-    ("nixl", "cpu", "qwen3", "auto"),
-    ("nixl", "emulated", "mistral", "auto"),
-    ("nccl", "emulated", "qwen3", "auto"),
+    ("shm", "cpu", "llama", "int8", ()),
+    ("shm", "emulated", "qwen2", "auto", ()),
+    ("zmq", "cpu", "mistral", "int4", ()),
+    ("zmq", "emulated", "llama", "auto", _RANKS),
+    ("nixl", "cpu", "qwen3", "auto", ()),
+    ("nixl", "emulated", "mistral", "auto", ()),
+    ("nccl", "emulated", "qwen3", "auto", ()),
 )
+"""Transport, device, family, quantization, and the ranks of the decode node."""
 _FLAGS = ("--max-num-batched-tokens", "40")
 _NUM_DEATHS = 2
 """Of both agents, then of one."""
@@ -69,11 +71,10 @@ def require_equal(answer: Expected, expected: Expected) -> None:
 
 
 @contextlib.contextmanager
-def relaying(folder: Path, model: Path, *flags: str) -> Iterator[Relay]:
+def relaying(folder: Path, model: Path, *flags: str, decode: Sequence[str] = ()) -> Iterator[Relay]:
     """A relay of two nodes with these flags, in which every prompt is handed over. It ends well and leaves nothing."""
-    relay = start_relay(
-        model, folder, prefill=((*flags, *_FLAGS),), decode=((*flags, *_FLAGS),), router=("--local-prefill-tokens", "0")
-    )
+    both, router = (*flags, *_FLAGS), ("--local-prefill-tokens", "0")
+    relay = start_relay(model, folder, prefill=(both,), decode=((*both, *decode),), router=router)
     try:
         yield relay
         relay.stop()
@@ -81,12 +82,13 @@ def relaying(folder: Path, model: Path, *flags: str) -> Iterator[Relay]:
         relay.close()
 
 
-@pytest.mark.parametrize(("transport", "device", "family", "quantization"), _RELAYS)
+@pytest.mark.parametrize(("transport", "device", "family", "quantization", "ranks"), _RELAYS)
 def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does(
     transport: str,
     device: str,
     family: str,
     quantization: str,
+    ranks: Sequence[str],
     checkpoints: Checkpoints,
     references: Callable[[str], Reference],
     tmp_path: Path,
@@ -98,7 +100,7 @@ def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does
         reference = Reference(dequantized(folder, tmp_path / "dequantized", quantization))
     prompts = [make_prompt(length, 7) for length in _LENGTHS]
     flags = ("--kv-transport", transport, "--device", device, "--quantization", quantization)
-    with relaying(tmp_path, folder, *flags) as relay:
+    with relaying(tmp_path, folder, *flags, decode=ranks) as relay:
         for prompt in prompts:
             answer, transfer = ask(relay.client, prompt)
             require_equal(answer, reference.greedy(prompt, _NUM_TOKENS))

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -139,7 +140,7 @@ def test_a_rank_that_stands_still_in_a_step_is_named_and_ended(monkeypatch: pyte
     with ranks.within(END_S * 60):
         repeat(ranks.require_alive, 0.3)
     reason = r"^rank 1 of 2 \(stage 0 of 2\) is stopped, and a step was to take 0\.25 s at most$"
-    with ranks.within(0.25), pytest.raises(RankFailed, match=reason):
+    with pytest.raises(RankFailed, match=reason), ranks.within(0.25):
         repeat(ranks.require_alive, END_S)
     ranks.close()
     assert not psutil.pid_exists(pid)
@@ -150,9 +151,15 @@ def test_a_rank_that_stands_still_while_nothing_is_computed_is_named_and_ended(m
     ranks = Ranks(EngineSettings(tensor_parallel_size=2), 1, LocalRanks(), "")
     (pid,) = ranks.pids
     repeat(ranks.require_alive, 0.5)
+    aborted = threading.Event()
+    ranks.abort_when_lost(aborted.set)
     monkeypatch.setattr(rank_processes, "STANDING_S", 0.1)
     with pytest.raises(RankFailed, match=r"^rank 1 of 2 is stopped, for 0\.1 s now$"):
         repeat(ranks.require_alive, END_S)
+    # who waits for a device goes on without a result, and has to learn that
+    assert aborted.wait(END_S)
+    with pytest.raises(RankFailed, match=r"^rank 1 of 2 is stopped"), ranks.within(END_S):
+        pass
     ranks.close()
     assert not psutil.pid_exists(pid)
 

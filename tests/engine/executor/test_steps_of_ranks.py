@@ -235,7 +235,8 @@ def test_what_cannot_be_divided_is_said_before_anything_starts(
         ({"tensor_parallel_size": 8, "pipeline_parallel_size": 9}, "8 in 9 stages are more than 64 ranks"),
         ({"pipeline_parallel_size": 3}, "--pipeline-parallel-size 3: 2 layers cannot be divided among 3 stages"),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "uni is one process"),
-        ({"tensor_parallel_size": 2, "device": "emulated"}, "ranks share their KV in host memory"),
+        ({"pipeline_parallel_size": 2, "device": "emulated"}, "2: stages are computed on a CPU only"),
+        ({"tensor_parallel_size": 2, "device": "emulated", "rank_pools": SHARED}, "on a device with memory of its own"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_line(tmp_path: Path, settings: dict[str, object], reason: str) -> None:

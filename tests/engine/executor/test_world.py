@@ -10,6 +10,7 @@ import torch
 from engine.executor.world import World
 from engine.models.shard import Shard
 from tests.engine.executor.board import Board
+from wire.errors import InvalidSetting
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -33,3 +34,29 @@ def test_the_bits_of_a_row_do_not_depend_on_how_many_are_added_up(
         for alone, together in threads.map(add_up, range(num_ranks)):
             assert torch.equal(alone, in_order[:1])
             assert torch.equal(together, in_order)
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_shares_stand_side_by_side_on_the_first_rank_and_what_it_has_is_everybodys(records: bool) -> None:
+    board = Board()
+
+    def run(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        world = World(Shard(rank, 3), board.meeting(), b"nonce", records=records)
+        share = torch.full((2, 1), float(rank))
+        values = torch.full((4,), rank + 5)
+        world.from_first(values)
+        return world.side_by_side(share), world.add_up(torch.tensor([1.0 + rank])), values
+
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(run, range(3)))
+    assert torch.equal(found[0][0], torch.tensor([[0.0, 1.0, 2.0]] * 2))
+    for rank, (share, total, values) in enumerate(found):
+        assert rank == 0 or torch.equal(share, torch.full((2, 1), float(rank)))
+        assert torch.equal(total, torch.tensor([6.0]))
+        assert torch.equal(values, torch.full((4,), 5))
+
+
+def test_ranks_on_gpus_need_a_torch_with_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    with pytest.raises(InvalidSetting, match=r"this torch has no NCCL; install a CUDA build"):
+        World(Shard(0, 2), Board().meeting(), b"nonce", device=torch.device("cuda", 0))

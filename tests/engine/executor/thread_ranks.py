@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,12 +25,15 @@ from engine.executor.following import Follower
 from engine.executor.messages import Channel, Compute, Order
 from engine.executor.mp import MpExecutor
 from engine.executor.passages import Incoming, Outgoing, Passages, StreamShape, taken_ends
+from engine.executor.world import World
 from engine.model_share import attention_of, load_share, open_basis, recorded_pass, stream_of
+from engine.models.collectives import Collectives
 from engine.models.config import ModelConfig
 from engine.models.shard import Shard
 from engine.runner.forward import decoded_pass
 from engine.runner.kv_memory import KvMemory, allocate_shared, mapped_kv, own_kv_memory
 from engine.settings import EngineSettings
+from tests.engine.executor.board import Board
 from wire.kv_share import own_layout
 
 _WAIT_S = 60.0
@@ -66,6 +70,9 @@ class ThreadCollectives:
         shares = self._calls.all(self._rank, share)
         return torch.cat(shares, dim=1) if self._rank == 0 else share
 
+    def from_first(self, values: Tensor) -> None:
+        values.copy_(self._calls.all(self._rank, values)[0])
+
 
 class ThreadExecutor:
     """See `Executor`. `orders`: what the ranks were told, as it travels."""
@@ -75,7 +82,6 @@ class ThreadExecutor:
         self._stages = [SharedCalls(size) for _ in range(num_stages)]
         self.calls = self._stages[-1]
         self.shard = Shard.of_process(0, *sizes)
-        self.collectives = self._collectives(self.shard)
         self.leader = self
         self.orders: list[bytes] = []
         self.limits: list[float] = []
@@ -91,17 +97,19 @@ class ThreadExecutor:
         self._num_entered = 0
         self.passages: Passages | None = None
         self._ends: list[Incoming | Outgoing] = []
+        self.collectives = self._collectives(self.shard)
 
-    def _collectives(self, shard: Shard) -> ThreadCollectives | None:
+    def _collectives(self, shard: Shard) -> Collectives | None:
         return ThreadCollectives(shard.rank, self._stages[shard.stage]) if shard.size > 1 else None
 
     def _follower(self, shard: Shard, settings: EngineSettings) -> Follower:
         basis = open_basis(settings, 1)
-        model = load_share(basis, shard, self._collectives(shard), None)
+        collectives = self._collectives(shard)
+        model = load_share(basis, shard, collectives, None)
         choice = attention_of(basis, model, shard)
         memory, passages = self.memory.result(_WAIT_S)
         if memory.is_divided:
-            paged = own_kv_memory(model.layout, model.own, shard, memory.num_blocks).paged
+            paged = own_kv_memory(model.layout, model.own, shard, memory.num_blocks, basis.device).paged
             assert own_layout(model.layout, shard.kv) == model.own
         else:
             assert memory.descriptor is not None
@@ -115,7 +123,11 @@ class ThreadExecutor:
         run = recorded_pass(basis, model, attention) or decoded_pass(model.decoder, attention)
         self._ends += [end for end in ends if end is not None]
         blocks = paged.blocks if memory.is_divided else None
-        return Follower(model.decoder, attention, basis.device, basis.limits, run, *ends, blocks=blocks)
+        limits = replace(basis.limits, spare_block=memory.spare_block)
+        follower = Follower(model.decoder, attention, basis.device, limits, run, collectives, *ends, blocks=blocks)
+        if basis.records_steps:
+            follower.record_graphs(shard)
+        return follower
 
     def tell_ahead(self, order: Order) -> None:
         self._num_entered += 1
@@ -175,15 +187,31 @@ class ThreadExecutor:
             self.passages.close()
 
 
+class GlooExecutor(ThreadExecutor):
+    """The same with the product's calls among ranks, over gloo, as devices record them."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._board = Board()
+        super().__init__(*arguments)
+
+    def _collectives(self, shard: Shard) -> Collectives | None:
+        return World(shard, self._board.meeting(), b"nonce", records=True)
+
+
 def built(
-    monkeypatch: pytest.MonkeyPatch, folder: Any, size: int, num_stages: int = 1, **settings: Any
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Any,
+    size: int,
+    num_stages: int = 1,
+    executor: type[ThreadExecutor] = ThreadExecutor,
+    **settings: Any,
 ) -> tuple[Engine, ThreadExecutor]:
     """An engine whose ranks are threads. Blocks of 4 tokens, steps of 8."""
-    monkeypatch.setattr(engine.build, "open_executor", ThreadExecutor)
+    monkeypatch.setattr(engine.build, "open_executor", executor)
     values = {"num_threads": 1, "num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 8, **settings}
     values |= {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages}
     made = build_engine(EngineSettings(str(folder), **values), allocate_shared)
-    executor = made.executor
-    assert isinstance(executor, ThreadExecutor)
-    assert not isinstance(executor, MpExecutor)
-    return made, executor
+    found = made.executor
+    assert isinstance(found, ThreadExecutor)
+    assert not isinstance(found, MpExecutor)
+    return made, found

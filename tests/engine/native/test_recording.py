@@ -254,6 +254,9 @@ class Doubling:
     def side_by_side(self, share: Tensor) -> Tensor:
         return share
 
+    def from_first(self, values: Tensor) -> None:
+        raise NotImplementedError
+
 
 def test_a_recording_is_cut_where_ranks_add_up(tmp_path: Path) -> None:
     threads, others = kernels(LEVELS[0], 2), Doubling()

@@ -57,7 +57,7 @@ def test_nothing_is_written_after_a_grant_was_forgotten(target: Target, peer: Pe
     assert peer.hear() == SlotTaken(0)
     target.receiver.forget(key_of(1))
     target.blocks[:] = GUARD
-    stream = target.receiver._pool._stream  # type: ignore[attr-defined]
+    stream = target.receiver._pool.stream  # type: ignore[attr-defined]
     assert isinstance(stream, LateStream)
     assert stream.num_left == 0, "a copy is in flight into blocks that may belong to somebody else now"
 

@@ -1,0 +1,101 @@
+"""Ranks on devices with memory of their own, each an emulated one: asynchronous steps, recorded graphs with the calls
+among ranks in them, tokens that the host does not know yet. The tokens are those of one rank on the host."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from device.emulated import EmulatedDevice, EmulatedGraph
+from engine.executor.messages import Channel, Compute
+from engine.models.config import load_config
+from engine.models.decoder import Decoder
+from engine.models.dummy import fill_with_noise
+from engine.models.ops.torch_ops import TorchOps
+from engine.models.shard import Shard
+from engine.pool_size import fewest_of_ranks
+from engine.runner.limits import RunnerLimits
+from engine.runner.profiling import profile, profile_share
+from engine.runner.sampler import Sampler
+from tests.checkpoints import make_checkpoint
+from tests.engine.executor.test_steps_of_ranks import alone, answers, prompt, tokens
+from tests.engine.executor.thread_ranks import (
+    GlooExecutor,
+    SharedCalls,
+    ThreadCollectives,
+    ThreadExecutor,
+    built,
+)
+from tests.engine.test_emulated_engine import choose_stand_in
+from tests.request_keys import key_of
+from wire.sampling import DecodingParams
+
+SETTINGS: dict[str, Any] = {"device": "emulated", "block_size": 16, "max_num_seqs": 6, "max_num_batched_tokens": 16}
+
+
+def orders_of(executor: ThreadExecutor) -> list[Compute]:
+    orders = [Channel.decoder.decode(frame[4:]) for frame in executor.orders]
+    assert all(isinstance(order, Compute) for order in orders)
+    return orders
+
+
+def test_recorded_steps_of_ranks_draw_the_tokens_of_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3", changes={"head_dim": 64})
+    replay = mock.patch.object(EmulatedGraph, "replay", autospec=True, side_effect=EmulatedGraph.replay)
+    with mock.patch("engine.model_share.choose_attention", choose_stand_in), replay as replayed:
+        engine, executor = built(monkeypatch, folder, 2, executor=GlooExecutor, **SETTINGS)
+        assert isinstance(engine.device, EmulatedDevice)
+        assert engine.device.num_graphs == 4
+        assert engine.memory.is_divided
+        found = answers(engine)
+        executor.close()
+    assert found == answers(alone(folder, block_size=16, max_num_batched_tokens=16))
+    orders = orders_of(executor)
+    num_recorded = sum(order.is_recorded for order in orders)
+    # both ranks replay what the driver does
+    assert replayed.call_count == 2 * num_recorded > 0
+    # steps began with tokens that the host did not know
+    assert any(order.sources for order in orders)
+
+
+def test_eager_steps_of_ranks_are_ahead_of_the_host_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    engine, executor = built(monkeypatch, folder, 2, executor=GlooExecutor, **SETTINGS, enforce_eager=True)
+    found = []
+    for each in (engine, alone(folder, block_size=16, max_num_batched_tokens=16)):
+        for number in range(3):
+            params = DecodingParams(temperature=0.0, max_tokens=7, prompt_logprobs=0 if number else None)
+            each.core.add(key_of(number), prompt(9 + number, first=number), params)
+        found.append(tokens(each))
+        found[-1] |= {scores.key: [scores.first] for scores in each.core.take_prompt_scores()}
+    executor.close()
+    assert found[0] == found[1]
+    assert not any(order.is_recorded for order in orders_of(executor))
+    assert any(order.sources for order in orders_of(executor))
+
+
+def test_ranks_measure_together_and_the_one_with_the_least_room_decides(tmp_path: Path) -> None:
+    config = load_config(make_checkpoint(tmp_path, "llama", vocab_size=321))
+    limits, calls = RunnerLimits(4, 12, 8), SharedCalls(2)
+
+    def measure(rank: int) -> int:
+        collectives, device = ThreadCollectives(rank, calls), EmulatedDevice()
+        shard = Shard(rank, 2)
+        decoder = Decoder(config, torch.float32, "cpu", TorchOps(), shard, collectives)
+        fill_with_noise(decoder)
+        if rank == 0:
+            profile(decoder, Sampler(frozenset(), config.vocab_size), device, limits)
+        else:
+            profile_share(decoder, device, limits)
+        device.close()
+        return fewest_of_ranks(9 - 2 * rank, device.torch_device, collectives)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(measure, range(2))) == [7, 7]
+    # an embedding, and two sums for each layer
+    assert calls.num_sums == 1 + 2 * config.num_layers
