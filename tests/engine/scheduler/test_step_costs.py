@@ -158,6 +158,25 @@ def test_a_step_stays_short_when_a_stream_may_join() -> None:
     assert sizes[1] < 70
 
 
+def test_a_step_that_is_short_is_filled_up_with_the_next_prompt() -> None:
+    machine = Machine()
+    machine.mix(600, random.Random(8))
+    scheduler = Scheduler(
+        BlockPool(64), SchedulerLimits(16, 8, 128, 1024), frozenset(), StepBound(machine.costs, 0.012)
+    )
+    for token_id in (7, 8):
+        scheduler.add(Request(RequestKey.numbered(next(NUMBERS)), [token_id] * 80, 80, PARAMS, b"s", 1024))
+    sizes = []
+    for _ in range(2):
+        now = scheduler.schedule(expects_streams=True)
+        scheduler.advance(now)
+        scheduler.apply(now, {})
+        sizes.append([share.num_tokens for share in now.requests])
+    ((first,), (rest, begun)) = sizes
+    assert first + rest == 80
+    assert abs(rest + begun - first) <= 2
+
+
 def test_the_tightest_goal_of_the_requests_that_decode_bounds_the_step() -> None:
     costs = Machine()
     costs.mix(600, random.Random(8))
