@@ -363,7 +363,7 @@
   }
 
   /** What is in a node's pool, by kind: of requests alone, held for handoffs by a lease, and found by its hash. */
-  const fill = (node) => [
+  const poolOf = (node) => [
     ["held", node.num_held_blocks - node.num_leased_blocks], ["leased", node.num_leased_blocks], ["cached", node.num_cached_blocks],
   ];
 
@@ -392,7 +392,7 @@
     setText(role, `${node.role}${of}${node.is_leaving ? ", leaving" : node.is_ejected ? ", ejected" : ""}`);
     setText(load, count(node.load));
     setText(steps, node.num_waiting ? `${node.num_running} + ${node.num_waiting} waiting` : count(node.num_running));
-    const kinds = fill(node);
+    const kinds = poolOf(node);
     const label = `${kinds.map(([kind, blocks]) => `${count(blocks)} ${kind}`).join(", ")}, ${count(node.num_free_blocks)} free`;
     showMeter(pool.firstElementChild, kinds.map(([, blocks]) => blocks), node.num_blocks, `${label} of ${node.num_blocks} blocks`);
     setText(pool.lastElementChild, `${label} of ${count(node.num_blocks)} blocks`);
@@ -480,7 +480,7 @@
     text(x + 58, y + 18, shortened(node.id));
     shape("rect", { x: x + 12, y: y + 26, width: 92, height: 6, class: "pool" });
     let from = x + 12;
-    for (const [kind, blocks] of fill(node)) {
+    for (const [kind, blocks] of poolOf(node)) {
       const width = 92 * blocks / (node.num_blocks || 1);
       shape("rect", { x: from, y: y + 26, width, height: 6, class: `pool ${kind}` });
       from += width;
@@ -527,7 +527,7 @@
     const of = (role) => doc.nodes.filter((node) => node.role === role).sort((a, b) => a.id < b.id ? -1 : 1).slice(0, MOST_BOXES);
     const prefill = of("prefill"), decode = of("decode"), hidden = doc.num_nodes - prefill.length - decode.length;
     const share = (blocks, node) => Math.round(92 * blocks / (node.num_blocks || 1));
-    const state = [...prefill, ...decode].map((node) => [node.role, node.id, node.is_leaving || node.is_ejected, ...fill(node).map(([, blocks]) => share(blocks, node))]);
+    const state = [...prefill, ...decode].map((node) => [node.role, node.id, node.is_leaving || node.is_ejected, ...poolOf(node).map(([, blocks]) => share(blocks, node))]);
     const wanted = JSON.stringify([state, hidden]);
     if (wanted !== drawn) draw(prefill, decode, hidden);
     drawn = wanted;

@@ -30,6 +30,7 @@ from wire.messages import Decode, Prefill, StepTimes
 
 SECRET = "canary-of-the-prompt"
 KEY = "key-of-the-page"
+SCRIPT = Path(__file__).parents[3] / "router" / "page" / "page.js"
 
 
 @pytest.fixture
@@ -90,8 +91,15 @@ async def test_the_page_is_small_and_loads_nothing_from_elsewhere(server: Server
 
 
 async def test_the_script_puts_in_text_only_as_text() -> None:
-    script = (Path(__file__).parents[3] / "router" / "page" / "page.js").read_text()
+    script = SCRIPT.read_text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write\b|\beval\(|new Function", script)
+
+
+def test_no_name_of_the_script_is_declared_twice() -> None:
+    """A browser would run nothing of it."""
+    names = re.findall(r"^  (?:async )?(?:const|let|function) (\w+)", SCRIPT.read_text(), re.MULTILINE)
+    assert len(names) > 40
+    assert len(names) == len(set(names))
 
 
 async def test_the_page_can_be_switched_off(prompts: PromptMaker) -> None:
