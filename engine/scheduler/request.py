@@ -50,7 +50,7 @@ class Matcher(Protocol):
         ...
 
     def accepts(self, token_id: int) -> bool:
-        """Whether this token may be next and no mask has to say so. To `take` it then costs nothing."""
+        """Whether this token may be next. To `take` it then costs nothing."""
         ...
 
     def goes_on_with(self, token_id: int) -> bool:

@@ -108,9 +108,11 @@ class GrammarMatcher:
         return self._compiled.first.done()
 
     def accepts(self, token_id: int) -> bool:
-        """See `Matcher.accepts`. False where the next byte is forced: there a mask has the one token that a tokenizer
-        would write, and others that begin the same text would be accepted."""
-        if not (self._is_settled or self._settle()) or not self.leaves_choice or token_id >= self._num_tokens:
+        """See `Matcher.accepts`. Where the next byte is forced the mask decides: it has the one token that a tokenizer
+        would write, and the library accepts others that begin the same text."""
+        if not (self._is_settled or self._settle()) or token_id >= self._num_tokens:
+            return False
+        if not self.leaves_choice and not _has_bit(self.mask() or b"", token_id):
             return False
         matcher = self._matcher
         assert matcher is not None
@@ -130,6 +132,7 @@ class GrammarMatcher:
         self._mask = None
         if token_id == self._accepted:
             self._accepted, self._is_settled = None, not self.error
+            self._forced.clear()
             return
         if self._accepted is not None:
             self._settle()
@@ -216,6 +219,10 @@ class GrammarMatcher:
         except BatonError as error:
             self.fail(error.message)
         self.fail("a token does not fit")
+
+
+def _has_bit(mask: bytes, token_id: int) -> int:
+    return token_id < 8 * len(mask) and mask[token_id >> 3] >> (token_id & 7) & 1
 
 
 class Grammars:
