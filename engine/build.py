@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,6 @@ from engine.model_share import (
     recorded_pass,
     stream_of,
 )
-from engine.models.collectives import Collectives
 from engine.models.division import require_number_of_ranks
 from engine.models.facts import ModelFacts
 from engine.models.loading import OnProgress
@@ -71,6 +70,8 @@ from engine.text.tokenizer_digest import tokenizer_digest
 from wire.errors import InvalidSetting
 from wire.fingerprint import with_quantization
 
+_MEASURE_S = 600.0
+"""Kernels are compiled when they are first met."""
 _log = logging.getLogger(__name__)
 
 
@@ -134,7 +135,7 @@ def build_engine(
         if settings.batch_invariant:
             _require_batch_invariance(model, attention)
         size = _block_size(settings, model)
-        num_blocks = _num_blocks(basis, model, size, sampler, attention, before, executor.collectives)
+        num_blocks = _num_blocks(basis, model, size, sampler, attention, before, executor)
         report_shorter_requests(settings, size, basis.capacity, num_blocks)
         memory = _kv_memory(basis, model, size, num_blocks, allocate, rank)
         incoming = executor.share_memory(memory, stream_of(basis, model, rank))
@@ -200,7 +201,7 @@ def _num_blocks(
     sampler: Sampler,
     attention: AttentionChoice,
     before: MemoryReading | None,
-    collectives: Collectives | None,
+    executor: Executor,
 ) -> int:
     """The size of the pool (see `engine.pool_size`). Raises `InvalidSetting`."""
     settings, capacity = basis.settings, basis.capacity
@@ -210,7 +211,8 @@ def _num_blocks(
     if before is None:
         memory, num_ranks = node_memory(settings), settings.num_ranks
         return host_num_blocks(settings, size, capacity, memory, model.weights_bytes, num_ranks)
-    return gpu_room(basis, model, attention, before, collectives, sampler)
+    with nullcontext() if executor.leader is None else executor.leader.within(_MEASURE_S):
+        return gpu_room(basis, model, attention, before, executor.collectives, sampler)
 
 
 def _kv_memory(

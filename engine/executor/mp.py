@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from device.base import Device, DeviceFailed
+from engine.executor.meeting import MEET_TIMEOUT_S
 from engine.executor.messages import Loaded, Ready, UsePool
 from engine.executor.passages import DistantIncoming, Incoming, Passages, StreamShape
 from engine.executor.ranks import LOAD_TIMEOUT_S, Ranks
@@ -20,6 +21,8 @@ from engine.executor.world import join_pairs, join_stage
 from engine.models.shard import Shard
 from engine.runner.kv_memory import KvMemory
 from engine.settings import EngineSettings
+
+_JOIN_S = 2 * MEET_TIMEOUT_S
 
 
 class MpExecutor:
@@ -30,13 +33,15 @@ class MpExecutor:
         self, settings: EngineSettings, device: Device, num_threads: int, starter: RankStarter, fingerprint: str
     ) -> None:
         self.shard = Shard.of_process(0, settings.tensor_parallel_size, settings.pipeline_parallel_size)
-        self.leader = Ranks(settings, num_threads, starter, fingerprint)
+        calls_hang = device.torch_device.type == "cuda"
+        self.leader = Ranks(settings, num_threads, starter, fingerprint, calls_hang=calls_hang)
         meet = self.leader.meeting, self.leader.nonce
         spread = self.leader.spread
         self._incoming: Incoming | None = None
         self._transfer_ends: dict[Shard, tuple[socket.socket, socket.socket]] = {}
         try:
-            self.collectives = join_stage(self.shard, *meet, spread.stage_host(0), device)
+            with self.leader.within(_JOIN_S):
+                self.collectives = join_stage(self.shard, *meet, spread.stage_host(0), device)
             if self.collectives is not None and device.has_own_memory:
                 self.leader.abort_when_lost(self.collectives.abort)
             is_afar = spread.is_before_afar(0)

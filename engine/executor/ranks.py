@@ -6,7 +6,8 @@ A rank is alive until its channel closes. One thread reads all channels: what a 
 that ended it, is why all of them have failed, and the end of the others. The driver finds that out in one of two ways:
 a call among the ranks fails, since their connections close with the process; or, when there is nothing to compute, it
 asks. A node that does neither within `LAST_RESORT_S` is ended by the thread: it hangs in a call that nobody will
-answer.
+answer. Between GPUs calls fail only when they are aborted (`abort_when_lost`); where that does not help, any process is
+ended, also while it starts.
 
 A rank that stands still says nothing. So the driver says for how long it may be in a call with the ranks (`within`),
 and the thread ends all of them when that is over. There may never be a next call: where ranks have pools of their own,
@@ -76,9 +77,18 @@ class _Call:
 
 class Ranks:
     """All ranks of `settings` but number 0, as `starter` starts them. `fingerprint`: of the checkpoint, which those on
-    other machines compare with theirs. Raises `RankFailed` when one does not start."""
+    other machines compare with theirs. `calls_hang`: a call of the driver with a rank that is gone may hang for ever,
+    as between GPUs. Raises `RankFailed` when one does not start."""
 
-    def __init__(self, settings: EngineSettings, num_threads: int, starter: RankStarter, fingerprint: str) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        num_threads: int,
+        starter: RankStarter,
+        fingerprint: str,
+        *,
+        calls_hang: bool = False,
+    ) -> None:
         self.nonce = secrets.token_bytes(_NONCE_BYTES)
         self._ranks = [_rank(number, process, settings) for number, process in enumerate(starter.start(settings), 1)]
         own = Shard.of_process(0, settings.tensor_parallel_size, settings.pipeline_parallel_size)
@@ -90,7 +100,7 @@ class Ranks:
         self._posted: dict[tuple[str, str], bytes] = {}
         self._failure = ""
         self._closing = threading.Event()
-        self._ends_process = False
+        self._ends_process, self._calls_hang = False, calls_hang
         self._abort: Callable[[], None] | None = None
         self._call: _Call | None = None
         self._news = threading.Condition()
@@ -240,7 +250,10 @@ class Ranks:
             rank.process.kill()
         if self._abort is not None:  # it may hang, too
             threading.Thread(target=self._abort, name="abort", daemon=True).start()
-        if not self._closing.wait(LAST_RESORT_S) and self._ends_process:
+        call = self._call
+        is_over = self._closing.wait(LAST_RESORT_S)
+        hangs = self._calls_hang and call is not None and call is self._call
+        if not is_over and (self._ends_process or hangs):
             _log.error("%s, and the driver hangs in a call with the ranks: this process ends", self._failure)
             os._exit(1)
 

@@ -45,6 +45,7 @@ from kvtransfer.transports.registry import (
     TransportSettings,
     open_receivers,
 )
+from kvtransfer.write_proof import WriteProof
 from program.channel import ChannelBroken
 from tests.kvtransfer.test_parts import cut
 from tests.kvtransfer.transports.nixl.nixl_pair import needs_nixl, preserved_environment
@@ -507,3 +508,20 @@ def test_a_rank_that_is_gone_or_says_something_else_ends_the_transfers(
     theirs.shutdown(socket.SHUT_RDWR)
     with pytest.raises(ChannelBroken, match="is gone"):
         wait(has_heard)
+
+
+def test_ranks_on_devices_write_by_nixl_on_other_hosts_only(opened: Callable[..., Pools]) -> None:
+    sending, receiving = opened(KvDivision(2), is_device=True), opened(KvDivision(2), is_device=True)
+    counters = SendingCounters()
+    senders = RanksSenders(sending.lines, counters, [ZMQ], lambda hello: True, is_device=True)
+    # as if it had been opened with an agent for each rank
+    senders._taken = [NIXL, ZMQ]
+    on_this_host = hello(Endpoint(NIXL, ""), receiving.receiver(ZMQ).endpoint)
+    name, _ = senders.open(on_this_host)
+    assert name == ZMQ
+    with pytest.raises(Refused, match="nixl: of ranks on devices, it is for peers on other hosts"):
+        senders.open(hello(Endpoint(NIXL, "")))
+    # a peer with one GPU may have mapped a rank's pool
+    receivers = [RanksReceiver(NIXL, receiving.lines, ReceivingCounters(), is_device=each) for each in (False, True)]
+    proofs = [receiver.write_proof for receiver in receivers]
+    assert proofs == [WriteProof.ENDPOINT_ENDED, WriteProof.BOTH_ENDED]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -144,6 +145,19 @@ def test_a_rank_that_stands_still_in_a_step_is_named_and_ended(monkeypatch: pyte
         repeat(ranks.require_alive, END_S)
     ranks.close()
     assert not psutil.pid_exists(pid)
+
+
+def test_a_process_that_hangs_in_a_call_between_gpus_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "Child", StoppedChild)
+    monkeypatch.setattr(rank_processes, "LAST_RESORT_S", 0.05)
+    has_ended = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda status: has_ended.set())
+    for calls_hang in (True, False):
+        has_ended.clear()
+        ranks = Ranks(EngineSettings(tensor_parallel_size=2), 1, LocalRanks(), "", calls_hang=calls_hang)
+        with contextlib.suppress(RankFailed), ranks.within(0.01):
+            assert has_ended.wait(END_S if calls_hang else 0.3) == calls_hang
+        ranks.close()
 
 
 def test_a_rank_that_stands_still_while_nothing_is_computed_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
