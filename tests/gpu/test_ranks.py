@@ -22,6 +22,7 @@ from engine.executor.starting import RankFailed
 from engine.runner.kv_memory import allocate_private
 from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
+from tests.engine.executor.thread_ranks import built, orders_of
 from tests.gpu.conftest import ENGINE_DEVICE, IS_GPU
 from tests.gpu.test_graphs import UNDECIDED, generated, leads, make_requests
 from tests.request_keys import key_of
@@ -68,6 +69,21 @@ def test_ranks_draw_the_tokens_of_one_gpu(build: Build, tmp_path: Path, within: 
     folder, requests = checkpoint(tmp_path), make_requests(NUM_REQUESTS)
     one, two = (generated(build(folder, size, dtype="float32").core, requests) for size in (1, 2))
     within(len(leads(one, two)), 0, unit=f"wrong of {len(requests)}", note="float32", num_cases=len(requests))
+
+
+def test_ranks_that_share_one_gpu_draw_its_tokens(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, within: Callable[..., None]
+) -> None:
+    """Ranks as threads with calls in memory, which no graph records: NCCL does not connect a GPU with itself."""
+    folder, requests = checkpoint(tmp_path), make_requests(NUM_REQUESTS)
+    common: dict[str, Any] = {"device": ENGINE_DEVICE, "dtype": "float32", "max_num_seqs": NUM_REQUESTS}
+    common |= {"num_blocks": 512, "max_num_batched_tokens": 64, "enforce_eager": True, "num_threads": 1}
+    alone = build_engine(EngineSettings(str(folder), block_size=4, **common), allocate_private)
+    engine, executor = built(monkeypatch, folder, 2, **common)
+    parted = leads(generated(alone.core, requests), generated(engine.core, requests))
+    executor.close()
+    assert any(order.sources for order in orders_of(executor)), "no step was launched ahead"
+    within(len(parted), 0, unit=f"wrong of {len(requests)}", note="float32", num_cases=len(requests))
 
 
 def test_recorded_steps_of_ranks_draw_the_tokens_of_one_gpu_and_a_rank_that_is_killed_ends_them(

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from device.emulated import EmulatedDevice, EmulatedGraph
-from engine.executor.messages import Channel, Compute
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
 from engine.models.dummy import fill_with_noise
@@ -28,20 +27,14 @@ from tests.engine.executor.thread_ranks import (
     GlooExecutor,
     SharedCalls,
     ThreadCollectives,
-    ThreadExecutor,
     built,
+    orders_of,
 )
 from tests.engine.test_emulated_engine import choose_stand_in
 from tests.request_keys import key_of
 from wire.sampling import DecodingParams
 
 SETTINGS: dict[str, Any] = {"device": "emulated", "block_size": 16, "max_num_seqs": 6, "max_num_batched_tokens": 16}
-
-
-def orders_of(executor: ThreadExecutor) -> list[Compute]:
-    orders = [Channel.decoder.decode(frame[4:]) for frame in executor.orders]
-    assert all(isinstance(order, Compute) for order in orders)
-    return orders
 
 
 def test_recorded_steps_of_ranks_draw_the_tokens_of_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -215,3 +215,9 @@ def built(
     assert isinstance(found, ThreadExecutor)
     assert not isinstance(found, MpExecutor)
     return made, found
+
+
+def orders_of(executor: ThreadExecutor) -> list[Compute]:
+    """What the ranks were told, as they read it."""
+    orders = [Channel.decoder.decode(frame[4:]) for frame in executor.orders]
+    return [order for order in orders if isinstance(order, Compute)]
