@@ -216,7 +216,7 @@ def test_a_receiver_that_dies_in_mid_push_leaves_nothing_read_and_its_next_life_
     time.sleep(0.1)
     rig.restart_receiver()
     rig.sender.do("close")
-    rig.until(lambda: not rig.sender.do("status", number=number)["is_reading"], "nothing is read", 5.0)
+    rig.until(lambda: not rig.sender.do("status", number=number)["is_reading"], "nothing is read", 30.0)
     # somebody who still knows the old endpoint
     rig.expect_again(number, range(_BIG))
     try:

@@ -126,13 +126,25 @@ def _settled(rig: Rig, number: int) -> tuple[list[int], set[int]]:
             return arrived, wrong
 
 
+def cut_in_mid_push(rig: Rig, cable: Cable) -> int:
+    """Cut the link while everything is pushed. The number of that push: one that a busy machine has let end before is
+    repeated."""
+    for _ in range(10):
+        number = rig.expect(range(_NUM_SOURCES))
+        rig.push(number, range(_NUM_SOURCES), range(_NUM_SOURCES))
+        time.sleep(_PUSH_S / 4)
+        cable.cut()
+        if len(rig.arrived(number)) < _NUM_SOURCES:
+            return number
+        cable.restore()
+        rig.receiver.do("forget", number=number)
+        rig.receiver.do("reset")
+    raise AssertionError("every push was over before the link was cut")
+
+
 @pytest.mark.parametrize("cut_s", [0.4, _STANDSTILL_S + 0.5], ids=["a blip", "an outage"])
 def test_a_link_cut_in_mid_push_costs_time_and_no_byte(rig: Rig, cable: Cable, cut_s: float) -> None:
-    number = rig.expect(range(_NUM_SOURCES))
-    rig.push(number, range(_NUM_SOURCES), range(_NUM_SOURCES))
-    time.sleep(_PUSH_S / 4)
-    cable.cut()
-    assert len(rig.arrived(number)) < _NUM_SOURCES, "the push was over before the link was cut"
+    number = cut_in_mid_push(rig, cable)
     time.sleep(cut_s)
     cable.restore()
     if not delivered(rig, number):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,14 +34,15 @@ def metadata_of(name: str) -> bytes:
 
 
 class FakeNixl:
-    """Notes what it is asked for. A write stays in flight until it is released. Other agents, by whatever name they
-    were added, are noted as "peer"."""
+    """Notes what it is asked for. A write `has_begun`, and stays in flight until it is released. Other agents, by
+    whatever name they were added, are noted as "peer"."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.calls: list[tuple[Any, ...]] = []
         self.agents: list[Any] = []
         self.state = "PROC"
+        self.has_begun = threading.Event()
 
     def known(self, name: str) -> str:
         """What is noted for a name."""
@@ -90,6 +92,7 @@ class FakeNixl:
                 return Handle("write")
 
             def transfer(self, handle: Handle) -> str:
+                fake.has_begun.set()
                 return fake.state
 
             def check_xfer_state(self, handle: Handle) -> str:

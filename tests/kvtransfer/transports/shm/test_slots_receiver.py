@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -256,11 +255,11 @@ def test_a_frozen_sender_keeps_its_ring_and_a_killed_one_costs_its_ring_and_noth
 
 
 def test_a_sender_that_dies_before_its_slot_is_given_back_costs_its_ring_only(target: Target, peer: Peer) -> None:
-    peer.say(peer.hello, batch(slot=2))
-    assert target.receiver._socket.poll(1000)
-    time.sleep(0.1)  # until both messages are there, and none of them is read
-    peer.socket.close(linger=0)
-    time.sleep(0.1)
+    with target.receiver._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) as ends:
+        peer.say(peer.hello, batch(slot=2))
+        peer.socket.close(linger=30_000)
+        assert ends.poll(30_000), "both messages are there then, and none of them is read"
+        target.receiver._socket.disable_monitor()
     target.receiver.poll()
     assert (target.blocks[6:8] == 3).all()
     assert target.receiver.num_rings == 0
