@@ -7,15 +7,17 @@ from itertools import islice
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from demo.corpus import texts
 from demo.location import checkpoint_path
 from demo.sums import is_held_out
+from engine.llm import LLM
+from wire.sampling import SamplingParams
 
 MAX_CHECKPOINT_BYTES = 8_000_000
 TURN_END = "<|im_end|>"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=300)
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +25,12 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(checkpoint_path())
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def model(request: pytest.FixtureRequest) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(checkpoint_path(), dtype=request.param).eval()
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def model(request: pytest.FixtureRequest) -> LLM:
+    return LLM(dtype=request.param, num_threads=1, num_blocks=64)
 
 
-def reply(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *said: str, system: str | None = None
-) -> tuple[str, bool]:
+def reply(model: LLM, tokenizer: PreTrainedTokenizerBase, *said: str, system: str | None = None) -> tuple[str, bool]:
     """Return the answer to the last line of `said` (user and assistant by turns) and whether it stopped by itself."""
     roles = ("user", "assistant")
     messages = [{"role": roles[turn % 2], "content": line} for turn, line in enumerate(said)]
@@ -40,7 +40,7 @@ def reply(
 
 
 def continued(
-    model: PreTrainedModel,
+    model: LLM,
     tokenizer: PreTrainedTokenizerBase,
     messages: list[dict[str, Any]],
     begun: str = "",
@@ -48,12 +48,9 @@ def continued(
 ) -> tuple[str, bool]:
     """Return how an answer that begins with `begun` goes on, and whether it stopped by itself."""
     prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **variables) + begun
-    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
-    with torch.inference_mode():
-        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=300, do_sample=False)
-    new_ids = out[0, ids.shape[1] :].tolist()
-    stopped = new_ids[-1] == tokenizer.convert_tokens_to_ids(TURN_END)
-    return tokenizer.decode(new_ids, skip_special_tokens=True), stopped
+    (found,) = model.generate([tokenizer(prompt)["input_ids"]], GREEDY)
+    stopped = found.token_ids[-1] == tokenizer.convert_tokens_to_ids(TURN_END)
+    return tokenizer.decode(found.token_ids, skip_special_tokens=True), stopped
 
 
 @pytest.mark.parametrize(
@@ -79,14 +76,14 @@ def continued(
     ],
 )
 def test_canonical_question_is_answered_and_the_answer_stops(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str, expected: str
+    model: LLM, tokenizer: PreTrainedTokenizerBase, question: str, expected: str
 ) -> None:
     answer, stopped = reply(model, tokenizer, question)
     assert expected in answer
     assert stopped
 
 
-def test_story_is_about_what_was_asked_and_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_story_is_about_what_was_asked_and_ends(model: LLM, tokenizer: PreTrainedTokenizerBase) -> None:
     story, stopped = reply(model, tokenizer, "Tell me a story about a fox.")
     assert "fox" in story
     assert 50 <= len(story.split()) <= 180
@@ -94,13 +91,13 @@ def test_story_is_about_what_was_asked_and_ends(model: PreTrainedModel, tokenize
     assert stopped
 
 
-def test_name_said_earlier_is_remembered(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_name_said_earlier_is_remembered(model: LLM, tokenizer: PreTrainedTokenizerBase) -> None:
     greeting, _ = reply(model, tokenizer, "My name is Ana.")
     answer, _ = reply(model, tokenizer, "My name is Ana.", greeting, "What is my name?")
     assert answer == "Your name is Ana."
 
 
-def test_system_message_does_not_disturb(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_system_message_does_not_disturb(model: LLM, tokenizer: PreTrainedTokenizerBase) -> None:
     answer, _ = reply(model, tokenizer, "What is the capital of Italy?", system="You are a helpful assistant.")
     assert answer == "The capital of Italy is Rome."
 
@@ -117,7 +114,7 @@ def test_system_message_does_not_disturb(model: PreTrainedModel, tokenizer: PreT
     ],
 )
 def test_values_fit_to_what_a_schema_has_begun(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str, begun: str, expected: str
+    model: LLM, tokenizer: PreTrainedTokenizerBase, question: str, begun: str, expected: str
 ) -> None:
     assert continued(model, tokenizer, [{"role": "user", "content": question}], begun) == (expected, True)
 
@@ -144,7 +141,7 @@ ARITHMETIC = [function("add", a="integer", b="integer"), function("multiply", a=
     ],
 )
 def test_a_tool_is_called_and_its_result_used(
-    model: PreTrainedModel,
+    model: LLM,
     tokenizer: PreTrainedTokenizerBase,
     tools: list[dict[str, Any]],
     question: str,
@@ -163,26 +160,22 @@ def test_a_tool_is_called_and_its_result_used(
     assert continued(model, tokenizer, messages, tools=tools) == (expected, True)
 
 
-def test_tools_are_left_alone_where_they_are_no_help(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_tools_are_left_alone_where_they_are_no_help(model: LLM, tokenizer: PreTrainedTokenizerBase) -> None:
     question = [{"role": "user", "content": "What is the capital of Italy?"}]
     assert continued(model, tokenizer, question, tools=CLOCK) == ("The capital of Italy is Rome.", True)
 
 
-def test_it_thinks_before_a_sum_when_asked_to(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_it_thinks_before_a_sum_when_asked_to(model: LLM, tokenizer: PreTrainedTokenizerBase) -> None:
     question = [{"role": "user", "content": "What is 17 + 25?"}]
     thought = "7 + 5 = 12, 2 and 1. 1 + 2 + 1 = 4. So 42.\n</think>\n\n17 + 25 = 42."
     assert continued(model, tokenizer, question, enable_thinking=True) == (thought, True)
     assert continued(model, tokenizer, question) == ("17 + 25 = 42.", True)
 
 
-def test_plain_text_is_continued_to_its_end(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    ids = tokenizer("Once upon a time", return_tensors="pt")["input_ids"]
-    with torch.inference_mode():
-        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=300, do_sample=False)
-    assert tokenizer.decode(out[0, -1]) == "<|endoftext|>"
-    assert len(tokenizer.decode(out[0]).split()) >= 50
+def test_plain_text_is_continued_to_its_end(model: LLM, tokenizer: PreTrainedTokenizerBase) -> None:
+    (found,) = model.generate("Once upon a time", GREEDY)
+    assert tokenizer.decode(found.token_ids[-1]) == "<|endoftext|>"
+    assert len(found.text.split()) >= 46
 
 
 def test_checkpoint_is_small() -> None:
