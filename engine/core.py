@@ -24,11 +24,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
-from engine.cache.hashing import extend_hashes, root_hash
+from engine.cache.hashing import extend_hashes
 from engine.held_blocks import HeldBlocks, Reservation
-from engine.models.vision.facts import ImageFacts, require_seen
+from engine.models.vision.facts import ImageFacts
+from engine.new_requests import NewRequests
 from engine.runner.base import Runner
-from engine.scheduler.request import Matcher, PromptScores, Request, RequestOutput, Step, choices_of
+from engine.scheduler.request import PromptScores, Request, RequestOutput, Step, choices_of
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_costs import StepCosts
 from engine.steps_in_flight import StepsInFlight, StepWatch
@@ -84,14 +85,12 @@ class EngineCore:
         self._scheduler = scheduler
         self.costs = costs or StepCosts()
         self._in_flight = StepsInFlight(runner, scheduler, pool, self.costs)
-        self._fingerprint = fingerprint
-        self._grammars = grammars
-        self._image_facts = image_facts
+        self._new_requests = NewRequests(fingerprint, scheduler.limits.max_request_tokens, grammars, image_facts)
 
     @property
     def sees_images(self) -> bool:
         """Whether it computes prompts with images."""
-        return self._image_facts is not None
+        return self._new_requests.see_images
 
     @property
     def has_work(self) -> bool:
@@ -152,7 +151,7 @@ class EngineCore:
         Raises `ContextLengthExceeded` when it can never fit, `Overloaded` when the queue is full, `InvalidRequest` for
         token ids outside the vocabulary and more choices than a step may have, and `ValueError` for a key in use.
         """
-        request = self._request(key, token_ids, params, num_prompt_tokens, cache_salt, images)
+        request = self._new_requests.make(key, token_ids, params, num_prompt_tokens, cache_salt, images)
         if request.lacks_pixels:
             raise InvalidRequest("an image came without its pixels", "messages")
         request.first_token_only = first_token_only
@@ -163,8 +162,7 @@ class EngineCore:
 
     def prepare(self, params: DecodingParams) -> None:
         """Begin with what a request of these parameters needs before it can be computed: its grammar."""
-        if params.grammar is not None and self._grammars is not None:
-            self._grammars.prepare(params.grammar)
+        self._new_requests.prepare(params)
 
     def check_size(self, num_tokens: int) -> None:
         """Raise `ContextLengthExceeded` when `num_tokens` known tokens leave no room for output."""
@@ -192,7 +190,7 @@ class EngineCore:
             return None
         hashes: list[bytes] = []
         extend_hashes(
-            hashes, token_ids, self._scheduler.limits.block_size, root_hash(self._fingerprint, cache_salt), images
+            hashes, token_ids, self._scheduler.limits.block_size, self._new_requests.hash_root(cache_salt), images
         )
         taken = self._scheduler.blocks.take(hashes, len(token_ids), len(token_ids))
         if taken is None:
@@ -216,7 +214,9 @@ class EngineCore:
         Raises as `add` when one of them cannot be taken, and then takes none and releases the blocks.
         """
         requests = [
-            self._request(first.key, [*token_ids, first.token_id], first.params, num_prompt_tokens, cache_salt, images)
+            self._new_requests.make(
+                first.key, [*token_ids, first.token_id], first.params, num_prompt_tokens, cache_salt, images
+            )
             for first in firsts
         ]
         block_table = self._held.give(reservation.key)
@@ -367,34 +367,3 @@ class EngineCore:
             self._held.hold(output.key, request.block_table)
         else:
             self._in_flight.release(request)
-
-    def _request(
-        self,
-        key: RequestKey,
-        token_ids: Sequence[int],
-        params: DecodingParams,
-        num_prompt_tokens: int | None,
-        cache_salt: bytes,
-        images: Sequence[PromptImage],
-    ) -> Request:
-        if images:
-            require_seen(self._image_facts, token_ids, images)
-        num_prompt_tokens = len(token_ids) if num_prompt_tokens is None else num_prompt_tokens
-        return Request(
-            key=key,
-            token_ids=list(token_ids),
-            num_prompt_tokens=num_prompt_tokens,
-            params=params,
-            hash_root=root_hash(self._fingerprint, cache_salt),
-            max_total_tokens=self.max_request_tokens,
-            matcher=self._matcher(params, token_ids[num_prompt_tokens:]),
-            images=tuple(images),
-        )
-
-    def _matcher(self, params: DecodingParams, output: Sequence[int]) -> Matcher | None:
-        """The matcher of a request with this output so far. Raises `InvalidRequest` where there are no grammars."""
-        if params.grammar is None:
-            return None
-        if self._grammars is None:
-            raise InvalidRequest("this engine serves no answers of a given structure", "grammar")
-        return self._grammars.matcher(params.grammar, output)

@@ -3,8 +3,8 @@
 A flight ends in exactly one way: its last delivery carries a finish reason, or an error is handed to its reader, or its
 reader closes it. When an attempt fails (a node reports it, or a node is lost) the next one carries prompt + emitted
 tokens, and tokens of earlier attempts are recognised by their attempt number and dropped. When the handoff or the
-prefill node has failed twice, the decode node computes the prompt itself. A request that nodes may have died of is not
-given to others (`router/suspicion.py`).
+prefill node has failed twice, the decode node computes the prompt itself. Whether there is a next attempt, and when it
+begins, is decided elsewhere (`router/next_attempt.py`).
 
 When its decode node leaves, a flight is moved (`router/moves.py`, `router/moving.py`): another node gets its KV and
 goes on, as the next attempt. If that fails, the one after it computes everything again.
@@ -35,18 +35,16 @@ from router.inbox import Inbox
 from router.journal import Delivery, Journal
 from router.legs import Attempt, Legs, RelayRequest, send_legs
 from router.moving import Moving
+from router.next_attempt import NextAttempt
 from router.nodes import Node
 from router.request_trace import begin_flight
-from router.retries import Retries
 from router.route import Route
 from router.scored_prompt import ScoredPrompt
-from router.suspicion import AGAIN_AND_AGAIN, Suspicion
 from router.timings import RelayTimes
-from wire.errors import BatonError, DeadlineExceeded, NoNode, Overloaded, RequestFailed, TransferFailed, remote_error
+from wire.errors import BatonError, DeadlineExceeded, NoNode, RequestFailed, TransferFailed, remote_error
 from wire.messages import Failed, HandedOver, PromptLogprobs, TokenEvent
 from wire.request_key import new_handoff_id, owner_of_epoch
 
-_RETRYABLE = (RequestFailed, Overloaded)
 _MAX_HANDOFF_FAILURES = 2
 _log = logging.getLogger(__name__)
 
@@ -72,11 +70,8 @@ class Flight:
         self._num_handoff_failures = 0
         self._has_failed = False
         self._is_paused = False
-        self._retries = Retries(context.max_attempts)
+        self._next = NextAttempt(self.handoff_id, context, self._start_attempt, self.fail)
         self._moving = Moving(self.handoff_id, request, self._journal, context)
-        self._suspicion = Suspicion()
-        self._retry: asyncio.TimerHandle | None = None
-        self._node_deadline: asyncio.TimerHandle | None = None
         overdue = DeadlineExceeded(f"the request took longer than {context.timeout_s:g} s")
         self._deadline = asyncio.get_running_loop().call_later(context.timeout_s, self.fail, overdue)
 
@@ -110,7 +105,7 @@ class Flight:
             self._start_attempt(siblings)
         except NoNode:
             for flight in (self, *siblings):
-                flight._start_or_wait()
+                flight._next.begin()
         except BatonError as error:
             for flight in (self, *siblings):
                 flight.fail(error)
@@ -136,7 +131,7 @@ class Flight:
         elif is_of_decode and not legs.has_decoded:
             self._context.routing.ejections.succeeded(legs.prefill_epoch)
             legs.decode_began()
-            self._context.routing.probation.end(self.handoff_id)
+            self._next.is_over()
         try:
             deliveries = journal.record(event)
         except ValueError as error:
@@ -200,7 +195,7 @@ class Flight:
         self._legs = move.carry_out(attempt, handed, context.routing.registry)
         if self._legs is None:
             journal.next_attempt()
-            self._start_or_wait()
+            self._next.begin()
         else:
             journal.times.legs_sent(sent_us, source.hello.clock, move.target.hello.clock)
             self.trace.attempt_sent(sent_us, source.node_id, move.target.node_id)
@@ -218,23 +213,18 @@ class Flight:
 
     def on_node_joined(self, epoch: int) -> None:
         """Begin the attempt that has waited for a node."""
-        self._retries.is_back(epoch)
-        self._suspicion.is_back(epoch)
-        if self._node_deadline is not None:
-            self._context.routing.probation.end(self.handoff_id)  # it may be confined no longer
-            self._start_or_wait()
+        self._next.node_joined(epoch)
 
     def stop_waiting(self) -> None:
         """No node is going to join: fail if this one waits for it."""
-        if self._node_deadline is not None:
-            self.fail(NoNode("no decode node is available"))
+        self._next.stop_waiting()
 
     def on_node_lost(self, node: Node, reason: str) -> None:
         """A node is lost; the attempt fails if one of its legs runs there."""
         self._moving.lost(node)
         legs = self._legs
         if legs is not None and self._needs(node.epoch):
-            self._suspicion.lost(node, is_suspicious=not legs.has_computed(node.epoch))
+            self._next.lost(node, is_suspicious=not legs.has_computed(node.epoch))
             lost = RequestFailed(f"{node.role} node {node.node_id} was lost: {reason}")
             self._attempt_failed(lost, node.epoch)
 
@@ -279,7 +269,7 @@ class Flight:
     def _go_on(self) -> None:
         if self._is_paused:
             self._end_pause()
-            self._start_or_wait()
+            self._next.begin()
 
     def _end_pause(self) -> None:
         self._context.node_wait.num_paused -= self._is_paused
@@ -291,52 +281,16 @@ class Flight:
     def _attempt_failed(self, error: BatonError, lost_epoch: int | None = None) -> None:
         """Try again where that can help, otherwise hand the error to the reader. `lost_epoch`: of the node that was
         lost, if that was the reason."""
-        loop = asyncio.get_running_loop()
-        delay_s = self._retries.failed(loop.time(), error, lost_epoch)
-        is_certain = self._suspicion.is_certain
-        if is_certain or not isinstance(error, _RETRYABLE) or not self._retries.allow_another:
-            self.fail(RequestFailed(AGAIN_AND_AGAIN) if is_certain else error)
+        final = self._next.failed(error, () if self._legs is None else self._legs.silent_nodes, lost_epoch)
+        if final is not None:
+            self.fail(final)
             return
-        self._suspicion.ended(() if self._legs is None else self._legs.silent_nodes, lost_epoch)
         self._cancel_legs()
         self._context.counters.num_retries += 1
         self._journal.next_attempt()
         self.trace.attempt_ended(error.code)
         _log.warning("request %s is tried again, attempt %d: %s", self.trace.request_id, self._journal.attempt, error)
-        if delay_s or self._suspicion.confinement is not None:  # without a delay, behind those that wait for their turn
-            self._retry = loop.call_later(delay_s, self._start_or_wait)
-        else:
-            self._start_or_wait()
-
-    def _start_or_wait(self) -> None:
-        """Start the attempt. Without a node it waits for one, as long as a flight may."""
-        self._retry = None
-        try:
-            self._suspicion.begins(self._context.routing.registry.get)
-            self._start_attempt()
-        except NoNode as error:
-            if self._suspicion.confinement is not None:
-                self._context.routing.probation.wait(self.handoff_id, self._begin_confined)
-            if self._node_deadline is None:
-                wait_s = self._suspicion.wait_s(self._context.node_wait.timeout_s)
-                self._node_deadline = asyncio.get_running_loop().call_later(wait_s, self._waited_in_vain, error)
-        except BatonError as error:
-            self.fail(error)
-        else:
-            self._stop_node_deadline()
-
-    def _waited_in_vain(self, error: NoNode) -> None:
-        waits_its_turn = self._suspicion.confinement is not None and self._context.routing.probation.is_taken
-        if self._suspicion.lift() or waits_its_turn:
-            self._node_deadline = None
-            self._start_or_wait()
-        else:
-            self.fail(error)
-
-    def _begin_confined(self) -> None:
-        """A confined request has left its node: time begins anew for those that wait for one too."""
-        self._stop_node_deadline()
-        self._start_or_wait()
+        self._next.begin_again()
 
     def _start_attempt(self, siblings: Sequence[Flight] = ()) -> None:
         """Choose nodes and send both legs, which `siblings` share. Raises `NoNode`."""
@@ -354,14 +308,12 @@ class Flight:
             now_s=now_s,
             allows_handoff=self._num_handoff_failures < _MAX_HANDOFF_FAILURES,
             computes_all=journal.awaits_prompt,
-            confinement=self._suspicion.confinement,
+            confinement=self._next.confinement,
             goals=request.goals,
             may_refuse=journal.attempt == 1 and not journal.token_ids,
             images=request.images,
         )
-        if self._suspicion.confinement is not None:
-            nodes = [node for node in (route.prefill, route.decode) if node is not None]
-            context.routing.probation.begin(self.handoff_id, [node.epoch for node in nodes])
+        self._next.begins_at(route)
         forks = tuple(sibling.handoff_id for sibling in siblings)
         attempt = Attempt(self.handoff_id, journal.attempt, request, token_ids, forks)
         sent_us = now_us()  # before they leave: a node may begin at once
@@ -382,20 +334,13 @@ class Flight:
 
     def _cancel_legs(self) -> None:
         self._moving.end()
-        self._context.routing.probation.end(self.handoff_id)
+        self._next.is_over()
         if self._legs is not None:
             self._legs.cancel(asyncio.get_running_loop().time())
             self._legs = None
 
-    def _stop_node_deadline(self) -> None:
-        if self._node_deadline is not None:
-            self._node_deadline.cancel()
-            self._node_deadline = None
-
     def _stop(self) -> None:
         self._deadline.cancel()
-        if self._retry is not None:
-            self._retry.cancel()
-        self._stop_node_deadline()
+        self._next.stop()
         self._end_pause()
         self._cancel_legs()

@@ -150,7 +150,7 @@ async def test_a_handoff_that_failed_first_does_not_hide_that_its_prefill_node_h
         await rig.loses_all_but(PREFILL, 0)
         (flight,) = rig.relay._flights.values()
         for _ in range(2):
-            flight._start_or_wait()  # the delay is over
+            flight._next.begin()  # the delay is over
             await decode.expect(Decode)
             await lost(rig, DECODE, decode)
             decode = await rig.join(DECODE, node_id="d0")
