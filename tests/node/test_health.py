@@ -46,7 +46,7 @@ def server(node: Node) -> Iterator[HealthServer]:
 
 def get(server: HealthServer, path: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(server.address + path, timeout=5) as answer:
+        with urllib.request.urlopen(server.address + path, timeout=30) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -31,7 +31,7 @@ class Reader:
 
     async def take(self) -> list[int]:
         """All tokens so far, after the next have come. The prompt is whole when they do."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             for _, delivery in await self._inbox.take():
                 self.token_ids += delivery.token_ids
         self.require_whole()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -362,10 +364,29 @@ async def test_a_node_that_left_with_nothing_to_finish_is_no_warning(caplog: pyt
                 decode.leave()
                 await rig.loses(DECODE)
             decode.die()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while len(rig.registry):  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
             assert any("is lost" in record.message for record in caplog.records) is not is_leaving
+
+
+async def test_a_flight_that_has_ended_is_held_by_nothing() -> None:
+    """So that its images are gone at once, and not when garbage is looked for."""
+    async with relaying() as rig:
+        await rig.pair(answering([1, 2]))
+        inbox = Inbox()
+        gc.disable()
+        try:
+            flight = rig.relay.start(RelayRequest(MODEL, PROMPT, DecodingParams(max_tokens=16)), inbox)
+            held = weakref.ref(flight)
+            while not any(delivery.finish_reason for _, delivery in await inbox.take()):
+                pass
+            rig.relay.close(flight)
+            del flight
+            await rig.settle()
+            assert held() is None
+        finally:
+            gc.enable()
 
 
 async def test_a_request_has_a_deadline() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,14 +29,14 @@ class Serve(Program):
 
     def child(self, module: str) -> psutil.Process:
         """The child that runs `module`."""
-        found = [child for child in self.children() if module in child.cmdline()]
+        found = [child for child in self.children() if _runs(child, module)]
         assert len(found) == 1, f"{module}: {found}"
         return found[0]
 
     def life_of_router(self) -> psutil.Process:
         """The process of the router that serves."""
         children = psutil.Process(self.process.pid).children()
-        (life,) = next(child for child in children if "router" in child.cmdline()).children()
+        (life,) = next(child for child in children if _runs(child, "router")).children()
         return life
 
     def note_footprint(self) -> list[psutil.Process]:
@@ -48,6 +46,14 @@ class Serve(Program):
             self.ports |= listening_ports(child.pid)
             self.segments |= own_segments(child.pid)
         return children
+
+
+def _runs(child: psutil.Process, word: str) -> bool:
+    """Whether that word is among its arguments; a process that has ended has none."""
+    try:
+        return word in child.cmdline()
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.contextmanager
@@ -64,5 +70,5 @@ def serving(folder: Path, *arguments: str) -> Iterator[Serve]:
             children = program.children()
         program.kill()
         for child in children:
-            if child.is_running():
-                os.kill(child.pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()

@@ -13,7 +13,7 @@ from tests.system.conftest import running
 from tests.system.harness import ROOT, Relay, start_relay
 
 NUM_PROMPTS = 8
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 def test_the_endpoint_is_measured_and_taken_apart(tmp_path: Path, relays: list[Relay]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -35,7 +36,8 @@ def test_everything_is_measured_in_a_process_that_stays_on_its_cores() -> None:
         said.append(text)
         for process in descendants(os.getpid()):
             if process.pid not in before and len(said) > 1:  # it is ready
-                cores.update(os.sched_getaffinity(process.pid))
+                with suppress(ProcessLookupError):  # it may have ended since
+                    cores.update(os.sched_getaffinity(process.pid))
 
     found = Found()
     engine_limits(replace(SETTINGS, only=",".join(ENGINE_NAMES)), found, say)

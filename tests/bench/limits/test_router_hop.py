@@ -54,7 +54,7 @@ def server(answer: bytes, piece_bytes: int = 1000) -> Iterator[str]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        thread.join(5.0)
+        thread.join(30.0)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 2, 3, 7, 1000])

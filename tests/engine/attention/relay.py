@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,16 +25,13 @@ MAX_TOKENS, MAX_SEQUENCES, MAX_BLOCKS = 256, 8, 32
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-    """Causal attention of one whole sequence in float64, one query and one head at a time."""
+    """Causal attention of one whole sequence in float64."""
     num_tokens, num_heads, head_dim = q.shape
-    group = num_heads // k.shape[1]
-    out = torch.empty(q.shape, dtype=torch.float64)
-    for position, head in itertools.product(range(num_tokens), range(num_heads)):
-        first = 0 if window is None else max(0, position + 1 - window)
-        keys = k[first : position + 1, head // group].double()
-        weights = torch.softmax(keys @ q[position, head].double() / math.sqrt(head_dim), dim=0)
-        out[position, head] = weights @ v[first : position + 1, head // group].double()
-    return out
+    keys, values = (x.double().repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), keys) / math.sqrt(head_dim)
+    distance = torch.arange(num_tokens)[:, None] - torch.arange(num_tokens)
+    is_unseen = (distance < 0) | (distance >= (num_tokens if window is None else window))
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(is_unseen, -torch.inf).softmax(-1), values)
 
 
 def paged_of(kv: Tensor, windows: Sequence[int | None]) -> PagedKv:

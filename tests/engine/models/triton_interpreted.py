@@ -83,7 +83,7 @@ def test_gate_far_from_zero() -> None:
     torch.testing.assert_close(gated, TorchOps().gate(gate_up))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
 @torch.inference_mode()
 def test_a_decoder_gives_the_same_logits(family: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, family, changes={"num_hidden_layers": 2})

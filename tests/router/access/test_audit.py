@@ -41,7 +41,7 @@ class Audit:
 
     async def has_lines(self, number: int) -> list[dict[str, Any]]:
         """Wait for so many lines."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(self.lines()) < number:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         return self.lines()

@@ -66,7 +66,7 @@ def _key(name: str, **limits: Any) -> Identity:
 
 
 async def _result(task: asyncio.Task[Permit]) -> Permit:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return await task
 
 

@@ -44,7 +44,7 @@ async def _post(server: Server, name: str = "", **members: object) -> Reply:
 
 
 async def _has_waiting(server: Server, number: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while server.endpoints.admission.num_waiting != number:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

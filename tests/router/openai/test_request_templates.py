@@ -46,7 +46,7 @@ async def test_what_a_template_does_wrong_is_the_clients_mistake(template: str) 
 async def test_a_template_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.openai.request_templates.TIMEOUT_S", 0.2)
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a %}{% endfor %}{% endfor %}"
-    children = psutil.Process().children()
+    children = {child.pid for child in psutil.Process().children()}
     with pytest.raises(InvalidRequest, match="longer than"):
         await RequestTemplates().render(endless, {}, NO_ARGUMENTS)
-    assert psutil.Process().children() == children
+    assert {child.pid for child in psutil.Process().children()} <= children

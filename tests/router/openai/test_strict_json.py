@@ -76,9 +76,9 @@ def test_a_secret_in_a_broken_body_is_not_echoed() -> None:
 
 def test_cost_is_linear_in_the_body() -> None:
     body = json.dumps({"a": {"b" * 60 + str(i): "x" for i in range(20_000)}, "c": list(range(200_000))}).encode()
-    start = time.perf_counter()
+    start = time.process_time()
     parse_object(body)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 @settings(deadline=None)
