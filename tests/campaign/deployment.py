@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import signal
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from engine.settings import OWN
 from tests.campaign import poison
 from tests.campaign.proxy import LinkProxy
 from tests.campaign.settings import CampaignSettings
+from tests.free_port import free_port
 from tests.system.harness import MODEL_NAME, Node, Program, forked, started
 from tests.system.spread import Machine
 
@@ -307,13 +306,3 @@ def send(program: Program, number: int) -> None:
 def kill(program: Program) -> None:
     """SIGKILL without waiting."""
     send(program, signal.SIGKILL)
-
-
-def free_port() -> int:
-    """A port that nobody listens on now, below those that connections are given: while its program is dead, no
-    connection takes it."""
-    while True:
-        port = random.randrange(10_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

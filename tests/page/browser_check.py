@@ -16,7 +16,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from typing import Any
 import psutil
 
 from router.access.keys import KEY_VARIABLE
+from tests.free_port import free_port
 
 _KEY = secrets.token_hex(16)
 PATIENCE_S = 90.0
@@ -146,7 +146,7 @@ def browsing() -> Iterator[Browser]:
     """A browser and its driver."""
     program = shutil.which("chromedriver")
     assert program is not None, "chromedriver is not installed"
-    port = _free_port()
+    port = free_port()
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,  # a browser that ends still writes there
         running([program, f"--port={port}", "--log-level=SEVERE"]),
@@ -156,12 +156,6 @@ def browsing() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _try(make: Callable[[], Any]) -> Any:
@@ -372,7 +366,7 @@ def main() -> int:
     axe = "" if flags.axe is None else flags.axe.read_text()
     if flags.pictures is not None:
         flags.pictures.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "baton", "serve", *([flags.model] if flags.model else []), "--port", str(port)]
     with (

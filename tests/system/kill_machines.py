@@ -35,10 +35,11 @@ import zmq
 from engine.executor.leading import LEAST_S
 from rank_node.link import SILENCE_S
 from tests.checkpoints import make_checkpoint
+from tests.free_port import free_port
 from tests.system.harness import Node, Process, Relay, wait_until
 from tests.system.parallel_grid import say
 from tests.system.reference import Reference, make_prompt
-from tests.system.spread import END_S, Machine, free_port
+from tests.system.spread import END_S, Machine
 from wire.keys import KeyFile
 
 _DRIVER_IP, _MACHINE_IP = "10.87.0.1", "10.87.0.2"

@@ -5,24 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
+from tests.free_port import free_port
 from tests.system.harness import Program, Starter, started, wait_until
 
 HERE = "127.0.0.1"
 END_S = 5.0
-
-
-def free_port(host: str) -> int:
-    """A port at which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Machine:

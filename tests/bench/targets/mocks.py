@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 
-from tests.bench.targets.processes import free_port
+from tests.free_port import free_port
 
 LOAD = ("--vocab-size=1000", "--random-input-len=16", "--random-output-len=4", "--ignore-eos", "--disable-tqdm")
 

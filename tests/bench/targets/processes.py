@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -10,15 +9,10 @@ from pathlib import Path
 
 from bench.targets.process import RunningTarget
 from bench.targets.spec import Target
+from tests.free_port import free_port
 
 STUB = Path(__file__).with_name("stub_server.py")
 WAIT_S = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def stub_target(*behaviours: str, name: str = "stub") -> Target:

