@@ -20,10 +20,15 @@ from engine.runner.sampler import Sampler
 from engine.runner.sampling_plan import sampling_bytes
 from engine.scheduler.request import SampledToken
 from kvtransfer.integrity import DOT64
+from kvtransfer.parts import part_runs
 from kvtransfer.pools.base import Checksums
+from kvtransfer.pools.cut import StrandTotals, sink_of, source_of
 from kvtransfer.pools.device import DevicePool
 from kvtransfer.pools.host import HostPool
+from kvtransfer.pools.open import open_pool
 from tests.gpu.conftest import IS_GPU
+from wire.kv_share import KvDivision, own_layout
+from wire.layout import KvLayout, LayerKv
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 
@@ -163,3 +168,32 @@ def test_staging_is_reused_while_the_device_is_behind(device: Device) -> None:
         for _ in range(20):
             busy = torch.nn.functional.normalize(busy @ busy)
         assert token_ids(sample(requests, logits, device)) == expected
+
+
+def test_ranks_exchange_parts_of_blocks_and_add_them_up_as_on_the_host(
+    device: Device, within: Callable[..., None]
+) -> None:
+    """From two ranks to each of four, of an 8B model's blocks, through host memory as over shm and zmq."""
+    layout = KvLayout.of_layers("bfloat16", 16, [LayerKv(8, 128)] * (36 if IS_GPU else 3))
+    sources, (_, target, *_) = KvDivision(2), KvDivision(4).shares
+    ((source, runs),) = part_runs(layout, sources, target).items()
+    chance = np.random.default_rng(3)
+    blocks = chance.integers(0, 256, (8, own_layout(layout, source).block_bytes), dtype=np.uint8)
+    empty = np.zeros((8, own_layout(layout, target).block_bytes), dtype=np.uint8)
+    found: list[tuple[object, object]] = []
+    for place in (device.torch_device, None):
+        pools = [
+            open_pool(each if place is None else torch.from_numpy(each.copy()).to(place)) for each in (blocks, empty)
+        ]
+        payload = np.empty((3, sum(run.num_bytes for run in runs)), dtype=np.uint8)
+        source_of(pools[0], runs).read([6, 1, 4], payload)
+        sink = sink_of(pools[1], runs)
+        sink.write([2, 7, 0], payload)
+        sink.settle()
+        pending = StrandTotals(pools[1], layout, target).begin([2, 7, 0, 1])
+        while (totals := pending.take()) is None:
+            pass
+        whole = np.empty_like(empty)
+        pools[1].read(range(8), whole)
+        found.append((whole.tobytes(), [total % 2**64 for total in totals]))
+    within(sum(mine != theirs for mine, theirs in zip(*found, strict=True)), 0, unit="differ", num_cases=2)
