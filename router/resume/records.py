@@ -36,6 +36,10 @@ class StreamHead:
     prompt_digest: bytes
 
 
+# made here, on one thread: msgspec 0.22 crashes when two threads are the first to decode the same type of dataclass
+_HEAD, _RECORDS = msgspec.msgpack.Decoder(StreamHead), msgspec.msgpack.Decoder(_Records)
+
+
 def digest_of(prompts: Sequence[Sequence[int]]) -> bytes:
     """128 bits over the tokens of all prompts of a request."""
     return blake2b(msgspec.msgpack.encode([list(prompt) for prompt in prompts]), digest_size=16).digest()
@@ -52,12 +56,12 @@ def unpack_head(data: bytes) -> StreamHead:
     contents = _contents(data, most=1)
     if not contents:
         raise ValueError("the journal has no head")
-    return msgspec.msgpack.decode(contents[0], type=StreamHead)
+    return _HEAD.decode(contents[0])
 
 
 def unpack_deliveries(data: bytes) -> _Records:
     """All deliveries of a journal, in order. Raises `ValueError` when it is damaged."""
-    return [each for content in _contents(data)[1:] for each in msgspec.msgpack.decode(content, type=_Records)]
+    return [each for content in _contents(data)[1:] for each in _RECORDS.decode(content)]
 
 
 def _contents(data: bytes, most: int | None = None) -> list[Any]:

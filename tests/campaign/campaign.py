@@ -13,11 +13,13 @@ import aiohttp
 
 from tests.campaign import checks, private_shm, report
 from tests.campaign.clocks import compile_liar
-from tests.campaign.corpus import make_corpus
+from tests.campaign.corpus import make_corpus, token_seconds
 from tests.campaign.deployment import Deployment
 from tests.campaign.faults import Injector
+from tests.campaign.gaps import GapJudge
 from tests.campaign.growth import Growth
 from tests.campaign.load import GIVE_UP_S, Asked, Load
+from tests.campaign.pace import measured
 from tests.campaign.schedule import plan
 from tests.campaign.settings import CampaignSettings
 from tests.checkpoints import make_checkpoint
@@ -67,9 +69,12 @@ async def _run_faults(
     has_private_shm: bool,
 ) -> None:
     entries = await make_corpus(settings, session, deployment.url)
-    timeline.note(f"{len(entries)} references, {sum(entry.num_tokens for entry in entries)} tokens")
+    token_s = await token_seconds(session, deployment.url)
+    num_tokens = sum(entry.num_tokens for entry in entries)
+    timeline.note(f"{len(entries)} references, {num_tokens} tokens; {1 / token_s:.0f} tokens of a prompt a second")
     checks.note_footprints(deployment)
     excused: Counter[str] = Counter()
+    judge = GapJudge(injector.happened, deployment, token_s)
 
     def done(asked: Asked) -> None:
         known = (injector.happened, deployment.outages, deployment.deaths_s)
@@ -79,22 +84,26 @@ async def _run_faults(
             excused[checks.excuse(asked, *known).partition(" (")[0]] += 1
         if gap := checks.long_gap(asked):
             timeline.note(gap)
+        for finding in judge.findings_of(asked, load.asked):
+            timeline.found(finding)
 
     load = Load(entries, session, deployment.url, settings.seed, done)
     growth = Growth(timeline.footprints)
-    load.start(settings.num_clients)
-    watching = _watching(deployment, injector, load, growth, settings.stall_s, timeline)
-    await asyncio.sleep(_WARM_UP_S)
-    end_s = time.monotonic() + 60 * settings.minutes
-    await injector.run(plan(settings, has_private_shm=has_private_shm))
-    await asyncio.sleep(max(0.0, end_s - time.monotonic()))
-    await load.stop()
+    async with measured(judge.pace):
+        load.start(settings.num_clients)
+        watching = _watching(deployment, injector, load, growth, settings.stall_s, timeline)
+        await asyncio.sleep(_WARM_UP_S)
+        end_s = time.monotonic() + 60 * settings.minutes
+        await injector.run(plan(settings, has_private_shm=has_private_shm))
+        await asyncio.sleep(max(0.0, end_s - time.monotonic()))
+        await load.stop()
     for task in watching:
         task.cancel()
     for thaw in checks.after_thaws(load.asked, injector.happened):
         if thaw.held_s > checks.AFTER_THAW_S:
             timeline.found(str(thaw))
     report.tell(report.summary(load.asked, excused, injector.happened, load.num_tokens))
+    report.tell("\n".join(judge.summary()))
     lines, grown = growth.judged()
     report.tell("\n".join(lines))
     for text in grown:

@@ -29,6 +29,7 @@ ROUTER_SILENT_S = 8.0
 _AFTER_ROUTER_S = 3.0
 """So long after a fault of the router, connections of before may still break."""
 _POISONOUS = "nodes were lost again and again"
+_WITHOUT = "the server has no memory, thread or file left"
 _NOTICED_S = 1.0
 """The death of a node is noticed later than a node that is started again."""
 _AFTER_FAULT_S = 6.0
@@ -63,6 +64,8 @@ def excuse(
                 return f"router killed (#{each.fault.number})"
             if each.fault.kind == "router-memory":
                 return f"router without memory (#{each.fault.number})"
+            if each.fault.kind == "router-threads" and _WITHOUT in asked.message:
+                return f"router without threads (#{each.fault.number})"
             if each.fault.kind == "router-freeze" and each.fault.lasts_s > ROUTER_SILENT_S:
                 return f"router frozen (for {each.fault.lasts_s:.1f} s, #{each.fault.number})"
     return ""

@@ -8,6 +8,7 @@ Nodes run batch-invariant, so a reference is what every later answer has to equa
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -21,6 +22,7 @@ MAX_CHOICES = 3
 _MAX_PROMPT = 600
 _VOCABULARY = 316
 _STOP_LENGTH = 3
+_NUM_TIMED = 3
 _STRUCTURES: tuple[Body, ...] = (
     {"regex": "([a-z]{3} [0-9]{2}[,;]){20}"},
     {"json": {"type": "array", "items": {"enum": ["north", "north-east", 7, None]}, "minItems": 12, "maxItems": 40}},
@@ -71,6 +73,17 @@ async def make_corpus(settings: CampaignSettings, session: aiohttp.ClientSession
             choices = await ask(session, url, body)
         entries.append(Entry(number, body, tuple(choices)))
     return entries
+
+
+async def token_seconds(session: aiohttp.ClientSession, url: str) -> float:
+    """How long the relay takes for a token of a prompt that is asked alone: of a few long ones, the slowest."""
+    slowest_s = 0.0
+    for _ in range(_NUM_TIMED):
+        prompt = [random.randrange(_VOCABULARY) for _ in range(_MAX_PROMPT)]
+        begun_s = time.monotonic()
+        await ask(session, url, {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 1, "ignore_eos": True})
+        slowest_s = max(slowest_s, time.monotonic() - begun_s)
+    return slowest_s / _MAX_PROMPT
 
 
 def make_body(rng: random.Random, max_tokens: int, structured: float) -> Body:

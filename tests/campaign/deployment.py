@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from engine.settings import OWN
+from launch.key import write_key
 from tests.campaign import poison
 from tests.campaign.proxy import LinkProxy
 from tests.campaign.settings import CampaignSettings
@@ -83,7 +84,7 @@ class Footprint:
 
 @dataclass(slots=True)
 class Outage:
-    """A time (`time.monotonic()`) without any decode node. `ended_s` is None while it lasts."""
+    """A time (`time.monotonic()`) without any decode node, or without a second one. `ended_s`: None while it lasts."""
 
     begun_s: float
     ended_s: float | None = None
@@ -101,9 +102,11 @@ class Deployment:
         self.router_delay_s = 0.0
         self.num_poisons = 0
         self.outages: list[Outage] = []
+        self.scarcities: list[Outage] = []
         self.deaths_s: list[float] = []
         self._settings = settings
         self._model = model
+        self._key = None if settings.is_plaintext else settings.folder / "cluster.key"
         self._note, self._found = note, found
         self._router: Program | None = None
         self._num_routers = 0
@@ -121,6 +124,10 @@ class Deployment:
         """Of the router, over all its lives."""
         return f"http://127.0.0.1:{self.http_port}"
 
+    @property
+    def _key_flags(self) -> tuple[str, ...]:
+        return () if self._key is None else ("--cluster-key", str(self._key))
+
     def pids(self) -> list[tuple[str, int]]:
         """Names and processes of the programs that are ready now."""
         programs = [("router", self.router)] if self.router.ready else []
@@ -134,6 +141,8 @@ class Deployment:
     async def start(self) -> None:
         """Start everything, and return when all nodes have joined."""
         self._settings.folder.mkdir(parents=True, exist_ok=True)
+        if self._key is not None and not self._key.exists():
+            write_key(self._key)
         self._spawn_router()
         await asyncio.to_thread(self.router.wait_ready)
         for member in self.members:
@@ -143,7 +152,9 @@ class Deployment:
             if self._settings.rank_machines > 1:
                 driver, folder = f"127.0.0.1:{member.rank_port}", self._settings.folder
                 name = f"{member.name}-machine"
-                member.machine = await asyncio.to_thread(Machine, name, self._model, folder, driver, "127.0.0.2")
+                member.machine = await asyncio.to_thread(
+                    Machine, name, self._model, folder, driver, "127.0.0.2", *self._key_flags
+                )
             self._spawn(member)
         for member in self.members:
             assert member.node is not None
@@ -201,7 +212,7 @@ class Deployment:
         folder = self._settings.folder
         flags += ["--resumable-streams-s", f"{RESUMABLE_S:g}", "--journal-dir", str(folder / "journals")]
         flags += ["--audit-log", str(folder / "audit.jsonl")]
-        command = ["-m", "router", str(self._model), *flags]
+        command = ["-m", "router", str(self._model), *flags, *self._key_flags]
         self._router = Program(f"router-life-{self._num_routers}", command, folder, self._start)
 
     def _spawn(self, member: Member) -> None:
@@ -211,7 +222,7 @@ class Deployment:
         command = [NODE_SCRIPT, program, str(member.peer.port), str(settings.step_s)]
         command += [str(self._model), "--router", f"tcp://127.0.0.1:{member.control.port}", "--port", str(member.port)]
         command += ["--node-id", member.name, "--num-threads", "1", "--batch-invariant", "--dtype", settings.dtype]
-        command += ["--kv-cache-dtype", settings.kv_cache_dtype]
+        command += ["--kv-cache-dtype", settings.kv_cache_dtype, *self._key_flags]
         command += ["--role", member.role] * settings.is_mixed
         command += ["--tensor-parallel-size", str(settings.num_ranks), "--rank-pools", settings.rank_pools]
         command += ["--kv-checksum", "dot64"] * (settings.rank_pools == OWN)
@@ -259,13 +270,10 @@ class Deployment:
     async def _watch_outages(self) -> None:
         decodes = [member for member in self.members if member.role == "decode"]
         while True:
-            is_out = not any(member.is_ready and member.running for member in decodes)
-            last = self.outages[-1] if self.outages else None
-            if is_out and (last is None or last.ended_s is not None):
-                self.outages.append(Outage(time.monotonic()))
-            elif not is_out and last is not None and last.ended_s is None:
-                last.ended_s = time.monotonic()
-                self._note(f"there was no decode node for {last.ended_s - last.begun_s:.1f} s")
+            num_there = sum(member.is_ready and member.running is not None for member in decodes)
+            if (out_s := _noted(self.outages, is_out=not num_there)) is not None:
+                self._note(f"there was no decode node for {out_s:.1f} s")
+            _noted(self.scarcities, is_out=num_there < 2)
             await asyncio.sleep(_WATCH_S)
 
     async def _watch_router(self) -> None:
@@ -282,6 +290,17 @@ class Deployment:
                     await asyncio.to_thread(self.router.wait_ready)
                     self._note("the router is ready again")
             await asyncio.sleep(_WATCH_S)
+
+
+def _noted(outages: list[Outage], *, is_out: bool) -> float | None:
+    """Begin an outage, or end the last one; how long it was."""
+    last = outages[-1] if outages and outages[-1].ended_s is None else None
+    if is_out and last is None:
+        outages.append(Outage(time.monotonic()))
+    elif not is_out and last is not None:
+        last.ended_s = time.monotonic()
+        return last.ended_s - last.begun_s
+    return None
 
 
 async def until(condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -38,7 +38,7 @@ _WATCH_S = 1.0
 """By then it has been noticed that a node has ended."""
 
 
-_LOSS, _JITTER_S = 1 / 30, 0.1
+_LOSS, _JITTER_S, _LIES = 1 / 30, 0.1, 0.2
 _TAKEN: Mapping[str, tuple[int, Callable[[psutil.Process], int]]] = {
     "descriptors": (resource.RLIMIT_NOFILE, lambda process: int(process.num_fds())),
     "memory": (resource.RLIMIT_AS, lambda process: int(process.memory_info().vms)),
@@ -267,6 +267,10 @@ class Injector:
                 state.bytes_per_s = 2048 * 32**fault.strength
             case "loss":
                 state.loss, state.jitter_s = _LOSS, _JITTER_S
+            case "flip":
+                state.flips = _LIES
+            case "replay":
+                state.replays = _LIES
             case "hole":
                 state.held |= {UP, DOWN}
             case _:

@@ -1,8 +1,10 @@
-"""A TCP proxy between two programs, whose link can be cut, delayed, throttled, lossy and a black hole.
+"""A TCP proxy between two programs, whose link can be cut, delayed, throttled, lossy, a black hole, and can lie.
 
 Owns its listening port and the connections through it. Knows nothing of what passes. A packet that is lost is what a
 program sees of it through TCP: it comes when it is sent again, and what follows waits for it. What a black hole
-swallows is held in the same way until its end. Bytes are never lost within a connection, nor reordered.
+swallows is held in the same way until its end. Bytes are never lost within a connection, nor reordered. A link that
+lies does what TCP's checksum would mostly notice and a third party could do: it turns a bit of a chunk, or says again
+what it has said before.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import asyncio
 import contextlib
 import random
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 _CHUNK_BYTES = 65536
 _MAX_CHUNKS = 64
 _TICK_S = 0.02
+_REMEMBERED = 8
 _REPEAT_S = 0.2
 """After so long Linux sends again what is not acknowledged, and then after twice as long each time."""
 UP, DOWN = "up", "down"
@@ -25,12 +29,15 @@ UP, DOWN = "up", "down"
 @dataclass(slots=True)
 class LinkState:
     """How a link is now. `held`: directions in which nothing passes. `bytes_per_s`: 0 is without limit. `loss`: which
-    share of all chunks is lost, once or several times. `jitter_s`: each chunk comes later by up to so much."""
+    share of all chunks is lost, once or several times. `jitter_s`: each chunk comes later by up to so much. `flips`:
+    in which share a bit is turned; `replays`: behind which share one of the last few comes again."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
     loss: float = 0.0
     bytes_per_s: float = 0.0
+    flips: float = 0.0
+    replays: float = 0.0
     held: set[str] = field(default_factory=set)
     is_cut: bool = False
 
@@ -44,6 +51,7 @@ class LinkProxy:
         self._rng = random.Random(seed)
         self.state = LinkState()
         self.num_connections = 0
+        self.num_lies = 0
         self.num_bytes = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -125,6 +133,7 @@ class LinkProxy:
     async def _pass_on(
         self, chunks: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, direction: str
     ) -> None:
+        earlier: deque[bytes] = deque(maxlen=_REMEMBERED)
         while True:
             came_s, chunk = await chunks.get()
             while (wait_s := self._wait_s(direction, came_s)) > 0:  # noqa: ASYNC110  # looked at again: links change
@@ -135,11 +144,23 @@ class LinkProxy:
             if self.state.bytes_per_s:
                 await asyncio.sleep(len(chunk) / self.state.bytes_per_s)
             try:
-                writer.write(chunk)
+                writer.write(self._told(chunk, earlier))
                 await writer.drain()
             except OSError:
                 return
             self.num_bytes += len(chunk)
+
+    def _told(self, chunk: bytes, earlier: deque[bytes]) -> bytes:
+        """What is passed on in place of a chunk, mostly itself."""
+        earlier.append(chunk)
+        if self._rng.random() < self.state.flips:
+            self.num_lies += 1
+            place = self._rng.randrange(len(chunk))
+            return chunk[:place] + bytes([chunk[place] ^ 1 << self._rng.randrange(8)]) + chunk[place + 1 :]
+        if self._rng.random() < self.state.replays:
+            self.num_lies += 1
+            return chunk + self._rng.choice(earlier)
+        return chunk
 
     def _late_s(self) -> float:
         """How much later the next chunk comes because it was lost, and by jitter."""

@@ -17,6 +17,8 @@ just that. So an error outside of those is a finding.
 | throttle | the link carries 2 to 64 kB/s |
 | loss | packets of the link are lost: one chunk in thirty comes late by TCP's repetition, all by up to 0.1 s |
 | hole, hole-one-way | nothing passes; what was sent meanwhile comes at the end, or the connections are reset then |
+| flip | in one of five chunks that pass the link a bit is turned |
+| replay | behind one of five chunks that pass the link comes an earlier one again |
 | descriptors | the soft limit of open files is what is open now; the node lives |
 | disk-full | no file may grow: logs, journals, segments of shared memory |
 | memory | the address space may not grow; a node may die of it |
@@ -51,6 +53,8 @@ _WEIGHTS = {
     "loss": 6,
     "hole": 6,
     "hole-one-way": 6,
+    "flip": 4,
+    "replay": 4,
     "descriptors": 4,
     "disk-full": 4,
     "memory": 3,
@@ -80,6 +84,8 @@ _LASTS_S = {
     "loss": (1.0, 10.0),
     "hole": (0.1, 20.0),
     "hole-one-way": (0.1, 20.0),
+    "flip": (0.1, 6.0),
+    "replay": (0.1, 6.0),
     "descriptors": (1.0, 8.0),
     "disk-full": (1.0, 10.0),
     "memory": (1.0, 8.0),
@@ -97,7 +103,9 @@ _LASTS_S = {
     "router-threads": (1.0, 8.0),
 }
 _ON_ALL = ("kill-together", "poison")
-_ON_LINKS = ("cut", "delay", "throttle", "loss", "hole", "hole-one-way")
+_ON_LINKS = ("cut", "delay", "throttle", "loss", "hole", "hole-one-way", "flip", "replay")
+_LIES = ("flip", "replay")
+"""Without a cluster key only where blocks of KV pass, which have checksums: over zmq, what a decode node listens at."""
 ROUTER_TARGET = "router"
 
 
@@ -130,6 +138,8 @@ def plan(settings: CampaignSettings, *, has_private_shm: bool) -> list[Fault]:
     router dies: the next one takes journals for older than they are."""
     rng = random.Random(f"faults {settings.seed}")
     left_out = {"shm-full"} if not has_private_shm or settings.transport == "zmq" else set()
+    is_open = settings.is_plaintext
+    left_out |= set(_LIES) if is_open and settings.transport != "zmq" else set()
     left_out |= {"kill-agent"} if settings.transport != "nixl" else set()
     left_out |= {"kill-rank", "freeze-rank"} if settings.num_ranks == 1 else set()
     left_out |= set() if thread_limit.is_possible() else {"threads", "router-threads"}
@@ -148,6 +158,8 @@ def plan(settings: CampaignSettings, *, has_private_shm: bool) -> list[Fault]:
         lasts_s = math.exp(rng.uniform(math.log(low_s), math.log(high_s))) if high_s else 0.0
         link = rng.choice(("control", "peer")) if kind in _ON_LINKS else ""
         target = _target(rng, kind, nodes, decodes, hit_until_s, at_s)
+        if is_open and kind in _LIES:
+            link, target = "peer", rng.choice(decodes)
         for hit in decodes if kind in _ON_ALL else [target]:
             if hit in hit_until_s:
                 hit_until_s[hit] = max(hit_until_s[hit], at_s + lasts_s + settings.recovery_s)

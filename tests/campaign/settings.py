@@ -22,6 +22,8 @@ ALL_KINDS = (
     "loss",
     "hole",
     "hole-one-way",
+    "flip",
+    "replay",
     "descriptors",
     "disk-full",
     "memory",
@@ -52,8 +54,8 @@ class CampaignSettings:
     long a stream may make no progress while the router runs. `longest_s`: no fault lasts longer. `num_ranks`: of each
     node, with pools as `rank_pools` says, on so many `rank_machines`. `structured`: which share of requests has a
     grammar, a schema or a regular expression. `is_mixed`: nodes do any leg, and prefer that of their name.
-    `clocks_lie`: each program has a wall clock of its own, see `clocks`. `has_real_starts`: programs are started as
-    users do, in place of being forked from one that has done the imports.
+    `is_plaintext`: without a cluster key. `clocks_lie`: each program has a wall clock of its own, see `clocks`.
+    `has_real_starts`: programs are started as users do, in place of being forked from one that has done the imports.
     """
 
     num_faults: int
@@ -69,6 +71,7 @@ class CampaignSettings:
     kv_cache_dtype: str
     structured: float
     is_mixed: bool
+    is_plaintext: bool
     clocks_lie: bool
     num_clients: int
     num_requests: int
@@ -91,7 +94,7 @@ class CampaignSettings:
     def command(self) -> str:
         """The command that replays this campaign."""
         switches = [" --mixed"] * self.is_mixed + [" --clocks-lie"] * self.clocks_lie
-        switches += [" --real-starts"] * self.has_real_starts
+        switches += [" --plaintext"] * self.is_plaintext + [" --real-starts"] * self.has_real_starts
         return (
             f"python -m tests.campaign --faults {self.num_faults} --minutes {self.minutes:g} --seed {self.seed}"
             f" --layout {self.num_prefill}P{self.num_decode}D --tensor-parallel-size {self.num_ranks}"
@@ -122,6 +125,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
     parser.add_argument("--structured", type=float, default=0.08, help="share of requests with a structure")
     parser.add_argument("--mixed", action="store_true", help="nodes do any leg, and prefer that of their name")
+    parser.add_argument("--plaintext", action="store_true", help="no cluster key; links lie about KV only")
     parser.add_argument("--clocks-lie", action="store_true", help="each program has a wrong wall clock")
     parser.add_argument("--clients", type=int, default=8, help="requests that are open at any time")
     parser.add_argument("--requests", type=int, default=20, help="different requests; each has its reference")
@@ -156,6 +160,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         kv_cache_dtype=flags.kv_cache_dtype,
         structured=flags.structured,
         is_mixed=flags.mixed,
+        is_plaintext=flags.plaintext,
         clocks_lie=flags.clocks_lie,
         num_clients=flags.clients,
         num_requests=flags.requests,

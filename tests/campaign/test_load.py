@@ -116,6 +116,13 @@ async def test_a_request_may_be_taken_for_poison_when_enough_nodes_were_killed_m
     assert checks.finding_of(other, [], [], [other.begun_s] * 3)
 
 
+async def test_a_router_without_threads_may_ask_to_come_back_and_nothing_else() -> None:
+    taken = Happened(replace(KILLED_ROUTER, kind="router-threads"), 0.0)
+    for message, is_found in (("the server has no memory, thread or file left for this now", False), ("no", True)):
+        asked = await outcome([WHOLE[0], {"error": {"message": message}}], end=b"")
+        assert bool(checks.finding_of(asked, [taken])) == is_found
+
+
 async def test_a_stream_that_broke_is_resumed_or_found_unless_there_was_no_room_for_its_journal() -> None:
     resumed = await outcome(WHOLE[:1], b"", ("resume",), ids="known")
     assert (resumed.end, resumed.num_resumed, resumed.message) == (WELL, 1, "")

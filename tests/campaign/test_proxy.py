@@ -96,3 +96,22 @@ async def test_a_link_is_delayed_and_throttled() -> None:
             assert await reader.readexactly(5) == b"12345"
             assert loop.time() - begun_s >= 0.09
         writer.close()
+
+
+async def test_a_link_that_lies_turns_a_bit_or_says_something_again() -> None:
+    async with linked() as proxy, asyncio.timeout(WAIT_S):
+        reader, writer = await dial(proxy)
+        proxy.state.flips = 1.0
+        writer.write(bytes(8))
+        assert sum(byte.bit_count() for byte in await reader.readexactly(8)) in (
+            0,
+            2,
+        )  # each way one, or the same twice
+        assert proxy.num_lies == 2
+        proxy.heal()
+        proxy.state.replays = 1.0
+        again = await dial(proxy)
+        again[1].write(b"again")
+        assert await again[0].readexactly(20) == b"again" * 4
+        for each in (writer, again[1]):
+            each.close()

@@ -29,6 +29,7 @@ def test_the_command_of_a_campaign_plans_it_again() -> None:
             "--seed",
             "9",
             "--mixed",
+            "--plaintext",
             "--structured",
             "0.5",
             "--clocks-lie",
@@ -67,6 +68,16 @@ def test_a_layout_is_told_or_drawn_from_the_seed() -> None:
 def test_ranks_are_hit_where_there_are_some() -> None:
     faults = plan(parse(["--faults", "300", "--seed", "1"]), has_private_shm=True)
     assert not {"kill-rank", "freeze-rank"} & {fault.kind for fault in faults}
+
+
+def test_without_a_key_links_lie_about_blocks_of_kv_alone() -> None:
+    lies = ["--faults", "40", "--seed", "1", "--kinds", "flip,replay,kill"]
+    for transport in ("zmq", "shm"):
+        faults = plan(parse([*lies, "--plaintext", "--transport", transport]), has_private_shm=True)
+        hit = {(fault.link, fault.target[:6]) for fault in faults if fault.kind != "kill"}
+        assert hit == ({("peer", "decode")} if transport == "zmq" else set())
+    with_key = plan(parse(lies), has_private_shm=True)
+    assert {fault.link for fault in with_key if fault.kind != "kill"} == {"peer", "control"}
 
 
 def test_the_shared_memory_of_the_machine_is_never_filled() -> None:

@@ -15,6 +15,7 @@ from tests.system.harness import Program, Starter, started, wait_until
 
 HERE = "127.0.0.1"
 END_S = 5.0
+_RANK = "rank_node"
 
 
 class Machine:
@@ -30,8 +31,12 @@ class Machine:
     @property
     def ranks(self) -> list[psutil.Process]:
         """Its ranks, in the order of their numbers."""
-        children = psutil.Process(self.program.process.pid).children()
-        return sorted(children, key=lambda child: (child.create_time(), child.pid))
+        ranks = []
+        for child in psutil.Process(self.program.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, and nobody has taken note yet
+                if _RANK in child.cmdline():
+                    ranks.append(child)
+        return sorted(ranks, key=lambda child: (child.create_time(), child.pid))
 
     def wait_idle(self, timeout_s: float = END_S) -> None:
         """Wait until it has no ranks."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,11 +14,12 @@ import pytest
 from router.journal import Delivery
 from router.resume import streams as module
 from router.resume.logs import Folder, Log, Memory
-from router.resume.records import StreamHead
+from router.resume.records import StreamHead, pack
 from router.resume.streams import Kept, Streams
 from wire.errors import InvalidSetting, StreamNotFound
 from wire.messages import TokenLogprobs
 
+ROOT = Path(__file__).parents[3]
 DELIVERY = (1, Delivery((7, 8), (TokenLogprobs(-0.5, (7,), (-0.5,)), TokenLogprobs(-1.0, (8,), (-1.0,))), "stop"))
 
 
@@ -141,3 +144,30 @@ def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="symbolic"):
         log.append(b"x")
     folder.close()
+
+
+RESUMING = """
+import os, sys, threading
+from router.resume.records import unpack_deliveries
+
+sys.setswitchinterval(1e-6)
+data, statuses = bytes.fromhex(sys.argv[1]), set()
+for _ in range(40):
+    pid = os.fork()
+    if not pid:
+        together = threading.Barrier(8)
+        threads = [threading.Thread(target=lambda: (together.wait(), unpack_deliveries(data))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        os._exit(0)
+    statuses.add(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+sys.exit(statuses != {0})
+"""
+
+
+def test_many_streams_that_are_the_first_to_be_resumed_at_once_are_read() -> None:
+    """msgspec crashed where several threads were the first to decode a type; one process in six did so."""
+    journal = (pack(head(1)) + pack([DELIVERY] * 3) * 5).hex()
+    assert subprocess.run([sys.executable, "-c", RESUMING, journal], cwd=ROOT, timeout=60).returncode == 0
