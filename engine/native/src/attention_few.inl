@@ -1,16 +1,21 @@
 // A tile of few rows of one or several KV heads, as of a sequence that decodes: every key and value passes once, from
 // its block through registers into the products of all rows.
 //
-// Tokens come in pieces of kLanes, which lie within a block. A few pieces of all heads are computed, then the next ones,
-// since heads are neighbours in a block: first the keys of kKeysAtOnce tokens, then their values. What comes next is
-// asked for meanwhile, in the order in which it lies in memory.
+// Tokens come in pieces of kLanes, which lie within a block. Some pieces of a head are a stretch. All heads of a few
+// pieces are computed, then those of the next ones, since heads are neighbours in a block: first the keys of
+// kKeysAtOnce tokens, then their values.
+//
+// Memory is the limit, and no part of it is long enough for the processor to foresee: it reads far ahead only where
+// several pages are read at once, each from its beginning to its end. So while a stretch is computed, a line of each
+// piece of the next one is read in turn, and the same line of the stretch after that is asked for.
 //
 // Invariant: the products take their units in the order of `attention_product.inl`, so that a row has the same result
 // in either kind of tile.
 
 constexpr int64_t kFewRows = 8;
 constexpr int kPiecesAtOnce = kKeysAtOnce / kLanes;
-constexpr int kPiecesOfChunk = 2;
+// Of a stretch: two of them and what else is computed with fit into the nearest cache.
+constexpr int64_t kStretchBytes = 1 << 14;
 
 BATON_INLINE bool suits_few(const BatonPagedKv& kv, int64_t num_rows) {
     return num_rows > 0 && num_rows <= kFewRows && kv.head_dim % (2 * kLanes) == 0 && kv.block_size % kLanes == 0;
@@ -37,39 +42,68 @@ void find_pieces(Pieces& pieces, const Tile& tile, int64_t first_key, int64_t be
     }
 }
 
-// A few pieces of the keys or of the values of all heads. `plane`: those of the tile's first head in block 0, of type T or
-// codes.
-template <class T>
-struct Chunk {
+// A stretch of the keys or of the values: `count` pieces of one head from number `first` on. `pieces` NULL: there is
+// none.
+struct Place {
     const Pieces* pieces;
-    const void* plane;
-    int first;
-
-    int count() const { return pieces->behind() - first < kPiecesOfChunk ? pieces->behind() - first : kPiecesOfChunk; }
+    bool is_values;
+    int first, count;
+    int64_t head;
 };
 
-// The part of a chunk that belongs to one head: what is read, and what is asked for meanwhile. The piece 0 begins at the
-// key `first_key`; those from `begin` to `end` are seen.
+// The stretches of a group of keys and of the one behind it, `next`, in their order. `longest`: pieces of a stretch.
+struct Order {
+    const Pieces* next;
+    int64_t num_heads;
+    int longest;
+
+    Place begin(const Pieces* pieces, bool is_values, int first) const {
+        const int left = pieces == nullptr ? 0 : pieces->behind() - first;
+        return {pieces, is_values, first, left < longest ? left : longest, 0};
+    }
+    Place behind(Place place) const {
+        if (place.pieces == nullptr) return place;
+        if (++place.head < num_heads) return place;
+        const int first = place.first + place.count;
+        if (first < place.pieces->behind()) return begin(place.pieces, place.is_values, first);
+        if (!place.is_values) return begin(place.pieces, true, place.pieces->first());
+        return begin(next, false, next == nullptr ? 0 : next->first());
+    }
+};
+
+// A stretch and what is read of the two behind it meanwhile, each piece in `lines` lines. The piece 0 begins at the key
+// `first_key`; those from `begin` to `end` are seen.
 template <class T>
 struct Stretch {
-    const T* pieces[kPiecesOfChunk];
-    const T* asked[kPiecesOfChunk];
+    const T* pieces[kPiecesAtOnce];
+    const char* coming[kPiecesAtOnce];
+    const char* asked[kPiecesAtOnce];
+    int num_pieces, num_coming, num_asked;
     int64_t first_key, begin, end, head_dim;
+    int64_t lines;              // of a piece
+    int64_t line = 0, due = 0;  // the next one to read, and parts that were computed since the last one, times `lines`
 };
 
-template <class T>
-BATON_INLINE Stretch<T> begin_stretch(const Chunk<T>& chunk, int64_t head_dim) {
-    const Pieces& all = *chunk.pieces;
-    const int64_t first_key = chunk.first * kLanes, behind = first_key + chunk.count() * kLanes;
-    return {{}, {}, first_key, all.begin > first_key ? all.begin : first_key, all.end < behind ? all.end : behind,
-            head_dim};
+// Where the piece `number` of a place begins, its block's head and its place in that, of elements of type Stored.
+template <class Stored>
+BATON_INLINE const Stored* head_of(const Tile& tile, const Place& place, int number) {
+    const BatonPagedKv& kv = tile.attention.kv;
+    const void* plane = place.is_values ? kv.values : kv.keys;
+    return static_cast<const Stored*>(plane) + place.pieces->blocks[place.first + number] +
+           (tile.first_head + place.head) * head_stride(kv);
 }
 
-// Where a head of a chunk's block begins, of elements of type Stored.
-template <class Stored, class T>
-BATON_INLINE const Stored* head_of(const Tile& tile, const Chunk<T>& chunk, int64_t piece, int64_t head) {
-    return static_cast<const Stored*>(chunk.plane) + chunk.pieces->blocks[chunk.first + piece] +
-           head * head_stride(tile.attention.kv);
+BATON_INLINE bool is_seen_whole(const Pieces& all, int64_t key) { return key >= all.begin && key + kLanes <= all.end; }
+
+// Where the pieces of a place begin, of those only that are seen as a whole; returns how many.
+template <class Stored>
+BATON_INLINE int find_lines(const char* (&lines)[kPiecesAtOnce], const Tile& tile, const Place& place) {
+    int count = 0;
+    for (int i = 0; i < place.count; ++i)
+        if (is_seen_whole(*place.pieces, (place.first + i) * kLanes))
+            lines[count++] = reinterpret_cast<const char*>(
+                head_of<Stored>(tile, place, i) + place.pieces->places[place.first + i] * tile.attention.kv.head_dim);
+    return count;
 }
 
 // Which token of the piece that begins at `key` stands for the one at `place`: itself, or one that is seen.
@@ -77,50 +111,58 @@ BATON_INLINE int64_t seen_place(const Pieces& all, int64_t key, int64_t place) {
     return key + place < all.begin ? all.begin - key : key + place < all.end ? place : all.end - 1 - key;
 }
 
-// `find_stretch` of codes: all pieces are decoded to `copies`, and the codes of the next chunk are asked for here.
+// Codes are decoded to `copies`. A piece that is seen in part only is copied there, with a token that is seen in the
+// place of each that is not.
 template <class T>
-Stretch<T> decode_stretch(const Tile& tile, const Chunk<T>& chunk, const Chunk<T>& next, int64_t head, T* copies) {
+Stretch<T> find_stretch(const Tile& tile, const Order& order, const Place& place, T* copies) {
     const BatonPagedKv& kv = tile.attention.kv;
-    Stretch<T> stretch = begin_stretch(chunk, kv.head_dim);
-    for (int i = 0; i < chunk.count(); ++i) {
-        const int64_t number = head * chunk.count() + i, piece = number / tile.num_heads;
-        if (piece < next.count()) {
-            const uint8_t* asked = head_of<uint8_t>(tile, next, piece, number % tile.num_heads) +
-                                   next.pieces->places[next.first + piece] * kv.head_dim;
-            for (int64_t line = 0; line < kLanes * kv.head_dim; line += 64) ask_for_line(asked + line);
+    const int64_t size = kv.head_dim, first_key = place.first * kLanes, behind = first_key + place.count * kLanes;
+    const Pieces& all = *place.pieces;
+    Stretch<T> stretch;
+    const Place coming = order.behind(place), asked = order.behind(coming);
+    const auto find = kv.has_codes ? find_lines<uint8_t> : find_lines<T>;
+    stretch.num_pieces = place.count;
+    stretch.num_coming = find(stretch.coming, tile, coming);
+    stretch.num_asked = find(stretch.asked, tile, asked);
+    stretch.lines = kLanes * size * static_cast<int64_t>(kv.has_codes ? 1 : sizeof(T)) / 64;
+    stretch.first_key = first_key;
+    stretch.begin = all.begin > first_key ? all.begin : first_key;
+    stretch.end = all.end < behind ? all.end : behind;
+    stretch.head_dim = size;
+    for (int i = 0; i < place.count; ++i) {
+        const int64_t key = first_key + i * kLanes, first_place = all.places[place.first + i];
+        if (!kv.has_codes) stretch.pieces[i] = head_of<T>(tile, place, i) + first_place * size;
+        if (!kv.has_codes && is_seen_whole(all, key)) continue;
+        const T* from = stretch.pieces[i];
+        stretch.pieces[i] = copies;
+        for (int64_t token = 0; token < kLanes; ++token, copies += size) {
+            const int64_t seen = seen_place(all, key, token);
+            if (kv.has_codes)
+                decode_token(copies, kv, head_of<uint8_t>(tile, place, i), first_place + seen);
+            else
+                __builtin_memcpy(copies, from + seen * size, size * sizeof(T));
         }
-        const uint8_t* from = head_of<uint8_t>(tile, chunk, i, head);
-        stretch.pieces[i] = stretch.asked[i] = copies;
-        const int64_t key = stretch.first_key + i * kLanes, first_place = chunk.pieces->places[chunk.first + i];
-        for (int64_t place = 0; place < kLanes; ++place, copies += kv.head_dim)
-            decode_token(copies, kv, from, first_place + seen_place(*chunk.pieces, key, place));
     }
     return stretch;
 }
 
-// A piece that is seen in part only is copied to `copies`, with a token that is seen in the place of each that is not.
-template <class T>
-Stretch<T> find_stretch(const Tile& tile, const Chunk<T>& chunk, const Chunk<T>& next, int64_t head, T* copies) {
-    if (tile.attention.kv.has_codes) return decode_stretch(tile, chunk, next, head, copies);
-    const int64_t size = tile.attention.kv.head_dim;
-    const Pieces& all = *chunk.pieces;
-    Stretch<T> stretch = begin_stretch(chunk, size);
-    for (int i = 0; i < chunk.count(); ++i) {
-        const T* from = head_of<T>(tile, chunk, i, head) + all.places[chunk.first + i] * size;
-        // for each block, one head after the other
-        const int64_t number = head * chunk.count() + i, piece = number / tile.num_heads;
-        stretch.asked[i] = from;
-        if (piece < next.count())
-            stretch.asked[i] = head_of<T>(tile, next, piece, number % tile.num_heads) +
-                               next.pieces->places[next.first + piece] * size;
-        stretch.pieces[i] = from;
-        const int64_t key = stretch.first_key + i * kLanes;
-        if (key >= all.begin && key + kLanes <= all.end) continue;
-        stretch.pieces[i] = copies;
-        for (int64_t place = 0; place < kLanes; ++place, copies += size)
-            __builtin_memcpy(copies, from + seen_place(all, key, place) * size, size * sizeof(T));
+// What is due when `count` of `all` parts of a stretch are about to be computed. Lines are read, since what is only
+// asked for teaches the processor nothing. Where products take longer than memory, asking is enough.
+template <class Units, class T>
+BATON_INLINE void read_ahead(Stretch<T>& stretch, int64_t count, int64_t all) {
+    for (stretch.due += stretch.lines * count; stretch.due >= all; stretch.due -= all, ++stretch.line) {
+        if constexpr (Units::kValues == 1) {
+            for (int i = 0; i < stretch.num_coming; ++i) ask_for_line(stretch.coming[i] + 64 * stretch.line);
+            continue;
+        }
+        // each piece has an instruction of its own, by which the processor tells the pages apart
+#pragma GCC unroll 16
+        for (int i = 0; i < kPiecesAtOnce; ++i)
+            if (i < stretch.num_coming) (void)*static_cast<const volatile char*>(stretch.coming[i] + 64 * stretch.line);
+#pragma GCC unroll 16
+        for (int i = 0; i < kPiecesAtOnce; ++i)
+            if (i < stretch.num_asked) ask_for_line(stretch.asked[i] + 64 * stretch.line);
     }
-    return stretch;
 }
 
 // Rows that a kernel computes more than there are do what the last one does.
@@ -130,22 +172,12 @@ struct FewRows {
     int64_t operator[](int64_t row) const { return row < num_rows ? row : num_rows - 1; }
 };
 
-// 2 * kLanes values of a row.
-template <class T>
-BATON_INLINE void ask_for_values(const T* values) {
-    constexpr int64_t kLine = 64 / sizeof(T);
-#pragma GCC unroll 2
-    for (int64_t value = 0; value < 2 * kLanes; value += kLine) ask_for_line(values + value);
-}
-
 // The scores of the keys of kPieces pieces, from piece `first` on.
 template <class Units, int kRows, int kPieces, class T>
-BATON_INLINE void score_pieces(const Stretch<T>& keys, const TileMemory& memory, const FewRows& rows, int first) {
+BATON_INLINE void score_pieces(Stretch<T>& keys, const TileMemory& memory, const FewRows& rows, int first) {
     static_assert(Units::kColumns * Units::kValues == kLanes);
-    constexpr int kAsked = kPieces * kLanes / 2;
     const int64_t head_dim = keys.head_dim, num_units = head_dim / Units::kValues;
     const T* const* pieces = keys.pieces + first;
-    const T* const* asked = keys.asked + first;
     const uint32_t* query[kRows];
     for (int row = 0; row < kRows; ++row) query[row] = memory.queries + rows[row] * num_units;
     Floats sums[kRows][kPieces] = {};
@@ -153,9 +185,7 @@ BATON_INLINE void score_pieces(const Stretch<T>& keys, const TileMemory& memory,
 #pragma GCC unroll 2
         for (int half = 0; half < 2; ++half) {
             const int64_t part = value + half * kLanes;
-#pragma GCC unroll 16
-            for (int row = half * kAsked; row < (half + 1) * kAsked; ++row)
-                ask_for_values(asked[row / kLanes] + row % kLanes * head_dim + value);
+            read_ahead<Units>(keys, kPieces, keys.num_pieces * (head_dim / kLanes));
             Words columns[kPieces][Units::kColumns];
 #pragma GCC unroll 2
             for (int piece = 0; piece < kPieces; ++piece)
@@ -179,25 +209,23 @@ BATON_INLINE void score_pieces(const Stretch<T>& keys, const TileMemory& memory,
 }
 
 template <class Units, int kRows, class T>
-void few_scores(const Stretch<T>& keys, const TileMemory& memory, const FewRows& rows) {
-    const int count = static_cast<int>((keys.end - keys.first_key + kLanes - 1) / kLanes);
+void few_scores(Stretch<T>& keys, const TileMemory& memory, const FewRows& rows) {
+    int piece = 0;
     // two pieces side by side: for one or two rows, a sum would wait for itself
     if constexpr (kRows <= 2 && Units::kColumns < kLanes)
-        if (count == kPiecesOfChunk) return score_pieces<Units, kRows, kPiecesOfChunk>(keys, memory, rows, 0);
-    for (int piece = 0; piece < count; ++piece) score_pieces<Units, kRows, 1>(keys, memory, rows, piece);
+        for (; piece + 2 <= keys.num_pieces; piece += 2) score_pieces<Units, kRows, 2>(keys, memory, rows, piece);
+    for (; piece < keys.num_pieces; ++piece) score_pieces<Units, kRows, 1>(keys, memory, rows, piece);
 }
 
 // The values of one unit of weights, `from` their first row.
 template <class Units, int kRows, int kVectors, class T>
 BATON_INLINE void add_unit(Floats (&sums)[kRows][kVectors], const uint32_t* const (&weights)[kRows], int64_t unit,
-                           const T* from, const T* asked, int64_t head_dim) {
+                           const T* from, int64_t head_dim) {
     const T* const rows[2] = {from, from + head_dim};
 #pragma GCC unroll 8
     for (int vector = 0; vector < kVectors; vector += 2) {
         Words joined[2];
         Units::join_rows(joined, rows, vector * kLanes);
-#pragma GCC unroll 2
-        for (int row = 0; row < Units::kValues; ++row) ask_for_values(asked + row * head_dim + vector * kLanes);
 #pragma GCC unroll 8
         for (int row = 0; row < kRows; ++row) {
             const uint32_t weight = weights[row][unit];
@@ -209,7 +237,7 @@ BATON_INLINE void add_unit(Floats (&sums)[kRows][kVectors], const uint32_t* cons
 
 // Some columns of the values, with weights of type Units in `memory.scores`; `to`: these columns of the first row.
 template <class Units, int kRows, int kVectors, class T>
-void few_columns(const Stretch<T>& values, const TileMemory& memory, float* to, int64_t stride, int64_t column,
+void few_columns(Stretch<T>& values, const TileMemory& memory, float* to, int64_t stride, int64_t column,
                  const FewRows& rows) {
     constexpr int64_t kUnits = kLanes / Units::kValues;  // of a piece
     const int64_t head_dim = values.head_dim;
@@ -224,15 +252,16 @@ void few_columns(const Stretch<T>& values, const TileMemory& memory, float* to, 
             sums[row][vector] = round_to(load(from + vector * kLanes) * memory.factors[rows[row]], from);
     }
     int64_t unit = values.begin / Units::kValues;
+    const int64_t num_vectors = values.num_pieces * kUnits * (head_dim / kLanes);
     const int64_t end = units_of<Units>(values.end);
     while (unit < end) {
         const int64_t piece = unit / kUnits - values.first_key / kLanes, end_of_piece = (unit / kUnits + 1) * kUnits;
         const int64_t offset = unit % kUnits * Units::kValues * head_dim + column;
-        const T *from = values.pieces[piece] + offset, *asked = values.asked[piece] + offset;
+        const T* from = values.pieces[piece] + offset;
         for (const int64_t last = end < end_of_piece ? end : end_of_piece; unit < last; ++unit) {
-            add_unit<Units, kRows, kVectors>(sums, weights, unit, from, asked, head_dim);
+            read_ahead<Units>(values, kVectors, num_vectors);
+            add_unit<Units, kRows, kVectors>(sums, weights, unit, from, head_dim);
             from += Units::kValues * head_dim;
-            asked += Units::kValues * head_dim;
         }
     }
 #pragma GCC unroll 8
@@ -243,7 +272,7 @@ void few_columns(const Stretch<T>& values, const TileMemory& memory, float* to, 
 }
 
 template <class Units, int kRows, class T>
-void few_values(const Stretch<T>& values, const TileMemory& memory, const Partial& partial, const FewRows& rows) {
+void few_values(Stretch<T>& values, const TileMemory& memory, const Partial& partial, const FewRows& rows) {
     constexpr int kVectors = kRows <= 4 ? kPanelVectors : 2;
     int64_t column = 0;
     for (; column + kVectors * kLanes <= values.head_dim; column += kVectors * kLanes)
@@ -267,36 +296,30 @@ BATON_INLINE Partial rows_of_head(const Partial& all, const Tile& tile, int64_t 
     return {all.sums + row * all.stride, all.highest + row, all.totals + row, all.stride};
 }
 
-// The keys and values of `pieces` are added to the sums of all heads; the first keys of `next` are asked for.
+// The keys and values of `pieces` are added to the sums of all heads; `next` follow, NULL for none.
 template <int kRows, class T>
 void add_pieces(const Tile& tile, const TileMemory& memory, const Partial& partial, const Pieces& pieces,
-                const Pieces& next, int64_t first_key) {
+                const Pieces* next, int64_t first_key) {
     using Units = typename UnitsFor<T>::Units;
     const BatonPagedKv& kv = tile.attention.kv;
-    const int64_t offset = tile.first_head * head_stride(kv) * static_cast<int64_t>(kv.has_codes ? 1 : sizeof(T));
-    const char *keys = static_cast<const char*>(kv.keys) + offset, *values = static_cast<const char*>(kv.values) + offset;
-    T* copies = reinterpret_cast<T*>(memory.packed);
-    const auto each_head = [&](const char* plane, const Chunk<T>& behind, const auto& compute) {
-        for (int first = pieces.first(); first < pieces.behind(); first += kPiecesOfChunk) {
-            const bool is_last = first + kPiecesOfChunk >= pieces.behind();
-            const Chunk<T> chunk = {&pieces, plane, first}, following = {&pieces, plane, first + kPiecesOfChunk};
-            for (int64_t head = 0; head < tile.num_heads; ++head)
-                compute(find_stretch(tile, chunk, is_last ? behind : following, head, copies),
-                        rows_of_head<Units>(memory, tile, head), rows_of_head(partial, tile, head));
-        }
-    };
-    each_head(keys, {&pieces, values, pieces.first()},
-              [&](const Stretch<T>& stretch, const TileMemory& rows, const Partial&) {
-                  few_scores<Units, kRows>(stretch, rows, {tile.num_rows});
-              });
+    T* copies = reinterpret_cast<T*>(memory.decoded);
+    int64_t longest = kStretchBytes / (kLanes * kv.head_dim * static_cast<int64_t>(sizeof(T)));
+    longest = longest < 2 ? 2 : longest < kPiecesAtOnce ? longest : kPiecesAtOnce;
+    const Order order = {next, tile.num_heads, static_cast<int>(longest)};
+    Place place = order.begin(&pieces, false, pieces.first());
+    for (; !place.is_values; place = order.behind(place)) {
+        Stretch<T> keys = find_stretch(tile, order, place, copies);
+        few_scores<Units, kRows>(keys, rows_of_head<Units>(memory, tile, place.head), {tile.num_rows});
+    }
     for (int64_t head = 0; head < tile.num_heads; ++head)
         compute_weights<Units>(tile, rows_of_head<Units>(memory, tile, head), rows_of_head(partial, tile, head),
                                first_key);
-    each_head(values, {&next, keys, next.first()},
-              [&](const Stretch<T>& stretch, const TileMemory& rows, const Partial& sums) {
-                  few_values<Units, kRows>(stretch, rows, sums, {tile.num_rows});
-                  for (int64_t row = 0; row < tile.num_rows; ++row) rows.factors[row] = 1.0f;  // they count once
-              });
+    for (; place.pieces == &pieces; place = order.behind(place)) {
+        Stretch<T> values = find_stretch(tile, order, place, copies);
+        const TileMemory rows = rows_of_head<Units>(memory, tile, place.head);
+        few_values<Units, kRows>(values, rows, rows_of_head(partial, tile, place.head), {tile.num_rows});
+        for (int64_t row = 0; row < tile.num_rows; ++row) rows.factors[row] = 1.0f;  // they count once
+    }
 }
 
 template <int kRows, class T>
@@ -308,7 +331,7 @@ void compute_rows(const Tile& tile, const TileMemory& memory, const Partial& par
     for (int number = 0; key < range.end; key += kKeysAtOnce, number ^= 1) {
         const bool is_last = key + kKeysAtOnce >= last;
         if (!is_last) find_pieces(pieces[number ^ 1], tile, key + kKeysAtOnce, range.begin, last);
-        add_pieces<kRows, T>(tile, memory, partial, pieces[number], pieces[is_last ? number : number ^ 1], key);
+        add_pieces<kRows, T>(tile, memory, partial, pieces[number], is_last ? nullptr : &pieces[number ^ 1], key);
     }
 }
 
