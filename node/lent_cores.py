@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-MAX_REST_S = 0.02
 BELIEVED_S = 10.0
 """How long after it has said so another node is taken to compute: it may have died or been stopped."""
 
@@ -27,11 +26,13 @@ class Loans(Protocol):
 
 
 class LentCores:
-    """The cores of a node; without `loans` they are its own all the time. `goal_tpot_s`: between tokens, 0: none."""
+    """The cores of a node; without `loans` they are its own all the time. `max_rest_s`: after a step; `goal_tpot_s`:
+    for a step and its rest, 0: none."""
 
-    def __init__(self, loans: Loans | None, goal_tpot_s: float = 0.0) -> None:
+    def __init__(self, loans: Loans | None, max_rest_s: float = 0.0, goal_tpot_s: float = 0.0) -> None:
         self._loans = loans
-        self._most_s = goal_tpot_s or math.inf
+        self._max_rest_s = max_rest_s
+        self._goal_s = goal_tpot_s or math.inf
 
     def lend(self, for_s: float = -1.0) -> None:
         """The engine waits, for so long, or until something comes when it is negative."""
@@ -45,6 +46,6 @@ class LentCores:
 
     def rest_s(self, step_s: float) -> float:
         """How long the engine rests after a step that took so long, because another node wants the cores."""
-        if self._loans is None or not self._loans.is_wanted(BELIEVED_S):
+        if not self._max_rest_s or self._loans is None or not self._loans.is_wanted(BELIEVED_S):
             return 0.0
-        return max(0.0, min(step_s, MAX_REST_S, self._most_s - step_s))
+        return max(0.0, min(step_s, self._max_rest_s, self._goal_s - step_s))

@@ -46,6 +46,11 @@ class NodeSettings(EngineSettings):
     )
     lease_s: float = setting(10.0, "seconds after which blocks held for a silent peer are released")
     cpu_affinity: str = setting("", "cores this process may use, for example 0 or 2,3; empty: all")
+    max_rest_ms: float = setting(
+        20.0,
+        "most milliseconds that a decode node rests after a step while a prefill node computes on its cores, if they "
+        "lend each other cores; 0: it never does",
+    )
     cluster_key: str = setting("", "file with the deployment's or this role's key, read again on SIGHUP (`baton key`)")
     shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
     hang_timeout_s: float = setting(300.0, "seconds after which a step that does not end ends the node; 0: never")

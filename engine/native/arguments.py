@@ -114,6 +114,12 @@ class BatonPagedKv(Structure):
     ]
 
 
+class BatonGuest(Structure):
+    """See kernels.h."""
+
+    _fields_ = [("loan", c_void_p), ("own", c_void_p), ("core", c_int32)]
+
+
 class BatonStore(Structure):
     """See kernels.h."""
 

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from engine.native import arguments
-from engine.native.arguments import DTYPES, BatonCall, BatonPlan, BatonQuantizedPack, BatonStep
-from engine.native.loans import BatonGuest, CoreLoans, Lending
+from engine.native.arguments import DTYPES, BatonCall, BatonGuest, BatonPlan, BatonQuantizedPack, BatonStep
+from engine.native.loans import CoreLoans, Lending
 from wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
@@ -56,7 +56,7 @@ class Kernels:
     def __init__(self, library: CDLL, num_threads: int, level: str, loans: CoreLoans | None = None) -> None:
         """`loans`: of the cores on which it has further threads. Raises `OSError` when the threads cannot be
         started."""
-        guests = [] if loans is None else loans.guests
+        guests = [] if loans is None else [BatonGuest(*each) for each in loans.guests]
         pool = library.baton_pool_open(num_threads, level.encode(), (BatonGuest * len(guests))(*guests), len(guests))
         if not pool:
             raise OSError(f"{num_threads} threads for the {level} kernels could not be started")
@@ -154,7 +154,7 @@ def load_library(path: Path | None = None) -> CDLL:
     library.baton_pool_open.restype = c_void_p
     library.baton_loan_give.argtypes, library.baton_loan_give.restype = (c_void_p, c_int64), None
     library.baton_loan_take_back.argtypes, library.baton_loan_take_back.restype = (c_void_p,), None
-    library.baton_loan_taken_ns.argtypes, library.baton_loan_taken_ns.restype = (c_void_p,), c_int64
+    library.baton_loan_computing_ns.argtypes, library.baton_loan_computing_ns.restype = (c_void_p,), c_int64
     library.baton_pool_close.argtypes, library.baton_pool_close.restype = (c_void_p,), None
     library.baton_packed_bytes.argtypes = (c_void_p, c_int32, c_int64, c_int64)
     library.baton_packed_bytes.restype = c_int64

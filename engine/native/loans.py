@@ -3,27 +3,21 @@
 Owns the page in which each node has a line that says whether its cores are lent, and what a node is told of it
 (`Lending`). Does not know who lends when (`node.lent_cores`), nor how a guest takes tiles (`src/pool.h`).
 
-Invariants: only the node whose cores they are writes its line. A page of zeros lends nothing, and whatever stands there
-decides about speed alone.
+Invariants: a node writes its own line and no other. A page of zeros lends nothing, and whatever stands there decides
+about speed alone.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from ctypes import CDLL, Structure, addressof, c_char, c_int32, c_void_p
+from ctypes import CDLL, addressof, c_char
 from dataclasses import dataclass
 
 from wire.errors import InvalidSetting
 
 LINE_BYTES = 64
 MAX_LINES = 256
-
-
-class BatonGuest(Structure):
-    """See kernels.h."""
-
-    _fields_ = (("loan", c_void_p), ("core", c_int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +75,9 @@ class CoreLoans:
         self.take_back()  # what a process before this one has lent
 
     @property
-    def guests(self) -> list[BatonGuest]:
-        """For `baton_pool_open`."""
-        return [BatonGuest(self._line(line), core) for core, line in self._lending.guests]
+    def guests(self) -> list[tuple[int, int, int]]:
+        """The fields of a `BatonGuest` for each."""
+        return [(self._line(line), self._own, core) for core, line in self._lending.guests]
 
     def give(self, for_s: float = -1.0) -> None:
         """Lend this node's cores for so long, until they are taken back when it is negative."""
@@ -94,8 +88,8 @@ class CoreLoans:
         self._library.baton_loan_take_back(self._own)
 
     def is_wanted(self, within_s: float) -> bool:
-        """Whether a node that has guests here has said within so long that it computes."""
-        ages = (self._library.baton_loan_taken_ns(self._line(line)) for line in self._lending.rests_for)
+        """Whether a node that has guests here has said within so long that it computes, and they do not stay away."""
+        ages = (self._library.baton_loan_computing_ns(self._line(line)) for line in self._lending.rests_for)
         return any(0 <= age < within_s * 1e9 for age in ages)
 
     def _line(self, number: int) -> int:

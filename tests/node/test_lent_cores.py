@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from node.lent_cores import MAX_REST_S, LentCores
+from node.lent_cores import LentCores
 
 
 @dataclass
@@ -22,12 +22,13 @@ class Loans:
 
 
 def test_a_node_rests_as_long_as_its_step_took_while_another_wants_its_cores() -> None:
-    assert LentCores(Loans(wanted=True)).rest_s(0.008) == 0.008
-    assert LentCores(Loans(wanted=True)).rest_s(1.0) == MAX_REST_S
-    assert LentCores(Loans(wanted=False)).rest_s(0.008) == 0.0
-    assert LentCores(None).rest_s(0.008) == 0.0
+    assert LentCores(Loans(wanted=True), 0.02).rest_s(0.008) == 0.008
+    assert LentCores(Loans(wanted=True), 0.02).rest_s(1.0) == 0.02
+    assert LentCores(Loans(wanted=True), 0.0).rest_s(0.008) == 0.0
+    assert LentCores(Loans(wanted=False), 0.02).rest_s(0.008) == 0.0
+    assert LentCores(None, 0.02).rest_s(0.008) == 0.0
 
 
 @pytest.mark.parametrize(("step_s", "rest_s"), [(0.004, 0.004), (0.008, 0.002), (0.010, 0.0), (0.020, 0.0)])
 def test_a_goal_between_tokens_comes_before_rest(step_s: float, rest_s: float) -> None:
-    assert LentCores(Loans(wanted=True), goal_tpot_s=0.010).rest_s(step_s) == pytest.approx(rest_s)
+    assert LentCores(Loans(wanted=True), 0.02, goal_tpot_s=0.010).rest_s(step_s) == pytest.approx(rest_s)

@@ -87,6 +87,7 @@ def role(monkeypatch: pytest.MonkeyPatch) -> Idle:
         max_request_tokens=64,
         tokenizer_digest="",
         executor=UniExecutor(),
+        loans=None,
     )
     monkeypatch.setattr(process, "build_engine", lambda *arguments: engine)
     for name in ("configure_logging", "keep_freed_memory", "freeze_startup_objects"):  # they change the whole process

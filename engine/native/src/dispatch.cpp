@@ -116,7 +116,8 @@ BatonPool* baton_pool_open(int32_t num_threads, const char* level, const BatonGu
     if (table == nullptr || num_threads < 1) return nullptr;
     try {
         std::vector<baton::Guest> with;
-        for (int32_t i = 0; i < num_guests; ++i) with.push_back({baton::loan_at(guests[i].loan), guests[i].core});
+        for (const BatonGuest* guest = guests; guest != guests + num_guests; ++guest)
+            with.push_back({baton::loan_at(guest->loan), baton::loan_at(guest->own), guest->core});
         return new BatonPool(num_threads, with, *table);
     } catch (const std::exception&) {  // no memory, or no more threads
         return nullptr;
@@ -127,7 +128,7 @@ void baton_pool_close(BatonPool* pool) { delete pool; }
 
 void baton_loan_give(void* loan, int64_t for_ns) { baton::loan_at(loan)->give(for_ns); }
 void baton_loan_take_back(void* loan) { baton::loan_at(loan)->take_back(); }
-int64_t baton_loan_taken_ns(const void* loan) { return static_cast<const baton::Loan*>(loan)->taken_ns(); }
+int64_t baton_loan_computing_ns(const void* loan) { return static_cast<const baton::Loan*>(loan)->computing_ns(); }
 
 int64_t baton_packed_bytes(const BatonPool* pool, int32_t dtype, int64_t num_out, int64_t num_in) {
     return pool->table.packed_bytes(dtype, num_out, num_in);

@@ -26,10 +26,11 @@ const char* baton_levels(void);
 // thread could be started. One call at a time may use a pool.
 //
 // `guests`: threads beside those, one for each core of another node of this machine, which takes a tile only while the
-// other node lends its cores. `loan` is the line in which it says so, aligned memory that all nodes have mapped; it must
-// outlive the pool.
+// other node lends its cores. `loan` is the line in which it says so, aligned memory that all nodes have mapped, and
+// `own` the line of this node; they must outlive the pool.
 struct BatonGuest {
     void* loan;
+    void* own;
     int32_t core;
 };
 struct BatonPool;
@@ -41,8 +42,9 @@ void baton_pool_close(BatonPool* pool);
 constexpr int64_t BATON_LOAN_BYTES = 64;
 void baton_loan_give(void* loan, int64_t for_ns);
 void baton_loan_take_back(void* loan);
-// How long ago they were taken back, as by a node that computes; negative when they are lent.
-int64_t baton_loan_taken_ns(const void* loan);
+// How long ago this was called last, as by a node that computes; negative when the cores are lent now, or when the node
+// has no use for those of others, because its guests lose them to other programs.
+int64_t baton_loan_computing_ns(const void* loan);
 
 // --- products: out[t][n] = bias[n] + sum over k of x[t][k] * weight[n][k]
 

@@ -16,6 +16,7 @@ namespace {
 constexpr std::chrono::milliseconds kLookAgain(100);
 // How long when what was lent is over and has not been taken back: the owner comes any moment, unless it has died.
 constexpr std::chrono::milliseconds kIsOver(1);
+constexpr int64_t kOwnerComesNs = 10'000'000;
 
 #if defined(__linux__)
 // Not private: those who wait are in other processes.
@@ -37,9 +38,12 @@ void Loan::take_back() {
     is_lent_.store(0, std::memory_order_release);
 }
 
-int64_t Loan::taken_ns() const {
+void Loan::stay_away(int64_t for_ns) { away_until_ns_.store(now_ns() + for_ns, std::memory_order_relaxed); }
+
+int64_t Loan::computing_ns() const {
     const int64_t taken_at = taken_at_ns_.load(std::memory_order_relaxed);
-    return is_lent_.load(std::memory_order_acquire) != 0 || taken_at == 0 ? -1 : now_ns() - taken_at;
+    const bool computes = is_lent_.load(std::memory_order_acquire) == 0 && taken_at != 0 && away_ns() == 0;
+    return computes ? now_ns() - taken_at : -1;
 }
 
 void Loan::wait() const {
@@ -48,7 +52,8 @@ void Loan::wait() const {
         const timespec timeout = {0, std::chrono::nanoseconds(kLookAgain).count()};
         return futex(is_lent_, FUTEX_WAIT, 0, &timeout);
     }
-    std::this_thread::sleep_for(kIsOver);
+    const bool comes = now_ns() - until_ns_.load(std::memory_order_relaxed) < kOwnerComesNs;
+    std::this_thread::sleep_for(comes ? kIsOver : kLookAgain);
 #else
     std::this_thread::sleep_for(kLookAgain);
 #endif

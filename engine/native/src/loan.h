@@ -8,6 +8,7 @@
 // outlast it, so an owner that sleeps until then finds its core free.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -22,15 +23,23 @@ public:
     void give(int64_t for_ns);
     // Also says that the owner computes now: it is called again and again while it does.
     void take_back();
-    // How long ago the owner took them back; negative when they are lent, or have never been taken back.
-    int64_t taken_ns() const;
-
     // Whether a guest may take a tile.
     bool is_open() const {
         if (is_lent_.load(std::memory_order_acquire) == 0) return false;
         const int64_t until = until_ns_.load(std::memory_order_relaxed);
         return until == kNoEnd || now_ns() + kTileNs < until;
     }
+
+    // Of the owner's own guests, wherever they are: let them take no tile for so long.
+    void stay_away(int64_t for_ns);
+    // For how long they still do.
+    int64_t away_ns() const {
+        const int64_t until = away_until_ns_.load(std::memory_order_relaxed);
+        return until == 0 ? 0 : std::max<int64_t>(until - now_ns(), 0);
+    }
+
+    // How long ago the owner said that it computes; negative when it does not, or its guests stay away.
+    int64_t computing_ns() const;
 
     // Return when it is lent, or after `100 ms. It may have been taken back again.
     void wait() const;
@@ -47,7 +56,7 @@ private:
     }
 
     std::atomic<uint32_t> is_lent_;
-    std::atomic<int64_t> until_ns_, taken_at_ns_;
+    std::atomic<int64_t> until_ns_, taken_at_ns_, away_until_ns_;
 };
 
 static_assert(sizeof(Loan) <= BATON_LOAN_BYTES && std::atomic<int64_t>::is_always_lock_free);

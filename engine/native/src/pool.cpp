@@ -1,9 +1,11 @@
 #include "pool.h"
 
+#include <algorithm>
 #include <chrono>
 
 #if defined(__linux__)
 #include <sched.h>
+#include <time.h>
 #endif
 
 namespace baton {
@@ -12,6 +14,23 @@ namespace {
 constexpr auto kSpin = std::chrono::microseconds(50);
 constexpr int kSpinsPerLook = 64;
 constexpr uint64_t kNothingToTake = 0xffffffff;
+
+// A guest that had no core for so long while it computed has lost it to another program.
+constexpr std::chrono::nanoseconds kLost = std::chrono::milliseconds(1);
+constexpr int kAwayForEach = 10;
+constexpr std::chrono::nanoseconds kAwayAtMost = std::chrono::seconds(1);
+constexpr std::chrono::nanoseconds kLooksForEnd = std::chrono::milliseconds(100);
+
+// Of this thread.
+std::chrono::nanoseconds processor_time() {
+#if defined(__linux__)
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+#else
+    return {};  // no guests
+#endif
+}
 
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -53,7 +72,7 @@ Pool::~Pool() {
 
 int Pool::num_threads() const {
     int count = max_threads() - static_cast<int>(guests_.size());
-    for (const Guest& guest : guests_) count += guest.loan->is_open();
+    for (const Guest& guest : guests_) count += guest.may_compute();
     return count;
 }
 
@@ -83,14 +102,14 @@ void Pool::run(Tile compute, const void* work, int64_t num_tiles) {
     }
 }
 
-void Pool::take_tiles(uint32_t operation, int thread, const Loan* loan) {
+void Pool::take_tiles(uint32_t operation, int thread, const Guest* guest) {
     // Read before a tile is taken: if the word below still has this operation's number then, they belong to it.
     const Tile compute = compute_.load(std::memory_order_acquire);
     const void* work = work_.load(std::memory_order_acquire);
     const int64_t num_tiles = num_tiles_.load(std::memory_order_acquire);
     uint64_t next = next_.load(std::memory_order_acquire);
     while (next >> 32 == operation && static_cast<int64_t>(next & 0xffffffff) < num_tiles) {
-        if (loan != nullptr && !loan->is_open()) return;
+        if (guest != nullptr && !guest->may_compute()) return;
         if (!next_.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) continue;
         compute(work, static_cast<int64_t>(next & 0xffffffff), thread);
         num_done_.fetch_add(1, std::memory_order_acq_rel);
@@ -98,11 +117,11 @@ void Pool::take_tiles(uint32_t operation, int thread, const Loan* loan) {
     }
 }
 
-uint32_t Pool::wait_for_operation(uint32_t seen, const Loan* loan) {
+uint32_t Pool::wait_for_operation(uint32_t seen, const Guest* guest) {
     const auto sleeps_at = std::chrono::steady_clock::now() + kSpin;
     uint32_t operation = operation_.load(std::memory_order_acquire);
     while (operation == seen && std::chrono::steady_clock::now() < sleeps_at) {
-        if (loan != nullptr && !loan->is_open()) return operation;
+        if (guest != nullptr && !guest->may_compute()) return operation;
         for (int spin = 0; spin < kSpinsPerLook; ++spin) relax();
         operation = operation_.load(std::memory_order_acquire);
     }
@@ -127,12 +146,31 @@ void Pool::serve_as(const Guest& guest, int thread) {
     if (!run_on(guest.core)) return;
     uint32_t seen = 0;
     for (;;) {
-        while (!(operation_.load(std::memory_order_acquire) & 1) && !guest.loan->is_open()) guest.loan->wait();
-        const uint32_t operation = wait_for_operation(seen, guest.loan);
+        while (!(operation_.load(std::memory_order_acquire) & 1) && !guest.may_compute()) guest.wait();
+        const uint32_t operation = wait_for_operation(seen, &guest);
         if (operation & 1) return;
-        if (operation != seen) take_tiles(operation, thread, guest.loan);
+        if (operation != seen) take_tiles_as(guest, operation, thread);
         // one that it had to leave is looked at again
-        if (guest.loan->is_open()) seen = operation;
+        if (guest.may_compute()) seen = operation;
+    }
+}
+
+void Pool::take_tiles_as(const Guest& guest, uint32_t operation, int thread) {
+    const auto begun = std::chrono::steady_clock::now();
+    const auto computed = processor_time();
+    take_tiles(operation, thread, &guest);
+    const auto lost = std::chrono::steady_clock::now() - begun - (processor_time() - computed);
+    // an owner that has come back takes its core by right
+    if (lost > kLost && guest.loan->is_open())
+        guest.own->stay_away(std::min(kAwayForEach * std::chrono::nanoseconds(lost), kAwayAtMost).count());
+}
+
+void Guest::wait() const {
+    const std::chrono::nanoseconds away(own->away_ns());
+    if (away.count() > 0) {
+        std::this_thread::sleep_for(std::min(away, kLooksForEnd));
+    } else {
+        loan->wait();
     }
 }
 

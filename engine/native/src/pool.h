@@ -21,9 +21,16 @@
 namespace baton {
 
 // A thread on a core of another node, which takes a tile only while that node lends it.
+//
+// If other programs take the core from it, the operation waits for the tile in its hands: all guests of the node stay
+// away then, ten times as long as the core was away, so that this costs a tenth at most.
 struct Guest {
     const Loan* loan;
+    Loan* own;  // of the node whose threads these are
     int core;
+
+    bool may_compute() const { return loan->is_open() && own->away_ns() == 0; }
+    void wait() const;
 };
 
 class Pool {
@@ -36,7 +43,7 @@ public:
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    // How many threads take tiles now: those whose core is not lent do not count. It may be another number the next time.
+    // How many threads take tiles now: guests that may not do not count. It may be another number the next time.
     int num_threads() const;
     int max_threads() const { return static_cast<int>(threads_.size()) + 1; }
 
@@ -54,9 +61,10 @@ public:
 private:
     void serve(int thread);
     void serve_as(const Guest& guest, int thread);
-    // Wait until there is an operation after `seen`, or, for a guest, until its core is not lent any more.
-    uint32_t wait_for_operation(uint32_t seen, const Loan* loan);
-    void take_tiles(uint32_t operation, int thread, const Loan* loan);
+    // Wait until there is an operation after `seen`, or, for a guest, until it may not compute any more.
+    uint32_t wait_for_operation(uint32_t seen, const Guest* guest);
+    void take_tiles(uint32_t operation, int thread, const Guest* guest);
+    void take_tiles_as(const Guest& guest, uint32_t operation, int thread);
 
     // Next tile in the low half, number of the operation in the high half.
     alignas(64) std::atomic<uint64_t> next_{0};

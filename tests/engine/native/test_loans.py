@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -62,8 +63,10 @@ def threads() -> set[str]:
 
 
 def wait_for_help(nodes: Nodes) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while nodes.compute_for(0.02) < 2 * HARDLY_ANY_S:
+    """On a busy machine guests stay away for most of the time."""
+    deadline_s, helped_s = time.monotonic() + DEADLINE_S, nodes.guest_s + 2 * HARDLY_ANY_S
+    while nodes.guest_s < helped_s:
+        nodes.compute()
         assert time.monotonic() < deadline_s, "the guest did not compute"
 
 
@@ -83,12 +86,12 @@ def nodes(page: int) -> Iterator[Nodes]:
 
 @needs_kernels
 def test_a_guest_computes_while_the_core_is_lent_and_not_otherwise(nodes: Nodes) -> None:
-    assert nodes.compute_for(0.1) < HARDLY_ANY_S
+    assert nodes.compute_for(0.05) < HARDLY_ANY_S
     nodes.owner.give()
     wait_for_help(nodes)
     nodes.owner.take_back()
     nodes.compute()  # the tile that it has in its hands
-    assert nodes.compute_for(0.1) < HARDLY_ANY_S
+    assert nodes.compute_for(0.05) < HARDLY_ANY_S
 
 
 @needs_kernels
@@ -111,7 +114,7 @@ def test_a_loan_with_an_end_is_over_without_its_owner(nodes: Nodes) -> None:
     wait_for_help(nodes)
     nodes.owner.give(0.0)
     nodes.compute()
-    assert nodes.compute_for(0.1) < HARDLY_ANY_S
+    assert nodes.compute_for(0.05) < HARDLY_ANY_S
 
 
 @needs_kernels
@@ -142,6 +145,31 @@ def test_a_node_that_computes_wants_cores_until_it_lends_its_own_or_is_silent(no
     assert nodes.owner.is_wanted(3600.0)
     assert not nodes.owner.is_wanted(0.0)
     assert not nodes.loans.is_wanted(3600.0)  # rests for nobody
+
+
+@needs_kernels
+def test_a_guest_whose_core_is_taken_by_other_programs_stays_away(nodes: Nodes) -> None:
+    ends, data = threading.Event(), bytes(1 << 22)
+
+    def take_the_core() -> None:
+        os.sched_setaffinity(0, {CORE})  # this thread's
+        while not ends.is_set():
+            hashlib.sha256(data)
+
+    others = [threading.Thread(target=take_the_core) for _ in range(4)]
+    for other in others:
+        other.start()
+    try:
+        nodes.loans.take_back()  # it computes
+        nodes.owner.give()
+        deadline_s = time.monotonic() + DEADLINE_S
+        while nodes.owner.is_wanted(3600.0):
+            nodes.compute()
+            assert time.monotonic() < deadline_s
+    finally:
+        ends.set()
+        for other in others:
+            other.join()
 
 
 @needs_kernels
