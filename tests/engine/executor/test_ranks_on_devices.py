@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from device.emulated import EmulatedDevice, EmulatedGraph
+from engine.executor.choose import open_executor
 from engine.models.config import load_config
 from engine.models.decoder import Decoder
 from engine.models.dummy import fill_with_noise
@@ -21,6 +22,7 @@ from engine.pool_size import fewest_of_ranks
 from engine.runner.limits import RunnerLimits
 from engine.runner.profiling import profile, profile_share
 from engine.runner.sampler import Sampler
+from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
 from tests.engine.executor.test_steps_of_ranks import alone, answers, prompt, tokens
 from tests.engine.executor.thread_ranks import (
@@ -32,6 +34,7 @@ from tests.engine.executor.thread_ranks import (
 )
 from tests.engine.test_emulated_engine import choose_stand_in
 from tests.request_keys import key_of
+from wire.errors import InvalidSetting
 from wire.sampling import DecodingParams
 
 SETTINGS: dict[str, Any] = {"device": "emulated", "block_size": 16, "max_num_seqs": 6, "max_num_batched_tokens": 16}
@@ -92,3 +95,15 @@ def test_ranks_measure_together_and_the_one_with_the_least_room_decides(tmp_path
         assert list(threads.map(measure, range(2))) == [7, 7]
     # an embedding, and two sums for each layer
     assert calls.num_sums == 1 + 2 * config.num_layers
+
+
+def test_more_ranks_than_gpus_are_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = load_config(make_checkpoint(tmp_path, "llama"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    device = mock.Mock(has_own_memory=True, torch_device=torch.device("cuda", 0))
+    starter = mock.Mock()
+    with pytest.raises(InvalidSetting, match="2 ranks of a node need a GPU each, and this process sees 1 "):
+        open_executor(EngineSettings(tensor_parallel_size=2), config, device, 1, starter, lambda: "")
+    starter.start.assert_not_called()
