@@ -170,11 +170,8 @@ def placements(deployment: Deployment) -> list[Placement]:
 def lend_cores(deployment: Deployment, shares: Sequence[Placement], stack: ExitStack) -> list[Lending]:
     """What each node is told of the others' cores, by a page that is open until `stack` ends; empty when none are
     lent: nodes share cores or have accelerators or ranks."""
-    serve, nodes, roles = (
-        deployment.serve,
-        (deployment.prefill, deployment.decode),
-        [each[0] for each in deployment.node_names],
-    )
+    serve, nodes = deployment.serve, (deployment.prefill, deployment.decode)
+    roles = [name.role for name in deployment.node_names]
     is_off = not serve.lend_cores or serve.mixed or PREFILL not in roles or len(roles) > MAX_LINES
     if is_off or not all(share.cpu_ids for share in shares):
         return []
@@ -182,7 +179,11 @@ def lend_cores(deployment: Deployment, shares: Sequence[Placement], stack: ExitS
         return []
     if deployment.decode.device == "auto" and find_devices(os.environ):
         return []
-    descriptor = open_page()
+    try:
+        descriptor = open_page()
+    except OSError as error:
+        Console(sys.stderr).log("serve", f"nodes do not lend each other cores: {error}")
+        return []
     stack.callback(os.close, descriptor)
     Console(sys.stderr).log("serve", "prefill and decode nodes lend each other idle cores (--no-lend-cores: not)")
     return lendings(roles, shares, descriptor)

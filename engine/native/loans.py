@@ -98,6 +98,8 @@ class CoreLoans:
 
 def open_page() -> int:
     """A descriptor of a new page, that children may inherit; the caller closes it. Raises `OSError`."""
+    if "memfd_create" not in dir(os):
+        raise OSError("this system has no anonymous files")
     descriptor = os.memfd_create("baton-core-loans", 0)
     os.ftruncate(descriptor, LINE_BYTES * MAX_LINES)
     return descriptor

@@ -250,6 +250,15 @@ def test_one_node_lends_nothing_and_neither_do_nodes_without_cores_or_with_an_ac
     assert pinned_nodes() == []
 
 
+def test_a_system_that_gives_no_page_starts_nodes_that_lend_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delattr("os.memfd_create")
+    assert pinned_nodes() == []
+    assert "do not lend each other cores: this system has no anonymous files" in capsys.readouterr().err
+
+
 def test_nodes_of_one_accelerator_divide_its_memory() -> None:
     _, prefill, decode = specs(shares=[Placement(1, num_sharing=2), Placement(1, num_sharing=2)])
     assert "--gpu-memory-utilization=0.45" in prefill.arguments
