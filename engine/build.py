@@ -62,7 +62,8 @@ from engine.runner.recorded_layers import RecordedLayers
 from engine.runner.sampler import Sampler
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.step_costs import StepBound, StepCosts
+from engine.scheduler.step_bound import StepBound
+from engine.scheduler.step_costs import StepCosts
 from engine.settings import EngineSettings
 from engine.structured.matcher import Grammars
 from engine.structured.vocabulary import Vocabulary, is_large
@@ -285,6 +286,7 @@ def _core(
         has_states=memory.layout.has_states,
         num_stages=settings.pipeline_parallel_size,
     )
-    bound = StepBound(costs, settings.goal_tpot_ms / 1000) if settings.goal_tpot_ms > 0 else None
+    goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
+    bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound)
     return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, image_facts)

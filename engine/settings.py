@@ -59,6 +59,9 @@ class EngineSettings:
     max_num_batched_tokens: int = setting(
         0, "tokens of prompts in a step, beside requests that decode: the largest chunk; 0: 2048 on a GPU, else 512"
     )
+    goal_ttft_ms: float = setting(
+        0.0, "milliseconds to the first token: what computes a prompt, and how much of it a step takes; 0: no goal"
+    )
     goal_tpot_ms: float = setting(
         0.0, "milliseconds between two tokens: chunks of prompts beside running requests keep to it; 0: no goal"
     )

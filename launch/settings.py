@@ -142,6 +142,10 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
     num_prefill = _num_prefill(serve, router, decode, environment)
     if num_prefill:
         require_same_sums(prefill, decode)
+    if num_prefill or serve.decode > 1 or serve.mixed or router.refuse_late:
+        # late prompts have another place to go to, or are refused: the goal between tokens need not be given up
+        prefill = dataclasses.replace(prefill, goal_ttft_ms=0.0)
+        decode = dataclasses.replace(decode, goal_ttft_ms=0.0)
     return Deployment(serve, router, prefill, decode, num_prefill)
 
 

@@ -44,7 +44,7 @@ class RouterSettings:
     decode_policy: str = setting("prefix", "how the decode node of a request is chosen", choices=_POLICY_NAMES)
     local_prefill_tokens: int = setting(16, "prompts of which a decode node lacks at most this many tokens stay there")
     goal_ttft_ms: float = setting(
-        0.0, "milliseconds to the first token: where prompts are computed is chosen to keep to it; 0: no goal"
+        0.0, "milliseconds to the first token: what computes a prompt, and how much of it a step takes; 0: no goal"
     )
     goal_tpot_ms: float = setting(
         0.0, "milliseconds between two tokens: chunks of prompts beside running requests keep to it; 0: no goal"

@@ -42,7 +42,8 @@ class DecodingParams:
     `bad_word_ids`: token sequences that the output must not contain, so the last token of one is withheld while the
     output ends with those before it. `grammar`: what the output must obey, see `Grammar`; it ends where nothing can
     follow, and before that only with an end-of-sequence token where the grammar allows the end. `goal_tpot_s`: seconds
-    between two tokens, to which steps keep that compute prompts beside it; 0: the node's own goal. It changes no token.
+    between two tokens, to which steps keep that compute prompts beside it, and `goal_ttft_s` to the first one, for
+    which they may become longer; 0: the node's own goal. They change no token.
     Raises `InvalidRequest` with `param` set when a value is out of range.
     """
 
@@ -67,6 +68,7 @@ class DecodingParams:
     bad_word_ids: Annotated[tuple[_BadWord, ...], Length(MAX_BAD_WORD_SEQUENCES)] = ()
     grammar: Grammar | None = None
     goal_tpot_s: Annotated[float, Bounds(0, 1e6)] = 0.0
+    goal_ttft_s: Annotated[float, Bounds(0, 1e6)] = 0.0
 
     def __post_init__(self) -> None:
         for name, number in _numbers():

@@ -78,6 +78,9 @@ class StepCost:
         """The time until the tokens of a prompt from place `start` on are computed, `chunk` of them a step, in steps in
         which other requests decode."""
         num_steps = -(-num_tokens // chunk)
+        return num_steps * self.without_prompt_s(num_decodes, num_context_tokens) + self.tokens_s(num_tokens, start)
+
+    def tokens_s(self, num_tokens: int, start: int) -> float:
+        """What tokens of a prompt from place `start` on cost, without the steps that they are in."""
         pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
-        beside = self.without_prompt_s(num_decodes, num_context_tokens)
-        return num_steps * beside + self.prompt_token_s * num_tokens + self.prompt_pair_s * pairs
+        return self.prompt_token_s * num_tokens + self.prompt_pair_s * pairs

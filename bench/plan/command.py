@@ -36,7 +36,7 @@ from bench.workload.passages import bare_vocabulary
 from bench.workload.registry import make_workload
 from program.command_line import CommandParser
 from program.settings import setting
-from router.goals import Goals
+from router.goals import NO_GOALS, Goals
 from wire.errors import InvalidSetting
 from wire.step_cost import StepCost
 
@@ -109,16 +109,17 @@ def deployments(settings: PlanSettings) -> dict[str, Deployment]:
     decodes = read_cost(settings.decode_cost) if settings.decode_cost else prompts
     goals = Goals(settings.goal_ttft_ms / 1000, settings.goal_tpot_ms / 1000)
 
-    def shape(cost: StepCost, goal_tpot_s: float = 0.0) -> NodeShape:
+    def shape(cost: StepCost, own: Goals = NO_GOALS) -> NodeShape:
         cost = cost.with_prompts_of(prompts)
         sizes = settings.max_num_seqs, settings.max_num_batched_tokens, settings.num_blocks
-        return NodeShape(cost, *sizes, goal_tpot_s, settings.noise, settings.between_steps_ms / 1000)
+        return NodeShape(cost, *sizes, own, settings.noise, settings.between_steps_ms / 1000)
 
     prefills = [shape(prompts)] * settings.prefill
     transfer_s, router_s = settings.transfer_us_per_token / 1e6, settings.router_ms / 1000
-    bound = [shape(decodes, goals.tpot_s)] * settings.decode
+    paced = Goals(0.0, goals.tpot_s)
+    bound = [shape(decodes, paced)] * settings.decode
     with_goals = Deployment(prefills, bound, goals, token_transfer_s=transfer_s, router_s=router_s)
-    mixed = [shape(prompts, goals.tpot_s)] * settings.prefill
+    mixed = [shape(prompts, paced)] * settings.prefill
     adaptive = replace(with_goals, prefills=mixed, is_mixed=True, adapts=True)
     found = {
         "split": replace(with_goals, decodes=[shape(decodes)] * settings.decode, goals=None),
@@ -127,9 +128,10 @@ def deployments(settings: PlanSettings) -> dict[str, Deployment]:
     }
     if settings.one_cost:
         one = read_cost(settings.one_cost)
-        adaptive = Deployment([], [shape(one, goals.tpot_s)], goals, router_s=router_s)
+        adaptive = Deployment([], [shape(one, goals)], goals, router_s=router_s)
         plain = replace(adaptive, decodes=[shape(one)], goals=None)
         found = {"one node": plain, **found, "one with goals": adaptive}
+        adaptive = replace(adaptive, decodes=[shape(one, paced)])
     return {**found, "refusing": replace(adaptive, refuses_late=True)}
 
 

@@ -67,7 +67,7 @@ def main() -> None:
             at_s += chance.expovariate(rate)
             requests.append(PlannedRequest(at_s, tuple(chance.randrange(32_000) for _ in range(num_tokens)), 64))
         sizes = 64, 512, 8192
-        prefill, decode = NodeShape(_COST, *sizes), NodeShape(_COST, *sizes, _GOALS.tpot_s)
+        prefill, decode = NodeShape(_COST, *sizes), NodeShape(_COST, *sizes, Goals(0.0, _GOALS.tpot_s))
         placement = _Noting(_GOALS)
         Simulation(Deployment([prefill], [decode], _GOALS), placement).run(requests)
         alone, divided = (sum(each) for each in zip(*placement.noted, strict=True))

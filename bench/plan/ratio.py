@@ -21,7 +21,7 @@ from router.goals import Goals
 from wire.step_cost import StepCost
 
 GOALS = Goals(2.0, 0.075)
-SHAPE = NodeShape(StepCost(40e-3, 1e-4, 5e-9, 1.5e-4, 2.5e-8), 256, 8192, 20_000, GOALS.tpot_s)
+SHAPE = NodeShape(StepCost(40e-3, 1e-4, 5e-9, 1.5e-4, 2.5e-8), 256, 8192, 20_000, Goals(0.0, GOALS.tpot_s))
 
 
 @dataclass(frozen=True, slots=True)

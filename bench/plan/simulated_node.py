@@ -19,7 +19,9 @@ from engine.held_blocks import Reservation
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.step_costs import StepBound, StepCosts, work_of
+from engine.scheduler.step_bound import StepBound
+from engine.scheduler.step_costs import StepCosts, work_of
+from router.goals import NO_GOALS, Goals
 from wire.messages import Decode, NodeStatus, Prefill
 from wire.request_key import RequestKey
 from wire.step_cost import StepCost
@@ -36,15 +38,15 @@ _SPELL_S = 0.7
 @dataclass(frozen=True, slots=True)
 class NodeShape:
     """What a simulated node can do. `step_cost`: what its steps really take; the node does not know it beforehand.
-    `goal_tpot_s`: see `--goal-tpot-ms`, 0 for none. `noise`: by which share steps take longer or shorter than that for
-    about a second on end, as where other programs use the processors too (standard deviation). `between_steps_s`: what
-    the node does when a step has ended, until the next one can begin."""
+    `goals`: what its steps keep to, see `StepBound`. `noise`: by which share steps take longer or shorter than that
+    for about a second on end, as where other programs use the processors too (standard deviation). `between_steps_s`:
+    what the node does when a step has ended, until the next one can begin."""
 
     step_cost: StepCost
     max_num_seqs: int
     max_num_batched_tokens: int
     num_blocks: int
-    goal_tpot_s: float = 0.0
+    goals: Goals = NO_GOALS
     noise: float = 0.0
     between_steps_s: float = 0.0
 
@@ -101,8 +103,9 @@ class SimulatedNode:
         self._between_steps_s = shape.between_steps_s
         self._runner = _TimedRunner(shape.step_cost, shape.noise)
         self._awaited: dict[RequestKey, _Awaited] = {}
-        costs = StepCosts(lambda: self._runner.now_s)
-        bound = StepBound(costs, shape.goal_tpot_s) if shape.goal_tpot_s else None
+        costs = StepCosts(clock := lambda: self._runner.now_s)
+        goals = shape.goals
+        bound = StepBound(costs, goals.tpot_s, goals.ttft_s, clock) if goals.tpot_s else None
         most = shape.num_blocks * BLOCK_SIZE
         limits = SchedulerLimits(BLOCK_SIZE, shape.max_num_seqs, shape.max_num_batched_tokens, most, 10**6)
         scheduler = Scheduler(pool, limits, frozenset(), bound)
@@ -115,20 +118,23 @@ class SimulatedNode:
         """What a heartbeat would say."""
         return self.core.status()
 
-    def prefill(self, leg: Prefill) -> None:
+    def prefill(self, leg: Prefill, now_s: float) -> None:
         """Take a prefill leg."""
+        self._runner.now_s = now_s
         self.core.add(_key(leg), leg.token_ids, leg.params, first_token_only=True)
 
-    def decode(self, leg: Decode) -> None:
+    def decode(self, leg: Decode, now_s: float) -> None:
         """Take a decode leg."""
+        self._runner.now_s = now_s
         if leg.prefill_peer is None:
             self.core.add(_key(leg), leg.token_ids, leg.params)
         else:
             self._awaited[_key(leg)] = _Awaited(leg)
             self._reserve()
 
-    def arrived(self, key: RequestKey) -> None:
+    def arrived(self, key: RequestKey, now_s: float) -> None:
         """The KV of a decode leg would be here, had it room."""
+        self._runner.now_s = now_s
         self._awaited[key].has_arrived = True
         self._deliver()
 
@@ -143,8 +149,9 @@ class SimulatedNode:
         outputs = self.core.step()
         return self._runner.now_s, outputs
 
-    def take_in(self) -> None:
+    def take_in(self, now_s: float) -> None:
         """Take in what waits, as far as there is room."""
+        self._runner.now_s = now_s
         self._reserve()
         self._deliver()
 

@@ -124,9 +124,9 @@ class Simulation:
         """See `ControlSender`: messages take no time."""
         node = self._nodes[epoch]
         if isinstance(message, Prefill):
-            node.prefill(message)
+            node.prefill(message, self._now_s)
         elif isinstance(message, Decode):
-            node.decode(message)
+            node.decode(message, self._now_s)
         self._step(epoch)
         return True
 
@@ -179,7 +179,7 @@ class Simulation:
 
     def _wake(self, epoch: int) -> None:
         """There may be room for what waits at a node."""
-        self._nodes[epoch].take_in()
+        self._nodes[epoch].take_in(self._now_s)
         self._step(epoch)
 
     def _step_ended(self, epoch: int, outputs: Sequence[RequestOutput]) -> None:
@@ -221,7 +221,7 @@ class Simulation:
 
     def _hand_over(self, key: RequestKey, running: _Running, prefill: int) -> None:
         self._nodes[prefill].release(key)
-        self._nodes[running.decode].arrived(key)
+        self._nodes[running.decode].arrived(key, self._now_s)
         running.legs.decode_began()
         for epoch in (prefill, running.decode):
             self._wake(epoch)

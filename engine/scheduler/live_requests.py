@@ -58,6 +58,11 @@ class LiveRequests:
         return next((request for request in self._waiting if request.is_ready), None)
 
     @property
+    def waiting(self) -> Iterator[Request]:
+        """The requests that are not in the running batch, in the order in which they are admitted."""
+        return iter(self._waiting)
+
+    @property
     def awaits_readiness(self) -> bool:
         """Whether a request waits that is not ready yet."""
         return any(not request.is_ready for request in self._waiting)

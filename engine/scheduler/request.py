@@ -5,6 +5,7 @@ Values that a step has once for each request are named tuples: a frozen dataclas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -119,6 +120,9 @@ class Request:
     `forks` are there until the first token is sampled. With `is_wanted` false only they are wanted of it, and it leaves
     then. `block_copy` is to be made by its first step: the source, which it holds until then, has the KV that belongs
     into the last block of its table. `matcher` is there for parameters with a grammar. `images`: those of the prompt.
+
+    `first_due_s`, `last_due_s`: when its first and its last token have to be there for its goals to be met, see
+    `engine.scheduler.step_bound`; the second is None until there is a first token, and -inf when that was late.
     """
 
     key: RequestKey
@@ -142,6 +146,8 @@ class Request:
     block_copy: BlockCopy | None = None
     matcher: Matcher | None = None
     images: tuple[PromptImage, ...] = ()
+    first_due_s: float = math.inf
+    last_due_s: float | None = None
     most_tokens: int = field(init=False)
     takes_largest: bool = field(init=False)
 

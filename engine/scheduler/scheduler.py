@@ -33,6 +33,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 
 from engine.cache.block_pool import BlockPool
 from engine.scheduler.limits import SchedulerLimits, require_room_for_images
@@ -50,10 +51,13 @@ from engine.scheduler.request import (
     Step,
 )
 from engine.scheduler.request_blocks import RequestBlocks
-from engine.scheduler.step_costs import StepBound
+from engine.scheduler.step_bound import StepBound
 from engine.scheduler.step_series import StepSeries, can_begin
 from wire.errors import Overloaded
 from wire.request_key import RequestKey
+
+_MOST_AWAITED = 64
+"""Prompts whose first tokens a step is planned for; those behind them wait for them."""
 
 
 def _failure(request: Request) -> str:
@@ -98,17 +102,22 @@ class Scheduler:
             raise Overloaded(f"{num_waiting} requests are waiting already")
         if request.images:
             require_room_for_images(self.requests)
+        if self._bound is not None:
+            self._bound.queued(request)
         self.requests.add(request)
 
     def add_computed(self, request: Request) -> None:
         """Queue a request whose `block_table` holds the KV of `num_computed_tokens` tokens and becomes its own."""
         self.limits.check(request)
         self.blocks.publish(request, request.num_computed_tokens)
+        if self._bound is not None:
+            self._bound.begun(request)
         self.requests.add(request)
 
     def add_fork(self, request: Request, source: Request, num_computed_tokens: int) -> None:
         """Queue a request that begins with the same `num_computed_tokens` tokens as `source`, and shares their KV."""
         self.blocks.fork(request, source, num_computed_tokens)
+        request.last_due_s = source.last_due_s
         self.requests.add(request)
 
     def schedule(self, *, expects_streams: bool = False) -> Step:
@@ -232,6 +241,8 @@ class Scheduler:
             request.num_pending_tokens -= 1
             if token is not None:
                 request.token_ids[num_known] = token.token_id
+                if self._bound is not None and request.last_due_s is None:
+                    self._bound.begun(request)
                 finish_reason = self._ends.finish_reason(request)
         num_computed_tokens = share.start + share.num_tokens
         self.blocks.publish(request, num_computed_tokens)
@@ -292,18 +303,21 @@ class Scheduler:
             for request in jumped:
                 if budget > 0 and request.key in running and (has_room(request) or self._make_room(request, shares)):
                     budget -= self._share(request, budget, shares, spans)
-        bound = self._bound if shares or expects_streams else None
-        if bound is not None and (prompts or self.requests.num_waiting):
-            start = prompts[0].num_computed_tokens if prompts else 0
-            budget = min(budget, bound.prompt_tokens(shares.values(), start))
+        chunk = budget
+        if self._bound is not None and (shares or expects_streams) and (prompts or self.requests.num_waiting):
+            budget = min(budget, self._prompt_tokens(self._bound, [running[key] for key in shares], prompts))
+        is_shortened, is_first = budget < chunk, True
         chunks = iter([request for request in prompts if request.key in running])
-        is_first = True
         while budget > 0 and (following := next(chunks, None) or self._admit()) is not None:
-            if not is_first and bound is None and following.num_uncomputed_tokens > budget:
+            if not (is_first or is_shortened) and following.num_uncomputed_tokens > budget:
                 break  # the one before it ends in this step, and is not to wait for a part of this one
             budget -= self._share(following, budget, shares, spans)
             is_first = False
         return Step(tuple(shares.values()), tuple(spans))
+
+    def _prompt_tokens(self, bound: StepBound, decoding: Sequence[Request], prompts: Sequence[Request]) -> int:
+        start = prompts[0].num_computed_tokens if prompts else 0
+        return bound.prompt_tokens(decoding, islice(chain(prompts, self.requests.waiting), _MOST_AWAITED), start)
 
     def _share(
         self,

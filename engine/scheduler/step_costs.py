@@ -1,4 +1,4 @@
-"""What the steps of this engine cost, found out from the steps themselves; and how much of a prompt fits into one.
+"""What the steps of this engine cost, found out from the steps themselves.
 
 Owns the fit of a `StepCost`: least squares over relative errors, in which older steps count less and less, with no
 negative parameter. A parameter that no recent step tells anything about keeps its value. What steps do not tell apart,
@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from engine.scheduler.request import ScheduledRequest, Step
-from wire.step_cost import PLANNED_SHARE, SMALLEST_CHUNK, StepCost, StepWork
+from engine.scheduler.request import Step
+from wire.step_cost import SMALLEST_CHUNK, StepCost, StepWork
 
 _KEPT, _KEPT_WHEN_WRONG = 0.998, 0.95
 """What a step's weight is after one more: half after 350 steps, or after 14 when predictions have been wrong lately."""
@@ -35,8 +35,6 @@ _SWEEPS = 24
 _LARGEST_FACTOR = 3.0
 _ERROR_SHARE = 0.02
 _SMALLEST_S = 1e-6
-FIRST_CHUNK = 32
-"""Prompt tokens beside running requests as long as their cost is not known."""
 
 
 def work_of(step: Step) -> StepWork:
@@ -139,25 +137,3 @@ class StepCosts:
 def _features(work: StepWork) -> list[float]:
     """The step itself and what it counts, each by its scale."""
     return [count / scale for count, scale in zip((1.0, *work), _SCALES, strict=True)]
-
-
-class StepBound:
-    """How many tokens of prompts a step may take beside requests that decode, so that it ends within the tightest of
-    their goals; `seconds` is the goal of those without one of their own."""
-
-    def __init__(self, costs: StepCosts, seconds: float) -> None:
-        self._costs = costs
-        self._seconds = seconds
-
-    def prompt_tokens(self, decoding: Iterable[ScheduledRequest], start: int) -> int:
-        """At least `SMALLEST_CHUNK`. `start`: the place in its prompt of the first token to compute."""
-        cost = self._costs.cost
-        if cost is None or not cost.knows_prompts:
-            return FIRST_CHUNK
-        contexts, within_s = [], math.inf
-        for share in decoding:
-            contexts.append(share.start)
-            within_s = min(within_s, share.params.goal_tpot_s or self._seconds)
-        planned_s = PLANNED_SHARE * (within_s if contexts else self._seconds)
-        left_s = planned_s - cost.without_prompt_s(len(contexts), sum(contexts))
-        return max(SMALLEST_CHUNK, cost.chunk_within(left_s, start))

@@ -219,7 +219,7 @@ class Endpoints:
         params = model.defaults.limited(request.decoding_params())
         goals = asked_goals(request, http.headers, self.goals, notes)
         if goals is not None:
-            params = replace(params, goal_tpot_s=goals.tpot_s)
+            params = replace(params, goal_ttft_s=goals.ttft_s, goal_tpot_s=goals.tpot_s)
         if request.bad_words:
             params = replace(params, bad_word_ids=model.prompts.bad_word_ids(request.bad_words))
         params = with_seed_of_stream(http, params)

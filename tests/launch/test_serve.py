@@ -85,6 +85,17 @@ def test_with_goals_a_device_is_not_divided_unless_somebody_asks_for_it(words: s
     assert resolve_serve(words.split(), {"CUDA_VISIBLE_DEVICES": "0,1"}).num_prefill == num_prefill
 
 
+@pytest.mark.parametrize(
+    ("words", "goal_ttft_ms"),
+    [("", 500), ("--refuse-late", 0), ("--prefill=1", 0), ("--decode=2 --prefill=0", 0), ("--mixed", 0)],
+)
+def test_a_node_may_give_up_a_goal_only_where_late_prompts_have_no_other_place(words: str, goal_ttft_ms: float) -> None:
+    goals = ["--goal-ttft-ms=500", "--goal-tpot-ms=25", "--device=cpu"]
+    deployment = resolve_serve([*goals, *words.split()], {})
+    assert deployment.decode.goal_ttft_ms == goal_ttft_ms
+    assert (deployment.decode.goal_tpot_ms, deployment.router.goal_ttft_ms) == (25, 500)
+
+
 def test_prefill_and_decode_nodes_may_have_different_numbers_of_ranks() -> None:
     def ranks(*flags: str) -> list[int]:
         deployment = resolve_serve(flags, {})

@@ -4,6 +4,7 @@ is what arithmetic says."""
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
@@ -25,7 +26,7 @@ from wire.step_cost import StepCost
 CORE = StepCost(1.5e-3, 2.4e-4, 1e-7, 2e-4, 4e-7)
 SHAPE = NodeShape(CORE, 32, 512, 2048)
 GOALS = Goals(0.25, 0.025)
-BOUND = replace(SHAPE, goal_tpot_s=GOALS.tpot_s)
+BOUND = replace(SHAPE, goals=Goals(0.0, GOALS.tpot_s))
 SPLIT = Deployment([SHAPE], [SHAPE], None)
 ADAPTIVE = Deployment([SHAPE], [BOUND], GOALS)
 METRICS = "\n".join(
@@ -101,8 +102,8 @@ def test_gaps_between_tokens_keep_to_the_goal_when_the_decode_node_helps() -> No
 def test_any_load_ends_with_all_tokens_and_nothing_left_over(seed: int) -> None:
     chance = random.Random(seed)
     shape = replace(SHAPE, max_num_seqs=chance.choice((2, 8)), num_blocks=chance.choice((48, 400)))
-    bound = replace(shape, goal_tpot_s=chance.choice((0.0, 0.005, 0.05)))
     goals = chance.choice((None, Goals(0.0, 0.02), Goals(0.3, 0.0)))
+    bound = replace(shape, goals=Goals(chance.choice((0.0, 0.3)), chance.choice((0.0, 0.005, 0.05))))
     deployment = Deployment([shape] * chance.randrange(3), [bound] * chance.randrange(1, 3), goals)
     at_s, requests = 0.0, []
     for number in range(60):
@@ -136,9 +137,21 @@ def test_in_overload_refusing_what_would_be_late_keeps_the_rest_in_time() -> Non
     assert good(mixed, overload) < good(refusing, overload) / 2
 
 
+def test_in_overload_goals_that_are_missed_cost_no_first_token_its_time() -> None:
+    goals = Goals(0.3, 0.012)
+    one = Deployment([], [SHAPE], None)
+    bounded = Deployment([], [replace(SHAPE, goals=goals)], goals)
+    waits = []
+    for deployment in (one, bounded, replace(bounded, decodes=[replace(SHAPE, goals=replace(goals, ttft_s=0.0))])):
+        outcomes = run(deployment, load(40, 0.1, num_output=40))
+        waits.append(statistics.median(ttft_s(outcome) for outcome in outcomes))
+    assert waits[1] < 1.15 * waits[0]
+    assert waits[2] > 1.3 * waits[0]
+
+
 def test_in_overload_predictions_that_are_not_kept_are_mended_before_most_requests_are_late() -> None:
     both = StepCost(*(0.55 * part for part in (1.5e-3, 2.4e-4, 1e-7, 2e-4, 4e-7)))
-    unsteady = NodeShape(both, 64, 512, 4096, GOALS.tpot_s, noise=0.18)
+    unsteady = NodeShape(both, 64, 512, 4096, Goals(0.0, GOALS.tpot_s), noise=0.18)
     refusing = Deployment([], [unsteady], Goals(0.5, GOALS.tpot_s), router_s=0.003, refuses_late=True)
     good = [within(refusing, load(200, gap_s, num_output=32), 0.5) / (200 * gap_s) for gap_s in (1 / 11, 1 / 22)]
     assert good[1] > 0.8 * good[0]
@@ -149,7 +162,7 @@ def test_preferences_that_follow_the_goals_gain_where_prompts_are_heavy_for_minu
     (frozen,), none = shares(1, heavy, adapts=False)
     (following,), num_changes = shares(1, heavy, adapts=True)
     assert (none, num_changes) == (0, 1)
-    assert following > frozen + 0.2
+    assert following > frozen + 0.15
 
 
 @pytest.mark.parametrize("factor", [0.1, 10.0])

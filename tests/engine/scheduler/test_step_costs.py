@@ -1,24 +1,19 @@
-"""What steps cost is found out from steps, and keeps chunks of prompts within a step's time."""
+"""What steps cost is found out from steps."""
 
 from __future__ import annotations
 
 import random
-from itertools import count
 
 import pytest
 
-from engine.cache.block_pool import BlockPool
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.request import Request, SampledToken, ScheduledRequest, Step
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.step_costs import FIRST_CHUNK, StepBound, StepCosts, work_of
+from engine.scheduler.request import ScheduledRequest, Step
+from engine.scheduler.step_costs import StepCosts, work_of
 from wire.images import PromptImage
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
-from wire.step_cost import SMALLEST_CHUNK, StepCost
+from wire.step_cost import StepCost
 
 TRUE = StepCost(1e-3, 2e-4, 5e-8, 1e-4, 2e-8)
-NUMBERS = count(1)
 KEY, PARAMS = RequestKey.numbered(0), DecodingParams()
 
 
@@ -139,82 +134,3 @@ def test_a_chunk_takes_the_time_that_it_may(start: int, seconds: float) -> None:
 def test_the_time_of_a_prompt_is_that_of_its_chunks() -> None:
     chunks = [step([(40 + first, 100)], [700, 900]) for first in range(0, 500, 100)]
     assert TRUE.prompt_s(500, 40, 100, 2, 1600) == pytest.approx(sum(TRUE.seconds(work_of(each)) for each in chunks))
-
-
-def test_a_step_stays_short_when_a_stream_may_join() -> None:
-    machine = Machine()
-    machine.mix(600, random.Random(8))
-    scheduler = Scheduler(
-        BlockPool(64), SchedulerLimits(16, 8, 128, 1024), frozenset(), StepBound(machine.costs, 0.012)
-    )
-    scheduler.add(Request(RequestKey.numbered(next(NUMBERS)), [7] * 200, 200, PARAMS, b"s", 1024))
-    sizes = []
-    for expects_streams in (False, True):
-        now = scheduler.schedule(expects_streams=expects_streams)
-        scheduler.advance(now)
-        scheduler.apply(now, {})
-        sizes.append(work_of(now).num_prompt_tokens)
-    assert sizes[0] == 128
-    assert sizes[1] < 70
-
-
-def test_a_step_that_is_short_is_filled_up_with_the_next_prompt() -> None:
-    machine = Machine()
-    machine.mix(600, random.Random(8))
-    scheduler = Scheduler(
-        BlockPool(64), SchedulerLimits(16, 8, 128, 1024), frozenset(), StepBound(machine.costs, 0.012)
-    )
-    for token_id in (7, 8):
-        scheduler.add(Request(RequestKey.numbered(next(NUMBERS)), [token_id] * 80, 80, PARAMS, b"s", 1024))
-    sizes = []
-    for _ in range(2):
-        now = scheduler.schedule(expects_streams=True)
-        scheduler.advance(now)
-        scheduler.apply(now, {})
-        sizes.append([share.num_tokens for share in now.requests])
-    ((first,), (rest, begun)) = sizes
-    assert first + rest == 80
-    assert abs(rest + begun - first) <= 2
-
-
-def test_the_tightest_goal_of_the_requests_that_decode_bounds_the_step() -> None:
-    costs = Machine()
-    costs.mix(600, random.Random(8))
-    tight, usual, loose = (max(prompts_in_steps(costs.costs, 0.012, goal_s)) for goal_s in (0.004, 0.0, 0.03))
-    assert tight < usual < loose
-
-
-def prompts_in_steps(costs: StepCosts, seconds: float, goal_s: float = 0.0) -> list[int]:
-    """Prompt tokens of each step while a request decodes and a prompt of 200 tokens comes. `goal_s`: of the request."""
-    pool = BlockPool(64)
-    scheduler = Scheduler(pool, SchedulerLimits(16, 8, 128, 1024), frozenset(), StepBound(costs, seconds))
-    params = DecodingParams(temperature=0.0, max_tokens=100, goal_tpot_s=goal_s)
-    running = Request(RequestKey.numbered(next(NUMBERS)), [5] * 20, 20, params, b"r", 1024)
-    scheduler.add(running)
-    found = []
-    for number in range(30):
-        if number == 2:
-            scheduler.add(Request(RequestKey.numbered(next(NUMBERS)), [7] * 200, 200, params, b"s", 1024))
-        now = scheduler.schedule()
-        scheduler.advance(now)
-        scheduler.apply(now, {each.key: SampledToken(9, None) for each in now.requests if each.needs_sample})
-        found.append(work_of(now).num_prompt_tokens)
-    return [count for count in found[2:] if count]
-
-
-def test_beside_a_stream_chunks_keep_to_the_goal() -> None:
-    machine = Machine()
-    machine.mix(600, random.Random(6))
-    sizes = prompts_in_steps(machine.costs, 0.012)
-    assert sum(sizes) in (199, 200)  # the last token alone counts as decoding
-    assert all(40 <= size <= 60 for size in sizes[:-1])
-
-
-def test_a_prompt_goes_on_however_little_time_there_is() -> None:
-    machine = Machine()
-    machine.mix(600, random.Random(7))
-    assert prompts_in_steps(machine.costs, 1e-6)[0] == SMALLEST_CHUNK
-
-
-def test_chunks_are_small_while_their_cost_is_not_known() -> None:
-    assert prompts_in_steps(StepCosts(), 10.0)[0] == FIRST_CHUNK
