@@ -114,7 +114,10 @@ class RouterLink:
                 self.reject(str(error))
                 continue
             except Refused as error:  # it has another version of the protocol
-                self.refused(str(error), now_s)
+                if self.is_registered:  # or not, since it had this one: the message was damaged
+                    self.reject(str(error))
+                else:
+                    self.refused(str(error), now_s)
                 continue
             self._heard_s = now_s
             if number := number_of(frames):

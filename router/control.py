@@ -235,7 +235,7 @@ class ControlLink:
         node = None if epoch is None else self._registry.get(epoch)
         if node is None and sum(map(len, frames)) > MAX_STRANGER_BYTES:
             raise InvalidMessage("a long message from a connection that is not a node's")
-        message = NODE_TO_ROUTER.decode(frames[-1])
+        message = self._decode(frames[-1], node)
         named = self._registry.get(message.epoch) if isinstance(message, Heartbeat) else node
         if named is not None:
             self._require_role(key, named.role)
@@ -252,6 +252,15 @@ class ControlLink:
         elif self._accepts(node, number_of(frames)):
             self._on_work(node, message, handler)
         return len(message.events) if isinstance(message, Tokens) else 0
+
+    @staticmethod
+    def _decode(frame: bytes, node: Node | None) -> Any:
+        try:
+            return NODE_TO_ROUTER.decode(frame)
+        except Refused as error:  # it is of another version of the protocol
+            if node is None:
+                raise
+            raise InvalidMessage(str(error)) from None  # the node has joined with ours: the message was damaged
 
     def _accepts(self, node: Node, number: int) -> bool:
         """Whether a message is the next one of a node. Raises `InvalidMessage` when it has no number."""

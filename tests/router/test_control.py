@@ -123,9 +123,20 @@ async def test_new_nodes_with_another_layout_do_not_outvote_those_that_serve() -
         assert [node.epoch for node in rig.registry.all()] == [good.hello.epoch]
 
 
-async def test_a_node_with_another_protocol_version_is_told_both() -> None:
+async def test_a_joined_node_whose_message_names_another_version_is_not_refused_for_it() -> None:
     async with relaying() as rig:
         node = await rig.join(DECODE)
+        node.send_raw(_envelope(b"a bit of it has changed", version=77))
+        await rig.has_heard(node)
+        assert not node.has(Refusal)
+        assert rig.control.num_rejected_messages == 1
+
+
+async def test_a_node_with_another_protocol_version_is_told_both() -> None:
+    async with relaying() as rig:
+        await rig.join(DECODE)
+        node = rig.dial(DECODE, layout=OTHER_LAYOUT)
+        await node.expect(Refusal)
         node.send_raw(_envelope(b"from the future", version=77))
         message = (await node.expect(Refusal)).message
         assert "77" in message
