@@ -4,8 +4,9 @@
     python -m tests.simulation --replay 57                       # one seed, with its timeline and all log lines
     python -m tests.simulation --mixed --schedules 100000        # all nodes do any leg, preferences change all the time
 
-Prints how many were run and what failed: the seed, the timeline and what did not hold. Exits with 1 on any failure, and
-stops after `--max-failures`.
+Ten seeds follow each other in one world; `--replay` begins with the first of them. Prints how many were run and what
+failed: the seed, the timeline and what did not hold; behind it the rest of its world is left out. Exits with 1 on any
+failure, and stops after `--max-failures`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Owns the connections between DEALER and ROUTER sockets and the messages on them. What is promised is what ZMQ over TCP
 promises, and no more: the messages of one connection come in order, those of different connections in any order. What
-is sent at one moment over one connection travels together. A
-connection that breaks loses what is on its way; either end notices at its own time, and until then sends into nothing.
+is sent at one moment over one connection travels together. A connection that breaks loses what is on its way; either
+end notices at its own time, and until then sends into nothing. A message may be damaged or come twice; between programs
+with a cluster key it cannot, since CURVE ends such a connection.
 Whoever dialled keeps what it sends without a connection, dials again, and has the same identity. A paused program reads
 nothing, and finishes no handshake.
 """
@@ -23,6 +24,7 @@ _REDIAL_S, _MAX_REDIAL_S = 0.05, 1.0
 _HANDSHAKE_S = 0.002
 _MAX_QUEUED = 4096
 _CLOSED_S = 0.001
+_MAX_RECENT = 16
 
 
 class _NothingThere(zmq.Again):
@@ -51,10 +53,18 @@ class Network:
         self.listeners: dict[str, SimSocket] = {}
         self.connections: list[Connection] = []
         self.when_sent: dict[int, Callable[[Host, Host], None]] = {}
-        """What happens when a message of that number, counted from 1, has just been sent from one host to another."""
+        """What happens when a message of that number, from 1 since it began, was just sent from one host to another."""
         self._num_sent = 0
         self._blocked_until_s: dict[tuple[str, str], float] = {}
+        self._held_until_s: dict[tuple[str, str], float] = {}
         self._num_numbers = 0
+
+    def begin_again(self) -> None:
+        """Count messages from 1."""
+        self._num_sent = 0
+        self.when_sent.clear()
+        for connection in self.connections:
+            connection.begin_again()
 
     def next_number(self) -> int:
         """A number that was not given before: a port, an identity, a descriptor."""
@@ -77,6 +87,16 @@ class Network:
         self._blocked_until_s[_pair(one, other)] = self.clock.now_s + for_s
         for connection in self.between(one, other):
             connection.break_off(self.chance.random() * 2, self.chance.random() * 2)
+
+    def is_held(self, one: Host, other: Host) -> bool:
+        """Whether what the two say to each other comes late now; also that a connection has ended."""
+        return self._held_until_s.get(_pair(one, other), 0.0) > self.clock.now_s
+
+    def hold(self, one: Host, other: Host, for_s: float) -> None:
+        """What the two say to each other from now on comes so much later, and in order."""
+        self._held_until_s[_pair(one, other)] = self.clock.now_s + for_s
+        for connection in self.between(one, other):
+            connection.hold(for_s)
 
     def between(self, one: Host, other: Host) -> list[Connection]:
         """The connections of two programs that are open."""
@@ -229,6 +249,29 @@ class Connection:
         """Whether it is open between these two."""
         return self.listener is not None and {self.dealer.host, self.listener.host} == {one, other}
 
+    def hold(self, for_s: float) -> None:
+        """What is sent from now on, both ways, comes so much later: as over a link that loses packets."""
+        for way in (self._up, self._down):
+            way.last_s = max(way.last_s, self._network.clock.now_s + for_s)
+
+    def damage_next(self) -> None:
+        """A bit of the next message of one way arrives changed: as where nothing but TCP looks at what comes."""
+        self._network.chance.choice((self._up, self._down)).is_damaging = True
+
+    def repeat(self) -> None:
+        """A message that was sent lately, maybe over an earlier TCP connection, comes once more."""
+        if self.listener is None:
+            return
+        way, identity, target = self._network.chance.choice(
+            ((self._up, [self._identity], self.listener), (self._down, [], self.dealer))
+        )
+        if way.recent:
+            way.send(self.life, [*identity, *self._network.chance.choice(way.recent)], target)
+
+    def begin_again(self) -> None:
+        """No message is damaged any more."""
+        self._up.is_damaging = self._down.is_damaging = False
+
     def send_up(self, frames: list[bytes]) -> None:
         """Send to the listener. Raises `zmq.Again` without room."""
         if not self._is_up:
@@ -238,13 +281,13 @@ class Connection:
             return
         if self.listener is not None:
             self._network.count(self.dealer.host, self.listener.host)
-            self._up.send(self.life, [self._identity, *frames], self.listener)
+            self._up.send(self.life, [self._identity, *self._up.passed(frames)], self.listener)
 
     def send_down(self, life: int, frames: list[bytes]) -> None:
         """Send to the dealer, over the TCP connection `life`."""
         if self.listener is not None:
             self._network.count(self.listener.host, self.dealer.host)
-        self._down.send(life, frames, self.dealer)
+        self._down.send(life, self._down.passed(frames), self.dealer)
 
     def break_off(self, dealer_notices_s: float, listener_notices_s: float) -> None:
         """The connection breaks; its ends notice after so many seconds."""
@@ -316,14 +359,29 @@ class Connection:
 
 
 class _Way:
-    """One direction of a connection; `last_s`: when the last that was sent arrives."""
+    """One direction of a connection; `last_s`: when the last that was sent arrives; `recent`: the last messages.
+    `is_damaging`: the next one will not arrive as it was sent."""
 
     def __init__(self, connection: Connection, network: Network) -> None:
         self.last_s = 0.0
+        self.is_damaging = False
+        self.recent: deque[list[bytes]] = deque(maxlen=_MAX_RECENT)
         self._connection = connection
         self._network = network
         self._sent: tuple[float, int] | None = None
         self._together: list[list[bytes]] = []
+
+    def passed(self, frames: list[bytes]) -> list[bytes]:
+        """The frames as they will arrive."""
+        if self.is_damaging:
+            self.is_damaging = False
+            chance = self._network.chance
+            place = chance.randrange(len(frames))
+            damaged = bytearray(frames[place])
+            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+            return [*frames[:place], bytes(damaged), *frames[place + 1 :]]
+        self.recent.append(frames)
+        return frames
 
     def send(self, life: int, frames: list[bytes], target: SimSocket) -> None:
         """Bring frames to a socket, over the TCP connection `life`."""

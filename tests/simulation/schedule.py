@@ -1,7 +1,8 @@
 """What happens in a simulated world, chosen under a seed.
 
 Owns the choices: how many routers, nodes and clients, how slow links are, and which faults happen when: at a time, or
-just when something is sent. A seed is a schedule; the same seed happens in the same way again.
+just when something is sent. A seed is a schedule. Ten of them follow each other in one world: each begins with what the
+programs have kept of those before it, and ends when nothing of it is left. The same seed happens in the same way again.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import gc
 import logging
 import random
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault
@@ -23,17 +25,18 @@ from tests.simulation.world import Client, World
 from wire.messages import BOTH, DECODE, PREFILL
 from wire.request_key import RequestKey
 
-_NODE_PAUSES_S = (0.1, 0.1, 0.5, 0.5, 2.8, 3.3, 6.0)
+_NODE_PAUSES_S = (0.1, 0.1, 0.1, 0.1, 0.5, 0.5, 0.5, 0.5, 2.8, 3.3, 6.0)
 """Heartbeats are missed for 3 s, and leases are of 5 s."""
-_ROUTER_PAUSES_S = (0.1, 0.5, 0.5, 3.3, 5.0, 11.0)
+_ROUTER_PAUSES_S = (0.1, 0.1, 0.5, 0.5, 0.5, 0.5, 3.3, 5.0, 11.0)
 """Nodes believe in a silent router for 10 s."""
-_CUTS_S = (0.1, 0.25, 0.25, 0.5, 2.0, 4.0)
-_RESTARTS_S = (0.05, 0.05, 0.5, 0.5, 2.0, 5.0)
-_STARTS_S = (0.1, 2.0, 2.0, 7.0)
+_CUTS_S = (0.1, 0.1, 0.25, 0.25, 0.25, 0.5, 0.5, 2.0, 4.0)
+_HELD_S = (0.3, 1.5, 3.5, 6.0)
+_RESTARTS_S = (0.05, 0.05, 0.05, 0.05, 0.5, 0.5, 0.5, 2.0, 5.0)
+_STARTS_S = (0.1, 0.1, 0.5, 2.0, 2.0, 7.0)
 """Whoever connects waits for a transport for one lease."""
 
-_SEEDS_PER_COLLECTION = 5
-_LARGE_EACH = 10
+SEEDS_PER_WORLD = 10
+"""So many schedules follow each other in one world: making programs and letting them meet costs as much as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,13 @@ class Size:
     faults_until_s: float
 
 
+TINY = Size((1,), (1, 1, 1, 2), (1,), (1, 1, 1, 2), (1, 1, 1, 1, 2), (1, 2, 4, 6), (1, 1, 1, 2), 0.1, 0.25)
 SMALL = Size((1,), (1, 1, 2), (1, 1, 1, 2), (1, 1, 2), (1, 1, 1, 2), (1, 2, 4, 6, 10), (1, 1, 2, 3), 0.1, 0.25)
 LARGE = Size(
     (1, 1, 2), (1, 2, 2, 3), (1, 1, 2), (1, 2, 3, 5), (1, 1, 2, 3), (1, 2, 4, 12, 24, 30), (0, 1, 2, 3, 4), 0.4, 0.8
 )
-"""Most of what can go wrong needs few programs and few tokens, and a small world takes a third of the time."""
+_SIZES = (LARGE, *(SMALL,) * 6, *(TINY,) * 57)
+"""Of worlds, in turn. Most of what can go wrong needs few programs and few tokens, and costs a fraction of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,49 +76,63 @@ class Failure:
 
 
 class Schedule:
-    """The schedule of a seed. `is_mixed`: all nodes do any leg, and what each prefers changes all the time. Each tenth
-    world is large."""
+    """The schedule of a seed, behind those of the seeds before it in the same world. `is_mixed`: all nodes do any leg,
+    and what each prefers changes all the time."""
 
     def __init__(self, seed: int, *, is_mixed: bool = False) -> None:
-        chance = self.chance = random.Random(seed)
-        size = self.size = SMALL if seed % _LARGE_EACH else LARGE
-        has_poison = chance.random() < 0.05
-        self.planned_until_s = 0.0
-        self.block_faults = chance.choice((0.0, 0.0, 0.0, 0.05, 0.3))
+        self.last_seed = seed
+        self.seed = seed - seed % SEEDS_PER_WORLD
+        self.planned_until_s = self.block_faults = 0.0
+        self._is_mixed = is_mixed
+        chance = self.chance = random.Random(f"world of {self.seed}")
+        size = self.size = _SIZES[self.seed // SEEDS_PER_WORLD % len(_SIZES)]
+        self.has_poison = chance.random() < 0.1
         self.peers_write = chance.random() < 0.5
-        num_prefills, num_decodes = chance.choice(size.prefills), chance.choice(size.decodes)
+        num_prefills, self.num_decodes = chance.choice(size.prefills), chance.choice(size.decodes)
         self.world = World(
-            seed,
+            self.seed,
             0 if is_mixed else num_prefills,
-            0 if is_mixed else num_decodes,
+            0 if is_mixed else self.num_decodes,
             peers_write=self.peers_write,
             overlaps=chance.random() < 0.5,
             plan=self._fault,
-            num_mixed=num_prefills + num_decodes if is_mixed else 0,
+            num_mixed=num_prefills + self.num_decodes if is_mixed else 0,
             num_routers=chance.choice(size.routers),
-            max_attempts=8 if has_poison else 3,
+            max_attempts=8 if self.has_poison else 3,
         )
-        self.world.slowest_s = chance.choice((0.001, 0.001, 0.02, 0.2))
+
+    def run(self) -> None:
+        """Let it happen. Raises `AssertionError` when something does not hold; `seed` is the one it is of."""
+        with self.world.running():
+            for seed in range(self.seed, self.last_seed + 1):
+                self.seed = seed
+                self._plan()
+                self.world.play()
+
+    def _plan(self) -> None:
+        chance, size, world = self.chance, self.size, self.world
+        chance.seed(f"schedule {self.seed}")
+        world.begin_again(f"chance of {self.seed}")
+        world.note(f"seed {self.seed}:")
+        self.block_faults = chance.choice((0.0, 0.0, 0.0, 0.05, 0.3))
+        world.slowest_s = chance.choice((0.001, 0.001, 0.02, 0.2))
         for number in range(chance.choice(size.clients)):
             self._plan_client(number)
-        if has_poison:
+        if self.has_poison and chance.random() < 0.5:
             self._plan_poison()
-        for _ in range(40 if is_mixed else 0):
+        for _ in range(40 if self._is_mixed else 0):
             self._at(chance.random() * size.faults_until_s, self._prefer)
-        if num_decodes > 1 and chance.random() < 0.4:
+        if self.num_decodes > 1 and chance.random() < 0.4:
             self._at(0.05 + chance.random() * 0.3, self._stop_busy_decode_node)
         for _ in range(chance.choice(size.faults)):
             if chance.random() < 0.5:
                 self._at(chance.random() * size.faults_until_s, chance.choice(self._faults()))
             else:
-                self.world.network.when_sent[int(chance.triangular(5, 200, 5))] = self._at_a_message
+                world.network.when_sent[int(chance.triangular(1, 200, 1))] = self._at_a_message
 
-    def run(self) -> None:
-        """Let it happen. Raises `AssertionError` when something does not hold."""
-        self.world.run()
-
-    def _at(self, when_s: float, happen: Callable[[], None]) -> None:
-        """Plan something; the world is not over before."""
+    def _at(self, in_s: float, happen: Callable[[], None]) -> None:
+        """Plan something; the schedule is not over before."""
+        when_s = self.world.clock.now_s + in_s
         self.planned_until_s = max(self.planned_until_s, when_s)
         self.world.disturbed(when_s, is_cause=False)
         self.world.clock.at(when_s, happen)
@@ -152,7 +171,11 @@ class Schedule:
             self._break,
             self._break,
             self._cut,
+            self._hold,
+            self._damage,
+            self._repeat,
             self._stop_node,
+            self._lose_a_router_that_drains,
             self._stop_busy_decode_node,
             self._stall,
             self._fail_step,
@@ -226,6 +249,25 @@ class Schedule:
         peers = self._peers(node)
         world.cut(node, self.chance.choice([self._router(), *peers]), self.chance.choice(_CUTS_S))
 
+    def _hold(self) -> None:
+        self.world.hold(*self._neighbours(), self.chance.choice(_HELD_S))
+
+    def _damage(self) -> None:
+        self.world.damage(*self._neighbours())
+
+    def _repeat(self) -> None:
+        self.world.repeat(*self._neighbours())
+
+    def _neighbours(self) -> tuple[Program, Program]:
+        """A node, and a program that it talks to."""
+        node = self._node()
+        return node, self.chance.choice([self._router(), *self._peers(node)])
+
+    def _lose_a_router_that_drains(self) -> None:
+        world, router, restart_s = self.world, self._router(), self.chance.choice(_RESTARTS_S)
+        world.drain_node(self._node(), router)
+        world.clock.after(self.chance.random() * 0.1, lambda: world.kill_router(router, restart_s))
+
     def _peers(self, node: NodeProgram) -> list[NodeProgram]:
         """Those with which it has handoffs."""
         others = [peer for peer in self.world.nodes.values() if peer is not node]
@@ -262,20 +304,20 @@ class Schedule:
         return fault
 
 
-def run_seeds(seeds: Iterable[int], *, is_mixed: bool = False) -> list[Failure]:
-    """What was wrong with these schedules. A world that is over is garbage in cycles: it is collected while it is
-    young, and the garbage collector looks at nothing else."""
+def run_seeds(seeds: Sequence[int], *, is_mixed: bool = False) -> list[Failure]:
+    """What was wrong with the schedules of these seeds, which follow each other. Behind one that fails the rest of its
+    world is left out. A world that is over is garbage in cycles: it is collected while it is young, and the garbage
+    collector looks at nothing else."""
     was_enabled = gc.isenabled()
     gc.disable()
     logging.disable(logging.CRITICAL)
     failures = []
     try:
-        for number, seed in enumerate(seeds):
-            failure = run_seed(seed, is_mixed=is_mixed)
+        for _, of_world in groupby(seeds, lambda seed: seed // SEEDS_PER_WORLD):
+            failure = run_seed(max(of_world), is_mixed=is_mixed)
             if failure is not None:
                 failures.append(failure)
-            if number % _SEEDS_PER_COLLECTION == 0:
-                gc.collect(0)
+            gc.collect(0)
     finally:
         logging.disable(logging.NOTSET)
         if was_enabled:
@@ -284,12 +326,12 @@ def run_seeds(seeds: Iterable[int], *, is_mixed: bool = False) -> list[Failure]:
 
 
 def run_seed(seed: int, *, is_mixed: bool = False) -> Failure | None:
-    """Run the schedule of a seed; what was wrong with it, or None."""
+    """Run the schedule of a seed, behind those before it in its world; what was wrong with one of them, or None."""
     schedule = Schedule(seed, is_mixed=is_mixed)
     try:
         schedule.run()
     except Exception as error:  # whatever a program raises is a finding
         lines = traceback.format_exception(error)
         text = str(error) if isinstance(error, AssertionError) else "".join(lines)
-        return Failure(seed, text or "".join(lines), tuple(schedule.world.timeline))
+        return Failure(schedule.seed, text or "".join(lines), tuple(schedule.world.timeline))
     return None

@@ -10,6 +10,7 @@ import pytest
 from tests.simulation.engine import POISON
 from tests.simulation.frozen_router import AFTER_THAW_S, FrozenRouter
 from tests.simulation.nodes import LEASE_S, NodeProgram
+from tests.simulation.programs import RouterProgram
 from tests.simulation.world import Client, World
 from wire.messages import DECODE, PREFILL
 from wire.request_key import owner_of_epoch
@@ -282,6 +283,54 @@ def test_a_transport_that_is_away_for_longer_than_a_lease_is_one_reason_to_give_
     world.clock.at(LEASE_S, lambda: world.fail_steps(world.nodes["D1"], 1))
     world.run()
     assert (client.error, world.router.relay.counters.num_retries) == ("", 3)
+
+
+def spoil(world: World, what: Callable[[NodeProgram, RouterProgram], None]) -> None:
+    """Do that again and again to what the decode node and the router say to each other in the middle of a stream."""
+    for number in range(30):
+        world.clock.at(0.8 + 0.01 * number, lambda: what(world.nodes["D1"], world.router))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_damaged_message_is_rejected_and_asked_for_again_and_costs_no_attempt(seed: int) -> None:
+    client = Client(0, PROMPT, 80)
+    world = world_with(client)
+    world.chance.seed(seed)
+    spoil(world, world.damage)
+    world.run()
+    assert (client.error, world.router.relay.counters.num_retries) == ("", 0)
+    assert world.router.control.num_rejected_messages
+
+
+def test_a_message_that_comes_again_changes_nothing() -> None:
+    client = Client(0, PROMPT, 80)
+    world = world_with(client)
+    spoil(world, world.repeat)
+    world.run()
+    assert (client.error, world.router.relay.counters.num_retries) == ("", 0)
+
+
+@pytest.mark.parametrize(("held_s", "num_retries"), [(2.0, 0), (4.5, 1)])
+def test_messages_that_come_late_cost_an_attempt_once_heartbeats_are_missed(held_s: float, num_retries: int) -> None:
+    client = Client(0, PROMPT, 60)
+    world = world_with(client)
+    world.clock.at(0.4, lambda: world.hold(world.nodes["D1"], world.router, held_s))
+    world.run()
+    assert (client.error, world.router.relay.counters.num_retries) == ("", num_retries)
+    assert client.longest_gap_s < held_s + 0.5
+
+
+def test_a_stream_whose_router_dies_in_a_drain_is_resumed_at_the_node_that_stays() -> None:
+    client = Client(0, PROMPT, 60, resumes=True)
+    world = world_with(client, decodes=2)
+
+    def drain() -> None:
+        world.drain_node(busy(world, DECODE), world.router)
+        world.clock.after(0.005, lambda: world.kill_router(world.router, 0.3))
+
+    world.clock.at(0.4, drain)
+    world.run()
+    assert (client.error, client.has_left) == ("", False)
 
 
 def kill(world: World) -> None:

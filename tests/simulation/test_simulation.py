@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
+import os
+import select
+import sys
+import time
 import weakref
 from functools import partial
+from types import BuiltinFunctionType, FrameType
 
 import pytest
 
-from tests.simulation.schedule import Schedule
+from tests.simulation.schedule import Schedule, run_seeds
 from tests.simulation.world import Client, World
 
 
 def test_a_seed_happens_in_the_same_way_again() -> None:
-    for seed in (3, 57, 1151):
+    for seed in (3, 57, 1155):
         first, second = Schedule(seed), Schedule(seed)
         first.run()
         second.run()
@@ -22,11 +28,45 @@ def test_a_seed_happens_in_the_same_way_again() -> None:
         assert first.world.clock.num_asked == second.world.clock.num_asked
 
 
+_REAL: set[object] = {
+    time.time,
+    time.monotonic,
+    time.monotonic_ns,
+    time.perf_counter,
+    time.perf_counter_ns,
+    time.time_ns,
+}
+_REAL |= {time.process_time, time.thread_time, time.sleep, _thread.start_new_thread, os.urandom, select.poll}
+_STAMPS = {"program.clock", "prometheus_client.metrics", "logging"}
+"""Figures for people, by which nothing is decided."""
+_SLICES = {"kvtransfer.receiving", "kvtransfer.arrived", "kvtransfer.pusher"}
+"""How long they go on for: without end in a simulation."""
+
+
+def test_no_simulated_code_asks_the_machine_for_the_time_or_chance_or_a_thread() -> None:
+    found = set()
+
+    def look(frame: FrameType, event: str, called: object) -> None:
+        if event == "c_call" and isinstance(called, BuiltinFunctionType) and called in _REAL:
+            found.add(frame.f_globals["__name__"])
+
+    schedules = [Schedule(seed, is_mixed=is_mixed) for seed, is_mixed in ((1, False), (11, False), (14, True))]
+    for schedule in schedules:
+        sys.setprofile(look)
+        try:
+            schedule.run()
+        finally:
+            sys.setprofile(None)
+    assert found <= _STAMPS | _SLICES
+    assert found > _SLICES, "it would be noticed"
+
+
 def test_a_schedule_is_not_over_before_what_was_planned() -> None:
-    for seed in range(20):
+    for seed in range(5, 60, 10):
         schedule = Schedule(seed)
         schedule.run()
         assert schedule.world.clients
+        assert schedule.seed == seed
         assert all(client.is_over for client in schedule.world.clients)
         assert schedule.world.clock.now_s >= schedule.planned_until_s
 
@@ -38,6 +78,24 @@ def test_nothing_holds_a_world_when_its_schedule_is_over() -> None:
     del schedule
     gc.collect()
     assert world() is None
+
+
+def test_a_schedule_comes_behind_the_earlier_ones_of_its_world_and_repeats_what_they_did() -> None:
+    alone, behind = Schedule(1152), Schedule(1155)
+    alone.run()
+    behind.run()
+    assert behind.world.timeline[: len(alone.world.timeline)] == alone.world.timeline
+    seeds = [line.split()[-1] for line in behind.world.timeline if " seed " in line]
+    assert seeds == [f"{seed}:" for seed in range(1150, 1156)]
+
+
+def test_a_failure_names_its_seed_and_ends_its_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(schedule: Schedule) -> None:
+        if schedule.seed in (1, 12):
+            raise AssertionError("no luck")
+
+    monkeypatch.setattr(Schedule, "_plan", plan)
+    assert [(failure.seed, failure.error) for failure in run_seeds(range(30))] == [(1, "no luck"), (12, "no luck")]
 
 
 def test_without_faults_every_stream_ends_well() -> None:

@@ -336,6 +336,26 @@ class World:
                 connection.break_off(self.chance.random() * 0.05, self.chance.random() * 0.05)
         self.disturbed(self.clock.now_s)
 
+    def hold(self, one: Program, other: Program, for_s: float) -> None:
+        """What they say to each other from now on comes so much later, and in order."""
+        self.note(f"what {one.name} and {other.name} say to each other comes {for_s:g} s later")
+        self.network.hold(one.host, other.host, for_s)
+        self.disturbed(self.clock.now_s + for_s)
+
+    def damage(self, one: Program, other: Program) -> None:
+        """A message between the two arrives damaged."""
+        self.note(f"a message between {one.name} and {other.name} will be damaged")
+        for connection in self.network.between(one.host, other.host):
+            connection.damage_next()
+        self.disturbed(self.clock.now_s + _LOOK_S)
+
+    def repeat(self, one: Program, other: Program) -> None:
+        """A message between the two comes once more."""
+        self.note(f"a message between {one.name} and {other.name} comes again")
+        for connection in self.network.between(one.host, other.host):
+            connection.repeat()
+        self.disturbed(self.clock.now_s)
+
     def cut_for_a_moment(self, name: str) -> None:
         """A node's connection to the first router breaks, both ends notice at once, and it is made again."""
         self.note(f"the connection of {name} breaks")
@@ -378,14 +398,36 @@ class World:
 
     def run(self) -> None:
         """Let everything happen until nothing is left, and check what must hold. Raises `AssertionError`."""
+        with self.running():
+            self.play()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While this lasts, `play` may be called; it ends the programs."""
         with self._patched():
             try:
-                self.clock.after(_LOOK_S, self._look)
-                while not self.is_over and self.clock.step():
-                    pass
-                self.check()
+                yield
             finally:  # a loop that nobody closes, and a task that never began, warn when they are collected
                 self._end()
+
+    def play(self) -> None:
+        """As `run`, and leave the programs as they are: something else may be planned then."""
+        self.is_over = False
+        self.clock.after(_LOOK_S, self._look)
+        while not self.is_over and self.clock.step():
+            pass
+        self.check()
+
+    def begin_again(self, seed: str) -> None:
+        """Forget what has happened, but for what the programs know of it: something else is planned from now on."""
+        self.chance.seed(seed)
+        self.clients.clear()
+        self.num_causes = self.num_crashes = 0
+        self.without_decode_s = [0.0] * len(self.routers)
+        self.quiet_from_s = self.bound_from_s = self.clock.now_s
+        self.network.begin_again()
+        for node in self.nodes.values():
+            node.runner.num_failing = 0
 
     def _look(self) -> None:
         """Look after nodes that have ended, and whether everything is over."""
@@ -406,14 +448,16 @@ class World:
         unended = [client.number for client in self.clients if not client.is_over]
         assert not unended or waited_s < END_BOUND_S, f"clients {unended} hang"
         assert self.is_over or waited_s < END_BOUND_S + QUIET_BOUND_S, f"not quiet: {self._leftovers()}"
-        self.clock.after(_LOOK_S, self._look)
+        if not self.is_over:
+            self.clock.after(_LOOK_S, self._look)
 
     def _is_available(self, node: NodeProgram, router: RouterProgram) -> bool:
         if node.role != DECODE or not node.runs or node.is_stalled or node.stopper.is_asked or not router.runs:
             return False
         # who waits behind the one that nodes die of may wait for a node that is not cut off any more and has to join
         is_away = self.num_crashes > 0 and router.registry.get(node.epoch) is None
-        return not is_away and not self.network.is_blocked(node.host, router.host)
+        hosts = node.host, router.host
+        return not (is_away or self.network.is_blocked(*hosts) or self.network.is_held(*hosts))
 
     def _is_quiet(self) -> bool:
         if not all(client.is_over for client in self.clients) or any(each.relay.num_in_flight for each in self.routers):
