@@ -26,7 +26,7 @@ from wire.step_cost import PLANNED_SHARE, SMALLEST_CHUNK, StepCost
 
 FIRST_CHUNK = 32
 """Prompt tokens beside running requests as long as their cost is not known."""
-_PLANNED_WAIT = 0.5
+_PLANNED_WAIT = 0.8
 """The share of a goal for the first token within which a prompt is to be computed: what is predicted is the least that
 it takes, and who comes while it waits would be late if only the last moment were kept."""
 _NO_BOUND = 2**31
