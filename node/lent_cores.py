@@ -14,6 +14,9 @@ from typing import Protocol
 BELIEVED_S = 10.0
 """How long after it has said so another node is taken to compute: it may have died or been stopped."""
 
+_STEPS_OF_REST = 2.0
+"""A rest is so many times as long as the step before it: the other node then has two thirds of the cores."""
+
 
 class Loans(Protocol):
     """See `engine.native.loans.CoreLoans`."""
@@ -48,4 +51,4 @@ class LentCores:
         """How long the engine rests after a step that took so long, because another node wants the cores."""
         if not self._max_rest_s or self._loans is None or not self._loans.is_wanted(BELIEVED_S):
             return 0.0
-        return max(0.0, min(step_s, self._max_rest_s, self._goal_s - step_s))
+        return max(0.0, min(_STEPS_OF_REST * step_s, self._max_rest_s, self._goal_s - step_s))

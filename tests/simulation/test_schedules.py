@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.schedule import run_seeds
 
-_NUM_SEEDS, _NUM_MIXED = 5500, 500
+_NUM_SEEDS, _NUM_MIXED = 2000, 500
 _PART = 500
 
 

@@ -41,6 +41,8 @@ _STAMPS = {"program.clock", "prometheus_client.metrics", "logging"}
 """Figures for people, by which nothing is decided."""
 _SLICES = {"kvtransfer.receiving", "kvtransfer.arrived", "kvtransfer.pusher"}
 """How long they go on for: without end in a simulation."""
+_TESTING = "hypothesis."
+"""It times the garbage collector, wherever that begins."""
 
 
 def test_no_simulated_code_asks_the_machine_for_the_time_or_chance_or_a_thread() -> None:
@@ -57,7 +59,7 @@ def test_no_simulated_code_asks_the_machine_for_the_time_or_chance_or_a_thread()
             schedule.run()
         finally:
             sys.setprofile(None)
-    assert found <= _STAMPS | _SLICES
+    assert {name for name in found if not name.startswith(_TESTING)} <= _STAMPS | _SLICES
     assert found > _SLICES, "it would be noticed"
 
 
