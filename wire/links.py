@@ -20,7 +20,9 @@ from wire.codec import MAX_MESSAGE_BYTES
 from wire.errors import InvalidSetting
 from wire.keys import ClusterKey
 
-HANDSHAKE_TIMEOUT_MS = 5_000
+HANDSHAKE_TIMEOUT_MS = 2_000
+"""A handshake takes milliseconds. One whose frame has a bit turned in its length is waited for until then, and so are
+the streams behind it; whoever connects tries again."""
 KEEPALIVE_S = 1
 """Of TCP, after a second without traffic; four missed ones end the connection. ZMTP's own heartbeats stay off: libzmq
 4.3.5 aborts the process when one is due on a connection that its peer has closed while our queue was full."""

@@ -26,6 +26,7 @@ from tests.campaign.deployment import Deployment, Outage
 from tests.campaign.faults import Happened
 from tests.campaign.load import Asked
 from tests.campaign.pace import Pace
+from wire.links import HANDSHAKE_TIMEOUT_MS
 
 NORMAL_S = 0.5
 LOST_S = 2.0
@@ -61,8 +62,9 @@ _THEN_S = {
     "router-memory": _THAWED_S,
     "poison": 4 * LOST_S,
     "freeze-rank": 12.0,
+    "flip": LOST_S + HANDSHAKE_TIMEOUT_MS / 1000,
 }
-"""Of all others `LOST_S`."""
+"""Of all others `LOST_S`. The last lie of a link may be in the length of a handshake's frame, which is waited for."""
 _KILLS = {"kill", "kill-together", "memory", "shm-full", "poison", "kill-rank", "freeze-rank"}
 _KILLS_SEVERAL = {"kill-together", "poison"}
 
