@@ -41,7 +41,7 @@ public:
     // How long ago the owner said that it computes; negative when it does not, or its guests stay away.
     int64_t computing_ns() const;
 
-    // Return when it is lent, or after `100 ms. It may have been taken back again.
+    // Return when it is lent, or after 100 ms. It may have been taken back again.
     void wait() const;
     // Let all who wait look again.
     void wake() const;
