@@ -121,7 +121,7 @@ def test_rows_in_a_grammar_have_the_tokens_of_steps_without_series(engine: Engin
             written[output.key].append((output.token, output.finish_reason))
         found.append(written)
     assert found[0] == found[1]
-    assert len(computed) > 20
+    assert computed, "some steps are of a series, how many depends on when the grammars are compiled"
     assert len(found[0][key_of(0)]) == 40
     assert 5 <= len(found[0][key_of(1)]) <= 10
 
