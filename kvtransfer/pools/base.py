@@ -231,3 +231,27 @@ class CopiedOut:
 
     def give_back(self) -> None:
         """Nothing was taken."""
+
+
+class Gathers(Protocol):
+    """A part of each block of a pool."""
+
+    def gathered(self, block_ids: Sequence[int]) -> Blocks:
+        """A copy of the part of these blocks, [n, block_bytes]."""
+        ...
+
+
+class CopyingOutlet:
+    """See `Outlet`: lends copies of `part`."""
+
+    def __init__(self, part: Gathers, max_frame_blocks: int) -> None:
+        self._part, self._size = part, max_frame_blocks
+
+    def has_room(self, num_blocks: int) -> bool:
+        """Always: the sender bounds what is unread."""
+        return True
+
+    def lend(self, block_ids: Sequence[int]) -> Lent:
+        """See `Outlet.lend`."""
+        copy = self._part.gathered(block_ids)
+        return CopiedOut([copy[first : first + self._size] for first in range(0, len(copy), self._size)])

@@ -17,7 +17,7 @@ import numpy as np
 from device.pinning import HostPin, Pin
 from kvtransfer.parts import ByteRun, strands
 from kvtransfer.pools import dot64
-from kvtransfer.pools.base import CopiedOut, KvPool, Lent, Pending
+from kvtransfer.pools.base import CopyingOutlet, KvPool, Pending
 from kvtransfer.pools.host import HostPool
 from kvtransfer.transports.base import Blocks
 from wire.kv_share import KvDivision, KvShare
@@ -41,9 +41,9 @@ class CutPool:
             self._runs.append((slice(offset, offset + num_bytes), slice(begin, begin + num_bytes)))
             begin += num_bytes
 
-    def outlet(self, max_frame_blocks: int) -> _CutOutlet:
+    def outlet(self, max_frame_blocks: int) -> CopyingOutlet:
         """See `KvPool.outlet`."""
-        return _CutOutlet(self, max_frame_blocks)
+        return CopyingOutlet(self, max_frame_blocks)
 
     def gathered(self, block_ids: Sequence[int]) -> Blocks:
         """A copy of the part of these blocks, [n, block_bytes]."""
@@ -69,22 +69,6 @@ class CutPool:
 
     def settle(self) -> None:
         """Everything is in place when `write` returns."""
-
-
-class _CutOutlet:
-    """See `Outlet`: copies."""
-
-    def __init__(self, part: CutPool, max_frame_blocks: int) -> None:
-        self._part, self._size = part, max_frame_blocks
-
-    def has_room(self, num_blocks: int) -> bool:
-        """Always: the sender bounds what is unread."""
-        return True
-
-    def lend(self, block_ids: Sequence[int]) -> Lent:
-        """See `Outlet.lend`."""
-        copy = self._part.gathered(block_ids)
-        return CopiedOut([copy[first : first + self._size] for first in range(0, len(copy), self._size)])
 
 
 Part: TypeAlias = "KvPool | CutPool | DeviceCutPool"

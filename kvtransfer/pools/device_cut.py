@@ -20,7 +20,7 @@ from torch import Tensor
 from device.events import Event
 from device.pinning import HostPin, Pin
 from device.stream import COPY_TIMEOUT_S
-from kvtransfer.pools.base import CopiedOut, Lent
+from kvtransfer.pools.base import CopyingOutlet
 from kvtransfer.pools.device import DevicePool
 from kvtransfer.transports.base import Blocks
 
@@ -41,9 +41,9 @@ class DeviceCutPool:
         self._columns = torch.from_numpy(numbers).to(pool.memory.device)
         self._in_flight: deque[tuple[Event, Blocks]] = deque()
 
-    def outlet(self, max_frame_blocks: int) -> _DeviceCutOutlet:
+    def outlet(self, max_frame_blocks: int) -> CopyingOutlet:
         """See `KvPool.outlet`."""
-        return _DeviceCutOutlet(self, max_frame_blocks)
+        return CopyingOutlet(self, max_frame_blocks)
 
     def gathered(self, block_ids: Sequence[int]) -> Blocks:
         """A copy of the part of these blocks, [n, block_bytes], in host memory."""
@@ -87,19 +87,3 @@ class DeviceCutPool:
 
     def _rows(self, block_ids: Sequence[int]) -> Tensor:
         return torch.tensor(block_ids, dtype=torch.int64, device=self._words.device)
-
-
-class _DeviceCutOutlet:
-    """See `Outlet`: copies."""
-
-    def __init__(self, part: DeviceCutPool, max_frame_blocks: int) -> None:
-        self._part, self._size = part, max_frame_blocks
-
-    def has_room(self, num_blocks: int) -> bool:
-        """Always: the sender bounds what is unread."""
-        return True
-
-    def lend(self, block_ids: Sequence[int]) -> Lent:
-        """See `Outlet.lend`."""
-        copy = self._part.gathered(block_ids)
-        return CopiedOut([copy[first : first + self._size] for first in range(0, len(copy), self._size)])
