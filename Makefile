@@ -40,8 +40,9 @@ chat: install ## talk to what `make serve` started
 
 # The tests start hundreds of Python processes. They take a tenth less time when the modules stay compiled, so this holds
 # also where the environment asks Python not to write compiled modules (they are in .gitignore; `make clean` removes them).
+# A test process that dies ends the run with an error; with a new one in its place the run would wait for ever.
 test: install ## run all tests on all cores, without network: ARGS=
-	env -u PYTHONDONTWRITEBYTECODE HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --max-worker-restart 0 $(ARGS)
 
 lint: install ## ruff (rules and format), and mypy in strict mode
 	$(BIN)/ruff check .

@@ -36,6 +36,7 @@ async def read_body(http: web.Request) -> bytes:
     try:
         async with asyncio.timeout_at(min(end_s, loop.time() + limits.body_stall_s)) as deadline:
             while piece := await http.content.readany():
+                deadline.reschedule(end_s)  # what this program does with it is not the client's time
                 await intake.add(piece)
                 deadline.reschedule(min(end_s, loop.time() + limits.body_stall_s))
     except TimeoutError:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from router.http import body
 from router.http.limits import HttpLimits
 from router.openai.prompts import PromptMaker
 from tests.router.http_client import (
@@ -270,6 +271,24 @@ async def test_a_body_that_never_ends_times_out(prompts: PromptMaker) -> None:
 
     reply = await _beside_a_stream(prompts, send, replace(LIMITS, body_stall_s=0.2))
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")
+
+
+async def test_the_time_that_the_router_needs_for_a_body_is_not_the_clients(
+    prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = body._Plain.add
+
+    async def take_slowly(intake: body._Plain, piece: bytes) -> None:
+        await asyncio.sleep(0.3)
+        await take(intake, piece)
+
+    async def send(server: Server) -> Reply:
+        with monkeypatch.context() as slow:
+            slow.setattr(body._Plain, "add", take_slowly)
+            return await fetch(server, "POST", CHAT, b"{")
+
+    reply = await _beside_a_stream(prompts, send, replace(LIMITS, body_stall_s=0.2))
+    assert reply.status == 400, reply.error
 
 
 async def test_many_wrong_requests_at_once_affect_no_other_request(prompts: PromptMaker) -> None:

@@ -415,10 +415,11 @@ async def test_a_long_context_is_copied_ahead_while_the_stream_goes_on_and_then_
 
 
 @pytest.mark.usefixtures("_copies_ahead")
-async def test_a_copy_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.moving.MAX_AHEAD_S", 0.05)
+async def test_a_copy_that_does_not_come_is_given_up() -> None:
     async with generating() as stage:
         copy = await copying(stage)
+        (flight,) = stage.rig.relay._flights.values()
+        flight._moving._copy_until_s = 1e-9  # its time is over
         order = await stage.left.expect(HandOver)
         assert not order.goes_on
         assert (await stage.left.expect(Cancel)).attempt == copy.leg.attempt

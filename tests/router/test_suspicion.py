@@ -188,10 +188,12 @@ async def test_a_confined_request_that_failed_waits_behind_those_that_wait_for_t
 
 
 async def test_however_long_it_takes_a_confined_request_waits_for_its_turn() -> None:
-    async with relaying(replace(MANY, node_wait_s=0.1)) as rig:
+    async with relaying(MANY) as rig:
         calls, node = await two_confined(rig)
         leg = await node.expect(Decode)
-        await asyncio.sleep(0.4)
+        for _ in range(3):
+            (waits,) = [flight._next for flight in rig.relay._flights.values() if flight._next._node_deadline]
+            waits._waited_in_vain(NoNode("its time is over"))
         node.emit(leg, [1], 0, finish="stop")
         node.emit(await node.expect(Decode), [1], 0, finish="stop")
         assert [await call.result() for call in calls] == [[1], [1]]

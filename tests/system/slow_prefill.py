@@ -1,11 +1,14 @@
-"""A prefill node whose chunks and pushes take their time: `slow_prefill.py STEP_S PUSH_S MODEL FLAG...`.
+"""A prefill node whose chunks or pushes never end: `slow_prefill.py NUM_STEPS NUM_PUSHES MODEL FLAG...`.
 
-A real node in every other way, so that tests can look at, and kill, what is usually over in a millisecond.
+It computes so many chunks and takes so many blocks; behind them, nothing, and it says so. A real node in every other
+way, so that tests can look at, and kill, what is usually over in a millisecond.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,12 +26,15 @@ from kvtransfer.transports.registry import SenderFactory
 from prefill_node.__main__ import main
 from wire.request_key import RequestKey
 
-STEP_S, PUSH_S = float(sys.argv[1]), float(sys.argv[2])
+NUM_STEPS, NUM_PUSHES = int(sys.argv[1]), int(sys.argv[2])
+NO_MORE = "there will be no more\n"
+NEVER_S = 600.0
+_is_connected, _steps = threading.Event(), itertools.count()
 _launch = ModelRunner.launch
 
 
-class SlowSender:
-    """Lets `PUSH_S` pass before each push is taken; what is queued meanwhile can be cancelled."""
+class FullSender:
+    """Takes no push behind the first ones; what is queued meanwhile can be cancelled."""
 
     pushes_parts = False
     needs_fence = False
@@ -36,19 +42,18 @@ class SlowSender:
     def __init__(self, sender: Sender) -> None:
         self.is_silent = sender.is_silent
         self.writer = sender.writer
-        self.piece_bytes = sender.piece_bytes // 128
+        self.piece_bytes = 1  # a block at a time
         self._sender = sender
-        self._next_push_s = 0.0
+        self._num_left = NUM_PUSHES
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`."""
-        now_s = time.monotonic()
-        if not self._next_push_s:
-            self._next_push_s = now_s + PUSH_S
-        if now_s < self._next_push_s:
+        if not self._num_left:
+            sys.stderr.write(NO_MORE)
             return False
-        self._next_push_s = 0.0
-        return self._sender.push(key, moves)
+        is_taken = self._sender.push(key, moves)
+        self._num_left -= is_taken
+        return is_taken
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         """See `Sender.push_part`."""
@@ -71,25 +76,28 @@ class SlowSender:
         self._sender.close()
 
 
-class SlowSenderFactory(SenderFactory):
-    """Opens slow senders."""
+class FullSenderFactory(SenderFactory):
+    """Opens such senders."""
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
         """See `SenderFactory.open`."""
         transport, sender = SenderFactory.open(self, hello)
-        return transport, SlowSender(sender)
+        _is_connected.set()
+        return transport, FullSender(sender)
 
 
 @torch.inference_mode()
-def launch_slowly(runner: ModelRunner, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
+def launch_some(runner: ModelRunner, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
     """See `Runner.launch`."""
-    time.sleep(STEP_S)
+    if _is_connected.is_set() and next(_steps) == NUM_STEPS:
+        sys.stderr.write(NO_MORE)
+        time.sleep(NEVER_S)
     running: RunningStep = _launch(runner, step, layer_stored)
     return running
 
 
 if __name__ == "__main__":
-    slow_pushes = mock.patch("rank_node.driver.SenderFactory", SlowSenderFactory)
-    slow_steps = mock.patch.object(ModelRunner, "launch", launch_slowly)
-    with slow_pushes, slow_steps:
+    full_senders = mock.patch("rank_node.driver.SenderFactory", FullSenderFactory)
+    few_steps = mock.patch.object(ModelRunner, "launch", launch_some)
+    with full_senders, few_steps:
         sys.exit(main(sys.argv[3:]))
