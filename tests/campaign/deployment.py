@@ -99,6 +99,7 @@ class Deployment:
         self.http_port, self.control_port = free_port(), free_port()
         self.router_baseline: Footprint | None = None
         self.is_router_meant_to_end = False
+        self.router_excuses: list[str] = []
         self.router_delay_s = 0.0
         self.num_poisons = 0
         self.outages: list[Outage] = []
@@ -279,7 +280,7 @@ class Deployment:
     async def _watch_router(self) -> None:
         while True:
             if not self.router.is_running:
-                if not self.is_router_meant_to_end:
+                if not self.is_router_meant_to_end and not self.router_excuses:
                     self._found(
                         f"the router ended by itself with {self.router.process.returncode}:\n{tail(self.router)}"
                     )

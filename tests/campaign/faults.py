@@ -64,6 +64,7 @@ class Injector:
         self._deployment = deployment
         self._note, self._found = note, found
         self._tasks: list[asyncio.Task[None]] = []
+        self._limited: set[tuple[int, int]] = set()
 
     async def run(self, faults: list[Fault]) -> None:
         """Make all faults at their times, and return when the last has ended."""
@@ -104,12 +105,11 @@ class Injector:
             kill(router)
             await until(lambda: self._deployment.router is not router and bool(self._deployment.router.ready), _DRAIN_S)
         elif fault.kind == "router-disk-full":
-            await _limit(router, resource.RLIMIT_FSIZE, lambda process: 0, fault.lasts_s)
+            await self._limit(router, *_TAKEN["disk-full"], fault.lasts_s)
         elif fault.kind == "router-memory":
-            self._deployment.is_router_meant_to_end = True  # it may
-            await _limit(router, *_TAKEN["memory"], fault.lasts_s)
-            await asyncio.sleep(_EXCUSED_S)
-            self._deployment.is_router_meant_to_end = False
+            with _excused([self._deployment.router_excuses], "it had no memory left"):
+                await self._limit(router, *_TAKEN["memory"], fault.lasts_s)
+                await asyncio.sleep(_EXCUSED_S)
         elif fault.kind == "router-threads" and router.ready:  # no program starts without threads
             await _take_threads(router, fault.lasts_s)
         else:
@@ -188,7 +188,7 @@ class Injector:
         rank = _rank_of(member, fault.choice)
         if rank is None:
             return
-        with self._excused([member], "one of its ranks stood still"), contextlib.suppress(psutil.NoSuchProcess):
+        with _excused([member.excuses], "one of its ranks stood still"), contextlib.suppress(psutil.NoSuchProcess):
             try:
                 rank.suspend()
                 await asyncio.sleep(fault.lasts_s)
@@ -224,25 +224,34 @@ class Injector:
         if member.running is None or not member.is_ready:
             return
         kind, now = _TAKEN[what]
-        with self._excused([member] if what == "memory" else [], "it had no memory left"):
-            await _limit(member.running, kind, now, lasts_s)
+        with _excused([member.excuses] if what == "memory" else [], "it had no memory left"):
+            await self._limit(member.running, kind, now, lasts_s)
             await asyncio.sleep(_EXCUSED_S)
 
-    @contextlib.contextmanager
-    def _excused(self, members: Sequence[Member], why: str) -> Iterator[None]:
-        """These may end by themselves meanwhile."""
-        for member in members:
-            member.excuses.append(why)
-        try:
-            yield
-        finally:
-            for member in members:
-                member.excuses.remove(why)
+    async def _limit(self, program: Program, kind: int, now: Callable[[psutil.Process], int], lasts_s: float) -> None:
+        """Set a soft limit to what `now` says, and undo it later, also for what was started meanwhile. A limit that
+        another fault has set, and will undo, stays as it is."""
+        limited = (program.process.pid, kind)
+        if limited in self._limited:
+            await asyncio.sleep(lasts_s)
+            return
+        with contextlib.suppress(OSError, psutil.Error):
+            process = psutil.Process(program.process.pid)
+            soft, hard = resource.prlimit(process.pid, kind)
+            resource.prlimit(process.pid, kind, (now(process), hard))
+            self._limited.add(limited)
+            try:
+                await asyncio.sleep(lasts_s)
+            finally:
+                self._limited.remove(limited)
+                if program.is_running:
+                    for each in (process, *process.children(recursive=True)):
+                        resource.prlimit(each.pid, kind, (soft, hard))
 
     async def _fill_shm(self, member: Member, lasts_s: float) -> None:
         if _FILL.exists():
             return
-        with self._excused(self._deployment.members, "/dev/shm is full"):
+        with _excused([each.excuses for each in self._deployment.members], "/dev/shm is full"):
             try:
                 with _FILL.open("wb") as file:
                     free_bytes = os.statvfs(SHM).f_bavail * os.statvfs(SHM).f_bsize
@@ -284,18 +293,16 @@ class Injector:
                 link.reset()
 
 
-async def _limit(program: Program, kind: int, now: Callable[[psutil.Process], int], lasts_s: float) -> None:
-    """Set a soft limit to what `now` says, and undo it later, also for what was started meanwhile."""
-    with contextlib.suppress(OSError, psutil.Error):
-        process = psutil.Process(program.process.pid)
-        soft, hard = resource.prlimit(process.pid, kind)
-        resource.prlimit(process.pid, kind, (now(process), hard))
-        try:
-            await asyncio.sleep(lasts_s)
-        finally:
-            if program.is_running:
-                for each in (process, *process.children(recursive=True)):
-                    resource.prlimit(each.pid, kind, (soft, hard))
+@contextlib.contextmanager
+def _excused(excuses: Sequence[list[str]], why: str) -> Iterator[None]:
+    """Programs with these excuses may end by themselves meanwhile."""
+    for each in excuses:
+        each.append(why)
+    try:
+        yield
+    finally:
+        for each in excuses:
+            each.remove(why)
 
 
 async def _take_threads(program: Program, lasts_s: float) -> None:
