@@ -25,6 +25,7 @@ _HANDSHAKE_S = 0.002
 _MAX_QUEUED = 4096
 _CLOSED_S = 0.001
 _MAX_RECENT = 16
+_ENVELOPE_BYTES, _SMALL = 16, 32
 
 
 class _NothingThere(zmq.Again):
@@ -54,6 +55,8 @@ class Network:
         self.connections: list[Connection] = []
         self.when_sent: dict[int, Callable[[Host, Host], None]] = {}
         """What happens when a message of that number, from 1 since it began, was just sent from one host to another."""
+        self.damaged: set[int] = set()
+        """Numbers of messages of which a bit arrives changed."""
         self._num_sent = 0
         self._blocked_until_s: dict[tuple[str, str], float] = {}
         self._held_until_s: dict[tuple[str, str], float] = {}
@@ -63,6 +66,7 @@ class Network:
         """Count messages from 1."""
         self._num_sent = 0
         self.when_sent.clear()
+        self.damaged.clear()
         for connection in self.connections:
             connection.begin_again()
 
@@ -70,6 +74,11 @@ class Network:
         """A number that was not given before: a port, an identity, a descriptor."""
         self._num_numbers += 1
         return self._num_numbers
+
+    @property
+    def is_damaging(self) -> bool:
+        """Whether the message that is being sent arrives damaged."""
+        return self._num_sent in self.damaged
 
     def count(self, sender: Host, receiver: Host) -> None:
         """A message was sent."""
@@ -373,13 +382,11 @@ class _Way:
 
     def passed(self, frames: list[bytes]) -> list[bytes]:
         """The frames as they will arrive."""
-        if self.is_damaging:
+        if self.is_damaging or self._network.is_damaging:
             self.is_damaging = False
             chance = self._network.chance
             place = chance.randrange(len(frames))
-            damaged = bytearray(frames[place])
-            damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
-            return [*frames[:place], bytes(damaged), *frames[place + 1 :]]
+            return [*frames[:place], _damaged(frames[place], chance), *frames[place + 1 :]]
         self.recent.append(frames)
         return frames
 
@@ -402,6 +409,18 @@ class _Way:
                     target.arrive(each)
 
         clock.at(self.last_s, arrive)
+
+
+def _damaged(frame: bytes, chance: random.Random) -> bytes:
+    """With one bit changed: any, or one of a small number such as a token's id, behind which the message still looks
+    well. Of any bits few are such: most are in the names of fields."""
+    damaged = bytearray(frame)
+    small = [place for place in range(_ENVELOPE_BYTES, len(damaged)) if damaged[place] < _SMALL]
+    if small and chance.random() < 0.7:
+        damaged[chance.choice(small)] ^= 1 << chance.randrange(5)
+    else:
+        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+    return bytes(damaged)
 
 
 def _pair(one: Host, other: Host) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from itertools import groupby
 
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault
+from tests.kvtransfer.pools import BLOCK_BYTES
 from tests.simulation.engine import POISON
 from tests.simulation.network import Host
 from tests.simulation.nodes import NodeProgram
@@ -129,6 +130,9 @@ class Schedule:
                 self._at(chance.random() * size.faults_until_s, chance.choice(self._faults()))
             else:
                 world.network.when_sent[int(chance.triangular(1, 200, 1))] = self._at_a_message
+        if chance.random() < 0.25:
+            for number in chance.sample(range(1, 60), 3):
+                world.damage_message(number)
 
     def _at(self, in_s: float, happen: Callable[[], None]) -> None:
         """Plan something; the schedule is not over before."""
@@ -296,7 +300,8 @@ class Schedule:
         if chance.random() >= self.block_faults:
             return Fault()
         world.disturbed(world.clock.now_s)
-        faults = [Fault(num_copies=0), Fault(flipped_bits=(chance.randrange(8),)), Fault(num_cut_bytes=5)]
+        flipped, cut = chance.randrange(8 * BLOCK_BYTES), chance.randrange(1, BLOCK_BYTES + 1)
+        faults = [Fault(num_copies=0), Fault(flipped_bits=(flipped,)), Fault(num_cut_bytes=cut)]
         if not self.peers_write:
             faults += [Fault(num_copies=2), Fault(delay=chance.randrange(1, 9))]
         fault = chance.choice(faults)

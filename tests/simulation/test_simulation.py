@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import _thread
 import gc
+import logging
 import os
 import select
 import sys
 import time
 import weakref
 from functools import partial
-from types import BuiltinFunctionType, FrameType
+from types import BuiltinFunctionType, FrameType, SimpleNamespace
 
 import pytest
 
-from tests.simulation.schedule import Schedule, run_seeds
+from kvtransfer.arrived import ArrivedBlocks
+from tests.simulation.schedule import SEEDS_PER_WORLD, Schedule, run_seed, run_seeds
 from tests.simulation.world import Client, World
+from wire import codec
 
 
 def test_a_seed_happens_in_the_same_way_again() -> None:
@@ -73,7 +76,8 @@ def test_a_schedule_is_not_over_before_what_was_planned() -> None:
         assert schedule.world.clock.now_s >= schedule.planned_until_s
 
 
-def test_nothing_holds_a_world_when_its_schedule_is_over() -> None:
+def test_nothing_holds_a_world_when_its_schedule_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)  # what is logged of an error holds it, and so its world
     schedule = Schedule(3)
     schedule.run()
     world = weakref.ref(schedule.world)
@@ -108,6 +112,21 @@ def test_without_faults_every_stream_ends_well() -> None:
     world.run()
     assert [client.error for client in clients] == [""] * 8
     assert all(all(client.finish_reasons) for client in clients)
+
+
+def _is_found_in(num_seeds: int) -> bool:
+    last_seeds = range(SEEDS_PER_WORLD - 1, num_seeds, SEEDS_PER_WORLD)
+    return any(run_seed(seed) is not None for seed in last_seeds)
+
+
+def test_blocks_that_arrive_damaged_and_are_taken_for_good_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ArrivedBlocks, "damaged", lambda blocks, checksums: [])
+    assert _is_found_in(200)
+
+
+def test_messages_that_arrive_damaged_and_are_taken_for_good_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "xxhash", SimpleNamespace(xxh3_64_intdigest=lambda body: 0))
+    assert _is_found_in(400)
 
 
 def test_a_wrong_token_is_found() -> None:

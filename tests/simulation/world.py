@@ -349,6 +349,17 @@ class World:
             connection.damage_next()
         self.disturbed(self.clock.now_s + _LOOK_S)
 
+    def damage_message(self, number: int) -> None:
+        """The message of that number arrives damaged, counted since it began; where something else happens just then,
+        nothing."""
+
+        def note(sender: Host, receiver: Host) -> None:
+            self.note(f"what {sender.name} has sent to {receiver.name} is damaged")
+            self.disturbed(self.clock.now_s + _LOOK_S)
+
+        if self.network.when_sent.setdefault(number, note) is note:
+            self.network.damaged.add(number)
+
     def repeat(self, one: Program, other: Program) -> None:
         """A message between the two comes once more."""
         self.note(f"a message between {one.name} and {other.name} comes again")
@@ -454,8 +465,9 @@ class World:
     def _is_available(self, node: NodeProgram, router: RouterProgram) -> bool:
         if node.role != DECODE or not node.runs or node.is_stalled or node.stopper.is_asked or not router.runs:
             return False
-        # who waits behind the one that nodes die of may wait for a node that is not cut off any more and has to join
-        is_away = self.num_crashes > 0 and router.registry.get(node.epoch) is None
+        # who waits behind the one that nodes die of may wait for a node that is not cut off any more and has to join;
+        # and a node of which a heartbeat or Hello was damaged joins a heartbeat later
+        is_away = (self.num_crashes > 0 or self.network.damaged) and router.registry.get(node.epoch) is None
         hosts = node.host, router.host
         return not (is_away or self.network.is_blocked(*hosts) or self.network.is_held(*hosts))
 
