@@ -1,7 +1,8 @@
 """Notices that the connection of a socket that dials was made, or that it broke. Knows no messages.
 
 ZMQ dials again by itself and says nothing, but the other side then takes the socket for a stranger, and what was in
-flight is lost.
+flight is lost. And ZMQ never dials again after a handshake in which the other side said what it may not say, as where
+a bit of it was turned on its way; only after one that took too long, or that the other side has ended.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from wire import links
+
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED
 
 
 def open_watched(
@@ -32,16 +35,20 @@ class LinkWatch:
     def __init__(self, link: zmq.Socket[bytes]) -> None:
         self.is_made = False
         self.has_broken = False
-        self.monitor = link.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self.monitor = link.get_monitor_socket(_EVENTS)
         self._link = link
+        self._is_dialled_again = False
 
     def look(self) -> None:
-        """Notice that it was made, or that it broke: it stays broken then."""
+        """Notice that it was made, or that it broke, or will never be made: it stays broken then."""
         for event in self._events():
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.is_made = True
-            elif self.is_made:
-                self.has_broken = True
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self._is_dialled_again = True
+            else:
+                self.has_broken |= self.is_made or not self._is_dialled_again
+                self._is_dialled_again = False
 
     def close(self) -> None:
         """Watch no more. To be called before the socket is closed."""

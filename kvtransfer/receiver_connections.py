@@ -4,7 +4,7 @@ Owns the sockets, the handshake, the endpoints that are offered to peers, and th
 handoffs: the caller that ends a connection also ends the handoffs that relied on it.
 
 A connection that breaks is dialled again at once, with a new socket that begins with a hello: on the old one the peer
-would see a stranger who does not greet.
+would see a stranger who does not greet. One whose handshake failed is dialled again a moment later.
 
 What may happen to the peer: if it does not answer the hello, refuses it, or has another epoch than the router named,
 its connection is closed and the next handoff begins with a new one. If it reads no messages, they are dropped: every
@@ -31,6 +31,8 @@ from wire.errors import InvalidSetting, Refused
 from wire.messages import PrefillPeer
 
 _IDLE_S = 60.0
+_DIAL_PAUSE_S = 0.2
+"""Between two sockets whose handshakes fail: they may fail for ever."""
 _log = logging.getLogger(__name__)
 
 LifeKey: TypeAlias = tuple[str, int]
@@ -40,11 +42,12 @@ LifeKey: TypeAlias = tuple[str, int]
 @dataclass(slots=True, eq=False)
 class Connection:
     """One connection to one life of a prefill node. `receiver`, which it pushes to, is known with its `welcome`.
-    `watch` is that of its `socket`."""
+    `watch` is that of its `socket`, which has dialled at `dialled_s`."""
 
     peer: PrefillPeer
     socket: zmq.Socket[bytes]
     watch: LinkWatch
+    dialled_s: float
     used_s: float
     has_sent_hello: bool = False
     welcome: PeerWelcome | None = None
@@ -91,25 +94,27 @@ class ReceiverConnections:
         """The connection to this life of the peer, opened when first needed. Raises `InvalidSetting` or `Refused`."""
         connection = self._connections.get((peer.node_id, peer.epoch))
         if connection is not None:
-            self._dial_again_if_broken(connection)
+            self._dial_again_if_broken(connection, now_s)
         else:
             socket, watch = self._dial(peer)
-            connection = Connection(peer, socket, watch, now_s)
+            connection = Connection(peer, socket, watch, now_s, now_s)
             self._connections[connection.life] = connection
             self._send_hello(connection)
         connection.used_s = now_s
         return connection
 
-    def dial_broken_again(self) -> None:
+    def dial_broken_again(self, now_s: float) -> None:
         """Dial those peers again whose connection broke. What they were granted over it is void with their welcome."""
         for connection in self:
-            self._dial_again_if_broken(connection)
+            self._dial_again_if_broken(connection, now_s)
 
-    def _dial_again_if_broken(self, connection: Connection) -> None:
-        connection.watch.look()
-        if connection.watch.has_broken:
+    def _dial_again_if_broken(self, connection: Connection, now_s: float) -> None:
+        watch = connection.watch
+        watch.look()
+        if watch.has_broken and (watch.is_made or now_s - connection.dialled_s >= _DIAL_PAUSE_S):
             self._close_socket(connection)
             connection.welcome = connection.receiver = None
+            connection.dialled_s = now_s
             with contextlib.suppress(Refused):  # without a socket there is no answer, and its handoffs expire
                 connection.socket, connection.watch = self._dial(connection.peer)
                 self._send_hello(connection)

@@ -118,7 +118,7 @@ class ReceivingSide:
 
     def round(self, now_s: float) -> float:
         """See `Side`."""
-        self.connections.dial_broken_again()
+        self.connections.dial_broken_again(now_s)
         for connection in self.connections:
             self._read(connection, now_s)
         for receiver in self.connections.receivers:

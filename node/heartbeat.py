@@ -22,6 +22,7 @@ from wire.messages import NODE_TO_ROUTER, Heartbeat, NodeStatus
 
 INTERVAL_S = 1.0
 _MISSED_BEFORE_NEXT_KEY = 2
+_DIAL_AGAIN_S = links.HANDSHAKE_TIMEOUT_MS / 1000
 _NUM_QUICK, _QUICK_S = 3, 0.1
 """Beats after the first one on a new connection: the answer takes another connection, which may be made later."""
 
@@ -102,16 +103,22 @@ class _Pulse:
         self.made = self._link.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._settings = settings
         self._num_dialled = self._num_missed = 0
+        self._dialled_s = time.monotonic()
         self._address = links.connect(self._link, address, settings)
 
     def send(self, frame: bytes) -> None:
-        """Send a heartbeat if there is a connection now; otherwise perhaps the router has another key."""
+        """Send a heartbeat if there is a connection now. Without one for a while it is dialled again: perhaps the
+        router has another key, or a bit of the handshake was turned, after which ZMQ tries no more."""
         try:
             self._link.send(frame, zmq.NOBLOCK)
             self._num_missed = 0
         except zmq.Again:
             self._num_missed += 1
-            if self._num_missed % _MISSED_BEFORE_NEXT_KEY == 0 and links.num_expected_keys(self._settings) > 1:
+            takes_next_key = (
+                self._num_missed % _MISSED_BEFORE_NEXT_KEY == 0 and links.num_expected_keys(self._settings) > 1
+            )
+            if takes_next_key or time.monotonic() - self._dialled_s >= _DIAL_AGAIN_S:
+                self._dialled_s = time.monotonic()
                 self._num_dialled += 1
                 self._link.disconnect(self._address)
                 self._address = links.connect(self._link, self._address, self._settings, self._num_dialled)
