@@ -5,11 +5,13 @@ its own, with its own arguments, environment and files, as if it had been starte
 Tests of starts and ends (`tests/launch`, `test_baton_serve.py`) start programs as users do.
 
 Invariant: the process that forks has one thread, and neither torch nor a library below it has computed anything yet. It
-ends with the process that asked for it, and its children end with it.
+ends with the process that asked for it, and its children end with it: `close` ends and reaps it at that process's exit,
+and the kernel does where there is no exit.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -35,6 +37,7 @@ ROUTER_MODULES = ("router.app", "router.control", "router.relay", "router.served
 _PR_SET_PDEATHSIG = 1
 _MESSAGE_BYTES = 2**20
 _START_TIMEOUT_S = 120.0
+_END_TIMEOUT_S = 10.0
 _POLL_S = 0.02
 _LIBC = ctypes.CDLL(None)
 
@@ -116,6 +119,12 @@ class PreparedPython:
                 self._receive(_POLL_S)
             return PreparedProcess(self, self._pids.pop())
 
+    def close(self) -> None:
+        """End it, and with it every program that still runs, and wait until it has ended."""
+        self._process.kill()
+        self._process.wait(_END_TIMEOUT_S)
+        self._socket.close()
+
     def status_of(self, pid: int) -> int | None:
         """The exit status of a program as far as it was received."""
         return self._statuses.get(pid)
@@ -142,7 +151,9 @@ class PreparedPython:
 def prepared_python(*modules: str) -> PreparedPython:
     """The one of this process that has imported `modules`. Ask on the main thread: the kernel ties it to the thread
     that started it."""
-    return PreparedPython(modules)
+    python = PreparedPython(modules)
+    atexit.register(python.close)
+    return python
 
 
 def _serve(connection: socket.socket, modules: Sequence[str]) -> None:
@@ -206,4 +217,5 @@ def _run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    with socket.socket(fileno=int(sys.argv[1])) as asking:
+        _serve(asking, sys.argv[2:])
