@@ -23,11 +23,11 @@ from typing import Any, TypeAlias
 import zmq
 
 from kvtransfer.facts import ReceivingFacts
-from kvtransfer.link_watch import LinkWatch, open_watched
 from kvtransfer.messages import RECEIVER_TO_SENDER, HandoffName, PeerHello, PeerWelcome, Renew
 from kvtransfer.transports.base import Receiver
 from wire import links
 from wire.errors import InvalidSetting, Refused
+from wire.link_watch import LinkWatch, open_watched
 from wire.messages import PrefillPeer
 
 _IDLE_S = 60.0

@@ -5,9 +5,9 @@ nor of other routers (`node.router_links`).
 
 The router may come later than the node, restart, pause, or vanish, and the connection may break. `Hello` is sent at
 start, whenever a router says that it does not know us, and when its Ping names a session that is not ours. A new
-session, or `ROUTER_TIMEOUT_S` without a word, makes every earlier request void; after such a silence the node dials
-again. Within a session nothing is lost (`wire.session`), so a pause of the router or a short cut of the connection
-changes nothing.
+session, or `ROUTER_TIMEOUT_S` without a word, makes every earlier request void; after such a silence, and after a
+handshake that ZMQ does not try again, the node dials again. Within a session nothing is lost (`wire.session`), so a
+pause of the router or a short cut of the connection changes nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from engine.scheduler.request import PromptScores
 from node.events import prompt_logprobs
 from wire import links
 from wire.errors import BatonError, InvalidMessage, Refused
+from wire.link_watch import open_watched
 from wire.messages import (
     LIVE_KEY_BYTES,
     NODE_TO_ROUTER,
@@ -51,6 +52,8 @@ from wire.session import Session, number_of
 ROUTER_TIMEOUT_S = 10.0
 NEXT_KEY_S = 3.0
 """For so long a router with two keys is waited for before it is dialled by the other one."""
+DIAL_PAUSE_S = 0.2
+"""Between two connections whose handshakes fail: they may fail for ever."""
 LEAVE_WAIT_S = 1.0
 FIRST_RETRY_S, LAST_RETRY_S = 2.0, 30.0
 _CLOSE_LINGER_MS = 500
@@ -72,7 +75,7 @@ class RouterLink:
         status: Callable[[], NodeStatus],
         now_s: float,
     ) -> None:
-        self.socket = links.open_socket(context, zmq.DEALER, settings)
+        self.socket, self._watch = open_watched(context, zmq.DEALER, settings)
         self.socket.setsockopt(zmq.IDENTITY, control_identity(hello.epoch))
         self.address, self._settings, self._num_dialled = address, settings, 0
         self._dialled = links.connect(self.socket, address, settings)
@@ -199,6 +202,7 @@ class RouterLink:
 
     def close(self) -> None:
         """Close the connection; what was sent before has `_CLOSE_LINGER_MS` to reach the router."""
+        self._watch.close()
         self.socket.close(linger=_CLOSE_LINGER_MS)
 
     def _introduce(self) -> None:
@@ -275,15 +279,21 @@ class RouterLink:
         if now_s - self._heard_s >= ROUTER_TIMEOUT_S and self._session is not None:
             self._end_session(f"the router was silent for {ROUTER_TIMEOUT_S:g} s")
         patience_s = ROUTER_TIMEOUT_S if links.num_expected_keys(self._settings) == 1 else NEXT_KEY_S
-        if now_s - self._dialled_s >= patience_s and now_s - self._heard_s >= patience_s:
+        waited_s = now_s - max(self._heard_s, self._dialled_s)
+        if waited_s >= patience_s or (waited_s >= DIAL_PAUSE_S and self._is_dead()):
             self._dial_again(now_s)
+
+    def _is_dead(self) -> bool:
+        self._watch.look()
+        return self._watch.is_dead
 
     def _dial_again(self, now_s: float) -> None:
         """Make a new connection: somebody else may have taken this node's identity, and its answers with it; or the
-        router has another of the keys by which it may be known."""
+        router has another of the keys by which it may be known; or a bit of the handshake was turned on its way."""
         self._dialled_s = now_s
         self._num_dialled += 1
         self.socket.disconnect(self._dialled)
+        self._watch.dialled()
         self._dialled = links.connect(self.socket, self.address, self._settings, self._num_dialled)
         self._introduce()
 

@@ -114,12 +114,12 @@ class FakeRouter:
 
 
 class Node:
-    """A `RouterLink` with a clock that the test sets."""
+    """A `RouterLink` with a clock that the test sets. `address`: "" for the router's own."""
 
-    def __init__(self, router: FakeRouter) -> None:
+    def __init__(self, router: FakeRouter, address: str = "") -> None:
         self.num_hellos = 0
         self.now_s = 0.0
-        self.link = RouterLink(router.context, router.address, SETTINGS, HELLO, self._status, self.now_s)
+        self.link = RouterLink(router.context, address or router.address, SETTINGS, HELLO, self._status, self.now_s)
 
     def receive(self) -> tuple[list[Any], bool]:
         """What the router sent at once."""
@@ -131,6 +131,9 @@ class Node:
             requests = more if is_more_void else requests + more
             is_void = is_void or is_more_void
         return requests[:-1], is_void
+
+    def close(self) -> None:
+        self.link.close()
 
     def _status(self) -> NodeStatus:
         self.num_hellos += 1

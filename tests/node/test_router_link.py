@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import struct
 
 import pytest
@@ -7,6 +8,7 @@ import zmq
 
 from node.router_link import FIRST_RETRY_S, ROUTER_TIMEOUT_S
 from tests.node.conftest import EPOCH, MARKER, SETTINGS, WAIT_MS, FakeRouter, Node
+from tests.wire.turned_bit import turned_once
 from wire import links
 from wire.codec import PROTOCOL_VERSION
 from wire.errors import Overloaded, Refused
@@ -54,6 +56,16 @@ def test_a_node_introduces_itself_under_its_epoch_and_is_welcomed(node: Node, ro
     assert not node.link.is_registered
     registered(node, router)
     assert router.identity == control_identity(EPOCH)
+
+
+def test_a_handshake_in_which_a_bit_was_turned_costs_a_moment(router: FakeRouter) -> None:
+    turned = turned_once(int(router.address.rsplit(":", 1)[1]))
+    with turned as address, contextlib.closing(Node(router, address)) as node:
+        while not router.socket.poll(10):
+            node.now_s += 0.01
+            node.link.receive(node.now_s)
+        assert isinstance(router.receive(), Hello)
+        assert node.now_s < ROUTER_TIMEOUT_S
 
 
 def test_requests_arrive_in_order(node: Node, router: FakeRouter) -> None:

@@ -30,25 +30,29 @@ def open_watched(
 
 
 class LinkWatch:
-    """Watches `link`, which has not dialled yet. `monitor` is readable when something has happened."""
+    """Watches `link`, which has not dialled yet. `monitor` is readable when something has happened. `is_dead`: ZMQ does
+    not dial again by itself; whoever dials says so with `dialled`."""
 
     def __init__(self, link: zmq.Socket[bytes]) -> None:
         self.is_made = False
         self.has_broken = False
+        self.is_dead = False
         self.monitor = link.get_monitor_socket(_EVENTS)
         self._link = link
-        self._is_dialled_again = False
+        self._goes_on = False
 
     def look(self) -> None:
         """Notice that it was made, or that it broke, or will never be made: it stays broken then."""
         for event in self._events():
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.is_made = True
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                self._is_dialled_again = True
-            else:
-                self.has_broken |= self.is_made or not self._is_dialled_again
-                self._is_dialled_again = False
+            is_over = event == zmq.EVENT_DISCONNECTED
+            self.is_dead = is_over and not self._goes_on
+            self.has_broken |= is_over and (self.is_made or self.is_dead)
+            self.is_made |= event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._goes_on = not is_over
+
+    def dialled(self) -> None:
+        """The socket has dialled anew."""
+        self.is_dead = self._goes_on = False
 
     def close(self) -> None:
         """Watch no more. To be called before the socket is closed."""
