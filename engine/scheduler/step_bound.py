@@ -3,11 +3,13 @@
 Owns when the first and the last token of each request are due, and the choice between those who wait for their first
 token and those who wait for their next one. Knows no blocks, and changes nothing of a request but what is due.
 
-A step ends within the tightest goal between tokens of the requests that decode in it, as long as the prompts that wait
-are expected in time with such steps. If one is not, steps become as long as it needs. Prompts that are late whatever is
-done wait with everybody behind them, so the sooner they are computed the better: they get all that is left by the
-streams which can still meet both of their goals. Those keep to what they need on average until their end; the others
-have lost a goal already, and take what comes, one token a step.
+A step ends within the tightest goal between tokens of the requests that decode in it, as long as the prompts that
+wait are expected in time with such steps. If one is not, steps become as long as it needs. Prompts that are late
+whatever is done wait with everybody behind them, so the sooner they are computed the better: they get all that there
+is. Neither may cost a stream its goal that can still meet both of its own. However prompts are cut, they delay a
+stream by the time that they take: a stream that can spare what those in time take bounds no step. One that cannot,
+and each one beside a late prompt, keeps to what it needs on average until its end. Streams that have lost a goal
+already take what comes, one token a step.
 
 So beyond the capacity of a node, where every first token is late, it computes as much as it can, as one without a goal
 between tokens. A node without a goal for the first token knows of no late prompt, and its steps always keep to theirs:
@@ -69,37 +71,44 @@ class StepBound:
             return least
         now_s = self._clock()
         within_s = max(planned_s - beside_s, cost.prompt_token_s * SMALLEST_CHUNK)
-        needed, is_late = self._needed_share(prompts, cost, now_s)
+        needed, pressing_s, is_late = self._needed_share(prompts, cost, now_s)
+        wanted_s = 0.0
         if needed > within_s / (within_s + beside_s):
-            within_s = beside_s * needed / (1.0 - needed) if needed < 1.0 else math.inf
+            wanted_s = beside_s * needed / (1.0 - needed) if needed < 1.0 else math.inf
+            wanted_s = min(wanted_s, self._spared_s(decoding, now_s, beside_s, pressing_s) - beside_s)
         if is_late:
-            within_s = max(within_s, self._spared_s(decoding, now_s) - beside_s)
+            wanted_s = max(wanted_s, self._spared_s(decoding, now_s, beside_s, math.inf) - beside_s)
+        within_s = max(within_s, wanted_s)
         return _NO_BOUND if within_s == math.inf else max(least, cost.chunk_within(within_s, start))
 
-    def _needed_share(self, prompts: Iterable[Request], cost: StepCost, now_s: float) -> tuple[float, bool]:
-        """The share of the time that has to go to prompts so that all that can be in time are; and whether there are
-        others, which are late whatever is done."""
-        prompts_s, needed, is_late = 0.0, 0.0, False
+    def _needed_share(self, prompts: Iterable[Request], cost: StepCost, now_s: float) -> tuple[float, float, bool]:
+        """The share of the time that has to go to prompts so that all that can be in time are, how long it takes to
+        compute everything up to the last one that needs it, and whether there are others, late whatever is done."""
+        prompts_s, pressing_s, needed, is_late = 0.0, 0.0, 0.0, False
         for request in prompts:
             prompts_s += cost.tokens_s(request.num_uncomputed_tokens, request.num_computed_tokens)
             left_s = request.first_due_s - now_s
             if left_s < prompts_s:
                 is_late = True
-            else:
-                planned_s = left_s - (1.0 - _PLANNED_WAIT) * self._ttft_of(request)
-                needed = max(needed, min(1.0, prompts_s / planned_s) if planned_s > 0.0 else 1.0)
-        return needed, is_late
+                continue
+            planned_s = left_s - (1.0 - _PLANNED_WAIT) * self._ttft_of(request)
+            share = min(1.0, prompts_s / planned_s) if planned_s > 0.0 else 1.0
+            if share >= needed:
+                needed, pressing_s = share, prompts_s
+        return needed, pressing_s, is_late
 
-    def _spared_s(self, decoding: Iterable[Request], now_s: float) -> float:
-        """How long a step may be that costs none of those a goal who can still meet both."""
+    def _spared_s(self, decoding: Iterable[Request], now_s: float, beside_s: float, prompts_s: float) -> float:
+        """How long a step may be that costs none of those a goal who can still meet both, when `prompts_s` of prompts
+        are computed in such steps, beside what takes `beside_s` of each."""
         spared_s = math.inf
         for request in decoding:
             if request.last_due_s is None:  # it was the only one to be computed when it had its first token
                 self.begun(request)
             assert request.last_due_s is not None
             goal_s = self._tpot_of(request)
-            pace_s = (request.last_due_s - now_s) / max(1, request.most_tokens - len(request.token_ids))
-            if pace_s >= PLANNED_SHARE * goal_s:
+            num_left = max(1, request.most_tokens - len(request.token_ids))
+            pace_s = (request.last_due_s - now_s) / num_left
+            if pace_s >= PLANNED_SHARE * goal_s and num_left * (pace_s - beside_s) < prompts_s:
                 spared_s = min(spared_s, PLANNED_SHARE * max(pace_s, goal_s))
         return spared_s
 

@@ -52,9 +52,9 @@ class Node:
         self.scheduler.apply(step, {each.key: SampledToken(9, None) for each in step.requests if each.needs_sample})
         return work.num_prompt_tokens, COST.seconds(work)
 
-    def begin(self, num_streams: int, num_tokens: int = 20, tpot_s: float = 0.0) -> None:
+    def begin(self, num_streams: int, max_tokens: int = 100, tpot_s: float = 0.0) -> None:
         """Let so many requests begin to decode."""
-        self.add(*(prompt(num_tokens, tpot_s=tpot_s) for _ in range(num_streams)))
+        self.add(*(prompt(20, max_tokens, tpot_s) for _ in range(num_streams)))
         while self.step()[0]:
             pass
 
@@ -140,6 +140,16 @@ def test_steps_become_longer_by_what_a_prompt_needs_to_be_in_time_and_no_more() 
         found.append(longest_s(node, waiting[:1] if num_tokens == 1000 else waiting))
     assert TPOT_S < found[0] < found[1] < 0.09
     assert found[2] <= TPOT_S  # it takes longer than its goal even alone, so it can wait for who is in time
+
+
+def test_short_answers_are_not_delayed_by_prompts_whose_time_they_cannot_spare() -> None:
+    """146 ms of prompts, and of 20 tokens at 12 ms each 190 ms to spare, of 12 tokens 110."""
+    for max_tokens, is_spared in ((20, True), (12, False)):
+        node = Node(TTFT_S)
+        node.begin(16, max_tokens)
+        node.add(prompt(350), prompt(350))
+        longest = max(node.step()[1] for _ in range(6))
+        assert (longest > 2 * TPOT_S) == is_spared, longest
 
 
 def test_without_a_goal_for_the_first_token_steps_always_keep_to_the_other() -> None:
