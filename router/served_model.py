@@ -102,8 +102,6 @@ def _load(
         _log.info("requests to %s that do not say otherwise have %s (see --generation-config)", name, defaults)
     images = Images.of_checkpoint(folder, image_setting)
     prompts = PromptMaker.from_folder(folder, templates, parsers, images)
-    if prompts.template.text and not prompts.template.shows_tools:
-        _log.info("the chat template of %s does not show tools: it calls them only where tool_choice makes it", name)
     return ServedModel(name, prompts, _fingerprint(folder, model_impl), started, tokenizer_digest(folder), defaults)
 
 

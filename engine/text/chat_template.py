@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, LoopControlExtension
-from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -66,16 +65,14 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         """`sources` maps names to jinja text: "default", and possibly "tool_use" for requests with tools.
         `special_tokens` are variables such as "bos_token". Raises `ModelLoadError` for a template that is
-        not valid jinja. `shows_tools`: tools become part of a prompt."""
+        not valid jinja."""
         self._special_tokens = dict(special_tokens)
         self.text = "\n".join(sources.values())
         environment = _environment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
-            variables = [find_undeclared_variables(environment.parse(source)) for source in sources.values()]
         except jinja2.TemplateError as error:
             raise ModelLoadError(f"the chat template cannot be compiled: {error}") from error
-        self.shows_tools = any("tools" in names for names in variables)
 
     @classmethod
     def from_folder(cls, path: Path) -> ChatTemplate:

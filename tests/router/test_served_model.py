@@ -90,17 +90,6 @@ def test_the_defaults_of_a_checkpoint_are_said_at_start(tmp_path: Path, caplog: 
     assert without.defaults == GenerationDefaults()
 
 
-def test_a_model_that_is_not_shown_tools_is_named_at_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = make_checkpoint(tmp_path, "llama")
-    said = "the chat template of first does not show tools"
-    for template, is_named in (("{{ messages[0].content }}", True), ("{% if tools %}{{ tools }}{% endif %}", False)):
-        (folder / "chat_template.jinja").write_text(template)
-        caplog.clear()
-        with caplog.at_level(logging.INFO):
-            load_served_models(str(folder), "first", [], 7)
-        assert (said in caplog.text) == is_named
-
-
 async def test_a_message_leaves_open_what_the_checkpoint_recommends(prompts: PromptMaker) -> None:
     defaults = GenerationDefaults({"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1})
     async with serving(prompts, defaults=defaults) as server:

@@ -1,7 +1,7 @@
-"""A prefill node whose chunks or pushes never end: `slow_prefill.py NUM_STEPS NUM_PUSHES MODEL FLAG...`.
+"""A prefill node whose chunks or pushes never end: `slow_prefill.py NUM_STEPS NUM_PUSHES PUSH_S MODEL FLAG...`.
 
-It computes so many chunks and takes so many blocks; behind them, nothing, and it says so. A real node in every other
-way, so that tests can look at, and kill, what is usually over in a millisecond.
+It computes so many chunks and takes so many blocks, each after PUSH_S; behind them, nothing, and it says so. A real
+node in every other way, so that tests can look at, and kill, what is usually over in a millisecond.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvtransfer.transports.registry import SenderFactory
 from prefill_node.__main__ import main
 from wire.request_key import RequestKey
 
-NUM_STEPS, NUM_PUSHES = int(sys.argv[1]), int(sys.argv[2])
+NUM_STEPS, NUM_PUSHES, PUSH_S = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 NO_MORE = "there will be no more\n"
 NEVER_S = 600.0
 _is_connected, _steps = threading.Event(), itertools.count()
@@ -45,12 +45,18 @@ class FullSender:
         self.piece_bytes = 1  # a block at a time
         self._sender = sender
         self._num_left = NUM_PUSHES
+        self._next_push_s = 0.0
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """See `Sender.push`."""
         if not self._num_left:
             sys.stderr.write(NO_MORE)
             return False
+        now_s = time.monotonic()
+        self._next_push_s = self._next_push_s or now_s + PUSH_S
+        if now_s < self._next_push_s:
+            return False
+        self._next_push_s = 0.0
         is_taken = self._sender.push(key, moves)
         self._num_left -= is_taken
         return is_taken
@@ -100,4 +106,4 @@ if __name__ == "__main__":
     full_senders = mock.patch("rank_node.driver.SenderFactory", FullSenderFactory)
     few_steps = mock.patch.object(ModelRunner, "launch", launch_some)
     with full_senders, few_steps:
-        sys.exit(main(sys.argv[3:]))
+        sys.exit(main(sys.argv[4:]))

@@ -205,7 +205,7 @@ def test_a_prefill_node_killed_at_work_costs_no_request(
 ) -> None:
     ensure(relay, prefill=0, decode=1)
     flags = ("--max-num-batched-tokens", "16", *NODE_FLAGS)
-    slow = relay.add("prefill", *flags, script=(SLOW_PREFILL, str(num_steps), str(num_pushes)))
+    slow = relay.add("prefill", *flags, script=(SLOW_PREFILL, str(num_steps), str(num_pushes), "0"))
     prompt = make_prompt(320, num_pushes)
     expected = references("llama").greedy(prompt)
     before = delivered(relay)

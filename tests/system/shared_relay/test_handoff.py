@@ -105,7 +105,9 @@ def slow_relay(
 ) -> Iterator[Relay]:
     """One decode node, and a prefill node that pushes each block slowly."""
     relay = start_relay(checkpoints("llama"), tmp_path_factory.mktemp("slow-relay"), prefill=(), decode=())
-    slow = relay.launch("prefill", "--max-num-batched-tokens", str(BLOCK_SIZE), script=(SLOW_PREFILL, "0", str(PUSH_S)))
+    slow = relay.launch(
+        "prefill", "--max-num-batched-tokens", str(BLOCK_SIZE), script=(SLOW_PREFILL, "9999", "9999", str(PUSH_S))
+    )
     relay.join(slow, relay.launch("decode"))
     yield from running(relay, relays)
 
