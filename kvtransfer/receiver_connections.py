@@ -27,12 +27,10 @@ from kvtransfer.messages import RECEIVER_TO_SENDER, HandoffName, PeerHello, Peer
 from kvtransfer.transports.base import Receiver
 from wire import links
 from wire.errors import InvalidSetting, Refused
-from wire.link_watch import LinkWatch, open_watched
+from wire.link_watch import DIAL_PAUSE_S, LinkWatch, open_watched
 from wire.messages import PrefillPeer
 
 _IDLE_S = 60.0
-_DIAL_PAUSE_S = 0.2
-"""Between two sockets whose handshakes fail: they may fail for ever."""
 _log = logging.getLogger(__name__)
 
 LifeKey: TypeAlias = tuple[str, int]
@@ -111,7 +109,7 @@ class ReceiverConnections:
     def _dial_again_if_broken(self, connection: Connection, now_s: float) -> None:
         watch = connection.watch
         watch.look()
-        if watch.has_broken and (watch.is_made or now_s - connection.dialled_s >= _DIAL_PAUSE_S):
+        if watch.has_broken and (watch.is_made or now_s - connection.dialled_s >= DIAL_PAUSE_S):
             self._close_socket(connection)
             connection.welcome = connection.receiver = None
             connection.dialled_s = now_s

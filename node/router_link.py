@@ -23,7 +23,7 @@ from engine.scheduler.request import PromptScores
 from node.events import prompt_logprobs
 from wire import links
 from wire.errors import BatonError, InvalidMessage, Refused
-from wire.link_watch import open_watched
+from wire.link_watch import DIAL_PAUSE_S, open_watched
 from wire.messages import (
     LIVE_KEY_BYTES,
     NODE_TO_ROUTER,
@@ -52,8 +52,6 @@ from wire.session import Session, number_of
 ROUTER_TIMEOUT_S = 10.0
 NEXT_KEY_S = 3.0
 """For so long a router with two keys is waited for before it is dialled by the other one."""
-DIAL_PAUSE_S = 0.2
-"""Between two connections whose handshakes fail: they may fail for ever."""
 LEAVE_WAIT_S = 1.0
 FIRST_RETRY_S, LAST_RETRY_S = 2.0, 30.0
 _CLOSE_LINGER_MS = 500
@@ -280,12 +278,8 @@ class RouterLink:
             self._end_session(f"the router was silent for {ROUTER_TIMEOUT_S:g} s")
         patience_s = ROUTER_TIMEOUT_S if links.num_expected_keys(self._settings) == 1 else NEXT_KEY_S
         waited_s = now_s - max(self._heard_s, self._dialled_s)
-        if waited_s >= patience_s or (waited_s >= DIAL_PAUSE_S and self._is_dead()):
+        if waited_s >= patience_s or (waited_s >= DIAL_PAUSE_S and self._watch.look()):
             self._dial_again(now_s)
-
-    def _is_dead(self) -> bool:
-        self._watch.look()
-        return self._watch.is_dead
 
     def _dial_again(self, now_s: float) -> None:
         """Make a new connection: somebody else may have taken this node's identity, and its answers with it; or the

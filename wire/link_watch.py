@@ -14,6 +14,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from wire import links
 
+DIAL_PAUSE_S = 0.2
+"""Between two connections whose handshakes fail: they may fail for ever."""
 _EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED
 
 
@@ -41,14 +43,15 @@ class LinkWatch:
         self._link = link
         self._goes_on = False
 
-    def look(self) -> None:
-        """Notice that it was made, or that it broke, or will never be made: it stays broken then."""
+    def look(self) -> bool:
+        """Notice that it was made, or that it broke, or will never be made: it stays broken then. Returns `is_dead`."""
         for event in self._events():
             is_over = event == zmq.EVENT_DISCONNECTED
             self.is_dead = is_over and not self._goes_on
             self.has_broken |= is_over and (self.is_made or self.is_dead)
             self.is_made |= event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._goes_on = not is_over
+        return self.is_dead
 
     def dialled(self) -> None:
         """The socket has dialled anew."""
