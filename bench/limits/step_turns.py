@@ -2,9 +2,9 @@
 
 A target is `NAME=COMMAND`. Its command gets `--threads`, `--prompts` and `--steps` appended, measures each prompt
 length and each BATCHxCONTEXT that they name, and prints a line of JSON for each: {"case": "8x512", "seconds": 0.11}.
-Baton's is `python -m bench.limits.baton_steps_process MODEL`; beside it lie those of OpenVINO and llama.cpp, for a
-Python that has them. All run on the same cores, one after another, `--rounds` times. Printed are the medians, and each
-one's over the first target's: above 1 the first is faster.
+Baton's is `python -m bench.limits.baton_steps_process MODEL`; beside it lie those of OpenVINO, vLLM and llama.cpp, for
+a Python that has them. All run on the same cores, one after another, `--rounds` times. Printed are the medians, and
+each one's over the first target's: above 1 the first is faster.
 """
 
 from __future__ import annotations

@@ -24,11 +24,12 @@ from kvtransfer.messages import PeerHello
 from kvtransfer.transports.base import Move, Sender
 from kvtransfer.transports.registry import SenderFactory
 from prefill_node.__main__ import main
-from wire.request_key import RequestKey
+from wire.request_key import OWNER_BYTES, RequestKey
 
 NUM_STEPS, NUM_PUSHES, PUSH_S = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 NO_MORE = "there will be no more\n"
 NEVER_S = 600.0
+CONNECTS_S = 30.0
 _is_connected, _steps = threading.Event(), itertools.count()
 _launch = ModelRunner.launch
 
@@ -95,7 +96,9 @@ class FullSenderFactory(SenderFactory):
 @torch.inference_mode()
 def launch_some(runner: ModelRunner, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
     """See `Runner.launch`."""
-    if _is_connected.is_set() and next(_steps) == NUM_STEPS:
+    is_asked = step.shares[0].key.handoff_id[:OWNER_BYTES] != bytes(OWNER_BYTES)  # not a step of the node's start
+    if is_asked and next(_steps) == NUM_STEPS:
+        _is_connected.wait(CONNECTS_S)  # all chunks may be computed before the decode node is there
         sys.stderr.write(NO_MORE)
         time.sleep(NEVER_S)
     running: RunningStep = _launch(runner, step, layer_stored)
