@@ -2,8 +2,8 @@
 
 Judges; makes nothing happen. Errors are excused by faults of the router, and by `NODE_WAIT_S` without any decode
 node; the schedule always leaves one alone unless all are to be killed. A request may be taken for poison where so many
-nodes were killed while it ran. That a stream which broke cannot be resumed is excused by a router that could not write
-its journal, and by nothing else.
+nodes were killed while it ran, or were frozen and cut off from the router, which cannot tell the two apart. That a
+stream which broke cannot be resumed is excused by a router that could not write its journal, and by nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 
 import psutil
 
@@ -29,6 +29,7 @@ ROUTER_SILENT_S = 8.0
 _AFTER_ROUTER_S = 3.0
 """So long after a fault of the router, connections of before may still break."""
 _POISONOUS = "nodes were lost again and again"
+_CUTS = ("cut", "hole", "hole-one-way")
 _WITHOUT = "the server has no memory, thread or file left"
 _NOTICED_S = 1.0
 """The death of a node is noticed later than a node that is started again."""
@@ -44,7 +45,7 @@ _MORE_FILES, _MORE_THREADS, _MORE_BYTES = 8, 4, 96 * 2**20
 
 
 def excuse(
-    asked: Asked, happened: Iterable[Happened], outages: Iterable[Outage] = (), deaths_s: Iterable[float] = ()
+    asked: Asked, happened: Sequence[Happened], outages: Iterable[Outage] = (), deaths_s: Iterable[float] = ()
 ) -> str:
     """Why a request may have ended with an error; "" if it may not. `deaths_s`: when nodes were killed."""
     ended_s = asked.ended_s or time.monotonic()
@@ -54,9 +55,11 @@ def excuse(
         lasted_s = min(outage.ended_s or ended_s, ended_s) - max(outage.begun_s, asked.begun_s)
         if lasted_s > NODE_WAIT_S - 2 * _LOOK_S:
             return f"no decode node (for {lasted_s:.0f} s)"
-    num_deaths = sum(asked.begun_s - _NOTICED_S <= death_s <= ended_s for death_s in deaths_s)
-    if _POISONOUS in asked.message and num_deaths >= MAX_SUSPICIOUS:
-        return f"taken for poison ({num_deaths} nodes were killed meanwhile)"
+    if _POISONOUS in asked.message:
+        num_deaths = sum(asked.begun_s - _NOTICED_S <= death_s <= ended_s for death_s in deaths_s)
+        num_lost = num_deaths + _num_cut_off(happened, asked.begun_s - _NOTICED_S, ended_s)
+        if num_lost >= MAX_SUSPICIOUS:
+            return f"taken for poison ({num_lost} nodes were killed or cut off meanwhile)"
     for each in happened:
         until_s = (each.ended_s or ended_s) + _AFTER_ROUTER_S
         if each.begun_s <= ended_s and until_s >= asked.begun_s:
@@ -71,7 +74,21 @@ def excuse(
     return ""
 
 
-def _without_journal(asked: Asked, happened: Iterable[Happened]) -> str:
+def _num_cut_off(happened: Sequence[Happened], begun_s: float, ended_s: float) -> int:
+    """Nodes whose control connection was cut while they stood still, between two moments."""
+    frozen = [each for each in happened if each.fault.kind == "freeze"]
+    cuts = [each for each in happened if each.fault.link == "control" and each.fault.kind in _CUTS]
+    return len(
+        {
+            one.fault.target
+            for one, cut in product(frozen, cuts)
+            if one.fault.target == cut.fault.target
+            and max(begun_s, one.begun_s, cut.begun_s) <= min(ended_s, one.ended_s or ended_s, cut.ended_s or ended_s)
+        }
+    )
+
+
+def _without_journal(asked: Asked, happened: Sequence[Happened]) -> str:
     for each in happened:
         ended_s = each.ended_s or time.monotonic()
         if each.fault.kind in ("router-disk-full", "router-memory") and ended_s > asked.begun_s:
@@ -80,7 +97,7 @@ def _without_journal(asked: Asked, happened: Iterable[Happened]) -> str:
 
 
 def finding_of(
-    asked: Asked, happened: Iterable[Happened], outages: Iterable[Outage] = (), deaths_s: Iterable[float] = ()
+    asked: Asked, happened: Sequence[Happened], outages: Iterable[Outage] = (), deaths_s: Iterable[float] = ()
 ) -> str:
     """What is wrong with how a request ended; "" if nothing is."""
     if asked.end == WRONG:

@@ -112,6 +112,12 @@ async def test_a_request_may_be_taken_for_poison_when_enough_nodes_were_killed_m
     now_s = asked.begun_s
     assert not checks.finding_of(asked, [], [], [now_s - 0.5, now_s, now_s])
     assert checks.finding_of(asked, [], [], [now_s - 9, now_s, now_s])
+    frozen = Happened(replace(FAULT, kind="freeze", target="prefill-1", link=""), now_s - 0.2)
+    cut = Happened(replace(FAULT, kind="cut", target="prefill-1", link="control"), now_s - 0.1, now_s)
+    elsewhere = Happened(replace(cut.fault, target="prefill-0"), now_s - 0.1, now_s)
+    assert not checks.finding_of(asked, [frozen, cut, cut], [], [now_s, now_s])
+    assert checks.finding_of(asked, [frozen, elsewhere], [], [now_s, now_s])
+    assert checks.finding_of(asked, [frozen, replace(cut, ended_s=now_s - 0.3)], [], [now_s, now_s])
     other = await outcome([WHOLE[0], {"error": {"message": "no"}}], end=b"")
     assert checks.finding_of(other, [], [], [other.begun_s] * 3)
 
