@@ -213,7 +213,7 @@ def _num_blocks(
         memory, num_ranks = node_memory(settings), settings.num_ranks
         return host_num_blocks(settings, size, capacity, memory, model.weights_bytes, num_ranks)
     with nullcontext() if executor.leader is None else executor.leader.within(_MEASURE_S):
-        return gpu_room(basis, model, attention, before, executor.collectives, sampler)
+        return executor.fewest_blocks(gpu_room(basis, model, attention, before, sampler))
 
 
 def _kv_memory(
@@ -248,7 +248,8 @@ def _runner(
         led = (executor.leader, executor.collectives, costs, settings.block_size, settings.divides_pool, *parts)
         if incoming is not None:
             num_before = model.layout.num_layers - model.own.num_layers
-            return PipelineRunner(incoming, num_before, run or decoded_pass(model.decoder, attention), *led)
+            passed = run or decoded_pass(model.decoder, attention)
+            return _prepared(PipelineRunner(incoming, num_before, passed, *led), basis, on_graphs)
         return _prepared(LeadingRunner(*led, run), basis, on_graphs)
     images = None if model.tower is None else StepImages(model.tower, basis.device.torch_device)
     greedy = None

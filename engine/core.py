@@ -14,7 +14,8 @@ Choices of one prompt can be asked for together: it is computed, or received, on
 first tokens; they share the prompt's full blocks and have a copy of the last one.
 
 Scheduling is asynchronous where the runner allows it: a step is launched while the one before it is computed. At most
-two are in flight, or one for each stage, and one less between two calls of `step` (see `engine.steps_in_flight`).
+one for each stage is in flight, one more on a device, and one less between two calls of `step` (see
+`engine.steps_in_flight`).
 """
 
 from __future__ import annotations

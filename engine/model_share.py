@@ -45,7 +45,7 @@ from engine.models.vision.facts import NoImages, load_image_facts
 from engine.models.vision.limit import image_limit
 from engine.native.library import Kernels, open_kernels
 from engine.native.loans import Lending
-from engine.pool_size import fewest_of_ranks, gpu_num_blocks, host_budget, measure_needs
+from engine.pool_size import gpu_num_blocks, host_budget, measure_needs
 from engine.runner.forward import ForwardPass
 from engine.runner.limits import RunnerLimits
 from engine.runner.recorded_layers import StepSizes, record_layers
@@ -233,15 +233,13 @@ def gpu_room(
     model: ModelShare,
     attention: AttentionChoice,
     before: MemoryReading,
-    collectives: Collectives | None,
     sampler: Sampler | None,
 ) -> int:
-    """For how many blocks this rank's GPU has room; on the first rank, for how many all of them have. `before`: see
-    `GpuNeeds`; `sampler`: that of the first rank. Raises `InvalidSetting` when it is too small."""
+    """For how many blocks this rank's GPU has room. `before`: see `GpuNeeds`; `sampler`: that of the first rank. Raises
+    `InvalidSetting` when it is too small."""
     settings, device, workspace_bytes = basis.settings, basis.device, attention.workspace_bytes
     needs = measure_needs(settings, before, model.decoder, sampler, device, basis.limits, workspace_bytes)
-    found = gpu_num_blocks(settings, model.own, basis.capacity, needs)
-    return fewest_of_ranks(found, device.torch_device, collectives)
+    return gpu_num_blocks(settings, model.own, basis.capacity, needs)
 
 
 def recorded_pass(basis: Basis, model: ModelShare, attention: AttentionBackend) -> ForwardPass | None:
@@ -261,7 +259,8 @@ def stream_of(basis: Basis, model: ModelShare, shard: Shard) -> StreamShape | No
     if shard.num_stages == 1 or not isinstance(basis.config, ModelConfig):
         return None
     size, dtype = basis.config.hidden_size, model.decoder.dtype
-    return StreamShape(basis.limits.max_step_tokens, size, dtype, shard.num_stages)
+    device = basis.device.torch_device if basis.device.has_own_memory else None
+    return StreamShape(basis.limits.max_step_tokens, size, dtype, shard.num_stages, device)
 
 
 def _load_modelling(

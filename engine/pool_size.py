@@ -12,7 +12,7 @@ Owns the whole rule; the first line that applies decides:
    of the share: weights, the largest step, and what its process allocates outside torch, which are measured;
    attention's workspace and recorded graphs, which come after the pool and are computed; and a margin. Where less is
    free than that leaves, what is free decides. One block of it is the spare one of `KvMemory`. Ranks measure together,
-   each on its GPU, and the one that has room for the fewest blocks decides.
+   each on its GPU, and the one that has room for the fewest blocks decides (`Executor.fewest_blocks`).
 
 Does not know the owners of blocks. Readings are plain numbers, so that the arithmetic can be tested without a GPU.
 """
@@ -23,14 +23,11 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from device.base import Device
 from device.host_memory import HostMemory
 from device.memory import MemoryReading, read_memory, reset_peak
 from engine.capacity import Capacity
 from engine.models.base import RunnableDecoder
-from engine.models.collectives import Collectives
 from engine.runner.limits import RunnerLimits, graph_sizes
 from engine.runner.profiling import profile, profile_share
 from engine.runner.sampler import Sampler
@@ -227,14 +224,6 @@ def gpu_num_blocks(settings: EngineSettings, layout: BlockSize, capacity: Capaci
         raise _too_small(budget, capacity.blocks_per_request * layout.block_bytes, needs.after, settings)
     _log.info("KV pool: %d blocks, %.2f GiB", num_blocks, num_blocks * layout.block_bytes / _GIB)
     return num_blocks
-
-
-def fewest_of_ranks(num_blocks: int, device: torch.device, collectives: Collectives | None) -> int:
-    """On the first rank: for how many blocks every rank has room; `num_blocks` is what this one has found."""
-    if collectives is None:
-        return num_blocks
-    found = torch.tensor([[num_blocks]], dtype=torch.int64, device=device)
-    return int(collectives.side_by_side(found).min())
 
 
 def _too_small(budget: int, needed: int, after: MemoryReading, settings: EngineSettings) -> InvalidSetting:

@@ -1,5 +1,5 @@
-"""The steps that were launched and not collected yet: at most two, so that the device need not wait for the host, or
-one for each stage of a pipeline.
+"""The steps that were launched and not collected yet: at most one for each stage of a pipeline, and one more where the
+device need not wait for the host.
 
 Owns their order, the handling of a step that fails, and the blocks that wait for a step. A request can end, or be
 aborted, while the device still writes into its blocks. They are released when that step was collected, not earlier: the
@@ -80,7 +80,7 @@ class StepsInFlight:
         self._costs = costs
         self._steps: deque[_StepInFlight] = deque()
         self._scores: list[PromptScores] = []
-        self._most = 2 if runner.is_asynchronous else scheduler.limits.num_stages
+        self._most = scheduler.limits.num_stages + runner.is_asynchronous
 
     def __len__(self) -> int:
         return len(self._steps)

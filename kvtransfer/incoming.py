@@ -23,7 +23,7 @@ from kvtransfer.process_identity import is_elsewhere, is_gone, shares_processes
 from kvtransfer.receiver_connections import Connection
 from kvtransfer.states import RECEIVING_MOVES, Lifecycle, ReceivingState
 from kvtransfer.transports.base import Receiver
-from kvtransfer.write_proof import Known, PeerWord, Verdict, Writer, judge
+from kvtransfer.write_proof import Known, PeerWord, Verdict, Writer, judge, writer_of_all
 from wire.errors import InvalidMessage
 from wire.messages import HandoffFigures
 from wire.request_key import RequestKey
@@ -55,8 +55,7 @@ class IncomingHandoff:
         self._life = Lifecycle(_R.WAITING, RECEIVING_MOVES, now_s)
         self._blocks = ReservedBlocks(key, 0, 0, b"", (), ())
         self.arrived = ArrivedBlocks(0, checksums=False)
-        self._writer: ProcessIdentity | None = None
-        self._writer_is = Writer.MAY_RUN
+        self._writers: dict[ProcessIdentity, Writer] = {}
         self._round = 0
         self._next_recheck_s = 0.0
 
@@ -104,9 +103,10 @@ class IncomingHandoff:
         if receiver is None or welcome is None:
             raise RuntimeError("a grant is sent to a peer that has welcomed us")
         self._life.enter(_R.GRANTED, now_s)
-        self.receiver, self._writer = receiver, welcome.writer
-        if is_elsewhere(self._facts.process, welcome.writer):
-            self._writer_is = Writer.ELSEWHERE
+        self.receiver = receiver
+        for writer in welcome.writers:
+            is_outside = is_elsewhere(self._facts.process, writer)
+            self._writers[writer] = Writer.ELSEWHERE if is_outside else Writer.MAY_RUN
         blocks = self._blocks
         receiver.expect(self.key, blocks.block_ids, blocks.generations)
         return Grant(
@@ -202,13 +202,14 @@ class IncomingHandoff:
         self._leave()
 
     def is_recheck_due(self, now_s: float) -> bool:
-        """Whether to ask the peer again if it may still write. If so, this also checks if its process has ended."""
+        """Whether to ask the peer again if it may still write. If so, this also checks which of its processes have
+        ended."""
         is_due = now_s >= self._next_recheck_s
         if is_due:
             self._next_recheck_s = now_s + _REVOKE_AGAIN_S
-            writer = self._writer
-            if writer is not None and shares_processes(self._facts.process, writer) and is_gone(writer):
-                self._writer_is = Writer.ENDED
+            for writer in self._writers:
+                if shares_processes(self._facts.process, writer) and is_gone(writer):
+                    self._writers[writer] = Writer.ENDED
         return is_due
 
     def judge(self, now_s: float, *, word: PeerWord | None = None, has_endpoint_ended: bool = False) -> Verdict:
@@ -220,7 +221,7 @@ class IncomingHandoff:
         known = Known(
             word=PeerWord.MAY_LAND if self.state is _R.FENCING else word or PeerWord.SILENT,
             has_endpoint_ended=has_endpoint_ended or self.state is _R.CUT_OFF,
-            writer=self._writer_is,
+            writer=writer_of_all(self._writers.values()),
             is_overdue=now_s - self._life.entered_s[_R.REVOKING] >= FENCE_AFTER_S,
         )
         verdict = judge(self.receiver.write_proof, known)

@@ -99,12 +99,13 @@ class PeerHello:
 
 @dataclass(frozen=True, slots=True)
 class PeerWelcome:
-    """P -> D: the handshake succeeded; P will push by `transport`. `writer` is the process that writes."""
+    """P -> D: the handshake succeeded; P will push by `transport`. `writers` are the processes that write: of a node
+    whose ranks have pools of their own all of these."""
 
     node_id: _Name
     epoch: U64
     transport: _Name
-    writer: ProcessIdentity
+    writers: Annotated[tuple[ProcessIdentity, ...], Length(MAX_RANKS)]
 
 
 @dataclass(frozen=True, slots=True)

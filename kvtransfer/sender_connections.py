@@ -146,8 +146,8 @@ class SenderConnections:
         transport, sender = self._opener.open(hello)
         peer = self._peers[peer_id] = Peer(peer_id, hello, sender)
         _log.info("decode node %s connected, KV is pushed by %s", hello.node_id, transport)
-        writer = sender.writer or self._facts.process
-        self.send(peer_id, PeerWelcome(self._facts.node_id, self._facts.epoch, transport, writer))
+        writers = tuple(sender.writers) or (self._facts.process,)
+        self.send(peer_id, PeerWelcome(self._facts.node_id, self._facts.epoch, transport, writers))
         return peer
 
     def _require_fit(self, hello: PeerHello) -> None:

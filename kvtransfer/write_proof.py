@@ -9,6 +9,7 @@ Pure functions and values: this module knows no handoffs, sockets or clocks.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -38,12 +39,19 @@ class PeerWord(Enum):
 
 
 class Writer(Enum):
-    """The state of the process that writes, as far as this side knows."""
+    """The state of a process that writes, as far as this side knows."""
 
     MAY_RUN = auto()
     ENDED = auto()
     ELSEWHERE = auto()
     """The process cannot see the processes of this host, and so cannot have mapped their memory."""
+
+
+def writer_of_all(writers: Collection[Writer]) -> Writer:
+    """What is known of several processes together, each of which may write. Of none nothing is known."""
+    if not writers or Writer.MAY_RUN in writers:
+        return Writer.MAY_RUN
+    return Writer.ELSEWHERE if Writer.ELSEWHERE in writers else Writer.ENDED
 
 
 class Verdict(Enum):

@@ -125,7 +125,7 @@ class _RankTransfers:
     def sending(self, transports: TransportSettings, counters: SendingCounters) -> tuple[SenderOpener, HashedPool]:
         """See `Transfers.sending`."""
         lines = self._lines(self._sending_ends)
-        senders = RanksSenders(lines, counters, self._taken, self._shares_memory, is_device=self.is_device)
+        senders = RanksSenders(lines, counters, self._taken, self._shares_memory, are_mapping=self.is_device)
         return senders, RanksPool(lines, self._own.layout)
 
     def _shares_memory(self, hello: PeerHello) -> bool:

@@ -31,7 +31,7 @@ import xxhash
 
 from wire.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 """The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.

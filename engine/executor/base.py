@@ -3,8 +3,8 @@
 Owns nothing but the contract. `uni`: one rank, in this process, and nothing between it and the engine. `mp`: this
 process is the driver and rank 0, the others are processes that it starts.
 
-The order of calls: construct, build this rank's share of the model, `loaded`, `share_memory`, prepare to compute,
-`ready`; then steps, `guarded` rounds between them, and `close`.
+The order of calls: construct, build this rank's share of the model, `loaded`, `fewest_blocks` where that is measured,
+`share_memory`, prepare to compute, `ready`; then steps, `guarded` rounds between them, and `close`.
 """
 
 from __future__ import annotations
@@ -67,6 +67,11 @@ class Executor(Protocol):
 
     def loaded(self) -> None:
         """This rank has loaded its share: wait for the others. Raises `DeviceFailed`."""
+        ...
+
+    def fewest_blocks(self, num_blocks: int) -> int:
+        """For how many blocks every rank's device has room; `num_blocks` is what this one has found. All of them
+        measure at the same time. Raises `DeviceFailed`."""
         ...
 
     def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> Incoming | None:

@@ -56,17 +56,9 @@ def _require_possible(settings: EngineSettings, config: ModelConfig | ModellingC
         flag = f"--pipeline-parallel-size {stages}" + (f" with {flag}" if settings.tensor_parallel_size > 1 else "")
     if settings.distributed_executor_backend == UNI:
         raise InvalidSetting(f"{flag}: --distributed-executor-backend uni is one process, and so one rank; use mp")
-    if device.has_own_memory:
-        _require_possible_on(device, flag, settings)
+    if device.torch_device.type == "cuda":
+        require_one_for_each(device.torch_device, settings.num_ranks_here)
     try:
         require_divisible(config, settings.tensor_parallel_size, stages)
     except ModelLoadError as error:
         raise InvalidSetting(f"{flag}: {error}") from None
-
-
-def _require_possible_on(device: Device, flag: str, settings: EngineSettings) -> None:
-    """The same for ranks on devices with memory of their own."""
-    if settings.pipeline_parallel_size > 1:
-        raise InvalidSetting(f"{flag}: stages are computed on a CPU only; use --tensor-parallel-size alone on GPUs")
-    if device.torch_device.type == "cuda":
-        require_one_for_each(device.torch_device, settings.num_ranks_here)

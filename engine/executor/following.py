@@ -3,7 +3,10 @@
 Owns the order of calls among the ranks, which must be that of `LeadingRunner`: forward pass, logits of scored rows
 piece by piece, logits of due rows, and on a GPU the tokens that the first rank has sampled. In a stage that is not the
 last, the residual stream goes to the next one instead of logits. Samples nothing. Between steps it keeps those tokens,
-which the next step may begin with before the driver knows them.
+which the next step may begin with before the driver knows them; of several stages none does.
+
+Whether a step is a replay of a graph, all ranks of a stage have to decide alike: in the driver's stage the order says
+it, and in an earlier one, whose layers may have another attention, it is whether this rank has such a graph.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from engine.executor.messages import Compute
 from engine.executor.passages import Incoming, Outgoing
 from engine.models.base import RunnableDecoder
 from engine.models.collectives import Collectives
-from engine.models.shard import Shard
 from engine.runner.forward import DueRows, ForwardPass
 from engine.runner.graphs import DecodeGraphs, GraphForward
 from engine.runner.inputs import StepInputs, fill_pending
@@ -28,7 +30,7 @@ from engine.runner.limits import RunnerLimits, staging_bytes
 from engine.runner.prompt_scoring import score_pieces
 from program.channel import ChannelBroken
 
-_ALL = DueRows(0, None)
+_NONE = DueRows(0, None)
 
 
 class Follower:
@@ -58,13 +60,13 @@ class Follower:
         self._blocks = blocks
         self._sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
         # of the first rank, where steps are launched before their tokens are known
-        self._sampler = collectives if device.is_asynchronous else None
+        is_alone = incoming is None and outgoing is None
+        self._sampler = collectives if device.is_asynchronous and is_alone else None
         self._graphs: DecodeGraphs | None = None
 
     @torch.inference_mode()
-    def record_graphs(self, shard: Shard) -> None:
-        """Record decode steps where the device can, together with `LeadingRunner.record_graphs`. `shard`: of this
-        rank."""
+    def record_graphs(self) -> None:
+        """Record decode steps where the device can, together with the other ranks of this stage."""
         spare = self._limits.spare_block
         if not self._device.records or spare is None:
             return
@@ -76,7 +78,7 @@ class Follower:
             self._sampled,
             self._limits.max_num_seqs,
             spare,
-            len(Shard(0, shard.size).part_of(self._decoder.config.vocab_size)),
+            None if self._incoming is None else self._incoming.place,
         )
         with self._device.guard():
             self._graphs.record(self._attention)
@@ -92,8 +94,9 @@ class Follower:
         inputs = _inputs(order, shares)
         with self._device.guard():
             due = self._begin(order.due)
-            if order.is_recorded:
-                self._replay(order, inputs, shares)
+            recorded = self._recorded_for(inputs, shares) if order.is_recorded else None
+            if recorded is not None:
+                self._replay(order, recorded, len(inputs.token_ids))
             else:
                 self._compute(order, inputs, shares, due)
             if self._sampler is not None and due.count:
@@ -105,15 +108,21 @@ class Follower:
         index = self._staging.put(_row_numbers(rows), self._limits.max_num_seqs)
         return DueRows(len(index), index)
 
-    def _replay(self, order: Compute, inputs: StepInputs, shares: Sequence[SequenceShare]) -> None:
-        recorded: GraphForward | None = None
-        if self._graphs is not None:
-            recorded = self._graphs.stage(inputs, shares)
-        if recorded is None:
+    def _recorded_for(self, inputs: StepInputs, shares: Sequence[SequenceShare]) -> GraphForward | None:
+        """The staged graph of a step of which the driver replays its own; None: this stage has none."""
+        recorded = None if self._graphs is None else self._graphs.stage(inputs, shares)
+        if recorded is None and self._outgoing is None:
             raise ChannelBroken("the driver orders the replay of a graph that this rank has not recorded")
+        return recorded
+
+    def _replay(self, order: Compute, recorded: GraphForward, num_tokens: int) -> None:
         self._staging.upload()
         self._copy_blocks(order.copies)
-        recorded.compute(_ALL)
+        if self._incoming is not None:
+            self._incoming.receive(num_tokens)  # where the graph begins
+        recorded.compute(_NONE)
+        if self._outgoing is not None:
+            self._outgoing.send(recorded.output[:num_tokens])
 
     def _compute(self, order: Compute, inputs: StepInputs, shares: Sequence[SequenceShare], due: DueRows) -> None:
         self._attention.plan(shares, self._staging)

@@ -20,8 +20,10 @@ too: a step may take `_PATIENCE` times what is expected of it, within bounds.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,12 +38,12 @@ from engine.executor.messages import Compute, Share
 from engine.executor.passages import Incoming
 from engine.models.collectives import Collectives
 from engine.runner.base import RunningStep
-from engine.runner.forward import ForwardPass, Stream
-from engine.runner.graphs import ReportProgress
+from engine.runner.forward import DueRows, Forward, ForwardPass, Stream
+from engine.runner.graphs import GraphForward, ReportProgress
 from engine.runner.inputs import StepInputs
 from engine.runner.model_runner import ModelRunner, PlannedStep, due_requests
-from engine.runner.prompt_scoring import scored_rows
-from engine.scheduler.request import PromptScores, SampledToken, ScheduledRequest, Step
+from engine.runner.prompt_scoring import PromptScoring, scored_rows
+from engine.scheduler.request import PromptScores, SampledToken, ScheduledRequest, Step, as_known
 from engine.scheduler.step_costs import StepCosts
 from wire.request_key import RequestKey
 
@@ -74,9 +76,7 @@ class LeadingRunner(ModelRunner):
     def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
         with self._together():
             self._wipe_begun(step)
-            graphs = self._graphs_for(step, inputs, layer_stored)
-            is_recorded = graphs is not None and len(inputs.token_ids) == len(step.requests) and graphs.takes(inputs)
-            self._leader.tell(self._order(step, inputs, is_recorded=is_recorded))
+            self._leader.tell(self._order(step, inputs, layer_stored))
             launched = self._lead(self._plan(step, inputs), layer_stored)
         return _AwaitedStep(self._together, launched) if self.is_asynchronous else launched
 
@@ -118,11 +118,13 @@ class LeadingRunner(ModelRunner):
         for block in begun_blocks(step.requests, self._block_size):
             self._blocks[block].zero_()
 
-    def _order(self, step: Step, inputs: StepInputs, *, is_recorded: bool = False) -> Compute:
+    def _order(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> Compute:
         """The step in plain values. On the host no token is pending: a request is in one step that samples at a
         time."""
         if inputs.has_pending and not self.is_asynchronous:
             raise DeviceFailed("a token that is still sampled cannot be told to other ranks")
+        graphs = self._graphs_for(step, inputs, layer_stored)
+        is_recorded = graphs is not None and len(inputs.token_ids) == len(step.requests) and graphs.takes(inputs)
         shares = tuple(
             Share(each.start, each.num_tokens, np.asarray(each.block_table, dtype=np.int32).tobytes())
             for each in step.requests
@@ -147,6 +149,9 @@ class PipelineRunner(LeadingRunner):
     """The same in the last of several stages. A launch has the stages before this one compute a step; this one computes
     it when its result is asked for, and other steps may be launched meanwhile.
 
+    A device goes on with the next step without waiting for the host, so there that one is issued as well. No sooner: to
+    stage inputs would be to wait until the device has begun the step before.
+
     `incoming`: from the stage before; `num_before`: how many layers the stages before have; `run`: the forward pass of
     this one; `arguments`: those of `LeadingRunner` but for that.
     """
@@ -156,23 +161,35 @@ class PipelineRunner(LeadingRunner):
         self._incoming = incoming
         self._num_before = num_before
         self._run = run
+        self._stream = incoming.place
         self._layer_stored: LayerStored | None = None
+        self._entered: deque[_EnteredStep] = deque()
 
     def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
         with self._together():
             self._wipe_begun(step)
             super()._copy_blocks(step)
-            order = self._order(step, inputs)
+            order = self._order(step, inputs, layer_stored)
             self._leader.tell_ahead(order)
-            planned = self._plan(step, inputs)
-        return _EnteredStep(lambda: self._finish(order, planned, layer_stored))
+        self._entered.append(_EnteredStep(self._reach, order, as_known(step), inputs, layer_stored))
+        return self._entered[-1]
 
     @torch.inference_mode()
-    def _finish(self, order: Compute, planned: PlannedStep, layer_stored: LayerStored | None) -> RunningStep:
+    def _reach(self, entered: _EnteredStep) -> None:
+        """Issue this step, if that is still to be done, and on a device the next one."""
         with self._together():
-            self._leader.tell(order)
-            self._layer_stored = layer_stored
-            return self._lead(planned, layer_stored)
+            while entered.launched is None:
+                self._issue()
+            if self.is_asynchronous and self._entered:
+                self._issue()
+
+    def _issue(self) -> None:
+        """Compute the oldest step that this stage has not, with the other ranks of this stage."""
+        entered = self._entered.popleft()
+        self._leader.tell(entered.order)
+        self._layer_stored = entered.layer_stored
+        launched = self._lead(self._plan(entered.step, entered.inputs), entered.layer_stored)
+        entered.launched = _AwaitedStep(self._together, launched) if self.is_asynchronous else launched
 
     def _run_stage(self, token_ids: Tensor, positions: Tensor) -> Stream:
         """See `ForwardPass`."""
@@ -182,25 +199,55 @@ class PipelineRunner(LeadingRunner):
                 self._layer_stored()
         return self._run(stream, positions)
 
+    def _stage(
+        self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None, scoring: PromptScoring | None
+    ) -> Forward:
+        staged = super()._stage(step, inputs, layer_stored, scoring)
+        if isinstance(staged, GraphForward):  # which begins where the stream is received
+            return _ReceivedForward(self._incoming, len(inputs.token_ids), staged)
+        return staged
+
     def _copy_blocks(self, step: Step) -> None:
         """Nothing: it was done before the stages were told of the step."""
 
+    def _store_sampled(self, requests: Sequence[ScheduledRequest], token_ids: Tensor) -> None:
+        """Nothing: a request is in one step at a time, and begins the next with what the host knows."""
 
+
+@dataclass(frozen=True, slots=True)
+class _ReceivedForward:
+    """See `Forward`: a graph of a later stage, behind what it begins with."""
+
+    incoming: Incoming
+    num_tokens: int
+    recorded: GraphForward
+
+    def compute(self, due: DueRows) -> Tensor | None:
+        """See `Forward.compute`."""
+        self.incoming.receive(self.num_tokens)
+        return self.recorded.compute(due)
+
+
+@dataclass(slots=True)
 class _EnteredStep:
-    """A step that was launched and that this stage has not computed. See `RunningStep`."""
+    """See `RunningStep`: a step that was launched, and `launched` once this stage computes it. `reach` sees to that."""
 
-    def __init__(self, finish: Callable[[], RunningStep]) -> None:
-        self._finish = finish
-        self._finished: RunningStep | None = None
+    reach: Callable[[_EnteredStep], None]
+    order: Compute
+    step: Step
+    inputs: StepInputs
+    layer_stored: LayerStored | None
+    launched: RunningStep | None = None
 
     def result(self) -> Mapping[RequestKey, SampledToken]:
         """See `RunningStep.result`."""
-        self._finished = self._finish()
-        return self._finished.result()
+        self.reach(self)
+        assert self.launched is not None
+        return self.launched.result()
 
     def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
         """See `RunningStep.prompt_scores`."""
-        return {} if self._finished is None else self._finished.prompt_scores()
+        return {} if self.launched is None else self.launched.prompt_scores()
 
 
 class _AwaitedStep:

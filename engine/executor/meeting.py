@@ -2,7 +2,7 @@
 
 Owns nothing but the store that gloo asks, and the names of groups. What is posted travels over the channels between
 driver and ranks, so there is no file and no port at which anybody else could meet them. A group is the ranks of a
-stage, or the two ends of a passage that leads to another machine.
+stage, or the two ends of a passage without shared memory.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ class Begin(Message, frozen=True):
     """Driver: the rank is process `number` of those of `settings`, which are the fields of `EngineSettings`. The ranks
     of a group know each other by `nonce`. `stage_host`: the address of this machine at which it listens for the others
     of its stage; `host`: for a stage whose ranks are on another machine. `is_before_afar` and `is_next_afar`: whether
-    the passage from the stage before, and to the next, leads there. `fingerprint`: of the driver's checkpoint, ""
+    the passage from the stage before, and to the next, is without shared memory: it leads there, or from device to
+    device. `fingerprint`: of the driver's checkpoint, ""
     where the rank reads the same files."""
 
     number: int
@@ -95,6 +96,12 @@ class Loaded(Message, frozen=True):
     """Rank: its share of the weights is there."""
 
 
+class Room(Message, frozen=True):
+    """Rank: its device has room for a pool of so many blocks. Only where that is measured."""
+
+    num_blocks: int
+
+
 class Ready(Message, frozen=True):
     """Rank: it computes what it is told from now on."""
 
@@ -107,7 +114,7 @@ class Failed(Message, frozen=True):
 
 
 Order: TypeAlias = Begin | Meet | UsePool | Compute | Stop
-Report: TypeAlias = Here | Loaded | Ready | Failed
+Report: TypeAlias = Here | Loaded | Room | Ready | Failed
 
 
 class Channel(program.channel.Channel[Order | Report | Posted]):

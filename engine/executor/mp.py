@@ -14,7 +14,7 @@ from functools import partial
 from device.base import Device, DeviceFailed
 from engine.executor.meeting import MEET_TIMEOUT_S
 from engine.executor.messages import Loaded, Ready, UsePool
-from engine.executor.passages import DistantIncoming, Incoming, Passages, StreamShape
+from engine.executor.passages import Incoming, Passages, StreamShape, incoming_from
 from engine.executor.ranks import LOAD_TIMEOUT_S, Ranks
 from engine.executor.starting import RankStarter, StartedRank
 from engine.executor.world import join_pairs, join_stage
@@ -33,8 +33,8 @@ class MpExecutor:
         self, settings: EngineSettings, device: Device, num_threads: int, starter: RankStarter, fingerprint: str
     ) -> None:
         self.shard = Shard.of_process(0, settings.tensor_parallel_size, settings.pipeline_parallel_size)
-        calls_hang = device.torch_device.type == "cuda"
-        self.leader = Ranks(settings, num_threads, starter, fingerprint, calls_hang=calls_hang)
+        hangs, on_devices = device.torch_device.type == "cuda", device.has_own_memory
+        self.leader = Ranks(settings, num_threads, starter, fingerprint, on_devices=on_devices, calls_hang=hangs)
         meet = self.leader.meeting, self.leader.nonce
         spread = self.leader.spread
         self._incoming: Incoming | None = None
@@ -42,12 +42,12 @@ class MpExecutor:
         try:
             with self.leader.within(_JOIN_S):
                 self.collectives = join_stage(self.shard, *meet, spread.stage_host(0), device)
-            if self.collectives is not None and device.has_own_memory:
-                self.leader.abort_when_lost(self.collectives.abort)
-            is_afar = spread.is_before_afar(0)
-            self._pairs = join_pairs(
-                self.shard, *meet, spread.machines[0].host, is_before_afar=is_afar, is_next_afar=False
-            )
+                host, is_afar = spread.machines[0].host, spread.is_before_afar(0)
+                pairs = join_pairs(self.shard, *meet, host, device, is_before_afar=is_afar, is_next_afar=False)
+            self._before = pairs.before
+            for world in (self.collectives, self._before):
+                if world is not None and on_devices:
+                    self.leader.abort_when_lost(world.abort)
         except DeviceFailed as error:
             reason = self.leader.reason_of(error)
             self.leader.close()
@@ -61,6 +61,10 @@ class MpExecutor:
     def loaded(self) -> None:
         """See `Executor.loaded`."""
         self.leader.await_all(Loaded, LOAD_TIMEOUT_S)
+
+    def fewest_blocks(self, num_blocks: int) -> int:
+        """See `Executor.fewest_blocks`."""
+        return self.leader.fewest_blocks(num_blocks, LOAD_TIMEOUT_S)
 
     def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> Incoming | None:
         """See `Executor.share_memory`. Raises `ValueError` for memory that other processes cannot map."""
@@ -94,7 +98,7 @@ class MpExecutor:
     def _own_end(self, passages: Passages | None, stream: StreamShape | None) -> Incoming | None:
         if passages is None or stream is None:
             return None
-        return passages.incoming() if self._pairs.before is None else DistantIncoming(self._pairs.before, stream)
+        return passages.incoming() if self._before is None else incoming_from(self._before, stream)
 
     def take_transfer_ends(self) -> Mapping[Shard, tuple[socket.socket, socket.socket]]:
         """See `Executor.take_transfer_ends`."""

@@ -4,6 +4,7 @@ Owns the memory that both ranks map, and a pair of sockets. The sender writes th
 many tokens it has; the receiver waits for that word. Nothing is said back: there are as many slots as steps may be in
 flight, so the step that used a slot before has been computed by the driver, and all ranks, when its slot is used again.
 To a rank of another machine the stream goes over a world of two instead; as many steps are on their way there at most.
+So it does from device to device: each end is one more operation on its engine's stream there, and nothing waits in it.
 
 Invariants: steps come in the order of their orders; a wait has a deadline, and ends at once when the other rank does.
 """
@@ -34,12 +35,14 @@ _WORD = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """The residual stream of the largest step, [max_tokens, hidden_size], in a model of `num_stages` stages."""
+    """The residual stream of the largest step, [max_tokens, hidden_size], in a model of `num_stages` stages. `device`:
+    whose own memory it is in; None: the host's."""
 
     max_tokens: int
     hidden_size: int
     dtype: torch.dtype
     num_stages: int
+    device: torch.device | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -65,6 +68,11 @@ class Outgoing(Protocol):
 
 class Incoming(Protocol):
     """The receiver's end of a passage."""
+
+    @property
+    def place(self) -> Tensor | None:
+        """[max_tokens, E], where each stream begins that is received; None: they are in several places."""
+        ...
 
     def receive(self, num_tokens: int) -> Tensor:
         """The residual stream [T, E] of the next step, which is that of `num_tokens` tokens; valid until as many steps
@@ -96,6 +104,8 @@ class DistantOutgoing:
 class DistantIncoming:
     """See `Incoming`: over the world of both ends."""
 
+    place = None
+
     def __init__(self, pair: World, stream: StreamShape) -> None:
         self._pair, self._stream = pair, stream
 
@@ -103,6 +113,37 @@ class DistantIncoming:
         """See `Incoming.receive`."""
         received = torch.empty(num_tokens, self._stream.hidden_size, dtype=self._stream.dtype)
         self._pair.receive(received)
+        return received
+
+    def close(self) -> None:
+        """See `Incoming.close`: the connection ends with the process."""
+
+
+class DeviceOutgoing:
+    """See `Outgoing`: from device to device, over the world of both ends. The sender is the first of them."""
+
+    def __init__(self, pair: World) -> None:
+        self._pair = pair
+
+    def send(self, stream: Tensor) -> None:
+        """See `Outgoing.send`. What is issued next may overwrite the stream."""
+        self._pair.from_first(stream.contiguous().view(torch.uint8))  # as bytes: they are only moved
+
+    def close(self) -> None:
+        """See `Outgoing.close`: the connection ends with the process."""
+
+
+class DeviceIncoming:
+    """See `Incoming`: the other end of `DeviceOutgoing`. A stream is valid until the next one is received."""
+
+    def __init__(self, pair: World, stream: StreamShape) -> None:
+        self._pair = pair
+        self.place = torch.zeros(stream.max_tokens, stream.hidden_size, dtype=stream.dtype, device=stream.device)
+
+    def receive(self, num_tokens: int) -> Tensor:
+        """See `Incoming.receive`."""
+        received = self.place[:num_tokens]
+        self._pair.from_first(received.view(torch.uint8))
         return received
 
     def close(self) -> None:
@@ -132,6 +173,8 @@ class SharedOutgoing:
 
 class SharedIncoming:
     """See `Incoming`. `slots`: see `StreamShape`."""
+
+    place = None
 
     def __init__(self, end: socket.socket, slots: Tensor, timeout_s: float = STEP_TIMEOUT_S) -> None:
         self._end, self._slots, self._next = end, slots, 0
@@ -198,8 +241,8 @@ class Passages:
 def taken_ends(
     shard: Shard, stream: StreamShape, take: Callable[[], int], pairs: Pairs = NO_PAIRS
 ) -> tuple[Incoming | None, Outgoing | None]:
-    """The ends of the passages of a rank that is not the driver. `take`: its next descriptor; `pairs`: those that lead
-    to other machines."""
+    """The ends of the passages of a rank that is not the driver. `take`: its next descriptor; `pairs`: those without
+    shared memory."""
 
     def end() -> tuple[socket.socket, Tensor]:
         connected = socket.socket(fileno=take())
@@ -213,7 +256,16 @@ def taken_ends(
     incoming: Incoming | None = None
     outgoing: Outgoing | None = None
     if not shard.is_first_stage:
-        incoming = SharedIncoming(*end()) if pairs.before is None else DistantIncoming(pairs.before, stream)
+        incoming = SharedIncoming(*end()) if pairs.before is None else incoming_from(pairs.before, stream)
     if not shard.is_last_stage:
-        outgoing = SharedOutgoing(*end()) if pairs.next is None else DistantOutgoing(pairs.next, stream)
+        outgoing = SharedOutgoing(*end()) if pairs.next is None else _outgoing_to(pairs.next, stream)
     return incoming, outgoing
+
+
+def incoming_from(pair: World, stream: StreamShape) -> Incoming:
+    """The receiver's end of a passage without memory that both ranks map."""
+    return DistantIncoming(pair, stream) if stream.device is None else DeviceIncoming(pair, stream)
+
+
+def _outgoing_to(pair: World, stream: StreamShape) -> Outgoing:
+    return DistantOutgoing(pair, stream) if stream.device is None else DeviceOutgoing(pair)

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 from device.base import Device
@@ -22,7 +25,21 @@ from device.memory import read_memory
 from engine.attention.paged_kv import PagedKv
 from engine.executor.following import Follower
 from engine.executor.meeting import RankOrders
-from engine.executor.messages import Begin, Channel, Compute, Failed, Here, Loaded, Meet, Ready, Stop, UsePool
+from engine.executor.messages import (
+    Begin,
+    Channel,
+    Compute,
+    Failed,
+    Here,
+    Loaded,
+    Meet,
+    Order,
+    Ready,
+    Report,
+    Room,
+    Stop,
+    UsePool,
+)
 from engine.executor.passages import taken_ends
 from engine.executor.world import RanksLost, join_pairs, join_stage
 from engine.model_share import (
@@ -51,6 +68,8 @@ _log = logging.getLogger(__name__)
 
 
 MessageT = TypeVar("MessageT")
+NextOrder: TypeAlias = Callable[[], Order | Report]
+"""Waits for it. Raises `ChannelBroken`."""
 OnPool: TypeAlias = Callable[[KvMemory, tuple[socket.socket, socket.socket]], None]
 """Called with the pool that is this rank's own, and with the sockets that came with it (`UsePool`)."""
 
@@ -93,8 +112,37 @@ def _follow(channel: Channel, on_pool: OnPool | None) -> None:
     _require(orders.next(_BEGIN_S), Meet)
     follower = _prepared(channel, orders, basis, begin, shard, on_pool)
     channel.send(Ready(), _SAY_S)
-    while not isinstance(order := orders.next(None), Stop):
+    next_order: NextOrder = partial(orders.next, None)
+    if shard.num_stages > 1 and basis.device.is_asynchronous:
+        next_order = _OrdersAhead(next_order, shard.num_stages + 1).next
+    while not isinstance(order := next_order(), Stop):
         follower.compute(_require(order, Compute))
+
+
+class _OrdersAhead:
+    """Takes orders, at most `count` ahead, while this rank waits for its device. That may wait to hand a step on, for a
+    rank that the driver tells later: so the driver must not wait until this one listens."""
+
+    def __init__(self, next_order: NextOrder, count: int) -> None:
+        self._next_order = next_order
+        self._taken: queue.Queue[Order | Report | BatonError] = queue.Queue(count)
+        threading.Thread(target=self._take, name="orders", daemon=True).start()
+
+    def next(self) -> Order | Report:
+        """See `RankOrders.next`."""
+        taken = self._taken.get()
+        if isinstance(taken, BatonError):
+            raise taken
+        return taken
+
+    def _take(self) -> None:
+        order: Order | Report | BatonError | None = None
+        while not isinstance(order, BatonError | Stop):
+            try:
+                order = self._next_order()
+            except BatonError as error:
+                order = error
+            self._taken.put(order)
 
 
 def _require(message: object, kind: type[MessageT]) -> MessageT:
@@ -114,13 +162,14 @@ def _prepared(
     """What the driver does for rank 0 in `build_engine`, in the same order."""
     meet = orders.meeting, begin.nonce
     world = join_stage(shard, *meet, begin.stage_host, basis.device)
-    pairs = join_pairs(shard, *meet, begin.host, is_before_afar=begin.is_before_afar, is_next_afar=begin.is_next_afar)
+    is_before, is_next = begin.is_before_afar, begin.is_next_afar
+    pairs = join_pairs(shard, *meet, begin.host, basis.device, is_before_afar=is_before, is_next_afar=is_next)
     before = read_memory(basis.device.torch_device) if basis.is_gpu else None
     model = load_share(basis, shard, world, None)
     channel.send(Loaded(), _SAY_S)
     choice = attention_of(basis, model, shard)
     if before is not None and basis.measures_room:
-        gpu_room(basis, model, choice, before, world, None)
+        channel.send(Room(gpu_room(basis, model, choice, before, None)), _SAY_S)
     use = _require(orders.next(_PREPARE_S), UsePool)
     limits, blocks = basis.limits, None
     if use.num_bytes:
@@ -135,7 +184,7 @@ def _prepared(
     run = recorded_pass(basis, model, attention) or decoded_pass(model.decoder, attention)
     follower = Follower(model.decoder, attention, basis.device, limits, run, world, *ends, blocks=blocks)
     if basis.records_steps:
-        follower.record_graphs(shard)
+        follower.record_graphs()
     return follower
 
 

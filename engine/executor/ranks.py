@@ -32,7 +32,20 @@ from collections.abc import Callable, Iterator, Sequence
 
 from device.base import STEP_TIMEOUT_S
 from engine.executor.meeting import MEET_TIMEOUT_S, Meeting, groups_of
-from engine.executor.messages import Begin, Channel, Failed, Here, Loaded, Meet, Order, Posted, Ready, Report, Stop
+from engine.executor.messages import (
+    Begin,
+    Channel,
+    Failed,
+    Here,
+    Loaded,
+    Meet,
+    Order,
+    Posted,
+    Ready,
+    Report,
+    Room,
+    Stop,
+)
 from engine.executor.spread import Spread
 from engine.executor.starting import RankFailed, RankStarter, StartedRank
 from engine.models.shard import Shard
@@ -48,7 +61,12 @@ _STOP_S = 5.0
 _REASON_S = 2.0
 _SAY_S = 5.0
 _LOOK_S = 0.2
-_AWAITED = {Here: "start", Loaded: "load its share of the weights", Ready: "prepare to compute"}
+_AWAITED: dict[type[Report], str] = {
+    Here: "start",
+    Loaded: "load its share of the weights",
+    Room: "measure its device",
+    Ready: "prepare to compute",
+}
 _NONCE_BYTES = 16
 _log = logging.getLogger(__name__)
 
@@ -77,8 +95,8 @@ class _Call:
 
 class Ranks:
     """All ranks of `settings` but number 0, as `starter` starts them. `fingerprint`: of the checkpoint, which those on
-    other machines compare with theirs. `calls_hang`: a call of the driver with a rank that is gone may hang for ever,
-    as between GPUs. Raises `RankFailed` when one does not start."""
+    other machines compare with theirs. `on_devices`: see `Spread`; `calls_hang`: a call of the driver with a rank that
+    is gone may hang for ever, as between GPUs. Raises `RankFailed` when one does not start."""
 
     def __init__(
         self,
@@ -87,6 +105,7 @@ class Ranks:
         starter: RankStarter,
         fingerprint: str,
         *,
+        on_devices: bool = False,
         calls_hang: bool = False,
     ) -> None:
         self.nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -95,13 +114,14 @@ class Ranks:
         self.spread = Spread(
             [starter.here, *(rank.process.machine for rank in self._ranks)],
             [own, *(rank.shard for rank in self._ranks)],
+            on_devices,
         )
-        self._reported: dict[type[Report], set[int]] = {Here: set(), Loaded: set(), Ready: set()}
+        self._reported: dict[type[Report], dict[int, Report]] = {kind: {} for kind in _AWAITED}
         self._posted: dict[tuple[str, str], bytes] = {}
         self._failure = ""
         self._closing = threading.Event()
         self._ends_process, self._calls_hang = False, calls_hang
-        self._abort: Callable[[], None] | None = None
+        self._aborts: list[Callable[[], None]] = []
         self._call: _Call | None = None
         self._news = threading.Condition()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -135,6 +155,12 @@ class Ranks:
             names = [f"{rank.name} ({how})" if (how := rank.process.standing) else rank.name for rank in missing]
             raise RankFailed(f"did not {_AWAITED[kind]} within {timeout_s:g} s: {', '.join(names)}")
 
+    def fewest_blocks(self, num_blocks: int, timeout_s: float) -> int:
+        """See `Executor.fewest_blocks`. Raises as `await_all`."""
+        self.await_all(Room, timeout_s)
+        rooms = self._reported[Room].values()
+        return min(num_blocks, *(room.num_blocks for room in rooms if isinstance(room, Room)))
+
     def tell_ahead(self, order: Order) -> None:
         """See `Leader.tell_ahead`. Raises `RankFailed`."""
         self._tell([rank for rank in self._ranks if not rank.shard.is_last_stage], order)
@@ -165,7 +191,7 @@ class Ranks:
 
     def abort_when_lost(self, abort: Callable[[], None]) -> None:
         """Have `abort` called, on a thread of its own, when a rank has ended: it ends what waits for that rank."""
-        self._abort = abort
+        self._aborts.append(abort)
 
     def end_process_when_lost(self) -> None:
         """End this process, should it not notice within `LAST_RESORT_S` that a rank has ended."""
@@ -248,8 +274,8 @@ class Ranks:
             self._news.notify_all()
         for rank in self._ranks:
             rank.process.kill()
-        if self._abort is not None:  # it may hang, too
-            threading.Thread(target=self._abort, name="abort", daemon=True).start()
+        for abort in self._aborts:  # any of them may hang, too
+            threading.Thread(target=abort, name="abort", daemon=True).start()
         call = self._call
         is_over = self._closing.wait(LAST_RESORT_S)
         hangs = self._calls_hang and call is not None and call is self._call
@@ -306,10 +332,10 @@ class Ranks:
                 self._posted[report.group, report.key] = report.value
                 self._news.notify_all()
             return None
-        if not isinstance(report, Here | Loaded | Ready):
+        if not isinstance(report, Here | Loaded | Room | Ready):
             return False, f"{who} said {type(report).__name__}, which only a driver says"
         with self._news:
-            self._reported[type(report)].add(rank.number)
+            self._reported[type(report)][rank.number] = report
             self._news.notify_all()
         return None
 

@@ -1,5 +1,5 @@
 """On which machines the ranks of a node are, and what follows from it: where a rank listens for others, and which
-passages lead to another machine."""
+passages lead to memory that cannot be shared: another machine's, or a device's."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """`machines`: of each rank, by its number; `shards`: likewise."""
+    """`machines`: of each rank, by its number; `shards`: likewise. `on_devices`: what ranks compute is in memory of
+    devices."""
 
     machines: Sequence[Machine]
     shards: Sequence[Shard]
+    on_devices: bool = False
 
     def stage_host(self, number: int) -> str:
         """Where a rank listens for the others of its stage: on loopback when all of them are on one machine."""
@@ -41,8 +43,8 @@ class Spread:
         return LOOPBACK if len(of_stage) == 1 else self.machines[number].host
 
     def is_before_afar(self, number: int) -> bool:
-        """Whether the passage from the stage before comes from another machine. Between two ranks of a machine that is
-        not the driver's it is taken as one that does: the driver cannot share memory with them."""
+        """Whether the passage from the stage before comes from memory that cannot be shared. Between two ranks of a
+        machine that is not the driver's it is taken as one that does: the driver cannot share memory with them."""
         shard = self.shards[number]
         return not shard.is_first_stage and self._is_afar(number, shard.stage - 1)
 
@@ -52,6 +54,8 @@ class Spread:
         return not shard.is_last_stage and self._is_afar(number, shard.stage + 1)
 
     def _is_afar(self, number: int, stage: int) -> bool:
+        if self.on_devices:
+            return True
         own = self.shards[number]
         other = self.shards.index(Shard(own.rank, own.size, stage, own.num_stages))
         return self.machines[number].number > 0 or self.machines[other].number > 0

@@ -20,6 +20,10 @@ class UniExecutor:
     def loaded(self) -> None:
         """See `Executor.loaded`: there are no others."""
 
+    def fewest_blocks(self, num_blocks: int) -> int:
+        """See `Executor.fewest_blocks`."""
+        return num_blocks
+
     def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> None:
         """See `Executor.share_memory`: nobody else attends."""
 

@@ -1,4 +1,5 @@
-"""The world of the ranks of a stage: a group of `torch.distributed` over which they add up and gather.
+"""The world of the ranks of a stage: a group of `torch.distributed` over which they add up and gather. The two ends of
+a passage between stages are a world, too, where they share no memory.
 
 Owns how the group is formed and its deadlines: gloo between tensors of the host, NCCL between GPUs. No state of the
 whole process: nothing is initialized globally. The ranks find each other by what they post over their channels to the
@@ -185,7 +186,7 @@ class World:
 def _require_backend(*, on_gpu: bool) -> None:
     if not (dist.is_available() and (dist.is_nccl_available() if on_gpu else dist.is_gloo_available())):
         backend, build = ("NCCL", "CUDA build of torch for Linux") if on_gpu else ("gloo", "standard build of torch")
-        raise InvalidSetting(f"--tensor-parallel-size: this torch has no {backend}; install a {build}")
+        raise InvalidSetting(f"a node of several ranks: this torch has no {backend}; install a {build}")
 
 
 class _Options:
@@ -216,19 +217,27 @@ def join_stage(shard: Shard, meeting_of: MeetingOf, nonce: bytes, host: str, dev
 
 
 class Pairs(NamedTuple):
-    """The passages of a rank that lead to other machines, each a world of two. None: there is none."""
+    """The passages of a rank without shared memory, each a world of two. None: there is none."""
 
     before: World | None
     next: World | None
 
 
 def join_pairs(
-    shard: Shard, meeting_of: MeetingOf, nonce: bytes, host: str, *, is_before_afar: bool, is_next_afar: bool
+    shard: Shard,
+    meeting_of: MeetingOf,
+    nonce: bytes,
+    host: str,
+    device: Device,
+    *,
+    is_before_afar: bool,
+    is_next_afar: bool,
 ) -> Pairs:
     """Find the other ends. Raises as `World`."""
 
     def joined(place: int, stage: int) -> World:
-        return World(Shard(place, 2), meeting_of(passage_group(stage, shard.rank)), nonce, host)
+        meeting = meeting_of(passage_group(stage, shard.rank))
+        return World(Shard(place, 2), meeting, nonce, host, device=device.torch_device)
 
     before = joined(1, shard.stage - 1) if is_before_afar else None
     return Pairs(before, joined(0, shard.stage) if is_next_afar else None)

@@ -57,6 +57,16 @@ class RunnableDecoder(Protocol):
         once and computed again for any number of tokens."""
         ...
 
+    @property
+    def has_head(self) -> bool:
+        """Whether it computes logits; without, what `forward` returns is the next stage's input."""
+        ...
+
+    def trial_inputs(self, num_tokens: int) -> Tensor:
+        """What `forward` takes as its first argument, to try it out: token ids, or in a later stage a residual
+        stream."""
+        ...
+
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Run all layers over the step's tokens.
 

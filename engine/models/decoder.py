@@ -101,9 +101,9 @@ class Decoder:
         return token_ids.clone() if self._embedding is None else self._embedding(token_ids, positions)
 
     def trial_inputs(self, num_tokens: int) -> Tensor:
-        """What `forward` takes as its first argument, to try it out: token ids, or a residual stream."""
+        """See `RunnableDecoder.trial_inputs`."""
         if self._embedding is not None:
-            return torch.arange(num_tokens, device=self.device)
+            return torch.arange(num_tokens, device=self.device) % self.config.vocab_size
         values = torch.linspace(-1.0, 1.0, num_tokens * self.config.hidden_size, device=self.device)
         return values.to(self.dtype).view(num_tokens, -1)
 

@@ -3,13 +3,16 @@
 Owns the recorded batch sizes and the padding of a batch to one of them. A graph holds everything from pending tokens
 and embedding to logits; sampling runs behind it, since its operations differ from step to step.
 
+In a stage of several, a graph is what the stage computes: a later one begins with the residual stream that it has
+received in a fixed place, and all but the last end with the one that they hand on. Receiving and sending are outside.
+
 A graph reads fixed addresses. They repeat because all that is put up to the end of a graph's inputs has one order and
-fixed capacities; that is checked at every step. Logits of all graphs share one buffer: graphs never run side by side.
+fixed capacities; that is checked at every step. What all graphs write shares one buffer: graphs never run side by side.
 
 Padding is a sequence of one token, token id 0 at position 0, whose only block is the spare block: it reads and writes
 no block of a request.
 
-Letters: S sequences of a graph, N of the step (N <= S), V vocabulary.
+Letters: S sequences of a graph, N of the step (N <= S), E hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -56,25 +59,26 @@ class NotedStaging:
 
 @dataclass(frozen=True, slots=True)
 class GraphForward:
-    """See `engine.runner.forward.Forward`. logits: [S, V], what the graph writes."""
+    """See `engine.runner.forward.Forward`. output: what the graph writes, logits [S, V], or without a head the residual
+    stream [S, E]."""
 
     graph: Graph
-    logits: Tensor
+    output: Tensor
 
     def compute(self, due: DueRows) -> Tensor | None:
         """See `Forward.compute`."""
         self.graph.replay()
         if due.count == 0:
             return None
-        return self.logits[: due.count] if due.index is None else self.logits.index_select(0, due.index)
+        return self.output[: due.count] if due.index is None else self.output.index_select(0, due.index)
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A graph of S sequences, the logits [S, V] it writes, its attention, and the addresses of its inputs."""
+    """A graph of S sequences, what it writes, its attention, and the addresses of its inputs."""
 
     graph: Graph
-    logits: Tensor
+    output: Tensor
     attention: AttentionBackend
     addresses: list[int]
 
@@ -91,10 +95,10 @@ class DecodeGraphs:
         sampled: Tensor,
         max_num_seqs: int,
         spare_block: int,
-        num_logits: int,
+        stream: Tensor | None = None,
     ) -> None:
-        """`begin` begins a step in `staging`, and puts what comes before a graph's inputs. `num_logits`: how many
-        logits of a row there are on this rank."""
+        """`begin` begins a step in `staging`, and puts what comes before a graph's inputs. `stream`: what a later stage
+        begins with in the place of token ids, [at least S, E]."""
         self._decoder = decoder
         self._device = device
         self._staging = staging
@@ -102,7 +106,8 @@ class DecodeGraphs:
         self._sampled = sampled
         self._sizes = graph_sizes(max_num_seqs)
         self._padding = SequenceShare(0, 1, (spare_block,))
-        self._num_logits = num_logits
+        self._stream = stream
+        self._output: Tensor | None = None
         self._recorded: dict[int, _Recorded] = {}
 
     def record(self, attention: AttentionBackend, progress: ReportProgress | None = None) -> int:
@@ -110,14 +115,11 @@ class DecodeGraphs:
 
         The largest comes first: the others find their memory in what it has left.
         """
-        logits: Tensor | None = None
         for done, size in enumerate(reversed(self._sizes), 1):
             backend = attention.for_graph(size)
             if backend is None:
                 break
-            if logits is None:
-                logits = torch.empty(size, self._num_logits, device=self._device.torch_device)
-            self._recorded[size] = self._record(size, backend, logits[:size])
+            self._recorded[size] = self._record(size, backend)
             if progress is not None:
                 progress(done, len(self._sizes))
         return len(self._recorded)
@@ -140,9 +142,9 @@ class DecodeGraphs:
             raise RuntimeError(
                 f"the inputs of a graph of {size} sequences are not where they were when it was recorded"
             )
-        return GraphForward(recorded.graph, recorded.logits)
+        return GraphForward(recorded.graph, recorded.output)
 
-    def _record(self, size: int, attention: AttentionBackend, logits: Tensor) -> _Recorded:
+    def _record(self, size: int, attention: AttentionBackend) -> _Recorded:
         nothing = np.empty(0, dtype=np.int64)
         staging = NotedStaging(self._staging)
         self._begin()
@@ -151,15 +153,20 @@ class DecodeGraphs:
         )
         self._staging.upload()
 
-        def run() -> None:
-            hidden = self._decoder.forward(fill_pending(token_ids, sources, self._sampled), positions, attention)
-            logits.copy_(self._decoder.logits(hidden))
+        def compute() -> Tensor:
+            given = None if self._stream is None else self._stream[:size]
+            first = fill_pending(token_ids, sources, self._sampled) if given is None else given
+            hidden = self._decoder.forward(first, positions, attention)
+            return self._decoder.logits(hidden) if self._decoder.has_head else hidden
 
         # a first call may compile, choose and allocate, which must not happen during the recording
-        run()
+        found = compute()
+        if self._output is None:
+            self._output = torch.empty_like(found)
+        output = self._output[:size].copy_(found)
         self._device.synchronize()
-        graph, _ = self._device.record(run)
-        return _Recorded(graph, logits, attention, staging.addresses)
+        graph, _ = self._device.record(lambda: output.copy_(compute()))
+        return _Recorded(graph, output, attention, staging.addresses)
 
     def _put(
         self,

@@ -126,6 +126,7 @@ class ModelRunner:
         )
         self._greedy = greedy
         self._graphs: DecodeGraphs | None = None
+        self._stream: torch.Tensor | None = None  # that graphs begin with in a later stage
         self._sampled_rows: dict[RequestKey, int] = {}
         # entered in every step: as a decorator it would be made anew each time, which takes 30 us
         self._inference = torch.inference_mode()
@@ -148,7 +149,7 @@ class ModelRunner:
             self._sampled,
             self._limits.max_num_seqs,
             self._limits.spare_block,
-            self._decoder.config.vocab_size,
+            self._stream,
         )
         with self._device.guard():
             num_graphs = graphs.record(self._attention, progress)

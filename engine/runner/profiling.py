@@ -97,9 +97,7 @@ def profile(
         scoring = PromptScoring(_scored_step(num_tokens), [num_tokens - 1], staging)
         plan = sampler.plan([_HardestRequest()] * num_rows, staging).stage_changes(staging)
         staging.upload()
-        token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device.torch_device)
-        positions = torch.arange(num_tokens, device=device.torch_device) % decoder.config.max_context_len
-        hidden = decoder.forward(token_ids, positions, attention or StorelessAttention())
+        hidden = decoder.forward(*_inputs(decoder, num_tokens), attention or StorelessAttention())
         scoring.score(decoder, hidden)
         scores = device.fetch(scoring.outputs)
         redraw = redraw_beforehand(plan.grammar_rows, sampler.vocab_size, staging)
@@ -112,16 +110,21 @@ def profile(
 @torch.inference_mode()
 def profile_share(decoder: RunnableDecoder, device: Device, limits: RunnerLimits) -> None:
     """What another rank does in the step of `profile`, which it computes together with the first: its share of the
-    forward pass, and of logits."""
-    num_tokens, config = limits.max_step_tokens, decoder.config
+    forward pass, and of logits where it has the head."""
+    num_tokens = limits.max_step_tokens
     with device.guard():
-        token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device.torch_device)
-        positions = torch.arange(num_tokens, device=device.torch_device) % config.max_context_len
-        hidden = decoder.forward(token_ids, positions, StorelessAttention())
-        for piece in score_pieces(num_tokens, config.vocab_size):
-            decoder.logits(hidden[piece])
-        decoder.logits(hidden[: limits.max_num_seqs])
+        hidden = decoder.forward(*_inputs(decoder, num_tokens), StorelessAttention())
+        if decoder.has_head:
+            for piece in score_pieces(num_tokens, decoder.config.vocab_size):
+                decoder.logits(hidden[piece])
+            decoder.logits(hidden[: limits.max_num_seqs])
     device.synchronize()
+
+
+def _inputs(decoder: RunnableDecoder, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """What `RunnableDecoder.forward` takes, and positions [T]."""
+    positions = torch.arange(num_tokens, device=decoder.device) % decoder.config.max_context_len
+    return decoder.trial_inputs(num_tokens), positions
 
 
 def _scored_step(num_tokens: int) -> Step:

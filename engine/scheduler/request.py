@@ -6,10 +6,11 @@ Values that a step has once for each request are named tuples: a frozen dataclas
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple, Protocol
+from itertools import islice
+from typing import NamedTuple, Protocol, overload
 
 from engine.cache.block_pool import BlockTable, pack_blocks
 from wire.images import PromptImage
@@ -314,6 +315,35 @@ class Step:
     def num_tokens(self) -> int:
         """Tokens computed in this step, over all requests."""
         return sum(share.num_tokens for share in self.shares)
+
+
+def as_known(step: Step) -> Step:
+    """`step` for a runner that plans it later than it launches it: the tokens of its requests are those of now."""
+    return Step(tuple([share._replace(token_ids=_FirstTokens(share.token_ids)) for share in step.requests]), step.spans)
+
+
+class _FirstTokens(Sequence[int]):
+    """The tokens that a list has now; others may come behind them."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens, self._count = tokens, len(tokens)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._tokens, self._count)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
+        if isinstance(place, slice):
+            return self._tokens[slice(*place.indices(self._count))]
+        return self._tokens[range(self._count)[place]]
 
 
 class SampledToken(NamedTuple):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtransfer.pools.base import Pending
 from kvtransfer.pools.cut import StrandTotals
+from kvtransfer.process_identity import this_process
 from kvtransfer.ranks.intake import Intake
 from kvtransfer.ranks.messages import (
     AddUp,
@@ -29,6 +30,7 @@ from kvtransfer.ranks.messages import (
     Order,
     Part,
     Prepare,
+    Prepared,
     Push,
     Reach,
     Read,
@@ -109,6 +111,7 @@ class RankEnd:
             case Prepare():
                 if _NIXL in order.transports:
                     self._nixl = open_nixl_senders(self._own, self._network)
+                self.reports.append(Prepared(this_process()))
             case Expect():
                 self._intake(order.transport).expect(order)
             case Forget():

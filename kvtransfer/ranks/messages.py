@@ -10,7 +10,7 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
-from kvtransfer.messages import RankEndpoint
+from kvtransfer.messages import ProcessIdentity, RankEndpoint
 from program.channel import Channel, Message
 from wire.kv_share import KvDivision
 from wire.request_key import RequestKey
@@ -31,9 +31,15 @@ class Listen(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """Driver: be ready to send by these transports."""
+    """Driver: be ready to send by these transports. Answer: `Prepared`."""
 
     transports: tuple[str, ...]
+
+
+class Prepared(Message, frozen=True):
+    """Rank: it is ready to send. `process`: it is this one that writes into peers' pools."""
+
+    process: ProcessIdentity
 
 
 class Expect(Message, frozen=True):
@@ -157,7 +163,7 @@ class Totals(Message, frozen=True):
 
 
 Order: TypeAlias = Begin | Listen | Prepare | Expect | Forget | Fence | Reach | Push | Part | AddUp
-Report: TypeAlias = Listening | Arrived | Forgotten | Taken | Read | Broken | Totals
+Report: TypeAlias = Prepared | Listening | Arrived | Forgotten | Taken | Read | Broken | Totals
 
 
 class TransferChannel(Channel[Order | Report]):

@@ -14,10 +14,10 @@ from typing import Any
 
 from kvtransfer.messages import PeerHello, ProcessIdentity
 from kvtransfer.ranks.lines import RankLines
-from kvtransfer.ranks.messages import Broken, Part, Prepare, Push, Reach, Read, Taken
+from kvtransfer.ranks.messages import Broken, Part, Prepare, Prepared, Push, Reach, Read, Taken
 from kvtransfer.ranks.transports import Reached, ranks_at
 from kvtransfer.sending import SendingCounters
-from kvtransfer.transports.base import Move, Sender
+from kvtransfer.transports.base import Move, Sender, Starting
 from wire.errors import Refused, TransferFailed
 from wire.kv_share import KvShare
 from wire.request_key import RequestKey
@@ -33,9 +33,11 @@ class RanksSender:
 
     is_silent = False
     pushes_parts = False
-    writer: ProcessIdentity | None = None
 
-    def __init__(self, lines: RankLines, number: int, piece_bytes: int) -> None:
+    def __init__(
+        self, lines: RankLines, number: int, piece_bytes: int, writers: Sequence[ProcessIdentity] = ()
+    ) -> None:
+        self.writers = writers
         self.failure = ""
         self.needs_fence = False
         self.piece_bytes = piece_bytes
@@ -101,9 +103,9 @@ class RanksSender:
 
 
 class RanksSenders:
-    """See `SenderOpener`. Counts what ranks send in `counters`. `is_device`: their pools are on devices. By nixl such
-    ranks might map the pool of a peer on the same host, and only the end of each of them would prove that nothing is
-    written any more, of which the peer does not know: it knows their driver."""
+    """See `SenderOpener`. Counts what ranks send in `counters`. `are_mapping`: by nixl they may map the pool of a peer
+    on their host, as devices do; only the end of each of them proves then that nothing is written any more, so the peer
+    is told of all."""
 
     def __init__(
         self,
@@ -112,19 +114,21 @@ class RanksSenders:
         transports: Sequence[str],
         may_share_memory: Callable[[PeerHello], bool],
         *,
-        is_device: bool = False,
+        are_mapping: bool = False,
     ) -> None:
         self._lines, self._counters, self._taken = lines, counters, transports
-        self._may_share_memory, self._is_device = may_share_memory, is_device
+        self._may_share_memory, self._are_mapping = may_share_memory, are_mapping
+        self._prepared: dict[KvShare, ProcessIdentity] = {}
         self._numbers = count()
         self._senders: dict[int, RanksSender] = {}
+        lines.hear(Prepared, self._on_prepared)
         lines.hear(Taken, self._on_taken)
         lines.hear(Read, self._on_read)
         lines.hear(Broken, self._on_broken)
         lines.tell(Prepare(tuple(transports)))
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
-        """See `SenderOpener.open`."""
+        """See `SenderOpener.open`. Raises `Refused` and `Starting`."""
         reasons = []
         for endpoint in hello.endpoints:
             name = endpoint.transport
@@ -132,15 +136,21 @@ class RanksSenders:
                 reasons.append(f"{name:.40}: ranks of this node take {' or '.join(self._taken)}")
             elif name == _SLOTS and not self._may_share_memory(hello):
                 reasons.append(f"{name}: the nodes do not share memory")
-            elif name == _NIXL and self._is_device and self._may_share_memory(hello):
-                reasons.append(f"{name}: of ranks on devices, it is for peers on other hosts; use shm on this one")
             else:
-                return name, self._opened(ranks_at(endpoint, hello.num_blocks))
+                writers = self._writers() if name == _NIXL and self._are_mapping else ()
+                return name, self._opened(ranks_at(endpoint, hello.num_blocks), writers)
         raise Refused(f"no KV transport in common ({'; '.join(reasons) or 'none offered'})")
 
-    def _opened(self, to: Reached) -> Sender:
+    def _writers(self) -> Sequence[ProcessIdentity]:
+        """All ranks. Raises `Starting` while one of them is not ready to send."""
+        if len(self._prepared) < len(self._lines.division.shares):
+            raise Starting("not all ranks of this node are ready to send")
+        return tuple(self._prepared.values())
+
+    def _opened(self, to: Reached, writers: Sequence[ProcessIdentity]) -> Sender:
         number = next(self._numbers)
-        sender = self._senders[number] = RanksSender(self._lines, number, _PIECE_BYTES.get(to.transport, 2**20))
+        piece_bytes = _PIECE_BYTES.get(to.transport, 2**20)
+        sender = self._senders[number] = RanksSender(self._lines, number, piece_bytes, writers)
         self._lines.tell(Reach(number, to.transport, to.division, tuple(to.endpoints), to.num_blocks))
         return sender
 
@@ -153,6 +163,9 @@ class RanksSenders:
     def wait_on(self) -> Sequence[Any]:
         """See `SenderOpener.wait_on`."""
         return self._lines.wait_on()
+
+    def _on_prepared(self, share: KvShare, prepared: Prepared) -> None:
+        self._prepared[share] = prepared.process
 
     def _on_taken(self, share: KvShare, taken: Taken) -> None:
         if (sender := self._senders.get(taken.number)) is not None:

@@ -121,13 +121,13 @@ class Sender(Protocol):
     """P's side towards one receiver.
 
     `is_silent`: as the receiver it pushes to. `piece_bytes`: how much one `push` should be given. `pushes_parts`:
-    `push_part` is cheap. `writer`: the process that writes the receiver's pool, where it is not this one.
+    `push_part` is cheap. `writers`: the processes that write the receiver's pool; none: this one does.
     """
 
     is_silent: bool
     piece_bytes: int
     pushes_parts: bool
-    writer: ProcessIdentity | None
+    writers: Sequence[ProcessIdentity]
 
     @property
     def needs_fence(self) -> bool:

@@ -21,10 +21,12 @@ class FanOutSender:
     is_silent = False
     pushes_parts = False
     piece_bytes = 2**20
-    writer: ProcessIdentity | None = None
 
     def __init__(self, senders: Sequence[Sender]) -> None:
         self._senders = senders
+        self.writers: Sequence[ProcessIdentity] = tuple(
+            dict.fromkeys(writer for sender in senders for writer in sender.writers)
+        )
         self._waiting: list[deque[tuple[RequestKey, Sequence[Move]]]] = [deque() for _ in senders]
 
     @property

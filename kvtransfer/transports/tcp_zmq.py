@@ -190,7 +190,7 @@ class ZmqSender:
     pushes_parts = False
     needs_fence = False
     piece_bytes = _PIECE_BYTES
-    writer: ProcessIdentity | None = None
+    writers: Sequence[ProcessIdentity] = ()
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""Two ranks of one engine, each on a GPU of its own: the tokens of one GPU, in recorded steps too, and the end of one.
+"""Two ranks of one engine, each on a GPU of its own, as one stage and as two: the tokens of one GPU, in recorded steps
+too, and the end of one.
 
 On the host's cores the devices are emulated ones, and gloo takes the place of NCCL.
 """
@@ -15,16 +16,15 @@ import pytest
 import torch
 
 from device.base import Device
-from engine.build import Engine, build_engine
+from engine.build import Engine
 from engine.core import EngineCore
 from engine.executor.mp import MpExecutor
 from engine.executor.starting import RankFailed
-from engine.runner.kv_memory import allocate_private
-from engine.settings import EngineSettings
 from tests.checkpoints import make_checkpoint
 from tests.engine.executor.thread_ranks import built, orders_of
+from tests.gpu import answers
+from tests.gpu.answers import generated, make_requests, require_same
 from tests.gpu.conftest import ENGINE_DEVICE, IS_GPU
-from tests.gpu.test_graphs import UNDECIDED, generated, leads, make_requests
 from tests.request_keys import key_of
 from wire.sampling import DecodingParams
 
@@ -40,19 +40,9 @@ def build(device: Device) -> Iterator[Build]:
         pytest.skip("ranks need two CUDA devices, and there is one")
     engines: list[Engine] = []
 
-    def make(folder: Path, num_ranks: int, **more: Any) -> Engine:
-        settings = EngineSettings(
-            model=str(folder),
-            device=ENGINE_DEVICE,
-            num_threads=num_ranks,
-            num_blocks=256,
-            max_model_len=512,
-            max_num_seqs=NUM_REQUESTS,
-            max_num_batched_tokens=256,
-            tensor_parallel_size=num_ranks,
-            **more,
-        )
-        engines.append(build_engine(settings, allocate_private))
+    def make(folder: Path, size: int, num_stages: int, dtype: str) -> Engine:
+        sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages, "num_threads": size * num_stages}
+        engines.append(answers.build(folder, **sizes, dtype=dtype, num_blocks=256, max_num_seqs=NUM_REQUESTS))
         return engines[-1]
 
     yield make
@@ -67,8 +57,8 @@ def checkpoint(folder: Path) -> Path:
 
 def test_ranks_draw_the_tokens_of_one_gpu(build: Build, tmp_path: Path, within: Callable[..., None]) -> None:
     folder, requests = checkpoint(tmp_path), make_requests(NUM_REQUESTS)
-    one, two = (generated(build(folder, size, dtype="float32").core, requests) for size in (1, 2))
-    within(len(leads(one, two)), 0, unit=f"wrong of {len(requests)}", note="float32", num_cases=len(requests))
+    one, two = (generated(build(folder, size, 1, "float32").core, requests) for size in (1, 2))
+    assert not require_same(within, one, two, "float32")
 
 
 def test_ranks_that_share_one_gpu_draw_its_tokens(
@@ -76,30 +66,29 @@ def test_ranks_that_share_one_gpu_draw_its_tokens(
 ) -> None:
     """Ranks as threads with calls in memory, which no graph records: NCCL does not connect a GPU with itself."""
     folder, requests = checkpoint(tmp_path), make_requests(NUM_REQUESTS)
-    common: dict[str, Any] = {"device": ENGINE_DEVICE, "dtype": "float32", "max_num_seqs": NUM_REQUESTS}
-    common |= {"num_blocks": 512, "max_num_batched_tokens": 64, "enforce_eager": True, "num_threads": 1}
-    alone = build_engine(EngineSettings(str(folder), block_size=4, **common), allocate_private)
-    engine, executor = built(monkeypatch, folder, 2, **common)
-    parted = leads(generated(alone.core, requests), generated(engine.core, requests))
+    common: dict[str, Any] = {"dtype": "float32", "max_num_seqs": NUM_REQUESTS, "num_blocks": 512}
+    common |= {"enforce_eager": True, "num_threads": 1, "block_size": 4, "max_num_batched_tokens": 64}
+    alone = answers.build(folder, **common)
+    engine, executor = built(monkeypatch, folder, 2, device=ENGINE_DEVICE, **common)
+    expected, found = generated(alone.core, requests), generated(engine.core, requests)
     executor.close()
     assert any(order.sources for order in orders_of(executor)), "no step was launched ahead"
-    within(len(parted), 0, unit=f"wrong of {len(requests)}", note="float32", num_cases=len(requests))
+    assert not require_same(within, expected, found, "float32")
 
 
-def test_recorded_steps_of_ranks_draw_the_tokens_of_one_gpu_and_a_rank_that_is_killed_ends_them(
+def test_recorded_steps_of_ranks_and_stages_draw_the_tokens_of_one_gpu_and_a_rank_that_is_killed_ends_them(
     build: Build, tmp_path: Path, within: Callable[..., None]
 ) -> None:
     folder, requests = checkpoint(tmp_path), make_requests(NUM_REQUESTS)
-    engines = [build(folder, size, dtype="bfloat16") for size in (1, 2)]
-    found = leads(*(generated(engine.core, requests) for engine in engines))
-    wrong = [each for each in found if each >= UNDECIDED]
-    note = f"bfloat16; {len(found)} parted where two tokens were as likely"
-    within(len(wrong), 0, unit=f"wrong of {len(requests)}", note=note, num_cases=len(requests))
-    seconds = _seconds_until_failed(engines[1])
-    within(seconds, END_S, unit="s", note="from the end of a rank in a step to the engine's")
+    expected = generated(build(folder, 1, 1, "bfloat16").core, requests)
+    for sizes, name in (((2, 1), "rank 1 of 2"), ((1, 2), r"rank 1 of 2 \(stage 0 of 2\)")):
+        engine = build(folder, *sizes, "bfloat16")
+        require_same(within, expected, generated(engine.core, requests), f"bfloat16, {name}")
+        seconds = _seconds_until_failed(engine, name)
+        within(seconds, END_S, unit="s", note="from the end of a rank in a step to the engine's")
 
 
-def _seconds_until_failed(engine: Engine) -> float:
+def _seconds_until_failed(engine: Engine, name: str) -> float:
     assert isinstance(engine.executor, MpExecutor)
     (pid,) = engine.executor.pids
     engine.core.add(key_of(999), [5, 6, 7], DecodingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
@@ -107,7 +96,7 @@ def _seconds_until_failed(engine: Engine) -> float:
         engine.core.step()
     begin_s = time.monotonic()
     psutil.Process(pid).kill()
-    with pytest.raises(RankFailed, match=r"^rank 1 of 2 was killed by SIGKILL$"):
+    with pytest.raises(RankFailed, match=f"^{name} was killed by SIGKILL$"):
         _finish(engine.core)
     return time.monotonic() - begin_s
 

@@ -246,7 +246,7 @@ class LoopbackSender:
     Pieces are small, so that small tests have several.
     """
 
-    writer: ProcessIdentity | None = None
+    writers: Sequence[ProcessIdentity] = ()
     needs_fence = False
 
     def __init__(self, network: LoopbackNetwork, endpoint: Endpoint, blocks: Blocks) -> None:

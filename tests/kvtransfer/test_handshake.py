@@ -77,7 +77,7 @@ def test_another_kind_of_checksum_is_refused_naming_both() -> None:
 
 
 def test_another_protocol_version_is_refused_naming_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = SENDER_TO_RECEIVER.encode(PeerWelcome("P", SENDER_EPOCH, MAILBOX, sending_facts().process))
+    theirs = SENDER_TO_RECEIVER.encode(PeerWelcome("P", SENDER_EPOCH, MAILBOX, (sending_facts().process,)))
     ours, newer = codec.PROTOCOL_VERSION, codec.PROTOCOL_VERSION + 1
     monkeypatch.setattr(codec, "PROTOCOL_VERSION", newer)
     with pytest.raises(Refused, match=f"protocol version {ours} does not match ours, {newer}"):
@@ -88,7 +88,7 @@ def test_a_peer_of_another_version_fails_only_its_own_handoffs() -> None:
     with open_pair(MAILBOX) as pair:
         pair.decode.grant(KEY, 8, pair.prefill.peer)
         pair.until(lambda: is_welcome(pair))
-        newer = bytearray(SENDER_TO_RECEIVER.encode(PeerWelcome("P", 1, "x", sending_facts().process)))
+        newer = bytearray(SENDER_TO_RECEIVER.encode(PeerWelcome("P", 1, "x", (sending_facts().process,))))
         newer[2] += 1
         pair.prefill.say_bytes(bytes(newer))
         pair.until(lambda: bool(pair.decode.pool.failures))

@@ -101,6 +101,25 @@ def test_the_end_of_the_writer_is_no_proof_before_the_own_agent_has_ended(mapped
     mapped.end()
 
 
+def test_each_process_of_a_writer_has_to_end(mapped: Mapped) -> None:
+    rank = replace(this_process(), pid=this_process().pid + 1)
+    mapped.world.wire.rewrite = lambda message: [
+        replace(message, writers=(*message.writers, rank)) if isinstance(message, PeerWelcome) else message
+    ]
+    mapped.grant()
+    mapped.world.is_prefill_frozen = True
+    mapped.world.dead.add(mapped.world.life.process)
+    mapped.world.cancel_decode(KEY)
+    mapped.turns(20, 1.0)
+    assert mapped.is_held
+    assert len(mapped.fenced_s) == 1
+    mapped.world.dead.add(rank)
+    while mapped.is_held:
+        mapped.turns(1, 0.25)
+    mapped.world.restart_prefill_node()
+    mapped.end()
+
+
 def test_a_writer_that_has_done_is_enough_once_the_own_agent_has_ended(mapped: Mapped) -> None:
     world, faults = mapped.world, [Fault(refusal="cable cut"), *[Fault(delay=200)] * 4]
     world.network.plan = lambda number, key, move: faults.pop() if faults else Fault()
@@ -130,7 +149,7 @@ def test_an_agent_that_ends_by_itself_fails_its_handoffs_and_frees_nothing(mappe
 def test_who_cannot_see_this_process_has_not_mapped_its_memory(mapped: Mapped) -> None:
     elsewhere = replace(this_process(), host="another boot:another table:1")
     mapped.world.wire.rewrite = lambda message: [
-        replace(message, writer=elsewhere) if isinstance(message, PeerWelcome) else message
+        replace(message, writers=(elsewhere,)) if isinstance(message, PeerWelcome) else message
     ]
     mapped.grant()
     mapped.world.is_prefill_frozen = True

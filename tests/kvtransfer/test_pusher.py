@@ -31,7 +31,7 @@ class RecordingSender:
     pushes_parts = True
     needs_fence = False
     piece_bytes = 2 * _BLOCK_BYTES
-    writer: ProcessIdentity | None = None
+    writers: Sequence[ProcessIdentity] = ()
 
     def __init__(self, before: Callable[[], object] = lambda: True) -> None:
         self.pushed: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -32,7 +33,7 @@ from kvtransfer.ranks.senders import RanksSenders
 from kvtransfer.ranks.serving import start_transfers
 from kvtransfer.ranks.transports import Network, RankPool, taken_by_ranks
 from kvtransfer.sending import SendingCounters
-from kvtransfer.transports.base import Move, Sender
+from kvtransfer.transports.base import Move, Sender, Starting
 from kvtransfer.transports.nixl.memory import Region
 from kvtransfer.transports.nixl.thread import AgentThread
 from kvtransfer.transports.nixl.wire import DETAILS, Channel, Connect, PoolDetails, Ready, Write, WriteEnded
@@ -71,7 +72,7 @@ class Pools:
     def __init__(
         self, division: KvDivision, context: zmq.Context[zmq.Socket[bytes]], *, is_device: bool = False
     ) -> None:
-        self.context, self.shares = context, division.shares
+        self.context, self.shares, self.is_device = context, division.shares, is_device
         regions = {share: allocate_shared(NUM_BLOCKS * own_layout(LAYOUT, share).block_bytes) for share in self.shares}
         self.descriptors = {share: region.descriptor for share, region in regions.items()}
         self.memories = {share: region.array.reshape(NUM_BLOCKS, -1) for share, region in regions.items()}
@@ -97,7 +98,8 @@ class Pools:
         return receiver
 
     def senders(self, transport: str, counters: SendingCounters | None = None) -> RanksSenders:
-        return RanksSenders(self.lines, counters or SendingCounters(), [transport], lambda hello: True)
+        told = counters or SendingCounters()
+        return RanksSenders(self.lines, told, [transport], lambda hello: True, are_mapping=self.is_device)
 
     def fill(self, whole: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> None:
         for share, memory in self.memories.items():
@@ -155,6 +157,20 @@ def push(sender: Sender, moves: Sequence[Move], each_round: Callable[[], object]
     wait(is_pushed)
 
 
+def reached(senders: RanksSenders, endpoint: Endpoint) -> Sender:
+    """A sender, once all ranks are ready to send."""
+    found: list[Sender] = []
+
+    def is_open() -> bool:
+        senders.poll()
+        with contextlib.suppress(Starting):
+            found.append(senders.open(hello(endpoint))[1])
+        return bool(found)
+
+    wait(is_open)
+    return found[0]
+
+
 def sums(checksums: Checksums, block_ids: Sequence[int]) -> list[int]:
     pending = checksums.begin(block_ids)
     found: list[int] = []
@@ -183,6 +199,7 @@ def sums(checksums: Checksums, block_ids: Sequence[int]) -> list[int]:
         (SLOTS, KvDivision(4), KvDivision(2), "sending"),
         (ZMQ, KvDivision(2, 2), KvDivision(2), "receiving"),
         pytest.param(NIXL, KvDivision(2), KvDivision(1), "", marks=needs_nixl),
+        pytest.param(NIXL, KvDivision(2), KvDivision(1), "both", marks=needs_nixl),
     ],
 )
 def test_blocks_go_from_rank_to_rank(
@@ -194,7 +211,10 @@ def test_blocks_go_from_rank_to_rank(
     sending.fill(whole)
     received, sent = ReceivingCounters(), SendingCounters()
     receiver, senders = receiving.receiver(transport, received), sending.senders(transport, sent)
-    _, sender = senders.open(hello(receiver.endpoint))
+    sender = reached(senders, receiver.endpoint)
+    # by nixl a rank on a device may map the peer's pool, which is told of each
+    is_mapping = sending.is_device and transport == NIXL
+    assert sender.writers == (this_process(),) * (len(sources.shares) if is_mapping else 0)
     receiver.expect(KEY, TARGETS, GENERATIONS)
     push(sender, MOVES[:3], receiver.poll)
     push(sender, MOVES[3:], receiver.poll)
@@ -510,18 +530,15 @@ def test_a_rank_that_is_gone_or_says_something_else_ends_the_transfers(
         wait(has_heard)
 
 
-def test_ranks_on_devices_write_by_nixl_on_other_hosts_only(opened: Callable[..., Pools]) -> None:
+def test_a_peer_by_nixl_waits_until_every_rank_on_a_device_has_said_who_it_is(opened: Callable[..., Pools]) -> None:
     sending, receiving = opened(KvDivision(2), is_device=True), opened(KvDivision(2), is_device=True)
-    counters = SendingCounters()
-    senders = RanksSenders(sending.lines, counters, [ZMQ], lambda hello: True, is_device=True)
+    senders = sending.senders(ZMQ)
     # as if it had been opened with an agent for each rank
-    senders._taken = [NIXL, ZMQ]
-    on_this_host = hello(Endpoint(NIXL, ""), receiving.receiver(ZMQ).endpoint)
-    name, _ = senders.open(on_this_host)
-    assert name == ZMQ
-    with pytest.raises(Refused, match="nixl: of ranks on devices, it is for peers on other hosts"):
+    senders._taken = [NIXL]
+    with pytest.raises(Starting, match="not all ranks of this node are ready to send"):
         senders.open(hello(Endpoint(NIXL, "")))
-    # a peer with one GPU may have mapped a rank's pool
+    assert len(reached(senders, Endpoint(NIXL, "")).writers) == 2
+    # of which the peer wants to know the end, where they may have mapped its pool
     receivers = [RanksReceiver(NIXL, receiving.lines, ReceivingCounters(), is_device=each) for each in (False, True)]
     proofs = [receiver.write_proof for receiver in receivers]
     assert proofs == [WriteProof.ENDPOINT_ENDED, WriteProof.BOTH_ENDED]

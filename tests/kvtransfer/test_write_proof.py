@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from kvtransfer.write_proof import Known, PeerWord, Verdict, WriteProof, Writer, judge
+from kvtransfer.write_proof import Known, PeerWord, Verdict, WriteProof, Writer, judge, writer_of_all
 
 _OWN, _WRITER, _ENDPOINT, _BOTH = WriteProof
 _SILENT, _DONE, _MAY_LAND = PeerWord
@@ -56,3 +56,17 @@ def test_blocks_are_released_on_proof_only(
         and overdue in (_ANY, is_overdue)
     ]
     assert judge(proof, Known(word, has_ended, writer, is_overdue)) is expected
+
+
+@pytest.mark.parametrize(
+    ("writers", "together"),
+    [
+        ((), _RUNS),
+        ((_GONE, _RUNS, _ELSEWHERE), _RUNS),
+        ((_GONE, _GONE), _GONE),
+        ((_ELSEWHERE, _ELSEWHERE), _ELSEWHERE),
+        ((_ELSEWHERE, _GONE), _ELSEWHERE),
+    ],
+)
+def test_several_writers_are_what_the_least_known_of_them_is(writers: tuple[Writer, ...], together: Writer) -> None:
+    assert writer_of_all(writers) is together

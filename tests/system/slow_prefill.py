@@ -42,7 +42,7 @@ class FullSender:
 
     def __init__(self, sender: Sender) -> None:
         self.is_silent = sender.is_silent
-        self.writer = sender.writer
+        self.writers = sender.writers
         self.piece_bytes = 1  # a block at a time
         self._sender = sender
         self._num_left = NUM_PUSHES

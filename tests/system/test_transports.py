@@ -30,17 +30,17 @@ from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_
 _LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 10)
 _NUM_TOKENS = 16
 _AGENT = "kvtransfer.transports.nixl.agent"
-_RANKS = ("--tensor-parallel-size", "2")
+_RANKS, _STAGES = ("--tensor-parallel-size", "2"), ("--pipeline-parallel-size", "2")
 _RELAYS = (
-    ("shm", "cpu", "llama", "int8", ()),
-    ("shm", "emulated", "qwen2", "auto", ()),
-    ("zmq", "cpu", "mistral", "int4", ()),
-    ("zmq", "emulated", "llama", "auto", _RANKS),
-    ("nixl", "cpu", "qwen3", "auto", ()),
-    ("nixl", "emulated", "mistral", "auto", ()),
-    ("nccl", "emulated", "qwen3", "auto", ()),
+    ("shm", "cpu", "llama", "int8", (), ()),
+    ("shm", "emulated", "qwen2", "auto", (), ()),
+    ("zmq", "cpu", "mistral", "int4", (), ()),
+    ("zmq", "emulated", "llama", "auto", (), _STAGES),
+    ("nixl", "cpu", "qwen3", "auto", (), ()),
+    ("nixl", "emulated", "mistral", "auto", _RANKS, ()),
+    ("nccl", "emulated", "qwen3", "auto", (), ()),
 )
-"""Transport, device, family, quantization, and the ranks of the decode node."""
+"""Transport, device, family, quantization, and the ranks of the prefill node and of the decode node."""
 _FLAGS = ("--max-num-batched-tokens", "40")
 _NUM_DEATHS = 2
 """Of both agents, then of one."""
@@ -71,10 +71,12 @@ def require_equal(answer: Expected, expected: Expected) -> None:
 
 
 @contextlib.contextmanager
-def relaying(folder: Path, model: Path, *flags: str, decode: Sequence[str] = ()) -> Iterator[Relay]:
+def relaying(
+    folder: Path, model: Path, *flags: str, prefill: Sequence[str] = (), decode: Sequence[str] = ()
+) -> Iterator[Relay]:
     """A relay of two nodes with these flags, in which every prompt is handed over. It ends well and leaves nothing."""
     both, router = (*flags, *_FLAGS), ("--local-prefill-tokens", "0")
-    relay = start_relay(model, folder, prefill=(both,), decode=((*both, *decode),), router=router)
+    relay = start_relay(model, folder, prefill=((*both, *prefill),), decode=((*both, *decode),), router=router)
     try:
         yield relay
         relay.stop()
@@ -82,13 +84,14 @@ def relaying(folder: Path, model: Path, *flags: str, decode: Sequence[str] = ())
         relay.close()
 
 
-@pytest.mark.parametrize(("transport", "device", "family", "quantization", "ranks"), _RELAYS)
+@pytest.mark.parametrize(("transport", "device", "family", "quantization", "prefill", "decode"), _RELAYS)
 def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does(
     transport: str,
     device: str,
     family: str,
     quantization: str,
-    ranks: Sequence[str],
+    prefill: Sequence[str],
+    decode: Sequence[str],
     checkpoints: Checkpoints,
     references: Callable[[str], Reference],
     tmp_path: Path,
@@ -100,7 +103,7 @@ def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does
         reference = Reference(dequantized(folder, tmp_path / "dequantized", quantization))
     prompts = [make_prompt(length, 7) for length in _LENGTHS]
     flags = ("--kv-transport", transport, "--device", device, "--quantization", quantization)
-    with relaying(tmp_path, folder, *flags, decode=ranks) as relay:
+    with relaying(tmp_path, folder, *flags, prefill=prefill, decode=decode) as relay:
         for prompt in prompts:
             answer, transfer = ask(relay.client, prompt)
             require_equal(answer, reference.greedy(prompt, _NUM_TOKENS))

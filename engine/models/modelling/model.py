@@ -30,6 +30,7 @@ class ModellingDecoder:
     """See `Decoder`, of which it has what a runner needs. `model` is loaded, in its dtype, on its device."""
 
     is_recordable = False
+    has_head = True
 
     def __init__(self, config: ModelFacts, model: PreTrainedModel) -> None:
         """Raises `ModelLoadError` for a model that cannot be computed this way."""
@@ -54,6 +55,10 @@ class ModellingDecoder:
         self._step.attention = None
         hidden: Tensor = found.last_hidden_state[0]
         return hidden
+
+    def trial_inputs(self, num_tokens: int) -> Tensor:
+        """See `RunnableDecoder.trial_inputs`."""
+        return torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 of rows [N, E] that `forward` returned."""

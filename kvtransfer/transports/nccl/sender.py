@@ -41,7 +41,7 @@ class NcclSender:
     is_silent = False
     pushes_parts = False
     needs_fence = False
-    writer: ProcessIdentity | None = None
+    writers: Sequence[ProcessIdentity] = ()
 
     def __init__(
         self,

@@ -214,7 +214,7 @@ class NixlSender:
     piece_bytes = _PIECE_BYTES
 
     def __init__(self, senders: NixlSenders, peer_id: int, part: Part, writer: ProcessIdentity) -> None:
-        self.writer: ProcessIdentity | None = writer
+        self.writers: Sequence[ProcessIdentity] = (writer,)
         self.peer_id, self.part = peer_id, part
         self.needs_fence = False
         self.num_reading: Counter[RequestKey] = Counter()

@@ -75,7 +75,7 @@ class ShmSender:
     pushes_parts = True
     needs_fence = False
     piece_bytes = _PIECE_BYTES
-    writer: ProcessIdentity | None = None
+    writers: Sequence[ProcessIdentity] = ()
 
     def __init__(self, endpoint: Endpoint, blocks: Blocks, num_target_blocks: int) -> None:
         self._blocks = blocks

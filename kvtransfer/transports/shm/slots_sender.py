@@ -57,7 +57,7 @@ class SlotsSender:
     is_silent = False
     pushes_parts = False
     needs_fence = False
-    writer: ProcessIdentity | None = None
+    writers: Sequence[ProcessIdentity] = ()
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -49,10 +50,10 @@ def build() -> Iterator[Build]:
     """Engines that end with the test."""
     engines: list[Engine] = []
 
-    def make(folder: Path, size: int, **more: str) -> Engine:
+    def make(folder: Path, size: int, **more: Any) -> Engine:
         common = {"num_threads": 1, "num_blocks": 32, "block_size": 4, "tensor_parallel_size": size, **more}
-        settings = EngineSettings(str(folder), **common)  # type: ignore[arg-type]
-        allocate = allocate_shared if size > 1 else allocate_private
+        settings = EngineSettings(str(folder), **common)
+        allocate = allocate_shared if settings.num_ranks > 1 else allocate_private
         engines.append(build_engine(settings, allocate, starter=LocalRanks("rank_node")))
         return engines[-1]
 
@@ -107,6 +108,27 @@ def test_processes_compute_together_and_one_that_is_killed_ends_all(tmp_path: Pa
     assert not rank.is_running()
     for end in ends:
         end.close()
+
+
+def test_stages_on_devices_compute_together_and_one_that_is_killed_in_a_step_ends_all(
+    tmp_path: Path, build: Build
+) -> None:
+    folder = make_checkpoint(tmp_path / "model", "llama")
+    engine = build(folder, 1, pipeline_parallel_size=2, device="emulated", max_num_batched_tokens=8)
+    assert answer(engine) == answer(build(folder, 1))
+    engine.core.add(key_of(2), [*range(40, 62)], DecodingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
+    engine.core.step()
+    assert engine.core.num_steps_in_flight == 2
+    (rank,) = ranks_of(engine)
+    rank.kill()
+
+    def step() -> None:
+        engine.core.step()
+
+    begin_s = time.monotonic()
+    with pytest.raises(RankFailed, match=r"^rank 1 of 2 \(stage 0 of 2\) was killed by SIGKILL$"):
+        repeat(step, END_S)
+    assert time.monotonic() - begin_s < END_S
 
 
 class StoppedChild:

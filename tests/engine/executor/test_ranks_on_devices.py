@@ -1,5 +1,6 @@
 """Ranks on devices with memory of their own, each an emulated one: asynchronous steps, recorded graphs with the calls
-among ranks in them, tokens that the host does not know yet. The tokens are those of one rank on the host."""
+among ranks in them, tokens that the host does not know yet, and stages between which only devices hand anything on. The
+tokens are those of one rank on the host."""
 
 from __future__ import annotations
 
@@ -18,7 +19,6 @@ from engine.models.decoder import Decoder
 from engine.models.dummy import fill_with_noise
 from engine.models.ops.torch_ops import TorchOps
 from engine.models.shard import Shard
-from engine.pool_size import fewest_of_ranks
 from engine.runner.limits import RunnerLimits
 from engine.runner.profiling import profile, profile_share
 from engine.runner.sampler import Sampler
@@ -37,33 +37,38 @@ from tests.request_keys import key_of
 from wire.errors import InvalidSetting
 from wire.sampling import DecodingParams
 
-SETTINGS: dict[str, Any] = {"device": "emulated", "block_size": 16, "max_num_seqs": 6, "max_num_batched_tokens": 16}
+SETTINGS: dict[str, Any] = {"device": "emulated", "block_size": 16, "max_num_seqs": 6}
 
 
-def test_recorded_steps_of_ranks_draw_the_tokens_of_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, "qwen3", changes={"head_dim": 64})
+@pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (1, 2), (2, 3)])
+def test_recorded_steps_of_ranks_draw_the_tokens_of_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, num_stages: int
+) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3", changes={"head_dim": 64, "num_hidden_layers": 3})
     replay = mock.patch.object(EmulatedGraph, "replay", autospec=True, side_effect=EmulatedGraph.replay)
     with mock.patch("engine.model_share.choose_attention", choose_stand_in), replay as replayed:
-        engine, executor = built(monkeypatch, folder, 2, executor=GlooExecutor, **SETTINGS)
+        engine, executor = built(monkeypatch, folder, size, num_stages, executor=GlooExecutor, **SETTINGS)
         assert isinstance(engine.device, EmulatedDevice)
         assert engine.device.num_graphs == 4
         assert engine.memory.is_divided
         found = answers(engine)
         executor.close()
-    assert found == answers(alone(folder, block_size=16, max_num_batched_tokens=16))
+    assert found == answers(alone(folder, block_size=16))
     orders = orders_of(executor)
     num_recorded = sum(order.is_recorded for order in orders)
-    # both ranks replay what the driver does
-    assert replayed.call_count == 2 * num_recorded > 0
-    # steps began with tokens that the host did not know
-    assert any(order.sources for order in orders)
+    # all ranks replay what the driver does
+    assert replayed.call_count == size * num_stages * num_recorded > 0
+    # steps began with tokens that the host did not know; of several stages, chunks of a prompt were in all of them, and
+    # one more was ordered
+    assert any(order.sources for order in orders) == (num_stages == 1)
+    assert executor.most_in_flight == (num_stages + 1 if num_stages > 1 else 0)
 
 
 def test_eager_steps_of_ranks_are_ahead_of_the_host_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
     engine, executor = built(monkeypatch, folder, 2, executor=GlooExecutor, **SETTINGS, enforce_eager=True)
     found = []
-    for each in (engine, alone(folder, block_size=16, max_num_batched_tokens=16)):
+    for each in (engine, alone(folder, block_size=16)):
         for number in range(3):
             params = DecodingParams(temperature=0.0, max_tokens=7, prompt_logprobs=0 if number else None)
             each.core.add(key_of(number), prompt(9 + number, first=number), params)
@@ -75,26 +80,26 @@ def test_eager_steps_of_ranks_are_ahead_of_the_host_too(monkeypatch: pytest.Monk
     assert any(order.sources for order in orders_of(executor))
 
 
-def test_ranks_measure_together_and_the_one_with_the_least_room_decides(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_ranks_measure_together(tmp_path: Path, num_stages: int) -> None:
     config = load_config(make_checkpoint(tmp_path, "llama", vocab_size=321))
-    limits, calls = RunnerLimits(4, 12, 8), SharedCalls(2)
+    limits, stages = RunnerLimits(4, 12, 8), [SharedCalls(2) for _ in range(num_stages)]
 
-    def measure(rank: int) -> int:
-        collectives, device = ThreadCollectives(rank, calls), EmulatedDevice()
-        shard = Shard(rank, 2)
+    def measure(number: int) -> None:
+        shard, device = Shard.of_process(number, 2, num_stages), EmulatedDevice()
+        collectives = ThreadCollectives(shard.rank, stages[shard.stage])
         decoder = Decoder(config, torch.float32, "cpu", TorchOps(), shard, collectives)
         fill_with_noise(decoder)
-        if rank == 0:
+        if number == 0:
             profile(decoder, Sampler(frozenset(), config.vocab_size), device, limits)
         else:
             profile_share(decoder, device, limits)
         device.close()
-        return fewest_of_ranks(9 - 2 * rank, device.torch_device, collectives)
 
-    with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(measure, range(2))) == [7, 7]
+    with ThreadPoolExecutor(2 * num_stages) as threads:
+        list(threads.map(measure, range(2 * num_stages)))
     # an embedding, and two sums for each layer
-    assert calls.num_sums == 1 + 2 * config.num_layers
+    assert sum(calls.num_sums for calls in stages) == 1 + 2 * config.num_layers
 
 
 def test_more_ranks_than_gpus_are_refused_before_anything_starts(

@@ -22,10 +22,20 @@ import engine.build
 from device.base import Device
 from engine.build import Engine, build_engine
 from engine.executor.following import Follower
+from engine.executor.meeting import stage_group
 from engine.executor.messages import Channel, Compute, Order
 from engine.executor.mp import MpExecutor
-from engine.executor.passages import Incoming, Outgoing, Passages, StreamShape, taken_ends
-from engine.executor.world import World
+from engine.executor.passages import (
+    NO_PAIRS,
+    Incoming,
+    Outgoing,
+    Passages,
+    StreamShape,
+    incoming_from,
+    taken_ends,
+)
+from engine.executor.spread import LOOPBACK
+from engine.executor.world import Pairs, World, join_pairs
 from engine.model_share import attention_of, load_share, open_basis, recorded_pass, stream_of
 from engine.models.collectives import Collectives
 from engine.models.config import ModelConfig
@@ -98,13 +108,17 @@ class ThreadExecutor:
         self.passages: Passages | None = None
         self._ends: list[Incoming | Outgoing] = []
         self.collectives = self._collectives(self.shard)
+        self._before = self._pairs(self.shard, device).before
 
     def _collectives(self, shard: Shard) -> Collectives | None:
         return ThreadCollectives(shard.rank, self._stages[shard.stage]) if shard.size > 1 else None
 
+    def _pairs(self, shard: Shard, device: Device) -> Pairs:
+        return NO_PAIRS
+
     def _follower(self, shard: Shard, settings: EngineSettings) -> Follower:
         basis = open_basis(settings, 1)
-        collectives = self._collectives(shard)
+        collectives, pairs = self._collectives(shard), self._pairs(shard, basis.device)
         model = load_share(basis, shard, collectives, None)
         choice = attention_of(basis, model, shard)
         memory, passages = self.memory.result(_WAIT_S)
@@ -117,8 +131,9 @@ class ThreadExecutor:
             paged = mapped_kv(model.layout, model.own, shard, num_bytes, memory.descriptor)
         stream = stream_of(basis, model, shard)
         ends: tuple[Incoming | None, Outgoing | None] = (None, None)
-        if stream is not None and passages is not None:
-            ends = taken_ends(shard, stream, map(os.dup, passages.descriptors_of(shard)).__next__)
+        if stream is not None:
+            descriptors = () if passages is None else passages.descriptors_of(shard)
+            ends = taken_ends(shard, stream, map(os.dup, descriptors).__next__, pairs)
         attention = choice.build(paged)
         run = recorded_pass(basis, model, attention) or decoded_pass(model.decoder, attention)
         self._ends += [end for end in ends if end is not None]
@@ -126,7 +141,7 @@ class ThreadExecutor:
         limits = replace(basis.limits, spare_block=memory.spare_block)
         follower = Follower(model.decoder, attention, basis.device, limits, run, collectives, *ends, blocks=blocks)
         if basis.records_steps:
-            follower.record_graphs(shard)
+            follower.record_graphs()
         return follower
 
     def tell_ahead(self, order: Order) -> None:
@@ -160,13 +175,16 @@ class ThreadExecutor:
     def loaded(self) -> None:
         """Nothing to wait for."""
 
+    def fewest_blocks(self, num_blocks: int) -> int:
+        return num_blocks
+
     def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> Incoming | None:
-        self.passages = None if stream is None else Passages(self._shards, stream)
+        if stream is None or self._before is not None:
+            self.memory.set_result((memory, None))
+            return None if stream is None or self._before is None else incoming_from(self._before, stream)
+        self.passages = Passages(self._shards, stream)
         self.memory.set_result((memory, self.passages))
-        if self.passages is None:
-            return None
-        incoming = self.passages.incoming()
-        self._ends.append(incoming)
+        self._ends.append(incoming := self.passages.incoming())
         return incoming
 
     def ready(self) -> None:
@@ -188,14 +206,21 @@ class ThreadExecutor:
 
 
 class GlooExecutor(ThreadExecutor):
-    """The same with the product's calls among ranks, over gloo, as devices record them."""
+    """The same with the product's calls among ranks, over gloo, as devices record them, and its passages between
+    devices."""
 
     def __init__(self, *arguments: Any) -> None:
         self._board = Board()
         super().__init__(*arguments)
 
     def _collectives(self, shard: Shard) -> Collectives | None:
-        return World(shard, self._board.meeting(), b"nonce", records=True)
+        if shard.size == 1:
+            return None
+        return World(shard, self._board.meeting(stage_group(shard.stage)), b"nonce", records=True)
+
+    def _pairs(self, shard: Shard, device: Device) -> Pairs:
+        meet = self._board.meeting, b"nonce", LOOPBACK, device
+        return join_pairs(shard, *meet, is_before_afar=not shard.is_first_stage, is_next_afar=not shard.is_last_stage)
 
 
 def built(

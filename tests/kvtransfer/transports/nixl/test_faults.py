@@ -132,8 +132,7 @@ def test_a_receiver_that_stands_still_is_given_up_and_fenced(pair: NixlPair) -> 
         num_pushed += 1
     assert num_pushed == 64
     assert sender.is_reading(key)
-    writer = sender.writer
-    assert writer is not None
+    (writer,) = sender.writers
     sender.close()
     pair.wait_until(lambda: not sender.is_reading(key))
     assert sender.needs_fence

@@ -71,7 +71,7 @@ def test_writes_between_two_threads_of_agents_and_a_fence_in_between() -> None:
         pair.target[:] = 0
         assert pair.push(sender, pair.expect(moves), moves) == _NUM_BLOCKS
         assert np.array_equal(pair.target, pair.source[::-1])
-        assert sender.writer == this_process()
+        assert sender.writers == (this_process(),)
         old = pair.receiver.endpoint
         assert not pair.receiver.fence(), "on loopback a peer may hold a mapping"
         assert pair.receiver.endpoint != old
