@@ -1,8 +1,9 @@
 """Builds an engine: device, ranks, checkpoint, KV pool, scheduler, runner.
 
 Owns the order of these: on a GPU the pool gets the memory that is left after the weights were loaded and the largest
-step was computed, and graphs are recorded last. Everything built here is returned; the module has no state. What each
-rank of several does alike is `engine.model_share`.
+step was computed, and graphs are recorded last. The first steps, which have the time of a step, are computed when every
+rank has recorded its own. Everything built here is returned; the module has no state. What each rank of several does
+alike is `engine.model_share`.
 """
 
 from __future__ import annotations
@@ -143,6 +144,7 @@ def build_engine(
         costs = StepCosts()
         runner = _runner(basis, model, sampler, attention, memory, executor, incoming, costs, on_graphs)
         executor.ready()
+        runner.warm_up()
         kv_dtype = model.layout.dtype if model.layout.has_scales else ""
         fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
         image_facts = None if model.tower is None else model.tower.facts
@@ -249,19 +251,18 @@ def _runner(
         if incoming is not None:
             num_before = model.layout.num_layers - model.own.num_layers
             passed = run or decoded_pass(model.decoder, attention)
-            return _prepared(PipelineRunner(incoming, num_before, passed, *led), basis, on_graphs)
-        return _prepared(LeadingRunner(*led, run), basis, on_graphs)
+            return _recorded(PipelineRunner(incoming, num_before, passed, *led), basis, on_graphs)
+        return _recorded(LeadingRunner(*led, run), basis, on_graphs)
     images = None if model.tower is None else StepImages(model.tower, basis.device.torch_device)
     greedy = None
     if isinstance(run, RecordedLayers) and isinstance(attention, NativeAttention) and not run.needs_torch:
         greedy = GreedySeries(run, attention, run.kernels, sampler)
-    return _prepared(ModelRunner(*parts, run, images, greedy), basis, on_graphs)
+    return _recorded(ModelRunner(*parts, run, images, greedy), basis, on_graphs)
 
 
-def _prepared(runner: ModelRunner, basis: Basis, on_graphs: OnProgress | None) -> ModelRunner:
+def _recorded(runner: ModelRunner, basis: Basis, on_graphs: OnProgress | None) -> ModelRunner:
     if basis.records_steps:
         runner.record_graphs(on_graphs)
-    runner.warm_up()
     return runner
 
 

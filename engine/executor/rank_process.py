@@ -114,12 +114,12 @@ def _follow(channel: Channel, on_pool: OnPool | None) -> None:
     channel.send(Ready(), _SAY_S)
     next_order: NextOrder = partial(orders.next, None)
     if shard.num_stages > 1 and basis.device.is_asynchronous:
-        next_order = _OrdersAhead(next_order, shard.num_stages + 1).next
+        next_order = OrdersAhead(next_order, shard.num_stages + 1).next
     while not isinstance(order := next_order(), Stop):
         follower.compute(_require(order, Compute))
 
 
-class _OrdersAhead:
+class OrdersAhead:
     """Takes orders, at most `count` ahead, while this rank waits for its device. That may wait to hand a step on, for a
     rank that the driver tells later: so the driver must not wait until this one listens."""
 

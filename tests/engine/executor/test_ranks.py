@@ -21,8 +21,9 @@ import torch
 from engine.build import Engine, build_engine
 from engine.executor import ranks as rank_processes
 from engine.executor import starting
-from engine.executor.messages import Channel, Compute, Here, Share, Stop
+from engine.executor.messages import Channel, Compute, Here, Meet, Order, Room, Share, Stop
 from engine.executor.mp import MpExecutor
+from engine.executor.rank_process import OrdersAhead
 from engine.executor.ranks import Ranks
 from engine.executor.starting import LocalRanks, RankFailed
 from engine.models.config import load_config
@@ -142,6 +143,7 @@ class StoppedChild:
         self._channel = Channel(socket.socket(fileno=os.dup(int(descriptor))), "the driver")
         if self.has_started:
             self._channel.send(Here(), 1.0)
+            self._channel.send(Room(7), 1.0)
         self._process.send_signal(signal.SIGSTOP)
 
     def kill(self) -> None:
@@ -160,6 +162,8 @@ def test_a_rank_that_stands_still_in_a_step_is_named_and_ended(monkeypatch: pyte
     monkeypatch.setattr(starting, "Child", StoppedChild)
     ranks = Ranks(EngineSettings(tensor_parallel_size=1, pipeline_parallel_size=2), 1, LocalRanks(), "")
     (pid,) = ranks.pids
+    assert ranks.fewest_blocks(9, END_S) == 7
+    assert ranks.fewest_blocks(5, END_S) == 5
     with ranks.within(END_S * 60):
         repeat(ranks.require_alive, 0.3)
     reason = r"^rank 1 of 2 \(stage 0 of 2\) is stopped, and a step was to take 0\.25 s at most$"
@@ -187,13 +191,14 @@ def test_a_rank_that_stands_still_while_nothing_is_computed_is_named_and_ended(m
     ranks = Ranks(EngineSettings(tensor_parallel_size=2), 1, LocalRanks(), "")
     (pid,) = ranks.pids
     repeat(ranks.require_alive, 0.5)
-    aborted = threading.Event()
-    ranks.abort_when_lost(aborted.set)
+    aborted = [threading.Event() for _ in range(2)]
+    for each in aborted:
+        ranks.abort_when_lost(each.set)
     monkeypatch.setattr(rank_processes, "STANDING_S", 0.1)
     with pytest.raises(RankFailed, match=r"^rank 1 of 2 is stopped, for 0\.1 s now$"):
         repeat(ranks.require_alive, END_S)
     # who waits for a device goes on without a result, and has to learn that
-    assert aborted.wait(END_S)
+    assert all(each.wait(END_S) for each in aborted)
     with pytest.raises(RankFailed, match=r"^rank 1 of 2 is stopped"), ranks.within(END_S):
         pass
     ranks.close()
@@ -249,6 +254,26 @@ def test_each_stage_reads_its_layers_and_a_tied_head_the_table(tmp_path: Path, t
     assert sorted(first + last) == sorted(names(WHOLE) + ["model.embed_tokens.weight"] * tie)
     assert {name.split(".")[2] for name in first if ".layers." in name} == {"0", "1"}
     assert {name.split(".")[2] for name in last if ".layers." in name} == {"2"}
+
+
+def test_orders_are_taken_while_the_rank_waits_for_its_device() -> None:
+    untaken: list[Order] = [Compute((), b"", b"", b""), Meet(), Stop()]
+    is_taken = threading.Event()
+
+    def next_order() -> Order:
+        if len(untaken) == 1:
+            is_taken.set()
+        return untaken.pop(0)
+
+    orders = OrdersAhead(next_order, 2)
+    assert is_taken.wait(END_S)
+    assert [type(orders.next()) for _ in range(3)] == [Compute, Meet, Stop]
+
+    def broken() -> Stop:
+        raise ChannelBroken("the driver is gone")
+
+    with pytest.raises(ChannelBroken, match="the driver is gone"):
+        OrdersAhead(broken, 2).next()
 
 
 def test_a_message_that_is_none_is_refused() -> None:

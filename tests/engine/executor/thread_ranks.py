@@ -105,6 +105,7 @@ class ThreadExecutor:
         ]
         self._computing: list[Future[None]] = []
         self._num_entered = 0
+        self._are_ready = False
         self.passages: Passages | None = None
         self._ends: list[Incoming | Outgoing] = []
         self.collectives = self._collectives(self.shard)
@@ -156,6 +157,7 @@ class ThreadExecutor:
 
     def _tell(self, order: Order, is_told: Callable[[Shard], bool]) -> None:
         assert isinstance(order, Compute)
+        assert self._are_ready, "a step that may take as long as a step is ordered while ranks still prepare"
         for computing in [each for each in self._computing if each.done()]:
             self._computing.remove(computing)
             computing.result()
@@ -190,6 +192,7 @@ class ThreadExecutor:
     def ready(self) -> None:
         for follower in self._followers:
             follower.result(_WAIT_S)
+        self._are_ready = True
 
     def guarded(self, each_round: Callable[[], None]) -> Callable[[], None]:
         return each_round
