@@ -18,11 +18,11 @@ import zmq
 
 from program.watchdog import Beat
 from wire import links
+from wire.link_watch import DIAL_PAUSE_S, open_watched
 from wire.messages import NODE_TO_ROUTER, Heartbeat, NodeStatus
 
 INTERVAL_S = 1.0
 _MISSED_BEFORE_NEXT_KEY = 2
-_DIAL_AGAIN_S = links.HANDSHAKE_TIMEOUT_MS / 1000
 _NUM_QUICK, _QUICK_S = 3, 0.1
 """Beats after the first one on a new connection: the answer takes another connection, which may be made later."""
 
@@ -71,13 +71,11 @@ class HeartbeatThread:
             poller.register(self._wakeup, zmq.POLLIN)
             for pulse in pulses:
                 stack.callback(pulse.close)
-                poller.register(pulse.made, zmq.POLLIN)
+                poller.register(pulse.monitor, zmq.POLLIN)
             wait_s, num_quick = self._interval_s, 0
-            while self._wakeup.fileno() not in (came := dict(poller.poll(int(wait_s * 1000)))):
-                for pulse in pulses:
-                    if pulse.made in came:
-                        pulse.made.recv_multipart()
-                        num_quick = _NUM_QUICK
+            while self._wakeup.fileno() not in dict(poller.poll(int(wait_s * 1000))):
+                if sum(pulse.was_made() for pulse in pulses):  # each of them has to look
+                    num_quick = _NUM_QUICK
                 wait_s = min(_QUICK_S, self._interval_s) if num_quick else self._interval_s
                 num_quick = max(0, num_quick - 1)
                 if self._beat is not None:
@@ -95,20 +93,26 @@ class HeartbeatThread:
 
 
 class _Pulse:
-    """The connection to one router. `made` can be read when it was made, each time."""
+    """The connection to one router. `monitor` can be read when something has happened to it."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, settings: links.LinkSettings) -> None:
-        self._link = links.open_socket(context, zmq.DEALER, settings)
+        self._link, self._watch = open_watched(context, zmq.DEALER, settings)
         self._link.setsockopt(zmq.IMMEDIATE, 1)  # no old heartbeat is queued for a router that comes back later
-        self.made = self._link.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.monitor = self._watch.monitor
         self._settings = settings
         self._num_dialled = self._num_missed = 0
         self._dialled_s = time.monotonic()
         self._address = links.connect(self._link, address, settings)
 
+    def was_made(self) -> bool:
+        """Whether it was made, or made again, since this was last asked."""
+        num_made = self._watch.num_made
+        self._watch.look()
+        return self._watch.num_made > num_made
+
     def send(self, frame: bytes) -> None:
-        """Send a heartbeat if there is a connection now. Without one for a while it is dialled again: perhaps the
-        router has another key, or a bit of the handshake was turned, after which ZMQ tries no more."""
+        """Send a heartbeat if there is a connection now. Without one for a while it is dialled again where the router
+        may have another key, and soon where ZMQ tries no more."""
         try:
             self._link.send(frame, zmq.NOBLOCK)
             self._num_missed = 0
@@ -117,14 +121,15 @@ class _Pulse:
             takes_next_key = (
                 self._num_missed % _MISSED_BEFORE_NEXT_KEY == 0 and links.num_expected_keys(self._settings) > 1
             )
-            if takes_next_key or time.monotonic() - self._dialled_s >= _DIAL_AGAIN_S:
+            may_dial = time.monotonic() - self._dialled_s >= DIAL_PAUSE_S
+            if may_dial and (takes_next_key or self._watch.is_dead):
                 self._dialled_s = time.monotonic()
                 self._num_dialled += 1
                 self._link.disconnect(self._address)
+                self._watch.dialled()
                 self._address = links.connect(self._link, self._address, self._settings, self._num_dialled)
 
     def close(self) -> None:
         """Close the connection."""
-        self._link.disable_monitor()
-        self.made.close(linger=0)
+        self._watch.close()
         self._link.close()

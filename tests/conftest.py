@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
+
+from tests.system.prepared import NODE_MODULES, ROUTER_MODULES, fork_workers
 
 # Tests run on all cores at once (`make test`). With a pool of compute threads in each process as well, they would wait
 # for each other by spinning.
@@ -18,6 +21,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # How long an example takes depends on how busy the machine is.
 settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("baton")
+
+_IMPORTED_BY_MOST = (
+    "execnet",
+    "matplotlib.backends.backend_agg",
+    "openai.resources",
+    "transformers.models.qwen3.modeling_qwen3",
+)
+"""With what nodes and routers import: nearly all that a process has imported which has collected the tests."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,6 +52,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Three processes for each core: half of the time a test waits for another process or a clock. Each process takes
     about a gigabyte, and no more than sixteen find work of their own."""
     return min(3 * len(os.sched_getaffinity(0)), 16)
+
+
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """The processes of a run of everything are forked from one that has the imports of most of them: six times seven
+    seconds of processor time. A run of a few files imports what these need."""
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and sys.platform == "linux":
+        fork_workers(specs, (*NODE_MODULES, *ROUTER_MODULES), _IMPORTED_BY_MOST)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:

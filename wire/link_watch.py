@@ -32,16 +32,21 @@ def open_watched(
 
 
 class LinkWatch:
-    """Watches `link`, which has not dialled yet. `monitor` is readable when something has happened. `is_dead`: ZMQ does
-    not dial again by itself; whoever dials says so with `dialled`."""
+    """Watches `link`, which has not dialled yet. `monitor` is readable when something has happened. `num_made`: how
+    often it was made. `is_dead`: ZMQ does not dial again by itself; whoever dials says so with `dialled`."""
 
     def __init__(self, link: zmq.Socket[bytes]) -> None:
-        self.is_made = False
+        self.num_made = 0
         self.has_broken = False
         self.is_dead = False
         self.monitor = link.get_monitor_socket(_EVENTS)
         self._link = link
         self._goes_on = False
+
+    @property
+    def is_made(self) -> bool:
+        """Whether it was made, maybe long ago."""
+        return self.num_made > 0
 
     def look(self) -> bool:
         """Notice that it was made, or that it broke, or will never be made: it stays broken then. Returns `is_dead`."""
@@ -49,7 +54,7 @@ class LinkWatch:
             is_over = event == zmq.EVENT_DISCONNECTED
             self.is_dead = is_over and not self._goes_on
             self.has_broken |= is_over and (self.is_made or self.is_dead)
-            self.is_made |= event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self.num_made += event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._goes_on = not is_over
         return self.is_dead
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from node import heartbeat
 from node.heartbeat import HeartbeatThread
 from tests.node.conftest import EPOCH, SETTINGS, STATUS, FakeRouter
 from tests.wire.turned_bit import turned_once
@@ -76,10 +75,7 @@ def test_a_router_that_comes_is_told_at_once(
         thread.stop()
 
 
-def test_beats_come_although_a_bit_of_the_handshake_was_turned(
-    router: FakeRouter, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heartbeat, "_DIAL_AGAIN_S", 0.1)
+def test_beats_come_although_a_bit_of_the_handshake_was_turned(router: FakeRouter, start: Start) -> None:
     with turned_once(int(router.address.rsplit(":", 1)[1])) as address:
         thread = start(address)
         assert isinstance(router.receive(), Heartbeat)

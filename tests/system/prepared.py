@@ -1,12 +1,16 @@
-"""Programs without the two seconds of processor time that each start of Python with torch takes.
+"""Programs, and the processes that run tests, without the seconds of processor time that imports take.
 
-Owns one process that has imported what every program imports and does nothing but fork: each program is a process of
+Owns a process that has imported what its children import and does nothing but fork: each program is a process of
 its own, with its own arguments, environment and files, as if it had been started; only the imports are done already.
-Tests of starts and ends (`tests/launch`, `test_baton_serve.py`) start programs as users do.
+Tests of starts and ends (`tests/launch`, `test_baton_serve.py`) start programs as users do. A run of the whole suite
+has one such process (`fork_workers`): it forks the processes that run tests, and then the programs for which these ask
+(`prepared_python`). Where there is none, each process that asks has one of its own.
 
-Invariant: the process that forks has one thread, and neither torch nor a library below it has computed anything yet. It
-ends with the process that asked for it, and its children end with it: `close` ends and reaps it at that process's exit,
-and the kernel does where there is no exit.
+Invariants: the process that forks has one thread, and neither torch nor a library below it has computed anything yet.
+It ends with the process that started it, and its children end with it, and with those that asked for them: `close`
+ends and reaps them at that process's exit, and the kernel or the process that forks does where there is no exit. A
+child that has ended by itself has joined its threads and called what is registered with `atexit`, and leaves its memory
+to the kernel, as those of `multiprocessing` do: freeing all that was imported takes a quarter of a second.
 """
 
 from __future__ import annotations
@@ -23,17 +27,24 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn, cast
 
 ROOT = Path(__file__).resolve().parents[2]
 NODE_MODULES = ("node.process", "prefill_node.node", "decode_node.node")
 ROUTER_MODULES = ("router.app", "router.control", "router.relay", "router.served_model", "router.http.server")
 """Those that bring in nearly all that a node, or a router, imports."""
+_SHARED = "BATON_TEST_PREPARED"
+"""The environment's name for the address of the process that forks for a whole run."""
+_WORKER = "--worker"
 _PR_SET_PDEATHSIG = 1
 _MESSAGE_BYTES = 2**20
 _START_TIMEOUT_S = 120.0
@@ -86,21 +97,16 @@ class PreparedProcess:
 
 
 class PreparedPython:
-    """The process that forks, once it has imported `modules`."""
+    """Asks the process that forks for programs: that of the whole run, or one of its own that imports `modules`."""
 
     def __init__(self, modules: Sequence[str]) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__)), str(theirs.fileno()), *modules],
-                stdin=subprocess.DEVNULL,
-                cwd=ROOT,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                preexec_fn=die_with_parent,
-            )
-        self._socket = ours
+        self._process: subprocess.Popen[bytes] | None = None
+        if _SHARED in os.environ:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._socket.connect(os.environ[_SHARED])
+        else:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._process = _start((theirs, modules))
         self._lock = threading.Lock()
         self._statuses: dict[int, int] = {}
         self._pids: list[int] = []
@@ -114,15 +120,22 @@ class PreparedPython:
             socket.send_fds(self._socket, [request], [out.fileno(), err.fileno()])
             deadline_s = time.monotonic() + _START_TIMEOUT_S
             while not self._pids:
-                if time.monotonic() > deadline_s or self._process.poll() is not None:
+                has_ended = self._process is not None and self._process.poll() is not None
+                if time.monotonic() > deadline_s or has_ended:
                     raise AssertionError("the process that forks programs does not answer")
                 self._receive(_POLL_S)
             return PreparedProcess(self, self._pids.pop())
 
     def close(self) -> None:
-        """End it, and with it every program that still runs, and wait until it has ended."""
-        self._process.kill()
-        self._process.wait(_END_TIMEOUT_S)
+        """End every program that still runs, and wait until they have ended."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_END_TIMEOUT_S)
+        else:
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(_END_TIMEOUT_S)
+            while self._socket.recv(_MESSAGE_BYTES):  # until all have been reaped
+                pass
         self._socket.close()
 
     def status_of(self, pid: int) -> int | None:
@@ -156,66 +169,217 @@ def prepared_python(*modules: str) -> PreparedPython:
     return python
 
 
-def _serve(connection: socket.socket, modules: Sequence[str]) -> None:
-    """Fork what is asked for and tell what ended, until nobody asks any more."""
+def fork_workers(specs: Iterable[Any], modules: Sequence[str], more: Sequence[str]) -> None:
+    """Let the processes that run tests be forked, those of `specs` (execnet's), once `modules` and `more` are imported,
+    and for these, programs, once `modules` are. To be called once, on the main thread of the process that starts
+    them."""
+    folder = tempfile.TemporaryDirectory(prefix="baton-tests-")
+    addresses = [os.path.join(folder.name, name) for name in ("programs", "workers")]
+    os.environ[_SHARED], of_workers = addresses
+    process = _start((_listening(addresses[0]), modules), (_listening(of_workers), more))
+
+    def close() -> None:
+        process.kill()
+        process.wait(_END_TIMEOUT_S)
+        folder.cleanup()
+
+    atexit.register(close)
+    for spec in specs:
+        spec.python = f"{sys.executable} -S {__file__} {_WORKER} {of_workers} {spec.id}"
+
+
+def _listening(address: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen()
+    return listener
+
+
+def _start(*asking: tuple[socket.socket, Sequence[str]]) -> subprocess.Popen[bytes]:
+    """The process that forks for who connects to this socket, if it listens, or for its other end, once it has imported
+    these modules. For each further socket and its modules a child of it does the same."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as stack:
+        fds = [stack.enter_context(each).fileno() for each, _ in asking]
+        told = json.dumps([[str(fd), *modules] for fd, (_, modules) in zip(fds, asking, strict=True)])
+        return subprocess.Popen(
+            [sys.executable, str(Path(__file__)), told],
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
+            env=environment,
+            pass_fds=fds,
+            preexec_fn=die_with_parent,
+        )
+
+
+@dataclass(slots=True)
+class _Owner:
+    """Who asks for programs by a connection; `pids` of those that have not been reaped."""
+
+    connection: socket.socket
+    pids: set[int] = field(default_factory=set)
+    is_gone: bool = False
+
+
+class _Forker:
+    """Forks what is asked for and tells what has ended, until nobody can ask any more."""
+
+    def __init__(self, asking: socket.socket) -> None:
+        self._listener = asking if asking.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else None
+        self._owners = [] if self._listener is not None else [_Owner(asking)]
+        self._ended, self._woken = os.pipe()
+        os.set_blocking(self._woken, False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """See the class. In a child it raises `SystemExit` when that is over."""
+        while self._listener is not None or self._owners:
+            asking = [owner.connection for owner in self._owners if not owner.is_gone]
+            if self._listener is not None:
+                asking.append(self._listener)
+            ready, _, _ = select.select([self._ended, *(each.fileno() for each in asking)], [], [])
+            if self._ended in ready:
+                os.read(self._ended, 4096)
+            for owner in [owner for owner in self._owners if owner.connection.fileno() in ready]:
+                self._serve(owner)
+            if self._listener is not None and self._listener.fileno() in ready:
+                self._owners.append(_Owner(self._listener.accept()[0]))
+            self._reap()
+
+    def _serve(self, owner: _Owner) -> None:
+        content, fds, _, _ = socket.recv_fds(owner.connection, _MESSAGE_BYTES, 3)
+        if content:
+            self._fork(owner, json.loads(content), fds)
+            return
+        owner.is_gone = True
+        for pid in owner.pids:
+            os.kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = found
+                for owner in [owner for owner in self._owners if pid in owner.pids]:
+                    owner.pids.remove(pid)
+                    self._tell(owner, {"pid": pid, "status": os.waitstatus_to_exitcode(status)})
+        for owner in [owner for owner in self._owners if owner.is_gone and not owner.pids]:
+            self._owners.remove(owner)
+            owner.connection.close()
+
+    @staticmethod
+    def _tell(owner: _Owner, message: dict[str, int]) -> None:
+        with contextlib.suppress(ConnectionError):  # it has just gone
+            owner.connection.send(json.dumps(message).encode())
+
+    def _fork(self, owner: _Owner, request: dict[str, Any], fds: list[int]) -> None:
+        pid = os.fork()
+        if pid:
+            for fd in fds:
+                os.close(fd)
+            owner.pids.add(pid)
+            self._tell(owner, {"pid": pid})
+            return
+        die_with_parent()
+        self._let_go()
+        for fd, target in zip(reversed(fds), (2, 1, 0), strict=False):
+            os.dup2(fd, target)
+            os.close(fd)
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        _end(_work(request["worker"]) if "worker" in request else _run(request["arguments"]))
+
+    def _let_go(self) -> None:
+        """Leave a child nothing of the process that forks."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.close(self._ended)
+        os.close(self._woken)
+        for owner in self._owners:
+            owner.connection.close()
+        if self._listener is not None:
+            self._listener.close()
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a module or a script as `__main__`; the exit status."""
+    try:
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            sys.stderr.write(f"{ended.code}\n")
+            return 1
+        return ended.code or 0
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _work(name: str) -> int:
+    """Run the tests that execnet gives to this process: what it starts in others by the source of a module, which is
+    its first line, is there already."""
+    from execnet.gateway_base import get_execmodel, init_popen_io, serve
+
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.argv = ["-c"]
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdin.readline()
+    gateway = init_popen_io(get_execmodel("main_thread_only"))
+    gateway.write(b"1")
+    serve(cast(Any, gateway), id=f"{name}-worker")
+    return 0
+
+
+def _end(status: int) -> NoReturn:
+    """See the invariants."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
+
+
+def _ask_for_worker(address: str, name: str) -> int:
+    """Stand for a forked process, with this one's files, until it has ended; its exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(address)
+        request = {"worker": name, "environment": dict(os.environ)}
+        socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
+        for target in (0, 1):  # its other end must see when the forked process closes them
+            os.close(target)
+        while content := connection.recv(_MESSAGE_BYTES):
+            message = json.loads(content)
+            if "status" in message:
+                return abs(int(message["status"]))
+    return 1
+
+
+def _serve(asking: str, *modules: str, more: Sequence[Sequence[str]] = ()) -> None:
+    """Fork for who asks at this descriptor."""
     for module in modules:
         __import__(module)
+    if more:
+        if not os.fork():
+            die_with_parent()
+            os.close(int(asking))
+            return _serve(*more[0], more=more[1:])
+        os.close(int(more[0][0]))
     gc.collect()
     gc.freeze()
-    ended, woken = os.pipe()
-    os.set_blocking(woken, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    while True:
-        ready, _, _ = select.select([connection.fileno(), ended], [], [])
-        if ended in ready:
-            os.read(ended, 4096)
-            _tell_ended(connection)
-        if connection.fileno() in ready:
-            content, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 2)
-            if not content:
-                return
-            _fork(connection, json.loads(content), fds)
-
-
-def _tell_ended(connection: socket.socket) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            pid, status = found
-            connection.send(json.dumps({"pid": pid, "status": os.waitstatus_to_exitcode(status)}).encode())
-
-
-def _fork(connection: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
-    pid = os.fork()
-    if pid:
-        for fd in fds:
-            os.close(fd)
-        connection.send(json.dumps({"pid": pid}).encode())
-        return
-    die_with_parent()
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    connection.close()
-    for fd, target in zip(fds, (1, 2), strict=True):
-        os.dup2(fd, target)
-        os.close(fd)
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    _run(request["arguments"])
-    # what follows is the end of any Python program
-    sys.exit()
-
-
-def _run(arguments: list[str]) -> None:
-    """Run a module or a script as `__main__`."""
-    if arguments[0] == "-m":
-        sys.argv = arguments[1:]
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = arguments
-        runpy.run_path(arguments[0], run_name="__main__")
+    return _Forker(socket.socket(fileno=int(asking))).run()
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as asking:
-        _serve(asking, sys.argv[2:])
+    if sys.argv[1] == _WORKER:
+        sys.exit(_ask_for_worker(*sys.argv[2:4]))  # execnet adds what it says to any Python
+    _first, *_more = json.loads(sys.argv[1])
+    _serve(*_first, more=_more)
