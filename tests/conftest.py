@@ -23,12 +23,15 @@ settings.register_profile("baton", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("baton")
 
 _IMPORTED_BY_MOST = (
+    "engine.models.modelling.loading",
+    "engine.models.vision.tower",
     "execnet",
     "matplotlib.backends.backend_agg",
     "openai.resources",
     "transformers.models.qwen3.modeling_qwen3",
 )
-"""With what nodes and routers import: nearly all that a process has imported which has collected the tests."""
+"""With what nodes and routers import: nearly all that a process has imported which has collected the tests, and what
+nodes import for some models."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,7 +61,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None
     """The processes of a run of everything are forked from one that has the imports of most of them: six times seven
     seconds of processor time. A run of a few files imports what these need."""
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and sys.platform == "linux":
-        fork_workers(specs, (*NODE_MODULES, *ROUTER_MODULES), _IMPORTED_BY_MOST)
+        fork_workers(specs, (*NODE_MODULES, *ROUTER_MODULES, *_IMPORTED_BY_MOST))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:

@@ -106,7 +106,7 @@ class PreparedPython:
             self._socket.connect(os.environ[_SHARED])
         else:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._process = _start((theirs, modules))
+            self._process = _start(theirs, modules)
         self._lock = threading.Lock()
         self._statuses: dict[int, int] = {}
         self._pids: list[int] = []
@@ -169,14 +169,15 @@ def prepared_python(*modules: str) -> PreparedPython:
     return python
 
 
-def fork_workers(specs: Iterable[Any], modules: Sequence[str], more: Sequence[str]) -> None:
-    """Let the processes that run tests be forked, those of `specs` (execnet's), once `modules` and `more` are imported,
-    and for these, programs, once `modules` are. To be called once, on the main thread of the process that starts
-    them."""
+def fork_workers(specs: Iterable[Any], modules: Sequence[str]) -> None:
+    """Let the processes that run tests be forked, those of `specs` (execnet's), and the programs that they ask for, once
+    `modules` are imported. To be called once, on the main thread of the process that starts them."""
     folder = tempfile.TemporaryDirectory(prefix="baton-tests-")
-    addresses = [os.path.join(folder.name, name) for name in ("programs", "workers")]
-    os.environ[_SHARED], of_workers = addresses
-    process = _start((_listening(addresses[0]), modules), (_listening(of_workers), more))
+    address = os.environ[_SHARED] = os.path.join(folder.name, "prepared")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen()
+    process = _start(listener, modules)
 
     def close() -> None:
         process.kill()
@@ -185,29 +186,19 @@ def fork_workers(specs: Iterable[Any], modules: Sequence[str], more: Sequence[st
 
     atexit.register(close)
     for spec in specs:
-        spec.python = f"{sys.executable} -S {__file__} {_WORKER} {of_workers} {spec.id}"
+        spec.python = f"{sys.executable} -S {__file__} {_WORKER} {address} {spec.id}"
 
 
-def _listening(address: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(address)
-    listener.listen()
-    return listener
-
-
-def _start(*asking: tuple[socket.socket, Sequence[str]]) -> subprocess.Popen[bytes]:
-    """The process that forks for who connects to this socket, if it listens, or for its other end, once it has imported
-    these modules. For each further socket and its modules a child of it does the same."""
+def _start(asking: socket.socket, modules: Sequence[str]) -> subprocess.Popen[bytes]:
+    """The process that forks for who connects to this socket, if it listens, or for its other end."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    with contextlib.ExitStack() as stack:
-        fds = [stack.enter_context(each).fileno() for each, _ in asking]
-        told = json.dumps([[str(fd), *modules] for fd, (_, modules) in zip(fds, asking, strict=True)])
+    with asking:
         return subprocess.Popen(
-            [sys.executable, str(Path(__file__)), told],
+            [sys.executable, str(Path(__file__)), str(asking.fileno()), *modules],
             stdin=subprocess.DEVNULL,
             cwd=ROOT,
             env=environment,
-            pass_fds=fds,
+            pass_fds=[asking.fileno()],
             preexec_fn=die_with_parent,
         )
 
@@ -363,23 +354,11 @@ def _ask_for_worker(address: str, name: str) -> int:
     return 1
 
 
-def _serve(asking: str, *modules: str, more: Sequence[Sequence[str]] = ()) -> None:
-    """Fork for who asks at this descriptor."""
-    for module in modules:
-        __import__(module)
-    if more:
-        if not os.fork():
-            die_with_parent()
-            os.close(int(asking))
-            return _serve(*more[0], more=more[1:])
-        os.close(int(more[0][0]))
-    gc.collect()
-    gc.freeze()
-    return _Forker(socket.socket(fileno=int(asking))).run()
-
-
 if __name__ == "__main__":
     if sys.argv[1] == _WORKER:
         sys.exit(_ask_for_worker(*sys.argv[2:4]))  # execnet adds what it says to any Python
-    _first, *_more = json.loads(sys.argv[1])
-    _serve(*_first, more=_more)
+    for _module in sys.argv[2:]:
+        __import__(_module)
+    gc.collect()
+    gc.freeze()
+    _Forker(socket.socket(fileno=int(sys.argv[1]))).run()
