@@ -39,9 +39,11 @@ from engine.model_share import (
     recorded_pass,
     stream_of,
 )
+from engine.models.config import ModelConfig
 from engine.models.division import require_number_of_ranks
 from engine.models.facts import ModelFacts
 from engine.models.loading import OnProgress
+from engine.models.model_costs import pair_in_tokens
 from engine.models.ops.native_ops import NativeOps
 from engine.models.shard import Shard
 from engine.models.vision.facts import ImageFacts
@@ -64,7 +66,7 @@ from engine.runner.sampler import Sampler
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_bound import StepBound
-from engine.scheduler.step_costs import StepCosts
+from engine.scheduler.step_costs import USUAL_PAIR, StepCosts
 from engine.settings import EngineSettings
 from engine.structured.matcher import Grammars
 from engine.structured.vocabulary import Vocabulary, is_large
@@ -141,7 +143,7 @@ def build_engine(
         report_shorter_requests(settings, size, basis.capacity, num_blocks)
         memory = _kv_memory(basis, model, size, num_blocks, allocate, rank)
         incoming = executor.share_memory(memory, stream_of(basis, model, rank))
-        costs = StepCosts()
+        costs = StepCosts(pair_in_tokens=pair_in_tokens(config) if isinstance(config, ModelConfig) else USUAL_PAIR)
         runner = _runner(basis, model, sampler, attention, memory, executor, incoming, costs, on_graphs)
         executor.ready()
         runner.warm_up()

@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "launch": PACKAGES,
     "baton": ("wire", "engine", "launch", "baton"),
     "demo": ("demo",),
-    "bench.plan": ("wire", "program", "engine", "router", "bench"),
+    "bench.plan": ("wire", "program", "engine", "node.lent_cores", "router", "bench"),
     "bench.scale": ("wire", "program", "demo", "engine", "router", "bench"),
     "bench": ("wire", "program", "device", "demo", "engine", "kvtransfer", "node", "bench"),
 }

@@ -75,6 +75,11 @@ class PlanSettings:
     transfer_us_per_token: float = setting(1.0, "of a handoff, after the prompt was computed")
     between_steps_ms: float = setting(1.0, "of a node, from the end of a step to the beginning of the next one")
     noise: float = setting(0.0, "share by which steps take longer or shorter, about a second on end")
+    lend_cores: bool = setting(
+        False,
+        "nodes lend each other cores as those of `baton serve` do: with its partner's, one takes what --one-cost says",
+    )
+    max_rest_ms: float = setting(20.0, "of a decode node after a step, see `baton serve --help`; if cores are lent")
     router_ms: float = setting(3.0, "of the router for a request before it places it, and again for each token")
 
 
@@ -109,25 +114,32 @@ def deployments(settings: PlanSettings) -> dict[str, Deployment]:
     decodes = read_cost(settings.decode_cost) if settings.decode_cost else prompts
     goals = Goals(settings.goal_ttft_ms / 1000, settings.goal_tpot_ms / 1000)
 
+    one = read_cost(settings.one_cost) if settings.one_cost else None
+    if settings.lend_cores and one is None:
+        raise InvalidSetting("--lend-cores needs --one-cost: what steps take with the cores of both nodes")
+    lent = one if settings.lend_cores else None
+    rest_s = settings.max_rest_ms / 1000 if settings.lend_cores else 0.0
+
     def shape(cost: StepCost, own: Goals = NO_GOALS) -> NodeShape:
         cost = cost.with_prompts_of(prompts)
         sizes = settings.max_num_seqs, settings.max_num_batched_tokens, settings.num_blocks
         return NodeShape(cost, *sizes, own, settings.noise, settings.between_steps_ms / 1000)
 
-    prefills = [shape(prompts)] * settings.prefill
+    def decode_shape(own: Goals = NO_GOALS) -> NodeShape:
+        return replace(shape(decodes, own), lent_cost=lent, max_rest_s=rest_s)
+
+    prefills = [replace(shape(prompts), lent_cost=lent)] * settings.prefill
     transfer_s, router_s = settings.transfer_us_per_token / 1e6, settings.router_ms / 1000
     paced = Goals(0.0, goals.tpot_s)
-    bound = [shape(decodes, paced)] * settings.decode
+    bound = [decode_shape(paced)] * settings.decode
     with_goals = Deployment(prefills, bound, goals, token_transfer_s=transfer_s, router_s=router_s)
-    mixed = [shape(prompts, paced)] * settings.prefill
-    adaptive = replace(with_goals, prefills=mixed, is_mixed=True, adapts=True)
-    found = {
-        "split": replace(with_goals, decodes=[shape(decodes)] * settings.decode, goals=None),
-        "split with goals": with_goals,
-        "mixed": adaptive,
-    }
-    if settings.one_cost:
-        one = read_cost(settings.one_cost)
+    mixed = [
+        [shape(cost, paced)] * number for cost, number in ((prompts, settings.prefill), (decodes, settings.decode))
+    ]
+    adaptive = replace(with_goals, prefills=mixed[0], decodes=mixed[1], is_mixed=True, adapts=True)
+    split = replace(with_goals, decodes=[decode_shape()] * settings.decode, goals=None)
+    found = {"split": split, "split with goals": with_goals, "mixed": adaptive}
+    if one is not None:
         adaptive = Deployment([], [shape(one, goals)], goals, router_s=router_s)
         plain = replace(adaptive, decodes=[shape(one)], goals=None)
         found = {"one node": plain, **found, "one with goals": adaptive}

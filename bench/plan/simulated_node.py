@@ -20,7 +20,8 @@ from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_bound import StepBound
-from engine.scheduler.step_costs import StepCosts, work_of
+from engine.scheduler.step_costs import USUAL_PAIR, StepCosts, work_of
+from node.lent_cores import LentCores
 from router.goals import NO_GOALS, Goals
 from wire.messages import Decode, NodeStatus, Prefill
 from wire.request_key import RequestKey
@@ -31,6 +32,9 @@ BLOCK_SIZE = 16
 FINGERPRINT = "plan"
 _START_S = -1000.0
 """Nodes start long before the load, which begins at 0."""
+_GUEST_SHARE = 0.7
+"""What threads on cores of another node have of the time in which these are lent: they are woken, and leave between two
+tiles. Measured with 512/64 at 2 and 4 requests/s (docs/performance.md)."""
 _SPELL_S = 0.7
 """How long it lasts on average that steps take longer, or shorter, than they cost."""
 
@@ -40,7 +44,8 @@ class NodeShape:
     """What a simulated node can do. `step_cost`: what its steps really take; the node does not know it beforehand.
     `goals`: what its steps keep to, see `StepBound`. `noise`: by which share steps take longer or shorter than that
     for about a second on end, as where other programs use the processors too (standard deviation). `between_steps_s`:
-    what the node does when a step has ended, until the next one can begin."""
+    what the node does when a step has ended, until the next one can begin. `lent_cost`: what its steps would take if
+    the cores of its partner were its own too; None: it has no partner. `max_rest_s`: see `LentCores`."""
 
     step_cost: StepCost
     max_num_seqs: int
@@ -49,6 +54,8 @@ class NodeShape:
     goals: Goals = NO_GOALS
     noise: float = 0.0
     between_steps_s: float = 0.0
+    lent_cost: StepCost | None = None
+    max_rest_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +72,17 @@ class _Computed:
 
 
 class _TimedRunner:
-    """See `Runner`. `now_s` moves by what each step takes."""
+    """See `Runner`. `now_s` moves by what each step takes. `lent_share`: of the time of its next step in which it has
+    the cores of its partner too."""
 
     is_asynchronous = False
 
-    def __init__(self, cost: StepCost, noise: float) -> None:
+    def __init__(self, shape: NodeShape) -> None:
         self.now_s = _START_S
-        self._cost = cost
-        self._noise = noise
+        self.lent_share = 0.0
+        self._cost = shape.step_cost
+        self._lent_cost = shape.lent_cost
+        self._noise = shape.noise
         self._chance = random.Random(0)
         self._factor = 1.0
         self._changes_s = 0.0
@@ -81,7 +91,12 @@ class _TimedRunner:
         if self._noise and self.now_s >= self._changes_s:
             self._changes_s = self.now_s + self._chance.expovariate(1 / _SPELL_S)
             self._factor = math.exp(self._chance.gauss(0.0, self._noise))
-        self.now_s += self._factor * self._cost.seconds(work_of(step))
+        work = work_of(step)
+        seconds = self._cost.seconds(work)
+        if self._lent_cost is not None:
+            rate = (1.0 - self.lent_share) / seconds + self.lent_share / self._lent_cost.seconds(work)
+            seconds = min(seconds, 1.0 / rate)
+        self.now_s += self._factor * seconds
         return _Computed({share.key: _TOKEN for share in step.requests if share.needs_sample})
 
 
@@ -94,16 +109,39 @@ class _Awaited:
     has_arrived: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Loans:
+    """See `Loans`: who computes is known, and who waits for work has lent its cores."""
+
+    node: SimulatedNode
+
+    def give(self, for_s: float = -1.0) -> None:
+        pass
+
+    def take_back(self) -> None:
+        pass
+
+    def is_wanted(self, within_s: float) -> bool:
+        return self.node.partner is not None and self.node.partner.is_stepping
+
+
 class SimulatedNode:
-    """See the module. `is_stepping`: a step is being computed, whose outputs the owner has."""
+    """See the module. `is_stepping`: a step is being computed, whose outputs the owner has. `partner`: the node with
+    which it lends and borrows cores; the owner sets it before the first step. `rests_until_s`: it begins no step before
+    that, so that its partner has its cores."""
 
     def __init__(self, shape: NodeShape) -> None:
         pool = BlockPool(shape.num_blocks)
         self.is_stepping = False
+        self.partner: SimulatedNode | None = None
+        self.rests_until_s = -math.inf
+        self._cores = LentCores(_Loans(self), shape.max_rest_s, shape.goals.tpot_s)
+        self._step_s = 0.0
         self._between_steps_s = shape.between_steps_s
-        self._runner = _TimedRunner(shape.step_cost, shape.noise)
+        self._runner = _TimedRunner(shape)
         self._awaited: dict[RequestKey, _Awaited] = {}
-        costs = StepCosts(clock := lambda: self._runner.now_s)
+        expected = shape.step_cost.prompt_pair_s / (shape.step_cost.prompt_token_s or 1.0)  # a config tells that
+        costs = StepCosts(clock := lambda: self._runner.now_s, expected or USUAL_PAIR)
         goals = shape.goals
         bound = StepBound(costs, goals.tpot_s, goals.ttft_s, clock) if goals.tpot_s else None
         most = shape.num_blocks * BLOCK_SIZE
@@ -145,9 +183,23 @@ class SimulatedNode:
 
     def step(self, now_s: float) -> tuple[float, list[RequestOutput]]:
         """Compute a step that comes next: when it ends, and what comes of it then."""
-        self._runner.now_s = now_s + self._between_steps_s
+        begin_s = self._runner.now_s = now_s + self._between_steps_s
+        self.is_stepping = True
+        self._runner.lent_share = 0.0 if self.partner is None else self.partner.lent_share
         outputs = self.core.step()
-        return self._runner.now_s, outputs
+        self.is_stepping = bool(outputs)
+        end_s = self._runner.now_s
+        self._step_s = end_s - begin_s
+        self.rests_until_s = end_s + self._cores.rest_s(self._step_s)
+        return end_s, outputs
+
+    @property
+    def lent_share(self) -> float:
+        """The share of the time in which its partner has its cores, as far as it can be told now."""
+        if not (self.is_stepping or self.core.has_work):
+            return _GUEST_SHARE
+        rest_s = self._cores.rest_s(self._step_s)
+        return _GUEST_SHARE * rest_s / (self._step_s + rest_s) if rest_s else 0.0
 
     def take_in(self, now_s: float) -> None:
         """Take in what waits, as far as there is room."""

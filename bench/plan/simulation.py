@@ -91,6 +91,7 @@ class Simulation:
         for role, shapes in ((PREFILL, deployment.prefills), (DECODE, deployment.decodes)):
             for shape in shapes:
                 self._join(role, shape)
+        self._lend_cores()
         self.attainment = Attainment(deployment.goals or NO_GOALS)
         self.adaptation = Adaptation(self._registry, {_MODEL: self.attainment}, adapts=deployment.adapts)
         self._num_left = 0
@@ -141,6 +142,12 @@ class Simulation:
             hello = replace(hello, role=DECODE, prefers=role)
         self._registry.register(hello, 0.0)
 
+    def _lend_cores(self) -> None:
+        """Make partners of the nodes that lend each other cores, a prefill and a decode node each."""
+        nodes, num_prefills = list(self._nodes.values()), len(self._deployment.prefills)
+        for prefill, decode in zip(nodes[:num_prefills], nodes[num_prefills:], strict=False):
+            prefill.partner, decode.partner = decode, prefill
+
     def _begin(self, routing: Routing, request: PlannedRequest, outcome: Outcome) -> None:
         params = DecodingParams(temperature=0.0, ignore_eos=True, max_tokens=request.num_output_tokens)
         relayed = RelayRequest(_MODEL, request.token_ids, params)
@@ -170,11 +177,10 @@ class Simulation:
     def _step(self, epoch: int) -> None:
         """Begin a step of a node that is idle and has work."""
         node = self._nodes[epoch]
-        if node.is_stepping or not node.core.has_work:
+        if node.is_stepping or self._now_s < node.rests_until_s or not node.core.has_work:
             return
         end_s, outputs = node.step(self._now_s)
         if outputs:
-            node.is_stepping = True
             self._at(end_s, partial(self._step_ended, epoch, outputs))
 
     def _wake(self, epoch: int) -> None:
@@ -190,6 +196,8 @@ class Simulation:
             if running is not None and output.token is not None:
                 self._take(output, running, epoch)
         self._tell(epoch)
+        if node.rests_until_s > self._now_s:
+            self._at(node.rests_until_s, partial(self._step, epoch))
         self._wake(epoch)
 
     def _take(self, output: RequestOutput, running: _Running, epoch: int) -> None:

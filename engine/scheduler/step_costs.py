@@ -1,8 +1,11 @@
 """What the steps of this engine cost, found out from the steps themselves.
 
 Owns the fit of a `StepCost`: least squares over relative errors, in which older steps count less and less, with no
-negative parameter. A parameter that no recent step tells anything about keeps its value. What steps do not tell apart,
-as when all prompts are of one length, counts as the cost of tokens and of requests. Memory is a few dozen numbers.
+negative parameter. A parameter that no recent step tells anything about keeps its value. Memory is a few dozen numbers.
+
+Prompts that are all of one length do not tell what their tokens cost and what the pairs of tokens do. How these are to
+each other is expected of the model (`engine.models.model_costs`) and counts less than a single step: it decides where
+steps do not, and hardly anything where they do. What else they do not tell apart counts as the cost of requests.
 
 A step that takes far longer than predicted counts as three times the prediction: the processor was somewhere else. When
 steps have really become slower, each one raises the prediction that far, so it follows within a few dozen. It is the
@@ -24,8 +27,14 @@ _KEPT, _KEPT_WHEN_WRONG = 0.998, 0.95
 _WRONG = 0.5
 _SCALES = (1.0, 64.0, 65536.0, 8.0, 8192.0)
 """Usual sizes of what is counted: parameters of about the same size are found sooner."""
-_ORDER = (1, 3, 0, 2, 4)
-"""Tokens of prompts, requests that decode, the step itself, pairs, contexts."""
+_TOKEN, _PAIR = _PROMPTS = 1, 2
+_OTHERS = (3, 0, 4)
+"""Requests that decode, the step itself, contexts."""
+USUAL_PAIR = 1e-4
+"""What a pair costs, in tokens, of a model of which nothing is known."""
+_EXPECTED_STEPS, _EXPECTED_SHARE = 0.1, 0.03
+"""What is expected of the model may be wrong by half where a step is by a sixth, so it counts as a tenth of one; and as
+at most so many of those with prompts, so that few or old ones are not overruled."""
 _FIRST_STEPS = 16
 _ONE_OF = 4
 """Of steps with hardly anything of a prompt, which resemble each other, one of so many teaches: a small model's step is
@@ -55,9 +64,9 @@ def work_of(step: Step) -> StepWork:
 
 class StepCosts:
     """See the module. Steps end in the order in which they were launched; one that is launched while another is
-    computed begins when that one ends."""
+    computed begins when that one ends. `pair_in_tokens`: what a pair is expected to cost, in tokens."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, pair_in_tokens: float = USUAL_PAIR) -> None:
         self.cost: StepCost | None = None
         """The last fit, None before the first."""
         self.relative_error = 0.0
@@ -69,6 +78,7 @@ class StepCosts:
         self._products = [[0.0] * len(_SCALES) for _ in _SCALES]
         self._sums = [0.0] * len(_SCALES)
         self._parameters = [0.0] * len(_SCALES)
+        self._expected_pair = pair_in_tokens * _SCALES[_PAIR] / _SCALES[_TOKEN]
         self._num_steps = 0
         self._num_learned = 0
 
@@ -126,12 +136,38 @@ class StepCosts:
         shall have what is not told apart."""
         products, sums, parameters = self._products, self._sums, self._parameters
         for _ in range(_SWEEPS):
-            for number in _ORDER:
+            self._fit_prompts()
+            for number in _OTHERS:
                 row = products[number]
                 if row[number] > 0.0:
                     rest = sum(map(float.__mul__, row, parameters)) - row[number] * parameters[number]
                     parameters[number] = max(0.0, (sums[number] - rest) / row[number])
         self.cost = StepCost(*(each / scale for each, scale in zip(parameters, _SCALES, strict=True)))
+
+    def _fit_prompts(self) -> None:
+        """Tokens and pairs at once, as good as they can be beside the others: one after the other they would take
+        thousands of fits where prompts are alike."""
+        parameters, expected = self._parameters, self._expected_pair
+        of_token, of_pair = (self._products[number] for number in _PROMPTS)
+        token_square, both, pair_square = of_token[_TOKEN], of_token[_PAIR], of_pair[_PAIR]
+        token_sum, pair_sum = (
+            self._sums[number] - sum([self._products[number][other] * parameters[other] for other in _OTHERS])
+            for number in _PROMPTS
+        )
+        if not token_square or (token := parameters[_TOKEN] or token_sum / token_square) <= 0.0:
+            return
+        # as if one more step had told that a pair costs what is expected of it, by its relative error
+        weight = min(_EXPECTED_STEPS, _EXPECTED_SHARE * token_square * token**2) / (expected * token) ** 2
+        with_tokens = token_square + weight * expected**2
+        with_pairs, with_both = pair_square + weight, both - weight * expected
+        determinant = with_tokens * with_pairs - with_both**2
+        token = (token_sum * with_pairs - pair_sum * with_both) / determinant
+        pair = (pair_sum * with_tokens - token_sum * with_both) / determinant
+        if pair < 0.0:
+            token, pair = token_sum / token_square, 0.0
+        elif token < 0.0:
+            token, pair = 0.0, pair_sum / pair_square
+        parameters[_TOKEN], parameters[_PAIR] = max(0.0, token), max(0.0, pair)
 
 
 def _features(work: StepWork) -> list[float]:

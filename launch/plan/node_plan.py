@@ -16,12 +16,12 @@ from device.memory import MemoryReading
 from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes
 from engine.capacity import Capacity, find_capacity
 from engine.models.config import ModelConfig
+from engine.models.model_costs import attention_flop, head_flop, product_flop_per_token, share_of_experts
 from engine.pool_size import GpuNeeds, gpu_num_blocks, host_num_blocks, later_bytes
 from engine.runner.limits import RunnerLimits
 from engine.runner.prompt_scoring import PIECE_ELEMENTS
 from engine.settings import EngineSettings
 from launch.plan.devices import PlannedDevice
-from launch.plan.model_costs import attention_flop, head_flop, product_flop_per_token, share_of_experts
 from launch.plan.rank_size import RankSize, stage_sizes
 from wire.errors import InvalidSetting
 from wire.layout import DTYPE_BYTES, LATENT, STATE

@@ -29,6 +29,9 @@ GOALS = Goals(0.25, 0.025)
 BOUND = replace(SHAPE, goals=Goals(0.0, GOALS.tpot_s))
 SPLIT = Deployment([SHAPE], [SHAPE], None)
 ADAPTIVE = Deployment([SHAPE], [BOUND], GOALS)
+BOTH = StepCost(*(0.55 * part for part in (1.5e-3, 2.4e-4, 1e-7, 2e-4, 4e-7)))
+LENDER = replace(SHAPE, lent_cost=BOTH)
+LENDING = Deployment([LENDER], [replace(LENDER, max_rest_s=0.02)], None)
 METRICS = "\n".join(
     ["# TYPE baton:step_cost_seconds gauge"]
     + [
@@ -69,6 +72,26 @@ def test_a_request_alone_takes_what_its_steps_take(deployment: Deployment) -> No
     assert ttft_s(outcome) == pytest.approx(CORE.prompt_s(512, 0, 512, 0, 0))
     second_s = CORE.without_prompt_s(1, 512)
     assert outcome.chunk_s[1] - outcome.chunk_s[0] == pytest.approx(second_s)
+
+
+def lent_s(num_tokens: int, share: float) -> float:
+    """What a prompt takes whose node has its partner's cores for that share of the time."""
+    alone_s, with_both_s = (cost.prompt_s(num_tokens, 0, 512, 0, 0) for cost in (CORE, BOTH))
+    return 1 / ((1 - share) / alone_s + share / with_both_s)
+
+
+def test_a_prompt_has_the_cores_of_a_partner_that_has_nothing_to_do() -> None:
+    (outcome,) = run(LENDING, load(1, 0.0, num_output=2))
+    assert ttft_s(outcome) == pytest.approx(lent_s(512, 0.7))
+
+
+def test_a_decode_node_rests_while_a_prompt_is_computed_on_its_cores() -> None:
+    stream, prompt = run(LENDING, [*load(1, 0.0, num_output=200), PlannedRequest(0.15, (9,) * 512, 2)])
+    gaps = [b - a for a, b in zip(stream.chunk_s[1:], stream.chunk_s[2:], strict=False)]
+    step_s = CORE.without_prompt_s(1, 600)
+    assert max(gaps) == pytest.approx(3 * step_s, rel=0.1)
+    assert min(gaps) < 0.8 * step_s  # while its partner has nothing to do
+    assert ttft_s(prompt) == pytest.approx(lent_s(512, 0.7 * 2 / 3))
 
 
 def test_prompts_of_a_split_wait_for_the_one_prefill_node() -> None:
@@ -150,8 +173,7 @@ def test_in_overload_goals_that_are_missed_cost_no_first_token_its_time() -> Non
 
 
 def test_in_overload_predictions_that_are_not_kept_are_mended_before_most_requests_are_late() -> None:
-    both = StepCost(*(0.55 * part for part in (1.5e-3, 2.4e-4, 1e-7, 2e-4, 4e-7)))
-    unsteady = NodeShape(both, 64, 512, 4096, Goals(0.0, GOALS.tpot_s), noise=0.18)
+    unsteady = NodeShape(BOTH, 64, 512, 4096, Goals(0.0, GOALS.tpot_s), noise=0.18)
     refusing = Deployment([], [unsteady], Goals(0.5, GOALS.tpot_s), router_s=0.003, refuses_late=True)
     good = [within(refusing, load(200, gap_s, num_output=32), 0.5) / (200 * gap_s) for gap_s in (1 / 11, 1 / 22)]
     assert good[1] > 0.8 * good[0]
@@ -202,7 +224,7 @@ def test_the_command_prints_a_table_for_each_rate(tmp_path: Path, capsys: pytest
     assert printed.count("one node | split | split with goals | mixed | one with goals | refusing") == 3
     assert picture.read_text().startswith("<svg")
     assert "4 requests/s, 6 requests" in printed
-    assert main([*flags, "--rates", "2", "--goodput", "ttft:0.001"]) == 0
+    assert main([*flags, "--rates", "2", "--goodput", "ttft:0.001", "--lend-cores"]) == 0
     assert "0 %" in capsys.readouterr().out.split("share of good requests")[0]
 
 
@@ -215,3 +237,6 @@ def test_metrics_without_costs_are_refused(tmp_path: Path) -> None:
         read_cost(str(file))
     with pytest.raises(InvalidSetting):
         main(["--prefill-cost", ""])
+    file.write_text(METRICS)
+    with pytest.raises(InvalidSetting, match="--lend-cores needs --one-cost"):
+        main(["--prefill-cost", str(file), "--lend-cores"])

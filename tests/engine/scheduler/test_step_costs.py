@@ -7,13 +7,14 @@ import random
 import pytest
 
 from engine.scheduler.request import ScheduledRequest, Step
-from engine.scheduler.step_costs import StepCosts, work_of
+from engine.scheduler.step_costs import USUAL_PAIR, StepCosts, work_of
 from wire.images import PromptImage
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
 from wire.step_cost import StepCost
 
 TRUE = StepCost(1e-3, 2e-4, 5e-8, 1e-4, 2e-8)
+PAIR = TRUE.prompt_pair_s / TRUE.prompt_token_s
 KEY, PARAMS = RequestKey.numbered(0), DecodingParams()
 
 
@@ -29,10 +30,10 @@ def step(prompts: list[tuple[int, int]], contexts: list[int]) -> Step:
 class Machine:
     """Steps take what `cost` says, times a factor."""
 
-    def __init__(self, cost: StepCost = TRUE) -> None:
+    def __init__(self, cost: StepCost = TRUE, pair_in_tokens: float = USUAL_PAIR) -> None:
         self.now_s = 0.0
         self.cost = cost
-        self.costs = StepCosts(lambda: self.now_s)
+        self.costs = StepCosts(lambda: self.now_s, pair_in_tokens)
 
     def run(self, each: Step, factor: float = 1.0) -> None:
         self.costs.launched(each)
@@ -54,11 +55,23 @@ def worst_error(found: StepCost | None, true: StepCost = TRUE) -> float:
     return max(abs(found.seconds(work_of(each)) / true.seconds(work_of(each)) - 1) for each in CASES)
 
 
-def test_predictions_come_close_after_some_hundred_steps() -> None:
-    machine = Machine()
+@pytest.mark.parametrize("factor", [0.25, 1.0, 10.0])
+def test_predictions_come_close_after_some_hundred_steps_whatever_was_expected(factor: float) -> None:
+    machine = Machine(pair_in_tokens=factor * PAIR)
     machine.mix(600, random.Random(1), noise=0.1)
     assert worst_error(machine.costs.cost) < 0.1
     assert machine.costs.relative_error < 0.15
+
+
+@pytest.mark.parametrize("num_tokens", [128, 512])
+def test_long_prompts_are_expected_of_short_ones_of_one_length_by_what_the_model_is(num_tokens: int) -> None:
+    machine, chance = Machine(pair_in_tokens=PAIR), random.Random(6)
+    for number in range(200):
+        chunk = [(0, num_tokens)] if number % 3 == 0 else []
+        machine.run(step(chunk, [num_tokens] * chance.randrange(1, 12)), 1 + 0.1 * chance.uniform(-1, 1))
+    assert machine.costs.cost is not None
+    expected = TRUE.prompt_s(4000, 0, 512, 0, 0)
+    assert machine.costs.cost.prompt_s(4000, 0, 512, 0, 0) == pytest.approx(expected, rel=0.1)
 
 
 def test_a_step_that_computes_images_teaches_nothing_and_one_behind_them_does() -> None:

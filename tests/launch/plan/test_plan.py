@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 
 from engine.models.config import parse_config
+from engine.models.model_costs import (
+    attention_flop,
+    head_flop,
+    pair_in_tokens,
+    product_flop_per_token,
+    share_of_experts,
+)
 from launch.cli import main
 from launch.plan.devices import GPUS
-from launch.plan.model_costs import attention_flop, head_flop, product_flop_per_token, share_of_experts
 from launch.plan.rank_size import RankSize, stage_sizes
 from tests.launch.plan.model_configs import DEEPSEEK_V3, GPT_OSS_20B, LLAMA_3_8B, QWEN3_06B
 
@@ -98,6 +104,8 @@ def test_operations_of_a_token() -> None:
     assert product_flop_per_token(llama) == 2 * (8_030_261_248 - norms - 2 * table)
     assert head_flop(llama) == 2 * table
     assert attention_flop(llama, 1023) == 4 * 32 * 128 * 1024 * 32
+    # attention has seven tenths of products' rate
+    assert 0.7 * pair_in_tokens(llama) * product_flop_per_token(llama) == pytest.approx(4 * 32 * 128 * 32)
     # DeepSeek's report names 37 billion weights that a token activates, head and embedding included
     active = product_flop_per_token(deepseek) / 2 + 2 * 129280 * 7168
     assert active == pytest.approx(37.5e9, rel=0.02)

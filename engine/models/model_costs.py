@@ -1,12 +1,18 @@
 """What a model's tokens cost to compute: multiplications and additions by its config, whatever its weights lie in.
 
-Owns the counting for rooflines. Bytes are not counted here: those are what the served parts say
-(`launch.plan.rank_size`). Norms, rotations and activations are left out, as is usual: they are a few in a thousand.
+Owns the counting, for rooflines and for what a node expects of its steps before they have told. Bytes are not counted
+here: those are what the served parts say (`launch.plan.rank_size`). Norms, rotations and activations are left out, as
+is usual: they are a few in a thousand.
 """
 
 from __future__ import annotations
 
 from engine.models.config import ModelConfig
+
+_FAR = 2048
+"""Where a prompt is long enough for its pairs to matter, and windows have begun to bound them."""
+_ATTENTION_RATE = 0.7
+"""Operations per second of attention over those of products; Baton's CPU kernels reach 0.65 to 0.8."""
 
 
 def product_flop_per_token(config: ModelConfig) -> float:
@@ -27,6 +33,12 @@ def attention_flop(config: ModelConfig, position: int) -> float:
     else:
         per_token = 2.0 * config.num_heads * (2 * latent.kv_rank + latent.rope_dim)
     return per_token * sum(min(position + 1, window or position + 1) for window in config.windows)
+
+
+def pair_in_tokens(config: ModelConfig) -> float:
+    """What a token of a prompt costs for each token that it attends to, as a share of what it costs by itself: a few
+    in ten thousand."""
+    return attention_flop(config, _FAR) / (_FAR + 1) / (_ATTENTION_RATE * product_flop_per_token(config))
 
 
 def share_of_experts(config: ModelConfig, num_tokens: int) -> float:
