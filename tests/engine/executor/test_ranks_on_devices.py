@@ -64,9 +64,14 @@ def test_recorded_steps_of_ranks_draw_the_tokens_of_one(
     assert executor.most_in_flight == (num_stages + 1 if num_stages > 1 else 0)
 
 
-def test_eager_steps_of_ranks_are_ahead_of_the_host_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (1, 2)])
+def test_eager_steps_of_ranks_are_ahead_of_the_host_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, num_stages: int
+) -> None:
     folder = make_checkpoint(tmp_path, "llama")
-    engine, executor = built(monkeypatch, folder, 2, executor=GlooExecutor, **SETTINGS, enforce_eager=True)
+    engine, executor = built(
+        monkeypatch, folder, size, num_stages, executor=GlooExecutor, **SETTINGS, enforce_eager=True
+    )
     found = []
     for each in (engine, alone(folder, block_size=16)):
         for number in range(3):
@@ -77,7 +82,7 @@ def test_eager_steps_of_ranks_are_ahead_of_the_host_too(monkeypatch: pytest.Monk
     executor.close()
     assert found[0] == found[1]
     assert not any(order.is_recorded for order in orders_of(executor))
-    assert any(order.sources for order in orders_of(executor))
+    assert any(order.sources for order in orders_of(executor)) == (num_stages == 1)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
