@@ -5,7 +5,7 @@ changes no state of a request but its place here and its forks, and knows neithe
 request holds any.
 
 The waiting ones stand in the order in which they are admitted: those that came with their KV in the order of their
-arrival, then those that lost their blocks while they ran, then all others as they came.
+arrival, then those that lost their blocks while they ran, then all others by their turns, or as they came.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from operator import attrgetter
 from engine.scheduler.request import Fork, Request, ScheduledRequest
 from wire.request_key import RequestKey
 
-_ARRIVAL = attrgetter("arrival")
+_ARRIVAL, TURN = attrgetter("arrival"), attrgetter("turn_s")
 
 
 class LiveRequests:
@@ -101,6 +101,9 @@ class LiveRequests:
         place = len(self._waiting)
         if request.block_table:
             place = next((i for i, waiting in enumerate(self._waiting) if not waiting.block_table), place)
+        else:
+            while place and (before := self._waiting[place - 1]).turn_s > request.turn_s and not before.block_table:
+                place -= 1
         self._waiting.insert(place, request)
         for fork in request.forks:
             self._leaders[fork.key] = request
@@ -149,8 +152,8 @@ class LiveRequests:
         return [request for request in self._waiting if request.block_table]
 
     def by_age(self, num_stages: int = 1) -> tuple[list[Request], list[Request]]:
-        """Running requests that decode, and those with more to compute, the oldest first; without those whose last
-        token is being sampled.
+        """Running requests that decode, the oldest first, and those with more to compute, by their turns; without those
+        whose last token is being sampled.
 
         Of several stages the first does not know tokens that are being sampled, and each is to have a step: so only
         those that decode and lack none, and no more of them than their part of a step for each stage.
@@ -162,6 +165,7 @@ class LiveRequests:
                 continue
             is_decoding = len(request.token_ids) - request.num_computed_tokens == 1
             (decoding if is_decoding else prompts).append(request)
+        prompts.sort(key=TURN)
         if num_stages > 1:
             at_most = -(-len(decoding) // num_stages)
             decoding = [request for request in decoding if not request.num_pending_tokens][:at_most]

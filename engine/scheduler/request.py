@@ -124,6 +124,7 @@ class Request:
 
     `first_due_s`, `last_due_s`: when its first and its last token have to be there for its goals to be met, see
     `engine.scheduler.step_bound`; the second is None until there is a first token, and -inf when that was late.
+    `turn_s`: prompts are computed in the order of it, and of arrival where it is the same.
     """
 
     key: RequestKey
@@ -149,6 +150,7 @@ class Request:
     images: tuple[PromptImage, ...] = ()
     first_due_s: float = math.inf
     last_due_s: float | None = None
+    turn_s: float = 0.0
     most_tokens: int = field(init=False)
     takes_largest: bool = field(init=False)
 

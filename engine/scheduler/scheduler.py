@@ -5,10 +5,11 @@ blocks are `RequestBlocks`'. Knows no tensors, models, nodes or transports.
 
 There are no phases. A request has known tokens and computed tokens; a step computes some of the difference. Requests
 that need a single token (they are decoding) are in every step, so no stream waits for the prompt of another request.
-Beside them prompts have the token budget, oldest first, in chunks: if those that decode took from it, a prompt of just
-the budget would leave a few tokens to the next step, and its first token would wait for the chunk of the prompt behind
-it. For the same reason several prompts are in a step only if it ends them all. Beside decoding requests a `StepBound`,
-where there is one, makes chunks as small as a step's time allows; such a small step is filled up with the next prompt.
+Beside them prompts have the token budget, in chunks, by their turns: oldest first, unless a `StepBound` lets short ones
+go before long ones. If those that decode took from it, a prompt of just the budget would leave a few tokens to the next
+step, and its first token would wait for the chunk of the prompt behind it. For the same reason several prompts are in a
+step only if it ends them all. Beside decoding requests a `StepBound`, where there is one, makes chunks as small as a
+step's time allows; such a small step is filled up with the next prompt.
 
 Blocks: a request is admitted when all its known tokens fit; decoding then grows block by block. When no block is left,
 the newest request is preempted: its blocks are released, and it is computed again later.
@@ -32,12 +33,14 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import chain, islice
+from heapq import merge
+from itertools import islice
 
 from engine.cache.block_pool import BlockPool
 from engine.scheduler.limits import SchedulerLimits, require_room_for_images
-from engine.scheduler.live_requests import LiveRequests
+from engine.scheduler.live_requests import TURN, LiveRequests
 from engine.scheduler.output_ends import OutputEnds
 from engine.scheduler.request import (
     IMAGES_GONE,
@@ -305,19 +308,23 @@ class Scheduler:
                     budget -= self._share(request, budget, shares, spans)
         chunk = budget
         if self._bound is not None and (shares or expects_streams) and (prompts or self.requests.num_waiting):
-            budget = min(budget, self._prompt_tokens(self._bound, [running[key] for key in shares], prompts))
+            awaited = list(islice(merge(prompts, self.requests.waiting, key=TURN), _MOST_AWAITED))
+            budget = min(budget, self._bound.prompt_tokens([running[key] for key in shares], awaited))
         is_shortened, is_first = budget < chunk, True
-        chunks = iter([request for request in prompts if request.key in running])
-        while budget > 0 and (following := next(chunks, None) or self._admit()) is not None:
+        begun = deque([request for request in prompts if request.key in running])
+        while budget > 0 and (following := self._next_prompt(begun)) is not None:
             if not (is_first or is_shortened) and following.num_uncomputed_tokens > budget:
                 break  # the one before it ends in this step, and is not to wait for a part of this one
             budget -= self._share(following, budget, shares, spans)
             is_first = False
         return Step(tuple(shares.values()), tuple(spans))
 
-    def _prompt_tokens(self, bound: StepBound, decoding: Sequence[Request], prompts: Sequence[Request]) -> int:
-        start = prompts[0].num_computed_tokens if prompts else 0
-        return bound.prompt_tokens(decoding, islice(chain(prompts, self.requests.waiting), _MOST_AWAITED), start)
+    def _next_prompt(self, begun: deque[Request]) -> Request | None:
+        """The first of those that have `begun`, unless one waits whose turn is before it and that fits now."""
+        waiting = self.requests.first_waiting
+        if not begun or (waiting is not None and waiting.turn_s < begun[0].turn_s):
+            return self._admit() or (begun.popleft() if begun else None)
+        return begun.popleft()
 
     def _share(
         self,

@@ -1,7 +1,9 @@
-"""How much of prompts a step may take beside requests that decode, so that both kinds of goals are met.
+"""How much of prompts a step may take beside requests that decode, and whose prompts come first, so that both kinds of
+goals are met.
 
-Owns when the first and the last token of each request are due, and the choice between those who wait for their first
-token and those who wait for their next one. Knows no blocks, and changes nothing of a request but what is due.
+Owns when the first and the last token of each request are due, the turns of prompts, and the choice between those who
+wait for their first token and those who wait for their next one. Knows no blocks, and changes nothing else of a
+request.
 
 A step ends within the tightest goal between tokens of the requests that decode in it, as long as the prompts that
 wait are expected in time with such steps. If one is not, steps become as long as it needs. Prompts that are late
@@ -14,13 +16,17 @@ already take what comes, one token a step.
 So beyond the capacity of a node, where every first token is late, it computes as much as it can, as one without a goal
 between tokens. A node without a goal for the first token knows of no late prompt, and its steps always keep to theirs:
 that is for nodes whose prompts have another place to go to, and where the router refuses who would be late.
+
+With a goal for the first token a short prompt does not wait for a long one that came just before it: a prompt's turn
+comes when it has waited for as long as it takes itself, or for its goal. Whoever comes later is behind it, so nobody
+waits for ever, however wrong the costs are.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from engine.scheduler.request import Request
 from engine.scheduler.step_costs import StepCosts
@@ -48,7 +54,11 @@ class StepBound:
 
     def queued(self, request: Request) -> None:
         """The request waits for its first token from now on."""
-        request.first_due_s = self._clock() + (self._ttft_of(request) or math.inf)
+        now_s, goal_s, cost = self._clock(), self._ttft_of(request), self._costs.cost
+        request.first_due_s = now_s + (goal_s or math.inf)
+        if goal_s:
+            prompt_s = 0.0 if cost is None else cost.tokens_s(request.num_uncomputed_tokens, 0)
+            request.turn_s = now_s + min(prompt_s, goal_s)
 
     def begun(self, request: Request) -> None:
         """The request has its first token, or is about to have it."""
@@ -57,15 +67,15 @@ class StepBound:
         is_late = now_s > request.first_due_s
         request.last_due_s = -math.inf if is_late else now_s + self._tpot_of(request) * num_left
 
-    def prompt_tokens(self, decoding: Collection[Request], prompts: Iterable[Request], start: int) -> int:
-        """At least `SMALLEST_CHUNK`. `prompts`: those that wait, in the order in which they are computed. `start`: the
-        place in its prompt of the first token to compute."""
+    def prompt_tokens(self, decoding: Collection[Request], prompts: Sequence[Request]) -> int:
+        """At least `SMALLEST_CHUNK`. `prompts`: those that wait, at least one, in the order in which they come."""
         cost = self._costs.cost
         if cost is None or not cost.knows_prompts:
             return FIRST_CHUNK
         context = sum([request.num_computed_tokens for request in decoding])
         beside_s = cost.without_prompt_s(len(decoding), context)
         planned_s = PLANNED_SHARE * min([self._tpot_of(request) for request in decoding], default=self._tpot_s)
+        start = prompts[0].num_computed_tokens
         least = max(SMALLEST_CHUNK, cost.chunk_within(planned_s - beside_s, start))
         if not decoding:
             return least

@@ -197,3 +197,33 @@ def test_beyond_the_capacity_prompts_are_computed_as_if_there_were_no_goal_betwe
     goals, none, always = ends
     assert goals < 1.06 * none
     assert always > 1.12 * none
+
+
+def firsts(node: Node, *arriving: Sequence[Request]) -> list[int]:
+    """The numbers of the requests in the order of their first tokens; before each step the next ones arrive."""
+    requests, found, waves = [each for wave in arriving for each in wave], list[int](), iter(arriving)
+    while len(found) < len(requests):
+        node.add(*next(waves, ()))
+        node.step()
+        found += [number for number, each in enumerate(requests) if number not in found and each.last_due_s is not None]
+    return found
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_that_has_just_come() -> None:
+    order = firsts(Node(2.0), [prompt(2000), prompt(100)], [prompt(1000), prompt(50)])
+    assert order == [1, 3, 2, 0]
+
+
+def test_a_prompt_that_has_waited_for_as_long_as_it_takes_is_overtaken_by_nobody() -> None:
+    order = firsts(Node(2.0), [prompt(1400)], *([prompt(100)] for _ in range(40)))
+    assert 0 < order.index(0) < 30
+
+
+def test_costs_that_are_wrong_by_far_let_nobody_wait_for_longer_than_its_goal() -> None:
+    wrong = StepCost(*(1000 * part for part in (1e-3, 2e-4, 5e-8, 1e-4, 2e-8)))
+    order = firsts(Node(TTFT_S, cost=wrong), [prompt(2000)], *([prompt(100)] for _ in range(40)))
+    assert order.index(0) < 20
+
+
+def test_without_a_goal_for_the_first_token_prompts_are_computed_as_they_come() -> None:
+    assert firsts(Node(), [prompt(2000), prompt(100), prompt(1000)]) == [0, 1, 2]
