@@ -28,7 +28,17 @@ from tests.system.reference import Expected, Reference, make_prompt
 from tests.system.serve import Serve
 
 FAMILIES = {"auto": "qwen3", "shm": "llama", "zmq": "qwen3", "nixl": "llama", "nccl": "qwen3", "bfloat16": "qwen3"}
-RELAYS = ("auto", "nixl", "bfloat16") if IS_QUICK else ("auto", *TRANSPORTS, "bfloat16")
+FAMILIES |= {"ranks": "qwen3"}
+RANKS = ("ranks",) if IS_GPU and torch.cuda.device_count() > 1 else ()
+RELAYS = ("auto", "nixl", "bfloat16") if IS_QUICK else ("auto", *TRANSPORTS, "bfloat16", *RANKS)
+TOLD = {
+    "bfloat16": ("--dtype", "bfloat16", "--kv-transport", "auto"),
+    "ranks": (
+        *("--dtype", "float32", "--kv-transport", "nixl"),
+        *("--prefill-pipeline-parallel-size", "2", "--decode-tensor-parallel-size", "2"),
+    ),
+}
+"""Two stages on two GPUs hand over to two ranks on the same ones."""
 LENGTHS = (1, 15, 16, 17, 33, 90, 200)
 NUM_TOKENS = 20
 LOGPROB_BOUND = 2e-3
@@ -48,11 +58,10 @@ class Relays:
 
     def start(self, name: str) -> None:
         """Without waiting for it."""
-        told = ("bfloat16", "auto") if name == "bfloat16" else ("float32", name)
-        flags = ("--dtype", told[0], "--kv-transport", told[1])
         folder = self._folder / name
         folder.mkdir()
-        self._running[name] = Serve(folder, str(self.checkpoint(name)), *FLAGS, *flags, *SHARE)
+        told = TOLD.get(name, ("--dtype", "float32", "--kv-transport", name))
+        self._running[name] = Serve(folder, str(self.checkpoint(name)), *FLAGS, *told, *SHARE)
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[openai.OpenAI]:
