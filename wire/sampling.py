@@ -72,7 +72,10 @@ class DecodingParams:
 
     def __post_init__(self) -> None:
         for name, number in _numbers():
-            number.check(name, getattr(self, name))
+            value = getattr(self, name)
+            # the usual case without a call: every request comes by here at each program
+            if type(value) is not number.kind or not number.bounds.low <= value <= number.bounds.high:
+                number.check(name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             message = f"min_tokens {self.min_tokens} is larger than max_tokens {self.max_tokens}"
             raise InvalidRequest(message, "min_tokens")
@@ -169,20 +172,20 @@ class _Number:
     """The values that a field with `Bounds` may hold."""
 
     bounds: Bounds
-    is_integer: bool
+    kind: type[int] | type[float]
     is_optional: bool
 
     def check(self, name: str, value: object) -> None:
         """Raise `InvalidRequest`."""
         if value is None and self.is_optional:
             return
-        kinds = int if self.is_integer else int | float
+        kinds = int if self.kind is int else int | float
         if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
-            raise InvalidRequest(f"{name} must be {'an integer' if self.is_integer else 'a finite number'}", name)
+            raise InvalidRequest(f"{name} must be {'an integer' if self.kind is int else 'a finite number'}", name)
         low, high = self.bounds.low, self.bounds.high
         if not low <= value <= high:
             ends = f"between {low} and {high}"
-            if not self.is_integer:
+            if self.kind is float:
                 ends = f"in {'(0' if low == _ABOVE_ZERO else f'[{low:g}'}, {high:g}], got {value:g}"
             raise InvalidRequest(f"{name} must lie {ends}", name)
 
@@ -201,7 +204,7 @@ def _number(hint: Any) -> _Number | None:
     for member in (hint, *get_args(hint)):
         bounds = next((extra for extra in getattr(member, "__metadata__", ()) if isinstance(extra, Bounds)), None)
         if bounds is not None:
-            return _Number(bounds, is_integer=get_args(member)[0] is int, is_optional=member is not hint)
+            return _Number(bounds, int if get_args(member)[0] is int else float, is_optional=member is not hint)
     return None
 
 

@@ -146,6 +146,13 @@ class FakeRouter:
         self._wire.carry(dealer.inbox, b"", frames[1], SENDER_TO_RECEIVER)
 
 
+class NothingThere(zmq.Again):
+    """Made in no time, unlike that of ZMQ, which asks for the text of its number."""
+
+    def __init__(self) -> None:
+        self.errno = zmq.EAGAIN
+
+
 class FakeMonitor:
     """Tells what happens to a connection."""
 
@@ -158,7 +165,7 @@ class FakeMonitor:
 
     def recv_multipart(self, flags: int) -> list[bytes]:
         if not self._events:
-            raise zmq.Again
+            raise NothingThere
         return [struct.pack("=hi", self._events.pop(0), 0), b""]
 
     def close(self, linger: int) -> None:

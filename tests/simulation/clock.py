@@ -78,7 +78,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     @property
     def next_s(self) -> float | None:
         """When `run_due` has something to do; None for never."""
-        if self._ready or not self.signalled.isdisjoint(self._readers):
+        if self._ready or (self.signalled and not self.signalled.isdisjoint(self._readers)):
             return self._clock.now_s
         scheduled = self._scheduled
         while scheduled and scheduled[0]._cancelled:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from tests.kvtransfer.wire import FakeMonitor
+from tests.kvtransfer.wire import FakeMonitor, NothingThere
 from tests.simulation.clock import VirtualClock
 
 _REDIAL_S, _MAX_REDIAL_S = 0.05, 1.0
@@ -26,13 +26,6 @@ _MAX_QUEUED = 4096
 _CLOSED_S = 0.001
 _MAX_RECENT = 16
 _ENVELOPE_BYTES, _SMALL = 16, 32
-
-
-class _NothingThere(zmq.Again):
-    """Made in no time, unlike that of ZMQ, which asks for the text of its number."""
-
-    def __init__(self) -> None:
-        self.errno = zmq.EAGAIN
 
 
 class Host:
@@ -199,7 +192,7 @@ class SimSocket:
 
     def recv_multipart(self, flags: int) -> list[bytes]:
         if not self.inbox:
-            raise _NothingThere
+            raise NothingThere
         return self.inbox.popleft()
 
     def recv(self, flags: int) -> bytes:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
+from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
 from tests.simulation.engine import POISON
 from tests.simulation.frozen_router import AFTER_THAW_S, FrozenRouter
 from tests.simulation.nodes import LEASE_S, NodeProgram
 from tests.simulation.programs import RouterProgram
 from tests.simulation.world import Client, World
-from wire.messages import DECODE, PREFILL
+from wire.messages import DECODE, NODE_TO_ROUTER, PREFILL, ROUTER_TO_NODE
 from wire.request_key import owner_of_epoch
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5)
@@ -46,6 +48,41 @@ def within(world: World, seconds: float, holds: str, is_so: object) -> None:
         assert is_so(), holds
 
     world.clock.after(seconds, look)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many messages of each kind the programs have encoded, but for those that depend on how long a world lives."""
+    found: Counter[str] = Counter()
+    for codec in (NODE_TO_ROUTER, ROUTER_TO_NODE, RECEIVER_TO_SENDER, SENDER_TO_RECEIVER):
+
+        def encode(message: object, encode: Callable[[object], bytes] = codec.encode) -> bytes:
+            found[type(message).__name__] += type(message).__name__ not in ("Ping", "Pong", "Heartbeat")
+            return encode(message)
+
+        monkeypatch.setattr(codec, "encode", encode)
+    return found
+
+
+def test_a_request_without_faults_costs_no_message_more_than_it_needs(said: Counter[str]) -> None:
+    client = Client(0, PROMPT, 12)
+    world_with(client).run()
+    assert client.error == ""
+    once = ("Prefill", "Decode", "PeerHello", "PeerWelcome", "Grant", "Commit", "Release", "Cancel")
+    joining = {"Hello": 2, "Welcome": 2, "CacheEvents": 7}
+    assert +said == {"Tokens": 12, **joining, **dict.fromkeys(once, 1)}
+
+
+def test_a_client_that_leaves_costs_one_cancel_and_no_token_but_what_is_on_its_way(said: Counter[str]) -> None:
+    clients = [Client(0, PROMPT, 40) for _ in range(4)]
+    for number, client in enumerate(clients):
+        world = world_with(client)
+        world.clock.at(0.3 + 0.05 * number, partial(world.leave, client))
+        world.run()
+    num_read = [len(client.token_ids[0]) for client in clients]
+    assert all(0 < num < 40 for num in num_read)
+    assert said["Tokens"] <= sum(num_read) + 1
+    assert said["Cancel"] == len(clients)
 
 
 def test_a_mixed_node_that_prefers_otherwise_from_now_on_finishes_what_it_has() -> None:
@@ -104,6 +141,9 @@ def test_a_connection_that_breaks_costs_no_attempt() -> None:
         world.clock.at(when_s, lambda: world.cut_for_a_moment("D1"))
     world.run()
     assert (client.error, world.router.relay.counters.num_retries) == ("", 0)
+    assert client.longest_gap_s < 0.15, (
+        "what was lost is asked for when the next message shows it, and not when a Ping does"
+    )
 
 
 def test_a_decode_node_that_dies_costs_one_attempt_and_less_than_a_second() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from tests.simulation.schedule import run_seeds
 
-_NUM_SEEDS, _NUM_MIXED = 2000, 500
-_PART = 500
+_NUM_SEEDS, _NUM_MIXED = 8000, 2000
+_PART = 250
+"""A second or two: a process that takes one late keeps nobody waiting."""
 
 
 @pytest.mark.parametrize("first", range(0, _NUM_SEEDS, _PART))

@@ -48,7 +48,7 @@ _LOOK_S = 0.2
 _INBOX_BOUND = 12
 _AHEAD_TOKENS = 12
 _NEVER_S = 1e9
-_CALM_S = 0.6
+_CALM_S = 0.4
 """So long after the last fault something may still come of it: a broken connection is judged 0.3 s after it is seen."""
 _LEAVE_S = 12.0
 """A node that was told to leave has ended by then."""
@@ -450,13 +450,13 @@ class World:
                 self.num_crashes += node.has_crashed
                 self.num_causes += node.has_crashed
                 self._restart(node, 0.5)
-        for router in self.routers:
+        unended = [client.number for client in self.clients if not client.is_over]
+        for router in self.routers if unended else ():
             if not any(self._is_available(node, router) for node in self.nodes.values()):
                 self.without_decode_s[router.number] += _LOOK_S
         is_calm = now_s > self.quiet_from_s + _CALM_S and not self._restarts_due
         self.is_over = is_calm and self._is_quiet()
         waited_s = now_s - self.bound_from_s
-        unended = [client.number for client in self.clients if not client.is_over]
         assert not unended or waited_s < END_BOUND_S, f"clients {unended} hang"
         assert self.is_over or waited_s < END_BOUND_S + QUIET_BOUND_S, f"not quiet: {self._leftovers()}"
         if not self.is_over:

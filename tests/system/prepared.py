@@ -170,8 +170,8 @@ def prepared_python(*modules: str) -> PreparedPython:
 
 
 def fork_workers(specs: Iterable[Any], modules: Sequence[str]) -> None:
-    """Let the processes that run tests be forked, those of `specs` (execnet's), and the programs that they ask for, once
-    `modules` are imported. To be called once, on the main thread of the process that starts them."""
+    """Let the processes that run tests be forked, those of `specs` (execnet's), and the programs that they ask for,
+    once `modules` are imported. To be called once, on the main thread of the process that starts them."""
     folder = tempfile.TemporaryDirectory(prefix="baton-tests-")
     address = os.environ[_SHARED] = os.path.join(folder.name, "prepared")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
