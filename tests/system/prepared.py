@@ -225,7 +225,7 @@ class _Forker:
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
 
     def run(self) -> None:
-        """See the class. In a child it raises `SystemExit` when that is over."""
+        """See the class. A child does not return from it."""
         while self._listener is not None or self._owners:
             asking = [owner.connection for owner in self._owners if not owner.is_gone]
             if self._listener is not None:
