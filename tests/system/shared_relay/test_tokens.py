@@ -81,10 +81,13 @@ def test_log_probabilities_of_prompts_equal_transformers(llama_relay: Relay, ref
 def test_preempted_requests_equal_transformers(llama_relay: Relay, references: References) -> None:
     small = llama_relay.decodes[2]
     before = small.metrics().value("num_preemptions_total")
-    prompts = [make_prompt(40 + 3 * seed, 7000 + seed) for seed in range(12)]
-    expected = [references("llama").greedy(prompt, 200) for prompt in prompts]
-    require_equal(llama_relay.ask_all(prompts, len(prompts), max_tokens=200, logprobs=0), expected)
-    assert small.metrics().value("num_preemptions_total") > before
+    for first_seed in range(7000, 7500, 100):  # whether they meet at the small node depends on the machine
+        prompts = [make_prompt(40 + 3 * number, first_seed + number) for number in range(12)]
+        expected = [references("llama").greedy(prompt, 200) for prompt in prompts]
+        require_equal(llama_relay.ask_all(prompts, len(prompts), max_tokens=200, logprobs=0), expected)
+        if small.metrics().value("num_preemptions_total") > before:
+            return
+    pytest.fail("nothing was preempted")
 
 
 def test_prompts_wait_for_room_in_a_small_prefill_pool(llama_relay: Relay, references: References) -> None:
