@@ -29,8 +29,9 @@ MIN_SLOPE_LIFE_S = 1_800.0
 """The slope of a shorter life is told and not judged."""
 _MORE_FILES, _MORE_THREADS, _MORE_BYTES = 8, 2, 16 * 2**20
 _FILES_PER_HOUR, _THREADS_PER_HOUR, _BYTES_PER_HOUR = 4.0, 1.0, 8.0 * 2**20
-_NOISE = (6.0, 1.0, 4.0 * 2**20)
-"""By no more than this does a slope matter: connections and tasks of one moment are no growth."""
+_NOISE = (8.0, 1.0, 4.0 * 2**20)
+"""By no more than this does a slope matter: connections and tasks of one moment are no growth. To each other node of
+which there are two, four files are open or not."""
 _PARTS = 10
 
 
