@@ -116,6 +116,13 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     context.destroy(linger=0)
 
 
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Tests of later files are not to find what agents on threads say to UCX."""
+    with preserved_environment():
+        yield
+
+
 @pytest.fixture
 def opened(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[[KvDivision], Pools]]:
     """Nodes that end with the test."""
@@ -425,9 +432,8 @@ def test_a_rank_whose_nixl_agent_starts_again_sends_when_it_has_started(
         return AgentThread(own.pool.memory, network.host, agent)
 
     monkeypatch.setattr(rank_transports, "_open_agent", on_a_thread)
-    with preserved_environment():
-        senders = (node := opened(KvDivision(1))).senders(NIXL)
-        node.lines.round()
+    senders = (node := opened(KvDivision(1))).senders(NIXL)
+    node.lines.round()
     there = PoolDetails(b"", 0, NUM_BLOCKS * LAYOUT.block_bytes, "DRAM", 0)
     peer = hello(Endpoint(NIXL, "there", DETAILS.encode(there)))
     _, first = senders.open(peer)
