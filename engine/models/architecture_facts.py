@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.models.config import ModelConfig
 
-_NOT_COMPUTED = ("dtype", "bos_token_id", "eos_token_ids", "names", "has_short_context", "quantization", "other_parts")
+_NOT_COMPUTED = ("dtype", "eos_token_ids", "names", "has_short_context", "quantization", "other_parts")
 
 
 def architecture_facts(config: ModelConfig) -> dict[str, int | float | str | bool | None]:

@@ -79,9 +79,9 @@ class ModelConfig:
     rope: RopeSettings
     dtype: str | None
     """The checkpoint's own dtype as the file names it (`bfloat16`), or `None` when it does not say."""
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    """From `config.json` and `generation_config.json`, sorted; each of them ends a generation."""
+    """From `config.json` and `generation_config.json`, sorted; the family's own where both are silent. Each of them ends
+    a generation."""
     block: Block = "pre"
     norm: NormKind = "rms"
     mlp: MlpKind = "gated"
@@ -137,7 +137,10 @@ def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = No
     if text_part is not None:
         content = text_content(content, text_part)
     family = family_of(content.get("architectures"))
-    fields = Fields(_completed(content, family), "config.json")
+    generation_fields = Fields(generation or {}, "generation_config.json")
+    if generation_fields.has(_ENDS):
+        content = {_ENDS: None, **content}
+    fields = Fields(_completed(content, family), "config.json", family.renamed)
     _refuse_unsupported(fields, family)
     hidden_size = fields.count("hidden_size")
     num_layers = fields.count("num_hidden_layers", most=MAX_LAYERS)
@@ -169,8 +172,7 @@ def parse_config(content: dict[str, Any], generation: dict[str, Any] | None = No
         windows=windows,
         rope=read_rope(fields, max_position, rotary_dim, has_local=family.rope_rule == "local"),
         dtype=fields.dtype(),
-        bos_token_id=next(iter(fields.token_ids("bos_token_id")), None),
-        eos_token_ids=_eos_token_ids(fields, Fields(generation or {}, "generation_config.json")),
+        eos_token_ids=_eos_token_ids(fields, generation_fields),
         block=_block(fields, family),
         norm=family.norm,
         mlp=family.mlp,
@@ -201,7 +203,15 @@ def _completed(content: dict[str, Any], family: Family) -> dict[str, Any]:
     return found
 
 
-_NULL_MEANS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "rope_theta")
+_ENDS = "eos_token_id"
+_NULL_MEANS_NONE = (
+    "sliding_window",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "rope_theta",
+    "q_lora_rank",
+    _ENDS,
+)
 
 
 def _refuse_unsupported(fields: Fields, family: Family) -> None:
@@ -365,4 +375,4 @@ def _layer_types(fields: Fields, num_layers: int) -> list[str] | None:
 
 
 def _eos_token_ids(fields: Fields, generation: Fields) -> tuple[int, ...]:
-    return tuple(sorted({*fields.token_ids("eos_token_id"), *generation.token_ids("eos_token_id")}))
+    return tuple(sorted({*fields.token_ids(_ENDS), *generation.token_ids(_ENDS)}))

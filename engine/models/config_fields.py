@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,20 @@ MAX_TOKENS = 2**40
 
 
 class Fields:
-    """Typed access to a decoded JSON object; each error names file, field and value."""
+    """Typed access to a decoded JSON object; each error names file, field and value. `renamed`: the usual name of each
+    field that the file may call otherwise; errors say both."""
 
-    def __init__(self, content: dict[str, Any], source: str) -> None:
+    def __init__(self, content: dict[str, Any], source: str, renamed: Mapping[str, str] | None = None) -> None:
         self._content = content
         self._source = source
+        self._names_in_file = {usual: name for name, usual in (renamed or {}).items()}
 
     def error(self, name: str, expected: str) -> ModelLoadError:
+        other = self._names_in_file.get(name)
+        told = name if other is None else f"{other} ({name})"
         if name not in self._content:
-            return ModelLoadError(f"{self._source}: {name} is missing, expected {expected}")
-        return ModelLoadError(f"{self._source}: {name} must be {expected}, got {self._content[name]!r}")
+            return ModelLoadError(f"{self._source}: {told} is missing, expected {expected}")
+        return ModelLoadError(f"{self._source}: {told} must be {expected}, got {self._content[name]!r}")
 
     def has(self, name: str) -> bool:
         """Whether the field is there with a value; files write an explicit null for 'not set'."""

@@ -83,11 +83,26 @@ _GEMMA_DEFAULTS: Mapping[str, object] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
+    "eos_token_id": 1,
+}
+
+_GLM_DEFAULTS: Mapping[str, object] = {
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1.5625e-7,
+    "eos_token_id": [151_329, 151_336, 151_338],
 }
 
 _FAMILIES = (
-    Family("LlamaForCausalLM", qkv_bias=None, o_bias=None, mlp_bias=None, kv_heads_may_be_absent=True),
-    Family("MistralForCausalLM", window_rule="every_layer"),
+    Family(
+        "LlamaForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        mlp_bias=None,
+        kv_heads_may_be_absent=True,
+        defaults={"eos_token_id": 2},
+    ),
+    Family("MistralForCausalLM", window_rule="every_layer", defaults={"eos_token_id": 2}),
     Family("Qwen2ForCausalLM", qkv_bias=True, window_rule="by_layer_type"),
     Family(
         "Qwen3ForCausalLM",
@@ -102,7 +117,7 @@ _FAMILIES = (
         window_rule="every_layer",
         experts="mixtral",
         names=names.MIXTRAL,
-        defaults={"sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        defaults={"sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "eos_token_id": 2},
     ),
     Family(
         "Qwen2MoeForCausalLM",
@@ -143,7 +158,7 @@ _FAMILIES = (
         qk_norm="whole",
         experts="olmoe",
         kv_heads_may_be_absent=True,
-        defaults={"rms_norm_eps": 1e-5},
+        defaults={"rms_norm_eps": 1e-5, "eos_token_id": 50_279},
         refused={"clip_qkv": None},
     ),
     Family(
@@ -152,7 +167,12 @@ _FAMILIES = (
         window_rule="every_layer",
         names=names.PHI3,
         kv_heads_may_be_absent=True,
-        defaults={"sliding_window": None, "rms_norm_eps": 1e-5},
+        defaults={
+            "sliding_window": None,
+            "rms_norm_eps": 1e-5,
+            "original_max_position_embeddings": 4096,
+            "eos_token_id": 32_000,
+        },
     ),
     Family(
         "Gemma2ForCausalLM",
@@ -195,9 +215,16 @@ _FAMILIES = (
         block="post",
         names=names.OLMO2,
         kv_heads_may_be_absent=True,
-        defaults={"rms_norm_eps": 1e-5},
+        defaults={"rms_norm_eps": 1e-5, "eos_token_id": 50_279},
     ),
-    Family("GraniteForCausalLM", qkv_bias=None, o_bias=None, mlp_bias=None, kv_heads_may_be_absent=True),
+    Family(
+        "GraniteForCausalLM",
+        qkv_bias=None,
+        o_bias=None,
+        mlp_bias=None,
+        kv_heads_may_be_absent=True,
+        defaults={"attention_multiplier": 1.0, "eos_token_id": 2},
+    ),
     Family(
         "SmolLM3ForCausalLM",
         qkv_bias=None,
@@ -205,7 +232,7 @@ _FAMILIES = (
         mlp_bias=None,
         window_rule="by_layer_type",
         rope_rule="no_rope_layers",
-        defaults={"tie_word_embeddings": True, "rope_theta": 2e6},
+        defaults={"tie_word_embeddings": True, "rope_theta": 2e6, "eos_token_id": 128_001},
     ),
     Family(
         "GlmForCausalLM",
@@ -213,7 +240,8 @@ _FAMILIES = (
         qkv_bias=None,
         is_interleaved=True,
         names=names.GLM,
-        defaults={"attention_bias": True, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7},
+        default_head_dim=128,
+        defaults=_GLM_DEFAULTS,
     ),
     Family(
         "Glm4ForCausalLM",
@@ -222,7 +250,8 @@ _FAMILIES = (
         is_interleaved=True,
         block="sandwich",
         names=names.GLM4,
-        defaults={"attention_bias": True, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7},
+        default_head_dim=128,
+        defaults=_GLM_DEFAULTS,
     ),
     Family(
         "Cohere2ForCausalLM",
@@ -241,6 +270,7 @@ _FAMILIES = (
             "sliding_window": 4096,
             "rms_norm_eps": 1e-5,
             "logit_scale": 0.0625,
+            "eos_token_id": 255_001,
         },
         renamed={"layer_norm_eps": "rms_norm_eps"},
         refused={"use_qk_norm": False},
@@ -250,7 +280,7 @@ _FAMILIES = (
         may_rotate_partly=True,
         qkv_bias=None,
         norm="layer",
-        defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.25},
+        defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "eos_token_id": 0},
         renamed={"layer_norm_eps": "rms_norm_eps", "use_qkv_bias": "attention_bias"},
         refused={"use_parallel_residual": False, "qk_layernorm": False},
     ),
@@ -263,7 +293,12 @@ _FAMILIES = (
         mlp="plain",
         names=names.GPT2,
         has_all_kv_heads=True,
-        defaults={"tie_word_embeddings": True, "hidden_act": "gelu_new", "rms_norm_eps": 1e-5},
+        defaults={
+            "tie_word_embeddings": True,
+            "hidden_act": "gelu_new",
+            "rms_norm_eps": 1e-5,
+            "eos_token_id": 50_256,
+        },
         renamed={
             "n_embd": "hidden_size",
             "n_layer": "num_hidden_layers",
@@ -295,6 +330,8 @@ _FAMILIES = (
             "hidden_act": "gelu",
             "rms_norm_eps": 1e-5,
             "partial_rotary_factor": 0.25,
+            "intermediate_size": 24_576,
+            "eos_token_id": 2,
         },
         renamed={
             "layer_norm_eps": "rms_norm_eps",
@@ -308,15 +345,25 @@ _FAMILIES = (
         qkv_bias=None,
         experts="glm",
         names=names.GLM4_MOE,
-        defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
+        defaults={
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+            "first_k_dense_replace": 1,
+            "num_nextn_predict_layers": 1,
+        },
     ),
     Family(
         "Lfm2ForCausalLM",
         qk_norm="heads",
         names=names.LFM2,
-        kv_heads_may_be_absent=True,
         states="lfm2",
-        defaults={"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        defaults={
+            "num_key_value_heads": 8,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "eos_token_id": 2,
+        },
         renamed={"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings"},
     ),
     Family(
@@ -333,6 +380,15 @@ _FAMILIES = (
             "sliding_window": 128,
             "sliding_window_pattern": 2,
             "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150_000.0,
+                "factor": 32.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "original_max_position_embeddings": 4096,
+                "truncate": False,
+            },
             "rope_theta": 150_000.0,
         },
     ),
@@ -345,6 +401,7 @@ _FAMILIES = (
         has_latents=True,
         experts="deepseek_v2",
         names=names.DEEPSEEK,
+        defaults={"q_lora_rank": 1536, "n_shared_experts": 2, "eos_token_id": 2},
         refused={"norm_topk_prob": False, "moe_layer_freq": 1},
     ),
     Family(
@@ -355,6 +412,15 @@ _FAMILIES = (
         has_latents=True,
         experts="glm",
         names=names.DEEPSEEK,
+        defaults={
+            "q_lora_rank": 1536,
+            "routed_scaling_factor": 2.5,
+            "n_group": 8,
+            "topk_group": 4,
+            "first_k_dense_replace": 3,
+            "num_nextn_predict_layers": 1,
+            "eos_token_id": 1,
+        },
         refused={"moe_layer_freq": 1},
     ),
 )

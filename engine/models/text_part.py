@@ -40,11 +40,15 @@ class TextPart:
     ties_by_either: bool = False
 
 
-_QWEN2 = TextPart("Qwen2ForCausalLM", ties_by_either=True)
+_QWEN2 = TextPart(
+    "Qwen2ForCausalLM",
+    {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "eos_token_id": 151_645, "max_window_layers": 80},
+    ties_by_either=True,
+)
 TEXT_PARTS: Mapping[str, TextPart] = {
     "Qwen2VLForConditionalGeneration": _QWEN2,
     "Qwen2_5_VLForConditionalGeneration": _QWEN2,
-    "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", ties_by_either=True),
+    "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", {"rope_theta": 5e5}, ties_by_either=True),
     "Gemma3ForConditionalGeneration": TextPart(
         "Gemma3ForCausalLM",
         {

@@ -82,8 +82,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     scaling = _scaling(facts)
     if scaling is not None:
         config["rope_scaling"] = scaling
-    for fact, name in (("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id")):
-        if isinstance(token := file.facts.get(f"tokenizer.ggml.{fact}"), int):
+    for name in ("bos_token_id", "eos_token_id"):
+        if isinstance(token := file.facts.get(f"tokenizer.ggml.{name}"), int):
             config[name] = token
     return config
 

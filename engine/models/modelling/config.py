@@ -52,7 +52,7 @@ def parse_modelling_config(
         raise cannot_run(architectures[0], reason)
     for name in filter(fields.has, _NUMBERS_OF_LAYERS):
         fields.count(name, most=MAX_LAYERS)  # transformers makes each of them before anything is compared
-    positions = next((name for name in _POSITIONS if fields.has(name)), _POSITIONS[0])
+    positions = next(filter(fields.has, _POSITIONS))
     ends = {*fields.token_ids("eos_token_id"), *Fields(generation, "generation_config.json").token_ids("eos_token_id")}
     computed = {name: value for name, value in content.items() if name not in _NOT_COMPUTED}
     return ModellingConfig(
@@ -83,6 +83,13 @@ def _reason_against(content: dict[str, Any], *, remote_code: bool) -> str:
     if content.get("vision_config") is not None:
         return (
             f"it sees images, and the models of that kind of which Baton has the text part are {', '.join(TEXT_PARTS)}"
+        )
+    if content.get("vocab_size") is None:
+        return "its config.json names no vocabulary"
+    if all(content.get(name) is None for name in _POSITIONS):
+        return (
+            "its config.json names no number of positions, as those of models that keep a state in place of KV (Mamba) "
+            "or have ALiBi (BLOOM)"
         )
     by_length = [name for name in _rope_types(content) if name in _ROPES_BY_LENGTH]
     if by_length:

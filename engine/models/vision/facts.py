@@ -15,6 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from wire.images import MAX_EDGE, PromptImage, require_in_order
 _BICUBIC = 3
 """Pillow's number."""
 _MAX_RATIO = 200
+_QWEN_SIZE = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
@@ -206,8 +208,8 @@ def _added_id(folder: Path, text: str) -> int:
     raise KeyError(f"the token {text}")
 
 
-def _token_id(content: Mapping[str, Any]) -> int:
-    found = content.get("image_token_id", content.get("image_token_index"))
+def _token_id(content: Mapping[str, Any], usual: int) -> int:
+    found = content.get("image_token_id", content.get("image_token_index", usual))
     if type(found) is not int:
         raise KeyError("image_token_id")
     return found
@@ -221,8 +223,8 @@ def _bounded(value: Any, most: int = MAX_EDGE) -> int:
 
 def _read_pixtral(content: Mapping[str, Any], fields: Mapping[str, Any], folder: Path) -> ImageFacts:
     return PixtralFacts(
-        token_id=_token_id(content),
-        patch=_bounded(content["vision_config"].get("patch_size", 14)),
+        token_id=_token_id(content, 10),
+        patch=_bounded(content["vision_config"].get("patch_size", 16)),
         merge=_bounded(content.get("spatial_merge_size", 2)),
         pixel=_pixel_rule(fields),
         longest_edge=_bounded(fields.get("size", {}).get("longest_edge", 1024)),
@@ -231,18 +233,34 @@ def _read_pixtral(content: Mapping[str, Any], fields: Mapping[str, Any], folder:
     )
 
 
-def _read_qwen(content: Mapping[str, Any], fields: Mapping[str, Any], folder: Path) -> ImageFacts:
-    tower, text, size = content["vision_config"], content.get("text_config") or content, fields.get("size") or {}
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+@dataclass(frozen=True, slots=True)
+class _QwenDefaults:
+    """What files of a family leave out. `is_interleaved`: how sections become dimensions, which no file decides:
+    transformers writes no `mrope_interleaved`, and reads none."""
+
+    patch: int = 14
+    sections: tuple[int, int, int] = (16, 24, 24)
+    is_interleaved: bool = False
+
+
+def _read_qwen(
+    content: Mapping[str, Any], fields: Mapping[str, Any], folder: Path, defaults: _QwenDefaults
+) -> ImageFacts:
+    tower, text = content["vision_config"], content.get("text_config") or content
+    size = fields.get("size") or _QWEN_SIZE
+    # as for text: where a file has both spellings the older one wins
+    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
     return QwenFacts(
-        token_id=_token_id(content),
-        patch=_bounded(tower.get("patch_size", 14)),
+        token_id=_token_id(content, 151_655),
+        patch=_bounded(tower.get("patch_size", defaults.patch)),
         merge=_bounded(tower.get("spatial_merge_size", 2)),
         pixel=_pixel_rule(fields),
         min_pixels=_bounded(fields.get("min_pixels") or size["shortest_edge"], MAX_EDGE**2),
         max_pixels=_bounded(fields.get("max_pixels") or size["longest_edge"], MAX_EDGE**2),
         moments=_bounded(tower.get("temporal_patch_size", 2)),
-        dimensions=_dimensions(rope["mrope_section"], is_interleaved=bool(rope.get("mrope_interleaved"))),
+        dimensions=_dimensions(
+            rope.get("mrope_section", defaults.sections), is_interleaved=defaults.is_interleaved
+        ),
     )
 
 
@@ -262,7 +280,9 @@ def _dimensions(sections: Any, *, is_interleaved: bool) -> tuple[int, ...]:
 
 _READ = {
     "Mistral3ForConditionalGeneration": _read_pixtral,
-    "Qwen2VLForConditionalGeneration": _read_qwen,
-    "Qwen2_5_VLForConditionalGeneration": _read_qwen,
-    "Qwen3VLForConditionalGeneration": _read_qwen,
+    "Qwen2VLForConditionalGeneration": partial(_read_qwen, defaults=_QwenDefaults()),
+    "Qwen2_5_VLForConditionalGeneration": partial(_read_qwen, defaults=_QwenDefaults()),
+    "Qwen3VLForConditionalGeneration": partial(
+        _read_qwen, defaults=_QwenDefaults(patch=16, sections=(24, 20, 20), is_interleaved=True)
+    ),
 }

@@ -164,7 +164,7 @@ SEEING: Mapping[str, Family] = {
     "qwen3-vl": (
         "qwen3_vl",
         {
-            "text_config": {"head_dim": 16, "rope_parameters": {**_MROPE, "mrope_interleaved": True}},
+            "text_config": {"head_dim": 16, "rope_parameters": _MROPE},
             "vision_config": {**_QWEN_TOWER, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
             "tie_word_embeddings": True,
         },

@@ -36,7 +36,7 @@ def test_a_plain_file_becomes_sizes_and_defaults() -> None:
     assert config.windows == (None, None, None)
     assert not config.tie_word_embeddings
     assert config.dtype is None
-    assert config.eos_token_ids == ()
+    assert config.eos_token_ids == (2,)
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,19 @@ def test_dtype_is_read_in_both_spellings() -> None:
 
 
 def test_end_tokens_of_both_files_are_united(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "eos_token_id": 9, "bos_token_id": 1}))
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "eos_token_id": 9}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 7]}))
-    config = load_config(tmp_path)
-    assert config.eos_token_ids == (7, 9)
-    assert config.bos_token_id == 1
+    assert load_config(tmp_path).eos_token_ids == (7, 9)
+
+
+def test_end_tokens_of_a_family_count_where_both_files_are_silent(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert load_config(tmp_path).eos_token_ids == (2,)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    assert load_config(tmp_path).eos_token_ids == (7,)
+    (tmp_path / "generation_config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "eos_token_id": None}))
+    assert load_config(tmp_path).eos_token_ids == ()
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,8 @@ def _nested(name: str) -> str:
 def test_fields_may_stand_beside_those_of_the_tower(tmp_path: Path) -> None:
     model = make_model(tmp_path, "qwen2.5-vl")
     content = read_config(tmp_path)
-    flat = {**content.pop("text_config"), **content, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}
+    rope = {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}
+    flat = {**content.pop("text_config"), **content, **rope}
     del flat["rope_parameters"]
     (tmp_path / "config.json").write_text(json.dumps(flat))
     (answer,) = answers(built(tmp_path), prompts()[0])

@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoConfig
 
 from engine.models.config import ModelConfig
 from engine.models.facts import load_facts
 from engine.models.modelling import model as modelling_model
-from engine.models.modelling.config import ModellingConfig
+from engine.models.modelling.config import ModellingConfig, parse_modelling_config
 from engine.models.weight_files import SINGLE_FILE
 from tests.checkpoints import make_checkpoint, write_weights
 from tests.engine.models.families import make_model
@@ -82,6 +83,26 @@ def test_what_the_config_says_already_is_refused_before_anything_is_loaded(
     make_model(tmp_path, COMPUTED["gemma"])
     with pytest.raises(ModelLoadError, match=words):
         built(changed(tmp_path, **fields))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "reason"),
+    [
+        ("bloom", "BloomForCausalLM", r"names no number of positions, .* ALiBi \(BLOOM\)"),
+        ("mamba", "MambaForCausalLM", r"names no number of positions, .* state in place of KV \(Mamba\)"),
+        ("mamba2", "Mamba2ForCausalLM", "names no number of positions"),
+        ("rwkv", "RwkvForCausalLM", "names no number of positions"),
+        ("t5", "T5ForConditionalGeneration", "it has an encoder beside its decoder"),
+        ("whisper", "WhisperForConditionalGeneration", "it has an encoder beside its decoder"),
+        ("vit", "ViTForImageClassification", "names no vocabulary"),
+    ],
+)
+def test_a_model_of_another_kind_is_refused_by_its_name_as_transformers_writes_it(
+    model_type: str, architecture: str, reason: str
+) -> None:
+    content = {**AutoConfig.for_model(model_type).to_dict(), "architectures": [architecture]}
+    with pytest.raises(ModelLoadError, match=f"^{architecture} cannot be computed .*{reason}"):
+        parse_modelling_config(content, {})
 
 
 def test_auto_takes_batons_own_decoder_where_there_is_one(tmp_path: Path) -> None:
