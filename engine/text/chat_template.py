@@ -129,6 +129,18 @@ class ChatTemplate:
                 reason = reason or error
         raise InvalidRequest(f"the chat template refused the messages: {reason}", param="messages") from reason
 
+    def thinks_unless_told(self) -> bool:
+        """Whether a prompt is the same with `enable_thinking` as without it, and another one when it is false: then the
+        model is used to reason before it answers."""
+        try:
+            unset, true, false = (
+                self.render([{"role": "user", "content": "Hello"}], **variables)
+                for variables in ({}, {"enable_thinking": True}, {"enable_thinking": False})
+            )
+        except InvalidRequest:
+            return False
+        return unset == true != false
+
     def _choose(self, has_tools: bool) -> jinja2.Template:
         name = "tool_use" if has_tools and "tool_use" in self._templates else "default"
         if name not in self._templates:

@@ -96,12 +96,14 @@ class TokenEntry(NamedTuple):
     """One reported token. `text_offset` is where its text begins, in characters from the beginning of the choice.
 
     `chosen` is None when the request asked for no log probabilities; `top` are the most likely tokens, best first.
+    `is_end`: it made the node stop, and is no part of the text.
     """
 
     token_id: int
     text_offset: int
     chosen: ScoredToken | None = None
     top: Sequence[ScoredToken] = ()
+    is_end: bool = False
 
 
 class TextDelta(NamedTuple):
@@ -193,6 +195,7 @@ class ChoiceText:
             self._pending.append(self._entry(token_id, logprobs[position] if logprobs else None))
             is_silent = is_silent_end and position == len(token_ids) - 1
             if is_silent and not self._options.include_stop:
+                self._pending[-1] = self._pending[-1]._replace(is_end=True)
                 continue
             pieces.append(self._release(self._detokenizer.push((token_id,))))
             if self._finish_reason is not None:

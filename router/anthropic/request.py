@@ -41,12 +41,10 @@ _UNSUPPORTED: Table = {"compaction": (), "container": (), "mcp_servers": ([],), 
 class Thinking(Strict):
     """`thinking`: whether the model reasons before it answers. Without it the model does as it is used to."""
 
-    ignorable: ClassVar[ignored.IgnoredTable] = {
-        "budget_tokens": ignored.Ignored("reasoning has no limit of its own, only max_tokens"),
-    }
     place: ClassVar[str] = "thinking"
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
     @property
@@ -150,6 +148,7 @@ class CountTokensRequest(TranslatedRequest):
             "reasoning_effort": None if config is None else config.effort,
             "chat_template_kwargs": variables,
             "include_reasoning": thinking is None or thinking.is_shown,
+            "thinking_token_budget": None if thinking is None else thinking.budget_tokens,
             "continue_final_message": is_continued,
         }
 

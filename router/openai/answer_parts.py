@@ -7,14 +7,12 @@ whatever part they belong to.
 from __future__ import annotations
 
 import json
-import secrets
-import string
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.text.answers.deltas import Delta, JoinedAnswer, join_answer
+from engine.text.answers.deltas import Delta, JoinedAnswer, Reasoning, join_answer
 from engine.text.answers.reader import AnswerParser
 from engine.text.choice_text import TextDelta
 from router.openai.logprob_formats import chat_logprobs
@@ -31,16 +29,20 @@ from router.openai.responses import (
 from wire.messages import FINISH_STOP
 
 FINISH_CALLS = "tool_calls"
-_ID_ALPHABET = string.ascii_letters + string.digits
 ID_LENGTH = 9
 """Mistral's templates take no other ids."""
+_HIDDEN = (
+    "the answer is empty because all of its tokens are reasoning, which include_reasoning false leaves out: raise "
+    "max_tokens, or set thinking_token_budget"
+)
 
 
 class ChoiceParts:
     """One choice. `push` takes its text, piece by piece."""
 
     def __init__(self, parser: AnswerParser) -> None:
-        self.call_ids: list[str] = []
+        self.has_text = False
+        """Whether there is any content, or a call."""
         self._parser = parser
         self._token_offsets: list[int] = []
 
@@ -50,8 +52,7 @@ class ChoiceParts:
         deltas = self._parser.push(delta.text)
         if delta.finish_reason is not None:
             deltas += self._parser.finish()
-        while len(self.call_ids) < self._parser.num_calls:
-            self.call_ids.append("".join(secrets.choice(_ID_ALPHABET) for _ in range(ID_LENGTH)))
+        self.has_text = self.has_text or any(not isinstance(each, Reasoning) for each in deltas)
         return deltas
 
     def finish_reason(self, reason: str | None) -> str | None:
@@ -68,10 +69,13 @@ class ChoiceParts:
 
 
 class AnswerParts:
-    """The choices of one request, by index. `new_parser` makes the parser of one."""
+    """The choices of one request, by index. `new_parser` makes the parser of one, `id_of` ids, see `ReplyHead`."""
 
-    def __init__(self, new_parser: Callable[[], AnswerParser], *, shows_reasoning: bool) -> None:
+    def __init__(
+        self, new_parser: Callable[[], AnswerParser], id_of: Callable[[str], str], *, shows_reasoning: bool
+    ) -> None:
         self._new_parser = new_parser
+        self._id_of = id_of
         self._shows_reasoning = shows_reasoning
         self._choices: dict[int, ChoiceParts] = {}
 
@@ -108,17 +112,22 @@ class AnswerParts:
             members["tool_calls"] = self._calls(index, joined, is_streamed=True)
         return members
 
+    def warnings(self, index: int) -> tuple[str, ...]:
+        """What is to be said of a choice that has ended: that it is empty because of reasoning which nobody is shown."""
+        choice = self.choice(index)
+        is_hidden = not (self._shows_reasoning or choice.has_text) and choice.num_reasoning_tokens > 0
+        return (_HIDDEN,) if is_hidden else ()
+
     def with_reasoning(self, usage: Usage) -> Usage:
         """`usage`, and in it the tokens of reasoning."""
         return replace(usage, num_reasoning_tokens=sum(each.num_reasoning_tokens for each in self._choices.values()))
 
     def _calls(self, index: int, joined: JoinedAnswer, *, is_streamed: bool) -> list[dict[str, Any]]:
-        ids = self.choice(index).call_ids
         calls: list[dict[str, Any]] = []
         for number, call in sorted(joined.calls.items()):
             rendered: dict[str, Any] = {"index": number} if is_streamed else {}
             if number in joined.begun:
-                rendered |= {"id": ids[number], "type": "function"}
+                rendered |= {"id": self._id_of(f"choice {index} call {number}")[:ID_LENGTH], "type": "function"}
                 rendered["function"] = {"name": call.name, "arguments": call.arguments}
             else:
                 rendered["function"] = {"arguments": call.arguments}
@@ -140,8 +149,11 @@ class PartedChatStream(ChatStream):
         if is_plain(delta, self._with_token_ids):
             return self._frame.plain_event(index, rendered, so_far) if members else b""
         reason = self._parts.choice(index).finish_reason(delta.finish_reason)
+        if delta.finish_reason is not None:
+            self._frame.warn(self._parts.warnings(index))
         told = {"logprobs": chat_logprobs(delta.entries), "finish_reason": reason}
-        return self._frame.event(index, rendered, told | token_id_members(delta, self._with_token_ids), so_far)
+        event = self._frame.event(index, rendered, told | token_id_members(delta, self._with_token_ids), so_far)
+        return self._frame.with_warnings(event)
 
     def usage(self, usage: Usage) -> bytes:
         return super().usage(self._parts.with_reasoning(usage))

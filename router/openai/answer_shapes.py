@@ -7,7 +7,7 @@ Owns which requests these are. How such a grammar is written is known to `engine
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.text.answers.formats import AnswerFormat
 from engine.text.answers.grammars import CALL_FORMS, AnswerShape
@@ -28,32 +28,69 @@ _UNSHOWN: IgnoredTable = {
 }
 
 
+class Reasoning(NamedTuple):
+    """What is known of the reasoning of an answer, beside what its request says. `is_begun`: by the prompt.
+    `is_usual`: the template has the model reason unless it is told not to. `room`: tokens that the answer may have."""
+
+    is_begun: bool
+    is_usual: bool
+    room: int
+
+
 def shape_of(
-    request: ChatCompletionRequest, answer_format: AnswerFormat, *, is_reasoning_begun: bool
+    request: ChatCompletionRequest, answer_format: AnswerFormat, reasoning: Reasoning
 ) -> AnswerShape | HarmonyShape | None:
     """What stands before and beside a structure, or around calls that have to be valid. None: the whole answer is the
-    structure, or nothing is asked of it."""
+    structure, or nothing is asked of it.
+
+    A structure begins with the first token, unless the model was asked to reason before it: by the prompt, which begins
+    it, by the request, or by a template that has it reason unless it is told not to. Reasoning before a structure has a
+    bound, so that the structure comes: what the request says, or half of what the answer may have.
+    """
     structure = None if request.asked_grammar is None else request.asked_grammar[0]
+    budget = request.max_reasoning_tokens
+    if budget is None or budget >= reasoning.room:  # then it bounds nothing
+        budget = None if structure is None else _default_budget(reasoning.room)
     if answer_format.is_harmony:
-        return _harmony_shape(request, structure)
+        return _harmony_shape(request, structure, budget)
     functions: Mapping[str, Mapping[str, Any]] = {}
     if _knows_calls(request, answer_format) and (request.has_strict_function or structure is not None):
         functions = request.callable_schemas()
-    if structure is None and not functions:
+    if structure is None and not functions and budget is None:
         return None
-    may_reason = is_reasoning_begun or request.template_variables().get("enable_thinking") is not False
-    tags = answer_format.tags if may_reason else None
-    is_one_call = not request.parallel_tool_calls
-    shape = AnswerShape(tags, is_reasoning_begun, structure, functions, answer_format.calls, is_one_call)
-    return shape if shape.can_be_grammar and (functions or tags is not None) else None
+    wanted = request.thinking_wanted
+    is_asked = reasoning.is_usual if wanted is None else wanted
+    may_reason = reasoning.is_begun or is_asked or (structure is None and wanted is not False)
+    shape = AnswerShape(
+        reasoning=answer_format.tags if may_reason else None,
+        is_reasoning_begun=reasoning.is_begun,
+        max_reasoning_tokens=budget,
+        structure=structure,
+        functions=functions,
+        call_format=answer_format.calls,
+        is_one_call=not request.parallel_tool_calls,
+    )
+    return shape if shape.can_be_grammar and (functions or shape.may_reason) else None
 
 
-def _harmony_shape(request: ChatCompletionRequest, structure: Grammar | None) -> HarmonyShape | None:
-    if structure is None and not request.has_strict_function:
+def _default_budget(room: int) -> int:
+    """A power of two: answers with a little more or less room have the same grammar, which is compiled once."""
+    return 1 << max(0, (room // 2).bit_length() - 1)
+
+
+def _harmony_shape(
+    request: ChatCompletionRequest, structure: Grammar | None, budget: int | None
+) -> HarmonyShape | None:
+    if structure is None and not request.has_strict_function and budget is None:
         return None
     must_call = request.calls_wanted.is_enforced
-    may_reason = request.template_variables().get("enable_thinking") is not False
-    shape = HarmonyShape(None if must_call else structure, request.callable_schemas(), may_reason, must_call)
+    shape = HarmonyShape(
+        structure=None if must_call else structure,
+        functions=request.callable_schemas(),
+        may_reason=request.thinking_wanted is not False,
+        must_call=must_call,
+        max_reasoning_tokens=budget,
+    )
     return shape if shape.can_be_grammar else None
 
 

@@ -102,7 +102,7 @@ class Endpoints:
         prompt_ids, images = await model.prompts.chat_prompt(request)
         answer = await self._answer(http, model, request, [prompt_ids], "messages", notes, images=images)
         head = self._head(http, "chatcmpl", model, notes)
-        parts = model.prompts.answer_parts(request, prompt_ids)
+        parts = model.prompts.answer_parts(request, prompt_ids, head.id_of)
         if request.stream:
             stream = chat_stream(head, request.include_usage, request.with_token_ids, parts)
             return await self._stream(http, answer, stream, request, times)
@@ -110,6 +110,8 @@ class Endpoints:
         usage = _usage(answer, request, times)
         if parts is not None:
             choices, usage = await asyncio.to_thread(parts.finished, choices, usage)
+            hidden = dict.fromkeys(warning for choice in choices for warning in parts.warnings(choice.index))
+            head = replace(head, warnings=(*head.warnings, *hidden))
         return await json_answer(http, chat_completion(head, choices, usage))
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
@@ -220,11 +222,10 @@ class Endpoints:
         goals = asked_goals(request, http.headers, self.goals, notes)
         if goals is not None:
             params = replace(params, goal_ttft_s=goals.ttft_s, goal_tpot_s=goals.tpot_s)
-        if request.bad_words:
-            params = replace(params, bad_word_ids=model.prompts.bad_word_ids(request.bad_words))
+        params = replace(params, bad_word_ids=model.prompts.bad_word_ids(request))
         params = with_seed_of_stream(http, params)
         params.check_vocabulary(model.prompts.tokenizer.vocab_size)
-        params = await model.prompts.with_grammar(request, params, prompts[0])
+        params = await model.prompts.with_grammar(request, params, prompts[0], self.max_model_len(model.name))
         num_choices = len(prompts) * request.num_candidates
         if num_choices > MAX_CHOICES:
             name = "n" if request.num_candidates == request.n else "best_of"

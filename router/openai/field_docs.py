@@ -55,6 +55,8 @@ REQUEST: Mapping[str, str] = {
     "prompt_cache_key": "A string.",
     "prompt_logprobs": "Log probabilities of the prompt's tokens and of so many likely ones; at most 20. Not for "
     "streams.",
+    "thinking_token_budget": "Reasoning ends after so many tokens, and the answer begins; see "
+    "[reasoning](#reasoning). `-1`: no bound.",
     "reasoning_effort": "Given to the chat template, with `enable_thinking` unless `chat_template_kwargs` has it.",
     "repetition_penalty": "Above 1: tokens of prompt and output become less likely.",
     "response_format": "`text`, `json_object`, or `json_schema` with a schema that the answer is valid by. See "
@@ -121,8 +123,8 @@ ANTHROPIC: Mapping[str, str] = {
     "system": "A text, or blocks of text. A block that begins with `x-anthropic-billing-header:` is dropped.",
     "temperature": "0 to 2; 0: always the likeliest token.",
     "thinking": "`enabled`, `adaptive` and `between_tools` set `enable_thinking` for the chat template, `disabled` "
-    "unsets it and leaves thinking out of the answer, as `display: omitted` does. `budget_tokens` is ignored. Without "
-    "the field the model does as it is used to.",
+    "unsets it and leaves thinking out of the answer, as `display: omitted` does. `budget_tokens` is "
+    "`thinking_token_budget`. Without the field the model does as it is used to.",
     "tool_choice": "`auto`, `any`, `tool` with a `name`, or `none`; with `disable_parallel_tool_use` there is one call "
     "for `any`.",
     "tools": "Functions with an `input_schema`, at most 512; tools of another `type` are refused.",

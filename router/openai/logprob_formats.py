@@ -18,11 +18,12 @@ _ENTRIES_AT_ONCE = 16
 
 
 def chat_logprobs(entries: Iterable[TokenEntry]) -> dict[str, Any] | None:
-    """The `logprobs` member of a chat choice; None when the request asked for none."""
+    """The `logprobs` member of a chat choice; None when the request asked for none. The token that ends an answer is
+    none of its content."""
     content = [
         {**_logprob_object(entry.chosen), "top_logprobs": [_logprob_object(token) for token in entry.top]}
         for entry in entries
-        if entry.chosen is not None
+        if entry.chosen is not None and not entry.is_end
     ]
     return {"content": content, "refusal": None} if content else None
 

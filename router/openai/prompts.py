@@ -15,13 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 from engine.text.answers.formats import MARKERS, AnswerFormat, CallsWanted, ParserNames
 from engine.text.answers.grammars import AnswerShape
 from engine.text.answers.harmony_grammar import HarmonyShape
+from engine.text.answers.reader import AnswerParser
 from engine.text.chat_template import ChatTemplate
 from engine.text.choice_text import TextOptions
 from engine.text.fill_in_middle import FillInMiddle
 from engine.text.tokenizer import Tokenizer
 from router.images import Images, ReadImage, refused_images
 from router.openai.answer_parts import AnswerParts, ChoiceParts
-from router.openai.answer_shapes import note_unenforced, note_unshown, shape_of, whole_grammar
+from router.openai.answer_shapes import Reasoning, note_unenforced, note_unshown, shape_of, whole_grammar
 from router.openai.fields import UNSUPPORTED
 from router.openai.grammar_checks import GrammarChecks
 from router.openai.ignored import IgnoredFields
@@ -35,6 +36,8 @@ from wire.sampling import DecodingParams
 _MAX_INLINE_CHARS = 4096
 _MAX_SIDE_BY_SIDE_CHARS = 2**17
 _TIMEOUT_S = 10.0
+_USUAL_ROOM = 2048
+"""Tokens of an answer where nothing is known that bounds it."""
 _NUM_LAST_TOKENS = 32
 """So many tokens of a prompt tell whether the answer begins with reasoning."""
 _AUTO, _PLAIN = ParserNames(), AnswerFormat()
@@ -51,8 +54,8 @@ class ChatPrompt(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class PromptMaker:
     """Turns requests into token ids with one checkpoint's tokenizer and chat template. `request_templates` renders the
-    templates that requests bring along; None refuses them. `images`: reads those of requests; None refuses them. Closed
-    by `close`."""
+    templates that requests bring along; None refuses them. `images`: reads those of requests; None refuses them.
+    `thinks_unless_told`: see `ChatTemplate`. Closed by `close`."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -60,6 +63,7 @@ class PromptMaker:
     request_templates: RequestTemplates | None = None
     answer_format: AnswerFormat = _PLAIN
     images: Images | None = None
+    thinks_unless_told: bool = False
     very_long: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "very long prompts"))
 
     @classmethod
@@ -73,7 +77,15 @@ class PromptMaker:
         """Raises `ModelLoadError` when the checkpoint has no usable tokenizer."""
         tokenizer, template = Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
         answer_format = parsers.format_of(template.text)
-        return cls(tokenizer, template, GrammarChecks(folder), request_templates, answer_format, images)
+        return cls(
+            tokenizer,
+            template,
+            GrammarChecks(folder),
+            request_templates,
+            answer_format,
+            images,
+            template.thinks_unless_told(),
+        )
 
     def close(self) -> None:
         """End the processes that were started to check grammars and to read images."""
@@ -87,11 +99,14 @@ class PromptMaker:
         return self.images is not None and self.images.limit > 0
 
     async def with_grammar(
-        self, request: GenerationRequest, params: DecodingParams, prompt_ids: Sequence[int]
+        self, request: GenerationRequest, params: DecodingParams, prompt_ids: Sequence[int], max_model_len: int | None
     ) -> DecodingParams:
         """`params` with the grammar of the answer to a prompt. Raises `InvalidRequest` when it cannot be compiled."""
-        asked = request.asked_grammar
-        shape = self._shape(request, prompt_ids) if isinstance(request, ChatCompletionRequest) else None
+        asked, shape = request.asked_grammar, None
+        if isinstance(request, ChatCompletionRequest):
+            limits = (params.max_tokens, None if max_model_len is None else max_model_len - len(prompt_ids))
+            room = min((limit for limit in limits if limit is not None), default=_USUAL_ROOM)
+            shape = self._shape(request, prompt_ids, max(1, room))
         if shape is not None:
             asked = whole_grammar(shape, request, self.tokenizer.added_token_id)
         if asked is None:
@@ -100,8 +115,12 @@ class PromptMaker:
         await self.grammars.require(grammar, param)
         return replace(params, grammar=grammar)
 
-    def _shape(self, request: ChatCompletionRequest, prompt_ids: Sequence[int]) -> AnswerShape | HarmonyShape | None:
-        return shape_of(request, self.answer_format, is_reasoning_begun=self._is_reasoning_begun(prompt_ids))
+    def _shape(
+        self, request: ChatCompletionRequest, prompt_ids: Sequence[int], room: int = _USUAL_ROOM
+    ) -> AnswerShape | HarmonyShape | None:
+        is_usual = self.thinks_unless_told and request.chat_template is None
+        reasoning = Reasoning(self._is_reasoning_begun(prompt_ids), is_usual, room)
+        return shape_of(request, self.answer_format, reasoning)
 
     def note_ignored(self, request: ChatCompletionRequest, notes: IgnoredFields) -> None:
         """Note what cannot be done with this model. Raises `InvalidRequest` when the router is strict."""
@@ -147,25 +166,27 @@ class PromptMaker:
             raise refused_images(param, "images are not served here", UNSUPPORTED)
         return await self.images.read(texts, param)
 
-    def answer_parts(self, request: ChatCompletionRequest, prompt_ids: Sequence[int]) -> AnswerParts | None:
-        """What tells content, reasoning and calls of the answer apart; None: there is content only."""
+    def answer_parts(
+        self, request: ChatCompletionRequest, prompt_ids: Sequence[int], id_of: Callable[[str], str]
+    ) -> AnswerParts | None:
+        """What tells content, reasoning and calls of the answer apart; None: there is content only. `id_of`: see
+        `ReplyHead`."""
         if not self._has_parts(request):
             return None
+        return AnswerParts(self._parser_maker(request, prompt_ids), id_of, shows_reasoning=request.include_reasoning)
+
+    def choice_parts(self, request: ChatCompletionRequest, prompt_ids: Sequence[int]) -> ChoiceParts:
+        """The parts of an answer with one choice. Where there is content only, that is all it finds."""
+        if not self._has_parts(request):
+            return ChoiceParts(_PLAIN.parser(CallsWanted(), is_reasoning_begun=False))
+        return ChoiceParts(self._parser_maker(request, prompt_ids)())
+
+    def _parser_maker(self, request: ChatCompletionRequest, prompt_ids: Sequence[int]) -> Callable[[], AnswerParser]:
         is_begun = self._is_reasoning_begun(prompt_ids)
         shape = self._shape(request, prompt_ids)
         may_reason = request.asked_grammar is None or (shape is not None and shape.may_reason)
         wanted = replace(request.calls_wanted, may_reason=may_reason)
-        return AnswerParts(
-            lambda: self.answer_format.parser(wanted, is_reasoning_begun=is_begun),
-            shows_reasoning=request.include_reasoning,
-        )
-
-    def choice_parts(self, request: ChatCompletionRequest, prompt_ids: Sequence[int]) -> ChoiceParts:
-        """`answer_parts` of an answer with one choice. Where there is content only, that is all it finds."""
-        parts = self.answer_parts(request, prompt_ids)
-        if parts is not None:
-            return parts.choice(0)
-        return ChoiceParts(_PLAIN.parser(CallsWanted(), is_reasoning_begun=False))
+        return lambda: self.answer_format.parser(wanted, is_reasoning_begun=is_begun)
 
     def text_options(self, request: GenerationRequest) -> TextOptions:
         """The options for the text of a choice. Where it is told apart, the markers of its parts have text."""
@@ -236,11 +257,14 @@ class PromptMaker:
 
         return await self.off_loop(make, sum(map(len, prompts)))
 
-    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The token sequences by which a model would write `words`: each at the beginning of a text, and behind a
-        space."""
+    def bad_word_ids(self, request: GenerationRequest) -> tuple[tuple[int, ...], ...]:
+        """The token sequences by which a model would write what the answer may not hold: each word at the beginning of
+        a text, and behind a space. With `tool_choice` none that is also what begins a call: earlier turns of the
+        conversation show the model how."""
         found: dict[tuple[int, ...], None] = {}
-        for word in words:
+        is_chat = isinstance(request, ChatCompletionRequest)
+        may_not_call = is_chat and request.tools and not request.offered_tools
+        for word in (*request.bad_words, *(self.answer_format.call_begins if may_not_call else ())):
             bare = word.lstrip()
             for text in (bare, " " + bare):
                 if ids := self.tokenizer.encode(text, add_special_tokens=False):

@@ -154,6 +154,10 @@ class _StreamFrame:
     def usage(self, usage: Usage) -> bytes:
         return sse_event({**_head_members(self._head, self._kind), "choices": [], "usage": usage_object(usage)})
 
+    def warn(self, warnings: tuple[str, ...]) -> None:
+        """Have the next event with warnings carry these too."""
+        self._warnings += warnings
+
     @property
     def has_warnings(self) -> bool:
         """Whether there are warnings that no event has carried."""

@@ -224,6 +224,7 @@ class ChatCompletionRequest(GenerationRequest, ResponseFormatField, ToolFields):
     documents: Documents = ()
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool = True
+    thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
     safety_identifier: UserName | None = None
     prompt_cache_key: UserName | None = None
@@ -280,6 +281,19 @@ class ChatCompletionRequest(GenerationRequest, ResponseFormatField, ToolFields):
     def template_messages(self) -> list[dict[str, object]]:
         """The conversation as `ChatTemplate.render` takes it."""
         return [message.for_template() for message in self.messages]
+
+    @property
+    def thinking_wanted(self) -> bool | None:
+        """Whether the model is to reason before it answers; None: the request does not say."""
+        variables = self.template_variables()
+        told = variables.get("enable_thinking", variables.get("thinking"))
+        return told if isinstance(told, bool) else None
+
+    @property
+    def max_reasoning_tokens(self) -> int | None:
+        """How many tokens reasoning may have; None: the request does not say."""
+        budget = self.thinking_token_budget
+        return None if budget is None or budget < 0 else budget
 
     def template_variables(self) -> dict[str, object]:
         """The variables that the request sets for the chat template."""

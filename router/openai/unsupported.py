@@ -21,7 +21,6 @@ COMMON: Table = {
     "media_io_kwargs": (),
     "repetition_detection": (),
     "routed_experts_prompt_start": (0,),
-    "thinking_token_budget": (-1,),
     "use_beam_search": (False,),
     "vllm_xargs": (),
     "watermarking": (False,),
@@ -53,6 +52,7 @@ CHAT: Table = {
 COMPLETION: Table = {
     "messages": (),
     "prompt_embeds": (),
+    "thinking_token_budget": (-1,),
 }
 
 MESSAGE: Table = {

@@ -234,7 +234,6 @@ async def test_what_coding_agents_send_is_served(server: Server, prompts: Prompt
         "messages[].content[].cache_control is ignored: prefixes are cached without being marked",
         "system[].cache_control is ignored: prefixes are cached without being marked",
         "tools[].cache_control is ignored: prefixes are cached without being marked",
-        "thinking.budget_tokens is ignored: reasoning has no limit of its own, only max_tokens",
     ]
 
 

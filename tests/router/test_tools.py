@@ -11,9 +11,11 @@ import openai
 import pytest
 import tokenizers
 
-from engine.text.answers.formats import AnswerFormat, ParserNames
+from engine.text.answers.formats import CALL_FORMATS, AnswerFormat, ParserNames
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from router.openai.answer_shapes import Reasoning, shape_of
+from router.openai.ignored import IgnoredFields
 from router.openai.prompts import PromptMaker
 from router.openai.schemas import ChatCompletionRequest
 from router.openai.tools import ToolFields
@@ -30,6 +32,8 @@ TEMPLATE = (
     "{% for call in message.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments.x }}{% endfor %}"
     "{{ message.tool_call_id }}{% endfor %}[assistant]{% if enable_thinking %}<think>{% endif %}"
 )
+THINKS = TEMPLATE.replace("if enable_thinking %}<think>", "if enable_thinking is false %}<think></think>")
+SILENT = TEMPLATE.partition("{% if enable_thinking")[0]
 PARAMETERS = {"type": "object", "properties": {"x": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"type": "integer"}}}
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "double", "description": "2x", "parameters": PARAMETERS}},
@@ -235,10 +239,92 @@ def test_enforced_calls_have_the_listed_arguments_unless_the_schema_speaks_of_ot
 
 
 async def test_calls_that_are_required_follow_reasoning(server: Server, prompts: PromptMaker) -> None:
-    prefill, _ = await _answers(server, prompts, THOUGHT + '[{"name": "double", "parameters": {"x": 4}}]')
-    choice = await _choice(server, tools=TOOLS, tool_choice="required")
+    prefill, _ = await _answers(server, prompts, 'A sum.</think>[{"name": "double", "parameters": {"x": 4}}]')
+    thinks = {"chat_template_kwargs": {"enable_thinking": True}}
+    choice = await _choice(server, tools=TOOLS, tool_choice="required", **thinks)
     assert (choice["message"]["reasoning"], _calls(choice["message"])) == ("A sum.", [("double", '{"x": 4}')])
-    assert await _start_of_grammar(prefill) == 'start: (SPACE? "<think>" thought SPACE?)? structure'
+    assert await _start_of_grammar(prefill) == "start: thought SPACE? structure"
+
+
+@pytest.mark.parametrize(
+    ("template", "members", "start"),
+    [
+        # a template that begins reasoning where it is asked to
+        (TEMPLATE, {}, None),
+        (TEMPLATE, {"thinking_token_budget": 9}, None),
+        (TEMPLATE, {"reasoning_effort": "low"}, "thought SPACE? structure"),
+        (TEMPLATE, {"chat_template_kwargs": {"enable_thinking": True}}, "thought SPACE? structure"),
+        (TEMPLATE, {"chat_template_kwargs": {"enable_thinking": False}}, None),
+        # a template that lets the model reason unless it is told not to
+        (THINKS, {}, '(SPACE? "<think>" thought SPACE?)? structure'),
+        (THINKS, {"chat_template_kwargs": {"enable_thinking": False}}, None),
+        # a template that says nothing of it
+        (SILENT, {}, None),
+        (SILENT, {"chat_template_kwargs": {"enable_thinking": True}}, '(SPACE? "<think>" thought SPACE?)? structure'),
+    ],
+)
+async def test_a_structure_begins_at_once_unless_the_model_was_asked_to_reason(
+    prompts: PromptMaker, template: str, members: dict[str, Any], start: str | None
+) -> None:
+    chat = ChatTemplate({"default": template}, {})
+    maker = replace(
+        prompts,
+        template=chat,
+        answer_format=AnswerFormat("hermes", "qwen3"),
+        thinks_unless_told=chat.thinks_unless_told(),
+    )
+    async with serving(maker) as server:
+        prefill, _ = await _answers(server, prompts, "true" if start is None else "<think>Hm.</think>true")
+        asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}
+        message = (await _choice(server, response_format=asked, **members))["message"]
+        assert message["content"] == "true"
+        if start is None:
+            assert (await prefill.expect(Prefill)).params.grammar == Grammar.json_schema({"type": "boolean"})
+        else:
+            assert await _start_of_grammar(prefill) == f"start: {start}"
+
+
+@pytest.mark.parametrize(
+    ("limits", "budget"),
+    [
+        ({"max_tokens": 100}, 32),
+        ({"max_tokens": 127}, 32),
+        ({"max_tokens": 128}, 64),
+        ({"max_tokens": 1}, 1),
+        ({"max_tokens": 100, "thinking_token_budget": 77}, 77),
+        ({"max_tokens": 100, "thinking_token_budget": 0}, 0),
+        ({"max_tokens": 100, "thinking_token_budget": 100}, 32),
+        ({"max_tokens": 100, "thinking_token_budget": -1}, 32),
+    ],
+)
+def test_reasoning_before_a_structure_has_a_bound(limits: dict[str, int], budget: int) -> None:
+    members = {**BASE, "structured_outputs": {"choice": ["true"]}, "reasoning_effort": "high", **limits}
+    request = ChatCompletionRequest.model_validate(members, context=IgnoredFields(is_strict=True))
+    shape = shape_of(request, AnswerFormat("hermes", "qwen3"), Reasoning(True, False, limits["max_tokens"]))
+    assert shape is not None
+    assert shape.max_reasoning_tokens == budget
+
+
+async def test_a_budget_bounds_reasoning_before_free_text_as_well(server: Server, prompts: PromptMaker) -> None:
+    prefill, _ = await _answers(server, prompts, "Hm.</think>Well.")
+    await _choice(server, thinking_token_budget=5, reasoning_effort="high", tools=TOOLS)
+    assert await _start_of_grammar(prefill) == "start: thought SPACE? <[*]>*"
+    # what bounds nothing is no grammar
+    await _choice(server, thinking_token_budget=10**6, reasoning_effort="high")
+    assert (await prefill.expect(Prefill)).params.grammar is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_whose_tokens_are_all_hidden_says_so(
+    server: Server, prompts: PromptMaker, stream: bool
+) -> None:
+    await _answers(server, prompts, "One and two and", "length")
+    asked = {"reasoning_effort": "high", "include_reasoning": False, "stream": stream}
+    told = (await _post(server, **asked)).body.decode()
+    assert "the answer is empty because all of its tokens are reasoning" in told
+    assert "One and" not in told
+    await _answers(server, prompts, "One.</think>Two.")
+    assert "warnings" not in (await _post(server, **asked)).body.decode()
 
 
 async def _start_of_grammar(prefill: FakeNode) -> str:
@@ -303,7 +389,8 @@ async def test_harmony_has_a_grammar_for_strict_and_required_calls_and_behind_th
             choice = await _choice(server, **members)
             assert (choice["message"]["reasoning"], choice["finish_reason"]) == ("Hm.", "tool_calls")
             assert _calls(choice["message"]) == [("double", '{"x": 4}')]
-            assert await _start_of_grammar(prefill) == f"start: before* ({last})"
+            repeated = "*" if "tool_choice" not in members else "{0,2}"
+            assert await _start_of_grammar(prefill) == f"start: before{repeated} ({last})"
         await _choice(server, tools=TOOLS)
         assert (await prefill.expect(Prefill)).params.grammar is None
     async with serving(harmony) as server:
@@ -311,7 +398,7 @@ async def test_harmony_has_a_grammar_for_strict_and_required_calls_and_behind_th
         asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": PARAMETERS}}
         message = (await _choice(server, response_format=asked))["message"]
         assert (message["reasoning"], message["content"]) == ("Hm.", '{"x": 4}')
-        assert await _start_of_grammar(prefill) == "start: before* (final)"
+        assert await _start_of_grammar(prefill) == "start: before{0,2} (final)"
 
 
 async def test_tools_that_the_template_does_not_show_are_told_of(prompts: PromptMaker) -> None:
@@ -375,3 +462,22 @@ async def test_the_official_client_streams_calls(server: Server, prompts: Prompt
     (call,) = final.choices[0].message.tool_calls or []
     assert (call.function.name, json.loads(call.function.arguments)) == ("double", {"x": 4})
     assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+
+
+async def test_a_model_that_may_not_call_cannot_begin_a_call(server: Server, prompts: PromptMaker) -> None:
+    prefill, _ = await _answers(server, prompts, "Well.")
+    begins = [tuple(prompts.tokenizer.encode(text, False)) for text in ("<tool_call>", " <tool_call>")]
+    for members, expected in (
+        ({"tools": TOOLS, "tool_choice": "none"}, begins),
+        ({"tools": TOOLS, "tool_choice": "none", "bad_words": ["x"]}, begins),
+        ({"tools": TOOLS}, []),
+        ({}, []),
+    ):
+        await _choice(server, **members)
+        found = (await prefill.expect(Prefill)).params.bad_word_ids
+        assert list(found)[-len(expected) or len(found) :] == expected
+
+
+def test_each_format_of_calls_knows_what_begins_one() -> None:
+    by_content = {"pythonic", "openai"}  # a list of calls is text; harmony tells calls from content by itself
+    assert {name for name in CALL_FORMATS if not AnswerFormat(name).call_begins} == by_content

@@ -258,9 +258,7 @@ def _read_qwen(
         min_pixels=_bounded(fields.get("min_pixels") or size["shortest_edge"], MAX_EDGE**2),
         max_pixels=_bounded(fields.get("max_pixels") or size["longest_edge"], MAX_EDGE**2),
         moments=_bounded(tower.get("temporal_patch_size", 2)),
-        dimensions=_dimensions(
-            rope.get("mrope_section", defaults.sections), is_interleaved=defaults.is_interleaved
-        ),
+        dimensions=_dimensions(rope.get("mrope_section", defaults.sections), is_interleaved=defaults.is_interleaved),
     )
 
 

@@ -49,6 +49,23 @@ CALL_FORMATS: Mapping[str, _CallParser] = {
 }
 """What finds calls among content. The schemas are those of the functions that the request offers."""
 
+_TOOL_CALL = (json_format.TOOL_CALL,)
+_DEEPSEEK_CALL = (json_format.DEEPSEEK_CALLS, json_format.DEEPSEEK_CALL)
+_CALL_BEGINS: Mapping[str, tuple[str, ...]] = {
+    "deepseek_v3": _DEEPSEEK_CALL,
+    "deepseek_v31": _DEEPSEEK_CALL,
+    "glm45": _TOOL_CALL,
+    "glm47": _TOOL_CALL,
+    "hermes": _TOOL_CALL,
+    "llama3_json": (json_format.PYTHON_TAG,),
+    "llama4_json": (json_format.PYTHON_TAG,),
+    "llama4_pythonic": (pythonic_format.START,),
+    "mistral": (json_format.MISTRAL_CALLS,),
+    "qwen3_coder": (*_TOOL_CALL, tagged_format.FUNCTION),
+    "qwen3_xml": (*_TOOL_CALL, tagged_format.FUNCTION),
+}
+"""What begins a call, of formats where that cannot be meant as text."""
+
 _THINK = Tags("<think>", "</think>")
 REASONING_FORMATS: Mapping[str, Tags | None] = {
     "deepseek_r1": _THINK,
@@ -155,6 +172,11 @@ class AnswerFormat:
     def is_harmony(self) -> bool:
         """Whether all of an answer is harmony, calls and reasoning."""
         return self.calls == _HARMONY and self.reasoning == _HARMONY_REASONING
+
+    @property
+    def call_begins(self) -> tuple[str, ...]:
+        """Texts that begin a call, and nothing else."""
+        return _CALL_BEGINS.get(self.calls, ())
 
     @property
     def tags(self) -> Tags | None:

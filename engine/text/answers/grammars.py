@@ -15,6 +15,7 @@ from engine.text.answers import json_calls as json_format
 from engine.text.answers.lark import (
     SPACE,
     MarkerForm,
+    any_tokens,
     form_of,
     free_text,
     has_form,
@@ -35,7 +36,8 @@ Functions = Mapping[str, Mapping[str, Any]]
 class AnswerShape:
     """What an answer may be.
 
-    `reasoning`: the tags around what may stand first, and has to where it `is_reasoning_begun` by the prompt.
+    `reasoning`: the tags around what may stand first, and has to where it `is_reasoning_begun` by the prompt. It has
+    `max_reasoning_tokens` at most, if the tag that ends it is a token; None: any number.
     `structure`: what the text behind it must be; None: any text. `functions`: the schemas of the arguments of those
     that may be called instead of a structure, or among any text; `call_format` is how, and `is_one_call` says how
     often.
@@ -43,6 +45,7 @@ class AnswerShape:
 
     reasoning: Tags | None = None
     is_reasoning_begun: bool = False
+    max_reasoning_tokens: int | None = None
     structure: Grammar | None = None
     functions: Functions = field(default_factory=dict)
     call_format: str = ""
@@ -61,21 +64,26 @@ class AnswerShape:
     def grammar(self, token_of: Callable[[str], int | None]) -> Grammar:
         """The grammar of all of it. Raises `InvalidRequest` when it is too long."""
         marker = marker_form(token_of)
-        body, rules = self._body(marker)
         first, more = self._before(marker)
+        body, rules = self._body(marker) if self.structure or self.functions else (self._anything(marker), [])
         return Grammar.lark("\n".join((f"start: {first} {body}", *rules, *more, SPACE)) + "\n")
 
     def _before(self, marker: MarkerForm) -> tuple[str, list[str]]:
         if self.reasoning is None:
             return "", []
-        thought = until("thought", self.reasoning.end, marker)
+        thought = until("thought", self.reasoning.end, marker, max_tokens=self.max_reasoning_tokens)
         begun = "thought SPACE?"
         return (begun if self.is_reasoning_begun else f"(SPACE? {marker(self.reasoning.begin)} {begun})?"), thought
 
+    def _anything(self, marker: MarkerForm) -> str:
+        """What stands behind reasoning, or in its place, in an answer of which nothing else is asked."""
+        may_begin = self.reasoning is not None and not self.is_reasoning_begun
+        return any_tokens(marker(self.reasoning.begin)) if self.reasoning is not None and may_begin else any_tokens()
+
     def _body(self, marker: MarkerForm) -> tuple[str, list[str]]:
         structure = None if self.structure is None else f"structure: {form_of(self.structure)}"
-        if not self.functions:
-            return ("structure", [structure]) if structure else ("FREE?", [free_text("FREE")])
+        if structure and not self.functions:
+            return "structure", [structure]
         form = CALL_FORMS[self.call_format]
         repeated = "" if self.is_one_call else "+"
         end = f" SPACE? {marker(form.end)}" if form.end else ""

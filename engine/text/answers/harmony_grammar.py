@@ -25,12 +25,16 @@ from engine.text.answers.lark import (
 )
 from wire.grammar import Grammar
 
+_BOUNDED_MESSAGES = 2
+"""A thought, and a remark before a call."""
+
 
 @dataclass(frozen=True, slots=True)
 class HarmonyShape:
     """What an answer may be, to a prompt that ends with the assistant's role.
 
-    `may_reason`: thoughts may stand first. `structure`: what the answer must be; None: any text. `functions`: the
+    `may_reason`: thoughts may stand first. They and other remarks have `max_reasoning_tokens` at most, in two messages;
+    None: any number of either. `structure`: what the answer must be; None: any text. `functions`: the
     schemas of the arguments of those that may be called instead; one of them has to be where the model `must_call`.
     """
 
@@ -38,6 +42,7 @@ class HarmonyShape:
     functions: Functions = field(default_factory=dict)
     may_reason: bool = True
     must_call: bool = False
+    max_reasoning_tokens: int | None = None
 
     @property
     def can_be_grammar(self) -> bool:
@@ -50,10 +55,12 @@ class HarmonyShape:
         channels = ["commentary", *(["analysis"] if self.may_reason else [])]
         named = " | ".join(map(quoted, channels))
         last = [*([] if self.must_call else ["final"]), *(f"call_{number}" for number in range(len(self.functions)))]
+        budget = self.max_reasoning_tokens
+        repeated, most = ("*", None) if budget is None else (f"{{0,{_BOUNDED_MESSAGES}}}", budget // _BOUNDED_MESSAGES)
         rules = [
-            f"start: before* ({' | '.join(last)})",
+            f"start: before{repeated} ({' | '.join(last)})",
             f'before: {marker(CHANNEL)} ({named}) {marker(MESSAGE)} said {marker(START)} "assistant"',
-            *until("said", END, marker),
+            *until("said", END, marker, max_tokens=most),
             f'kind: (SPACE | SPACE? {marker(CONSTRAIN)} SPACE?) "json" SPACE?',
             SPACE,
             *([] if self.must_call else self._final(marker)),

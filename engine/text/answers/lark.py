@@ -35,11 +35,23 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def until(rule: str, end: str, marker: MarkerForm, tokens: Sequence[str] = ()) -> list[str]:
-    """Rules for free text and the marker behind it. `tokens` may stand in the text too."""
+def until(
+    rule: str, end: str, marker: MarkerForm, tokens: Sequence[str] = (), max_tokens: int | None = None
+) -> list[str]:
+    """Rules for free text and the marker behind it. `tokens` may stand in the text too. `max_tokens`: the text has at
+    most so many, then the marker is forced, where it is a token; `tokens` do not go with it."""
     name = f"{rule.upper()}_TEXT"
     if marker(end).startswith('"'):
         return [f"{rule}[lazy]: /(?s:.*){_regex(end)}/"]
+    if max_tokens == 0:
+        return [f"{rule}: {marker(end)}"]
+    if max_tokens is not None:
+        bounded = f"{rule}_text"
+        return [
+            f"{rule}: {bounded}? {marker(end)}",
+            f"{bounded}[max_tokens={max_tokens}]: {name}",
+            free_text(name, end),
+        ]
     free = f"({' | '.join((name, *tokens))})*" if tokens else f"{name}?"
     return [f"{rule}: {free} {marker(end)}", free_text(name, end)]
 
@@ -47,6 +59,13 @@ def until(rule: str, end: str, marker: MarkerForm, tokens: Sequence[str] = ()) -
 def free_text(name: str, *without: str) -> str:
     """A terminal of any text that holds none of the markers."""
     return " & ".join((f"{name}: /(?s:.+)/", *(f"~/(?s:.*){_regex(text)}(?s:.*)/" for text in without)))
+
+
+def any_tokens(first_is_not: str = "") -> str:
+    """Any tokens, those that are no text included. `first_is_not`: the form of a marker that may not be the first of
+    them, where it is a token."""
+    is_token = first_is_not.startswith("<[")
+    return f"(<[^{first_is_not[2:]} <[*]>*)?" if is_token else "<[*]>*"
 
 
 def has_form(grammar: Grammar) -> bool:

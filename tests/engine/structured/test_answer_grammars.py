@@ -69,6 +69,7 @@ class Model:
     """A vocabulary, and what it makes of texts. `kind`: whether markers are text, tokens, or special tokens."""
 
     def __init__(self, tokenizer: Tokenizer, kind: str) -> None:
+        self.kind = kind
         backend = tokenizers.Tokenizer.from_str(tokenizer.definition())
         if kind == "special":
             backend.add_special_tokens(list(MARKERS))
@@ -122,6 +123,45 @@ def test_reasoning_is_free_and_a_structure_follows(model: Model) -> None:
         (begun, '{"x": 4}', False),
     ):
         assert model.accepts(shape, text) is is_good, text
+
+
+@pytest.mark.parametrize("budget", [0, 1, 7])
+@pytest.mark.parametrize("structure", [None, STRUCTURE])
+def test_reasoning_ends_where_its_budget_does(model: Model, budget: int, structure: Grammar | None) -> None:
+    shape = AnswerShape(THINK, is_reasoning_begun=True, max_reasoning_tokens=budget, structure=structure)
+    end = model.tokenizer.encode(THINK.end, add_special_tokens=False)
+    thought = model.tokenizer.encode("one two three four five", add_special_tokens=False)
+    assert len(thought) > budget
+    matcher = model.vocabulary.compile(shape.grammar(model.tokenizer.added_token_id))
+    if model.kind == "text":  # nothing ends it
+        assert matcher.consume_tokens(thought)
+        return
+    assert matcher.try_consume_tokens(thought) == budget
+    assert matcher.compute_ff_tokens() == end
+    assert matcher.consume_tokens([*end, *model.tokenizer.encode('{"x": 4}', add_special_tokens=False)])
+    assert matcher.is_accepting()
+    # another node goes on from any place
+    for place in range(budget):
+        resumed = model.vocabulary.compile(shape.grammar(model.tokenizer.added_token_id))
+        assert resumed.consume_tokens(thought[:place])
+        assert resumed.try_consume_tokens(thought[place:]) == budget - place
+
+
+def test_a_budget_of_reasoning_leaves_the_rest_of_an_answer_free(model: Model) -> None:
+    optional = AnswerShape(THINK, max_reasoning_tokens=9)
+    for text in ("", "Just text.", f"A call: {HERMES}", "<think>Hm.</think>So: <think> is a tag.", HARMONY_CALL):
+        assert model.accepts(optional, text), text
+    assert model.accepts(replace(optional, is_reasoning_begun=True), f"Hm.</think>{HERMES}")
+    assert model.accepts(optional, f"<think>{'very ' * 10}</think>4") is (model.kind == "text")
+
+
+def test_thoughts_of_harmony_have_a_budget_too(model: Model) -> None:
+    shape = replace(HARMONY, structure=STRUCTURE, max_reasoning_tokens=60)
+    final = f'{HARMONY_FINAL}{{"x": 4}}'
+    assert model.accepts(shape, HARMONY_THOUGHT + final)
+    assert model.accepts(shape, HARMONY_THOUGHT * 2 + final)
+    assert not model.accepts(shape, HARMONY_THOUGHT * 3 + final)
+    assert model.accepts(shape, HARMONY_THOUGHT.replace("A", "A" * 200) + final) is (model.kind == "text")
 
 
 @pytest.mark.parametrize(
