@@ -80,7 +80,7 @@ class ModelConfig:
     dtype: str | None
     """The checkpoint's own dtype as the file names it (`bfloat16`), or `None` when it does not say."""
     eos_token_ids: tuple[int, ...]
-    """From `config.json` and `generation_config.json`, sorted; the family's own where both are silent. Each of them ends
+    """From `config.json` and `generation_config.json`, sorted; of the family where both are silent. Each of them ends
     a generation."""
     block: Block = "pre"
     norm: NormKind = "rms"

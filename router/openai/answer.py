@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from engine.text.choice_text import ChoiceText, TextDelta, TextOptions
 from engine.text.tokenizer import Tokenizer
@@ -28,10 +28,13 @@ from router.legs import RelayRequest
 from router.metrics import ModelMetrics, RequestTimer
 from router.openai.responses import Usage
 from router.relay import Relay
+from router.resume.records import Past, ToldFigures
 from router.scored_prompt import ScoredPrompt
 from wire.messages import FINISH_LENGTH, TokenLogprobs
 
 _MAX_PAST = 64
+_Record: TypeAlias = "Sequence[tuple[int, Delivery]] | ToldFigures"
+"""What is written down of a stream that can be resumed."""
 
 
 class OutputText(Protocol):
@@ -69,7 +72,7 @@ class NoText:
 class Choice:
     """One of the answers to one prompt. `figures` are there when it has ended. `echo`: the text of the prompt, where
     the answer begins with it. `past_ids`: its tokens of before the answer was resumed; it may have
-    ended with them."""
+    ended with them. `past_figures`: what its client was told then."""
 
     index: int
     request: RelayRequest
@@ -79,6 +82,21 @@ class Choice:
     figures: FlightFigures | None = None
     past_ids: list[int] = field(default_factory=list)
     had_ended: bool = False
+    past_figures: ToldFigures | None = None
+
+    @property
+    def told_figures(self) -> ToldFigures | None:
+        """The figures that its client is told: those of before the answer was resumed, where there were some."""
+        flight, past = self.figures, self.past_figures
+        if flight is None and self.flight is not None:
+            flight = self.flight.figures
+        if flight is None:
+            return past
+        now = ToldFigures(self.index, flight.num_cached_tokens, dict(flight.cached_by_role), flight.handoff)
+        if past is None:
+            return now
+        roles = now.cached_by_role | past.cached_by_role
+        return ToldFigures(self.index, past.num_cached_tokens, roles, past.handoff or now.handoff)
 
 
 class Piece(NamedTuple):
@@ -116,7 +134,8 @@ class Answer:
         self._num_ended = 0
         self._past: list[tuple[int, Delivery]] = []
         self._is_resumed = False
-        self._write_down: Callable[[Sequence[tuple[int, Delivery]]], None] = _forget
+        self._write_down: Callable[[_Record], None] | None = None
+        self._with_figures: set[int] = set()
         self.is_scored = any(first.request.params.prompt_logprobs is not None for first in self._firsts)
         self._early: list[tuple[int, Delivery]] = []
 
@@ -146,13 +165,16 @@ class Answer:
         """What all its noise is made of."""
         return self.choices[0].request.params.seed or 0
 
-    def go_on_after(self, past: Sequence[tuple[int, Delivery]]) -> None:
-        """Begin with these deliveries, which came before the answer was resumed. To be called before `take`."""
+    def go_on_after(self, past: Past) -> None:
+        """Begin with what came before the answer was resumed. To be called before `take`."""
         self._is_resumed = True
-        self._past = list(past)
+        self._past = list(past.deliveries)
+        for index, figures in past.figures.items():
+            self.choices[index].past_figures = figures
 
-    def write_down(self, write: Callable[[Sequence[tuple[int, Delivery]]], None]) -> None:
-        """Call `write` with all deliveries that come, before `take` returns anything of them."""
+    def write_down(self, write: Callable[[_Record], None]) -> None:
+        """Call `write` with all deliveries that come, before `take` returns anything of them, and with the figures of a
+        choice when it begins and when it has ended."""
         self._write_down = write
 
     @property
@@ -181,14 +203,25 @@ class Answer:
         while not pieces and not self.has_ended:
             self._start_waiting()
             came = await self._deliveries()
-            self._write_down(came)
+            if self._write_down is not None:
+                self._write_down(came)
             for index, delivery in came:
                 choice = self.choices[index]
                 if choice.figures is None:
                     delta = self._advance(choice, delivery)
                     if not delta.is_empty:
                         pieces.append(Piece(choice, delta, choice.text.num_completion_tokens))
+            if self._write_down is not None:
+                self._write_figures(self._write_down, dict.fromkeys(index for index, _ in came))
         return pieces
+
+    def _write_figures(self, write: Callable[[_Record], None], indices: Iterable[int]) -> None:
+        for index in indices:
+            choice = self.choices[index]
+            if index not in self._with_figures or choice.figures is not None:
+                self._with_figures.add(index)
+                if (figures := choice.told_figures) is not None:
+                    write(figures)
 
     async def _take_past(self) -> list[Piece]:
         """The next pieces of before the answer was resumed, none when there are no more."""
@@ -227,14 +260,15 @@ class Answer:
 
     def usage(self) -> Usage:
         """Tokens of an answer that has ended: each prompt counted once."""
-        figures = [choice.figures for choice in self.choices if choice.figures is not None]
+        figures = [told for choice in self.choices if (told := choice.told_figures) is not None]
+        firsts = [told for first in self._firsts if (told := first.told_figures) is not None]
         cached_by_role: Counter[str] = Counter()
-        for first in self._firsts:
-            cached_by_role.update(first.figures.cached_by_role if first.figures else {})
+        for first in firsts:
+            cached_by_role.update(first.cached_by_role)
         return Usage(
             num_prompt_tokens=self.num_prompt_tokens,
             num_completion_tokens=self.num_completion_tokens,
-            num_cached_tokens=sum(first.figures.num_cached_tokens for first in self._firsts if first.figures),
+            num_cached_tokens=sum(first.num_cached_tokens for first in firsts),
             handoffs=[each.handoff for each in figures if each.handoff is not None],
             cached_by_role=cached_by_role,
         )
@@ -280,10 +314,6 @@ class Answer:
             request = replace(choice.request, emitted_ids=tuple(choice.past_ids))
             self._timers[choice.index] = RequestTimer(self._metrics, len(request.prompt_ids))
             choice.flight = self._relay.start(request, self._inbox, choice.index)
-
-
-def _forget(deliveries: Sequence[tuple[int, Delivery]]) -> None:
-    """Write nothing down."""
 
 
 def make_choices(

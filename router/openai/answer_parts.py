@@ -113,7 +113,7 @@ class AnswerParts:
         return members
 
     def warnings(self, index: int) -> tuple[str, ...]:
-        """What is to be said of a choice that has ended: that it is empty because of reasoning which nobody is shown."""
+        """What is to be said of a choice that has ended: that it is empty, for reasoning that nobody is shown."""
         choice = self.choice(index)
         is_hidden = not (self._shows_reasoning or choice.has_text) and choice.num_reasoning_tokens > 0
         return (_HIDDEN,) if is_hidden else ()

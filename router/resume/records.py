@@ -1,4 +1,5 @@
-"""What is written down of one stream, as bytes: its head, then what came from the nodes, in the order it was taken.
+"""What is written down of one stream, as bytes: its head, then what came from the nodes, in the order it was taken,
+and figures of its choices.
 
 Owns the format. Each record is its length and checksum, and msgpack. A process may die in the middle of a record, so
 whatever follows the last whole one is no part of a journal; nothing of it has reached the client.
@@ -10,12 +11,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import xxhash
 
 from router.journal import Delivery
+from wire.messages import HandoffFigures
 
 _PREFIX = struct.Struct("<IQ")
 _Records = list[tuple[int, Delivery]]
@@ -36,8 +38,25 @@ class StreamHead:
     prompt_digest: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ToldFigures:
+    """The measurements of one choice that a client is told, as far as they are known: see `FlightFigures`."""
+
+    index: int
+    num_cached_tokens: int
+    cached_by_role: dict[str, int]
+    handoff: HandoffFigures | None
+
+
 # made here, on one thread: msgspec 0.22 crashes when two threads are the first to decode the same type of dataclass
-_HEAD, _RECORDS = msgspec.msgpack.Decoder(StreamHead), msgspec.msgpack.Decoder(_Records)
+_HEAD, _RECORD = msgspec.msgpack.Decoder(StreamHead), msgspec.msgpack.Decoder(_Records | ToldFigures)
+
+
+class Past(NamedTuple):
+    """What a journal has of a stream: all deliveries, in order, and the last figures of each choice by its index."""
+
+    deliveries: _Records
+    figures: dict[int, ToldFigures]
 
 
 def digest_of(prompts: Sequence[Sequence[int]]) -> bytes:
@@ -45,8 +64,8 @@ def digest_of(prompts: Sequence[Sequence[int]]) -> bytes:
     return blake2b(msgspec.msgpack.encode([list(prompt) for prompt in prompts]), digest_size=16).digest()
 
 
-def pack(record: StreamHead | Sequence[tuple[int, Delivery]]) -> bytes:
-    """One record: the head, or deliveries with the index of their choice."""
+def pack(record: StreamHead | ToldFigures | Sequence[tuple[int, Delivery]]) -> bytes:
+    """One record: the head, figures, or deliveries with the index of their choice."""
     content = msgspec.msgpack.encode(record)
     return _PREFIX.pack(len(content), xxhash.xxh3_64_intdigest(content)) + content
 
@@ -59,9 +78,16 @@ def unpack_head(data: bytes) -> StreamHead:
     return _HEAD.decode(contents[0])
 
 
-def unpack_deliveries(data: bytes) -> _Records:
-    """All deliveries of a journal, in order. Raises `ValueError` when it is damaged."""
-    return [each for content in _contents(data)[1:] for each in _RECORDS.decode(content)]
+def unpack_past(data: bytes) -> Past:
+    """All that came for a stream. Raises `ValueError` when its journal is damaged."""
+    past = Past([], {})
+    for content in _contents(data)[1:]:
+        record = _RECORD.decode(content)
+        if isinstance(record, ToldFigures):
+            past.figures[record.index] = record
+        else:
+            past.deliveries.extend(record)
+    return past
 
 
 def _contents(data: bytes, most: int | None = None) -> list[Any]:

@@ -19,7 +19,7 @@ from aiohttp import web
 from router.access.guard import IDENTITY, RESUME_ROUTE
 from router.http.body import read_body
 from router.journal import Delivery
-from router.resume.records import StreamHead, digest_of
+from router.resume.records import Past, StreamHead, ToldFigures, digest_of
 from router.resume.streams import Kept, Streams
 from wire.errors import InvalidRequest, StreamNotFound
 from wire.sampling import DecodingParams
@@ -87,12 +87,12 @@ class Resumable(Protocol):
         """What all its noise is made of."""
         ...
 
-    def go_on_after(self, past: _Deliveries) -> None:
+    def go_on_after(self, past: Past) -> None:
         """Begin with these deliveries, and generate what comes after them."""
         ...
 
-    def write_down(self, write: Callable[[_Deliveries], None]) -> None:
-        """Call `write` with all deliveries that come, before anybody else gets them."""
+    def write_down(self, write: Callable[[_Deliveries | ToldFigures], None]) -> None:
+        """Call `write` with all deliveries that come, and with figures, before anybody else gets them."""
         ...
 
 

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from router.journal import Delivery
 from router.resume.logs import Log, LogPlace
-from router.resume.records import StreamHead, pack, unpack_deliveries, unpack_head
+from router.resume.records import Past, StreamHead, ToldFigures, pack, unpack_head, unpack_past
 from wire.errors import StreamNotFound
 
 MAX_STREAMS = 4096
@@ -74,7 +74,7 @@ class Streams(Collector):
         self._append(kept, data)  # forgets it when it cannot be written
         return None if kept.is_forgotten else kept
 
-    def add(self, kept: Kept, deliveries: Sequence[tuple[int, Delivery]]) -> None:
+    def add(self, kept: Kept, deliveries: ToldFigures | Sequence[tuple[int, Delivery]]) -> None:
         """Write down what is going to be written to the client."""
         if not kept.is_forgotten:
             self._append(kept, pack(deliveries))
@@ -92,7 +92,7 @@ class Streams(Collector):
             raise _not_found()
         return kept, head
 
-    async def take_up(self, kept: Kept) -> list[tuple[int, Delivery]]:
+    async def take_up(self, kept: Kept) -> Past:
         """What the stream has had so far, once no other connection reads it. Raises `StreamNotFound`."""
         while True:
             try:
@@ -100,14 +100,14 @@ class Streams(Collector):
                     while kept.break_off is not None:
                         kept.break_off()
                         await kept.released.wait()
-                deliveries = await asyncio.to_thread(lambda: unpack_deliveries(kept.log.read()))
+                past = await asyncio.to_thread(lambda: unpack_past(kept.log.read()))
             except (OSError, ValueError):  # TimeoutError is an OSError
                 raise _not_found() from None
             if kept.is_forgotten:
                 raise _not_found()
             if kept.break_off is None:  # otherwise somebody else was faster
                 self._num_resumed += 1
-                return deliveries
+                return past
 
     @contextlib.contextmanager
     def reading(self, kept: Kept, break_off: Callable[[], None]) -> Iterator[None]:

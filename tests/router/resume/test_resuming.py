@@ -7,11 +7,13 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.text.answers.formats import AnswerFormat
 from launch.api_client import ApiClient
 from router.access.guard import Guard
 from router.access.keys import digest_of
@@ -324,3 +326,60 @@ async def test_without_journals_events_have_no_ids(prompts: PromptMaker) -> None
         finish(node, await node.expect(Decode))
         assert b"id: " not in (await asking).body
         assert (await fetch(server, "GET", "/v1/streams/x.1")).status == 404
+
+
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "double", "parameters": {"type": "object"}}}
+CALL = '<think>A sum.</think>Well. <tool_call>{"name": "double", "arguments": {"x": 4}}</tool_call>'
+_USER = {"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+_USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+TOLD_AGAIN = {
+    "chat": (CHAT, {**_USER, **_USAGE, "tools": [TOOL], "logprobs": True, "top_logprobs": 1}),
+    "completions": (COMPLETIONS, {"model": MODEL, "stream": True, "prompt": "hi", **_USAGE, "logprobs": 1}),
+    "responses": (
+        RESPONSES,
+        {"model": MODEL, "stream": True, "input": "hi", "tools": [{"type": "function", **TOOL["function"]}]},
+    ),
+    "messages": (
+        MESSAGES,
+        {**_USER, "max_tokens": 99, "tools": [{"name": "double", "input_schema": {"type": "object"}}]},
+    ),
+}
+
+
+@pytest.mark.parametrize("interface", TOLD_AGAIN)
+@pytest.mark.parametrize("has_file", [False, True])
+async def test_a_stream_that_is_told_again_is_the_same_to_the_letter(
+    prompts: PromptMaker, tmp_path: Path, interface: str, has_file: bool
+) -> None:
+    path, members = TOLD_AGAIN[interface]
+    maker = replace(prompts, answer_format=AnswerFormat("hermes", "qwen3"))
+    place, body = Folder(tmp_path) if has_file else Memory(), json.dumps(members).encode()
+    async with router(maker, place) as server:
+        node = await server.rig.join(DECODE)
+        asking = asyncio.create_task(fetch(server, "POST", path, body))
+        ids = prompts.tokenizer.encode(CALL)
+        leg = await node.expect(Decode)
+        for at, token_id in enumerate(ids):
+            node.emit(leg, [token_id], at, "stop" if at == len(ids) - 1 else "", cached=leg.num_prompt_tokens - 1)
+        told = _EVENT.findall(re.sub(rb"event: .*\n", b"", (await asking).body))
+        assert len(told) > 10
+        for number in (0, 1, len(told) // 2, len(told) - 2):
+            reply = await fetch(server, "POST", path, body, {"last-event-id": told[number][0].decode()})
+            assert _EVENT.findall(re.sub(rb"event: .*\n", b"", reply.body)) == told[number + 1 :]
+
+
+async def test_figures_of_an_answer_that_broke_off_are_those_of_its_beginning(prompts: PromptMaker) -> None:
+    """What was emitted is computed again behind the prompt, which is then found in a cache: the client paid for it once."""
+    async with router(prompts, Memory()) as server:
+        node = await server.rig.join(DECODE)
+        body = json.dumps({**_USER, **_USAGE, "max_tokens": len(IDS)}).encode()
+        async with connected(server) as connection:
+            await connection.send(request_bytes("POST", CHAT, body))
+            node.emit(await node.expect(Decode), IDS[:1], 0, cached=1)
+            await connection.until(b"\n\n", 2)
+            last = events_of(bytes(connection.received))[-1][0]
+        asking = asyncio.create_task(fetch(server, "POST", CHAT, body, {"last-event-id": last}))
+        leg = await node.expect(Decode)
+        node.emit(leg, IDS[1:], 1, finish="length", cached=3)
+        usage = json.loads(events_of((await asking).body)[-2][1])["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 1

@@ -55,7 +55,7 @@ async def test_what_was_written_down_is_read_again(tmp_path: Path, is_file: bool
         streams.add(kept, [DELIVERY])
         streams.add(kept, [DELIVERY, DELIVERY])
     assert (await streams.find(kept.stream_id, "alice"))[1] == head(1)
-    assert await streams.take_up(kept) == [DELIVERY] * 3
+    assert (await streams.take_up(kept)).deliveries == [DELIVERY] * 3
     assert not await is_known(streams, 1, "bob")
     streams.close()
 
@@ -82,7 +82,7 @@ async def test_a_router_takes_over_what_another_one_has_left_unless_it_is_too_ol
     assert [await is_known(streams, number) for number in (1, 2, 3)] == [False, True, False]
     found, _ = await streams.find(unfinished.stream_id, "alice")
     streams.add(found, [DELIVERY])
-    assert await streams.take_up(found) == [DELIVERY]
+    assert (await streams.take_up(found)).deliveries == [DELIVERY]
     streams.close()
 
 
@@ -148,7 +148,7 @@ def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
 
 RESUMING = """
 import os, sys, threading
-from router.resume.records import unpack_deliveries
+from router.resume.records import unpack_past
 
 sys.setswitchinterval(1e-6)
 data, statuses = bytes.fromhex(sys.argv[1]), set()
@@ -156,7 +156,7 @@ for _ in range(40):
     pid = os.fork()
     if not pid:
         together = threading.Barrier(8)
-        threads = [threading.Thread(target=lambda: (together.wait(), unpack_deliveries(data))) for _ in range(8)]
+        threads = [threading.Thread(target=lambda: (together.wait(), unpack_past(data))) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
