@@ -134,6 +134,8 @@ def _complete(schema: _Schema, unsupported: Mapping[str, tuple[object, ...]]) ->
 def _with_null(field: _Schema) -> _Schema:
     if {"type": "null"} in field.get("anyOf", ()):
         return field
+    if field.get("default") == []:
+        field["default"] = None  # the empty value of a field need not have its form
     rest: _Schema = {key: field.pop(key) for key in ("default", "description") if key in field}
     return {"anyOf": [field, {"type": "null"}], **rest}
 

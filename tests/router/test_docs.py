@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from router.docs.openapi import openapi_document
 from router.docs.page import docs_page
@@ -51,6 +52,19 @@ def _schemas_in(value: Any) -> Iterator[dict[str, Any]]:
         yield value
     for member in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _schemas_in(member)
+
+
+def _require_valid(document: dict[str, Any]) -> None:
+    """The validator also compares each default with its schema."""
+    errors = OpenAPIV31SpecValidator(document).iter_errors()  # type: ignore[no-untyped-call]  # it has no types
+    assert [f"{error.message}: {error.schema}" for error in errors] == []
+
+
+async def test_the_document_is_valid(document: dict[str, Any]) -> None:
+    _require_valid(document)
+    document["components"]["schemas"]["ChatCompletionRequest"]["properties"]["n"]["default"] = "many"
+    with pytest.raises(AssertionError, match="'many'"):
+        _require_valid(document)
 
 
 async def test_every_route_is_in_the_document_and_every_row_is_a_route(document: dict[str, Any]) -> None:

@@ -369,7 +369,7 @@ async def test_a_stream_that_is_told_again_is_the_same_to_the_letter(
 
 
 async def test_figures_of_an_answer_that_broke_off_are_those_of_its_beginning(prompts: PromptMaker) -> None:
-    """What was emitted is computed again behind the prompt, which is then found in a cache: the client paid for it once."""
+    """What was emitted is computed again behind the prompt, which a cache then has: the client paid once."""
     async with router(prompts, Memory()) as server:
         node = await server.rig.join(DECODE)
         body = json.dumps({**_USER, **_USAGE, "max_tokens": len(IDS)}).encode()
