@@ -11,12 +11,14 @@ so a router compiles in a process of its own first (`engine.structured.compile_p
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.structured.dates import with_real_dates
+from engine.structured.schema_faults import endless_reference, explained
 from engine.text.tokenizer import Tokenizer
 from wire.errors import InvalidRequest, ModelLoadError
 from wire.grammar import CHOICE, EBNF, JSON_SCHEMA, LARK, REGEX, Grammar
@@ -31,6 +33,7 @@ MAX_LEXER_STATES = 50_000
 MAX_TEXT_CHARS = 8192
 """Of a name or a constant: while it is written, each mask looks at all that is left, a millisecond for so much."""
 _MAX_REASON = 300
+_POSITION = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +59,17 @@ class Vocabulary:
         return cls(tokens, -(-tokens.vocab_size // 32) * 4)
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """The matcher of `grammar` before any token. Raises `InvalidRequest` with the reason when there is none."""
+        """The matcher of `grammar` before any token. Raises `InvalidRequest` with the reason when there is none; its
+        `param` is the place in a schema, see `schema_faults`."""
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
         matcher = LLMatcher(self.tokens, _library_form(grammar), log_level=0, limits=limits)
         # the first mask finds what compiling does not: a grammar that no text obeys, and one that is too much work
         if not matcher.is_error() and not any(matcher.compute_bitmask()):
-            raise InvalidRequest("no text obeys the grammar", "grammar")
-        require_sound(matcher)
+            raise _refusal(grammar, "no text obeys the grammar")
+        if matcher.is_error():
+            raise _refusal(grammar, matcher.get_error())
         return matcher
 
 
@@ -88,6 +93,7 @@ def _library_form(grammar: Grammar) -> str:
     if grammar.kind == JSON_SCHEMA:
         schema = json.loads(grammar.text)
         _require_short_texts(schema)
+        _require_ends(schema)
         return json.dumps({"grammars": [{"json_schema": with_real_dates(schema)}]})
     if grammar.kind == REGEX:
         return LLMatcher.grammar_from_regex(grammar.text)
@@ -102,13 +108,31 @@ def _library_form(grammar: Grammar) -> str:
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
     except Exception as error:  # its parser fails in several ways
-        raise InvalidRequest(_reason(str(error)) or "the grammar cannot be read", "grammar") from None
+        raise InvalidRequest(_reason(str(error)) or "it cannot be read") from None
+
+
+def require_ends(grammar: Grammar) -> None:
+    """Raise `InvalidRequest` for a schema with a reference that never ends; its `param` is the place."""
+    if grammar.kind == JSON_SCHEMA:
+        _require_ends(json.loads(grammar.text))
+
+
+def _require_ends(schema: Any) -> None:
+    endless = endless_reference(schema)
+    if endless is not None:
+        raise InvalidRequest(endless.reason, endless.place)
+
+
+def _refusal(grammar: Grammar, reason: str) -> InvalidRequest:
+    """The refusal of `grammar`: `param` is the place in it, "" for the whole."""
+    fault = explained(json.loads(grammar.text) if grammar.kind == JSON_SCHEMA else None, reason)
+    return InvalidRequest(_reason(fault.reason), fault.place)
 
 
 def _require_short_texts(value: Any) -> None:
     """Raise `InvalidRequest` for a text in a schema or a choice that is too long."""
     if isinstance(value, str) and len(value) > MAX_TEXT_CHARS:
-        raise InvalidRequest(f"a text in it has {len(value)} characters, at most {MAX_TEXT_CHARS} can be", "grammar")
+        raise InvalidRequest(f"a text in it has {len(value)} characters, at most {MAX_TEXT_CHARS} can be")
     if isinstance(value, dict):
         _require_short_texts(list(value))
         value = list(value.values())
@@ -118,6 +142,6 @@ def _require_short_texts(value: Any) -> None:
 
 def _reason(text: str) -> str:
     """The first line of what the library says, which quotes the client's text: printable and short."""
-    line = text.strip().partition("\n")[0]
+    line = _POSITION.sub(r"line \1, column \2: ", text.strip().partition("\n")[0])
     printable = "".join(char if char.isprintable() else " " for char in line)
     return printable if len(printable) <= _MAX_REASON else f"{printable[: _MAX_REASON - 3]}..."

@@ -85,6 +85,8 @@ class OutputConfig(Strict):
 class _Chat(ChatCompletionRequest):
     """A request of this endpoint as one of chat. Errors about it name this endpoint's fields."""
 
+    parameters_field: ClassVar[str] = "input_schema"
+
     @property
     def include_usage(self) -> bool:
         """The last event but one of a stream has it."""

@@ -112,7 +112,8 @@ class PromptMaker:
         if asked is None:
             return params
         grammar, param = asked
-        await self.grammars.require(grammar, param)
+        parts = request.grammar_parts() if isinstance(request, ChatCompletionRequest) else ()
+        await self.grammars.require(grammar, param, parts)
         return replace(params, grammar=grammar)
 
     def _shape(
@@ -262,8 +263,7 @@ class PromptMaker:
         a text, and behind a space. With `tool_choice` none that is also what begins a call: earlier turns of the
         conversation show the model how."""
         found: dict[tuple[int, ...], None] = {}
-        is_chat = isinstance(request, ChatCompletionRequest)
-        may_not_call = is_chat and request.tools and not request.offered_tools
+        may_not_call = isinstance(request, ChatCompletionRequest) and request.tools and not request.offered_tools
         for word in (*request.bad_words, *(self.answer_format.call_begins if may_not_call else ())):
             bare = word.lstrip()
             for text in (bare, " " + bare):

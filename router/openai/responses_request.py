@@ -140,6 +140,8 @@ _TextConfig = Annotated[Mapping[str, Any], PlainValidator(_read_text_config), Wi
 class _Chat(ChatCompletionRequest):
     """A request of this endpoint as one of chat. Errors about it name this endpoint's fields."""
 
+    parameters_field: ClassVar[str] = "parameters"
+
     @property
     def include_usage(self) -> bool:
         """The last event of a stream is the whole answer with its usage."""

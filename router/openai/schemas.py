@@ -50,6 +50,7 @@ from router.openai.structured import AskedGrammar, ResponseFormatField, Structur
 from router.openai.tools import ToolFields
 from router.openai.unsupported import CHAT, COMMON, COMPLETION, Table
 from wire.errors import InvalidRequest
+from wire.grammar import Grammar
 from wire.sampling import MAX_TOP_LOGPROBS, DecodingParams, check_stop_strings
 
 MAX_MODEL_NAME = 512
@@ -256,6 +257,11 @@ class ChatCompletionRequest(GenerationRequest, ResponseFormatField, ToolFields):
         """What enforces a call too."""
         found, tools = super().grammar_fields(), self.tool_grammar()
         return found if tools is None else [*found, ("tools", tools)]
+
+    def grammar_parts(self) -> list[tuple[str, Grammar]]:
+        """What the client wrote of the grammar of the answer, by the field that it came with."""
+        asked = [(value.param(name), value.grammar) for name, value in self.grammar_fields() if name != "tools"]
+        return [*asked, *self.parameter_grammars()]
 
     @property
     def num_logprobs(self) -> int | None:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Self, TypeAlias
 
 from pydantic import BaseModel, PlainValidator, WithJsonSchema, model_validator
 
@@ -164,8 +164,10 @@ def check_choice(tools: Sequence[Mapping[str, Any]], choice: ToolChoice | None) 
 
 
 class ToolFields(BaseModel):
-    """The fields of a request that concern tools. Without `tool_choice` the model may call what is offered."""
+    """The fields of a request that concern tools. Without `tool_choice` the model may call what is offered.
+    `parameters_field`: where the schema of arguments stands in a tool of the endpoint that was asked."""
 
+    parameters_field: ClassVar[str] = "function.parameters"
     tools: Tools = ()
     tool_choice: ToolChoiceField | None = None
     parallel_tool_calls: bool = True
@@ -207,6 +209,16 @@ class ToolFields(BaseModel):
     def has_strict_function(self) -> bool:
         """Whether the arguments of a call have to be valid though the model need not call."""
         return any(tool["function"].get("strict") for tool in self.offered_tools)
+
+    def parameter_grammars(self) -> list[tuple[str, Grammar]]:
+        """The schemas of arguments that a grammar enforces, by the field that they came with. Raises `InvalidRequest`
+        for one that is too long."""
+        names = self.callable_schemas() if self.calls_wanted.is_enforced or self.has_strict_function else {}
+        return [
+            (f"tools[{number}].{self.parameters_field}", Grammar.json_schema(tool["function"]["parameters"]))
+            for number, tool in enumerate(self.tools)
+            if tool["function"]["name"] in names and tool["function"].get("parameters")
+        ]
 
     def callable_schemas(self) -> dict[str, Mapping[str, Any]]:
         """The schemas of arguments in calls that a grammar knows: those of functions that are strict or have to be

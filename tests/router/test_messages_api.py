@@ -297,7 +297,7 @@ USE: Mapping[str, Any] = {"type": "tool_use", "id": "a", "name": "f", "input": {
      "tool_choice"),
     ({"thinking": {"type": "maybe"}}, "thinking.type"),
     ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
-    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}}, "output_config.format.schema"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}}, "output_config.format.schema.type"),
     ({"temperature": 3.0}, "temperature"),
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),

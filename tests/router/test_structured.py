@@ -20,10 +20,12 @@ from wire.grammar import Grammar
 from wire.messages import Decode, Prefill
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 BASE: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hi there"}]},
     COMPLETIONS: {"prompt": "hi there, you"},
     RESPONSES: {"input": "hi there"},
+    MESSAGES: {"messages": [{"role": "user", "content": "hi there"}], "max_tokens": 50},
 }
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TEXT = '{"a": 5}'
@@ -101,15 +103,31 @@ async def test_a_stream_of_a_complete_answer_ends_with_stop(server: Server, prom
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+UNKNOWN_TYPE = {"type": "object", "properties": {"x": {"type": "foo"}}}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    (CHAT, {"response_format": _format({"type": "foo"})}, "response_format.json_schema.schema"),
-    (CHAT, {"response_format": _format({"not": {"type": "null"}})}, "response_format.json_schema.schema"),
+    (CHAT, {"response_format": _format({"type": "foo"})}, "response_format.json_schema.schema.type"),
+    (CHAT, {"response_format": _format({"not": {"type": "null"}})}, "response_format.json_schema.schema.not"),
     (COMPLETIONS, {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
     (CHAT, {"guided_grammar": "start: missing"}, "guided_grammar"),
     (
         RESPONSES,
         {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "foo"}}}},
-        "text.format.schema",
+        "text.format.schema.type",
+    ),
+    (
+        RESPONSES,
+        {"tools": [{"type": "function", "name": "f", "parameters": UNKNOWN_TYPE}], "tool_choice": "required"},
+        "tools[0].parameters.properties.x.type",
+    ),
+    (
+        MESSAGES,
+        {"output_config": {"format": {"type": "json_schema", "schema": UNKNOWN_TYPE}}},
+        "output_config.format.schema.properties.x.type",
+    ),
+    (
+        MESSAGES,
+        {"tools": [{"name": "f", "input_schema": UNKNOWN_TYPE}], "tool_choice": {"type": "any"}},
+        "tools[0].input_schema.properties.x.type",
     ),
     (RESPONSES, {"text": {"format": {"type": "yaml"}}}, "text.format.type"),
     (RESPONSES, {"response_format": {"type": "json_object"}}, "response_format"),
@@ -120,7 +138,8 @@ async def test_what_cannot_be_compiled_is_refused_with_the_reason_before_a_node_
     for path, members, param in REFUSED:
         reply = await _post(server, path, **members)
         error = reply.json()["error"]
-        assert (reply.status, error["param"]) == (400, param), error
+        assert reply.status == 400, (param, error)
+        assert param in (error["message"] if path == MESSAGES else error["param"])
         assert len(error["message"]) > len(param)
 
 
@@ -158,7 +177,7 @@ async def test_bombs_are_refused_and_the_next_grammar_is_served(prompts: PromptM
     refused, served = verdicts[: -len(large)], verdicts[-len(large) :]
     assert served == [None] * len(large)
     assert [type(verdict) for verdict in refused] == [InvalidRequest] * len(refused)
-    assert {verdict.param for verdict in refused if isinstance(verdict, InvalidRequest)} == {"bomb"}
+    assert {verdict.param for verdict in refused if isinstance(verdict, InvalidRequest)} == {"bomb", "bomb.$ref"}
     await checks.require(Grammar.regex("after"), "regex")
     begun_s = time.process_time()
     with pytest.raises(InvalidRequest):

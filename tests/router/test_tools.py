@@ -431,7 +431,29 @@ async def test_a_schema_that_cannot_be_enforced_is_refused(server: Server) -> No
     function = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "foo"}}}}
     for asked, members in (({}, {"tool_choice": "required"}), ({"strict": True}, {})):
         reply = await _post(server, tools=[{"type": "function", "function": {**function, **asked}}], **members)
-        assert (reply.status, reply.json()["error"]["param"]) == (400, "tools")
+        place = "tools[0].function.parameters.properties.x.type"
+        assert (reply.status, reply.json()["error"]["param"]) == (400, place)
+
+
+async def test_a_schema_that_never_ends_is_refused_wherever_it_stands(server: Server) -> None:
+    endless = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    function = {"name": "f", "parameters": endless}
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": endless}}
+    for members, place in (
+        ({"response_format": asked}, "response_format.json_schema.schema"),
+        ({"response_format": asked, "reasoning_effort": "high"}, "response_format.json_schema.schema"),
+        (
+            {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
+            "tools[0].function.parameters",
+        ),
+        (
+            {"tools": [TOOLS[0], {"type": "function", "function": {**function, "strict": True}}]},
+            "tools[1].function.parameters",
+        ),
+    ):
+        for stream in (False, True):
+            reply = await _post(server, stream=stream, **members)
+            assert (reply.status, reply.json()["error"]["param"]) == (400, f"{place}.properties.next.$ref")
 
 
 async def test_markers_that_are_special_tokens_are_seen(prompts: PromptMaker) -> None:

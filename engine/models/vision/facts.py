@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -276,7 +276,7 @@ def _dimensions(sections: Any, *, is_interleaved: bool) -> tuple[int, ...]:
     return tuple(found)
 
 
-_READ = {
+_READ: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any], Path], ImageFacts]] = {
     "Mistral3ForConditionalGeneration": _read_pixtral,
     "Qwen2VLForConditionalGeneration": partial(_read_qwen, defaults=_QwenDefaults()),
     "Qwen2_5_VLForConditionalGeneration": partial(_read_qwen, defaults=_QwenDefaults()),

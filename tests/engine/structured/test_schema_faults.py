@@ -1,0 +1,135 @@
+"""What is told of schemas that cannot be enforced: the place in the author's schema, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from engine.structured.schema_faults import endless_reference
+from engine.structured.vocabulary import Vocabulary
+from wire.errors import InvalidRequest
+from wire.grammar import Grammar
+
+STRING, NULL, SELF = {"type": "string"}, {"type": "null"}, {"$ref": "#"}
+_OF_THE_LIBRARY = re.compile(r"coerce|Unimplemented|NoExtension|registry|\d+\(\d+\)|llguidance|retriev|Pointer")
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "words"),
+    [
+        ("not", STRING, "say what is allowed"),
+        ("oneOf", [STRING, {"type": "string", "maxLength": 3}], "write anyOf"),
+        ("if", STRING, "in anyOf"),
+        ("then", STRING, "in anyOf"),
+        ("else", STRING, "in anyOf"),
+        ("contains", STRING, "write items"),
+        ("minContains", 1, "write items"),
+        ("maxContains", 2, "write items"),
+        ("uniqueItems", True, "leave it out"),
+        ("propertyNames", {"pattern": "a"}, "write patternProperties"),
+        ("dependentRequired", {"a": ["b"]}, "into required"),
+        ("dependentSchemas", {"a": {}}, "in anyOf"),
+        ("unevaluatedItems", False, "write items"),
+        ("unevaluatedProperties", False, "write additionalProperties"),
+        ("$dynamicRef", "#x", "write $defs and $ref"),
+        ("$dynamicAnchor", "x", "write $defs and $ref"),
+        ("$ref", "https://example.org/schema.json", "put that schema into $defs"),
+        ("$ref", "#/$defs/none", "there is no schema /$defs/none"),
+        ("format", "telephone", "Write pattern"),
+        ("pattern", "(a", "'(a' cannot be read: unclosed group"),
+        ("pattern", "(?=a)b", "look-ahead"),
+        ("type", "strin", "strin is no type"),
+        ("type", ["null", "strin"], "strin is no type"),
+        ("patternProperties", {"^a": STRING, "^ab": STRING}, "make them exclude each other"),
+    ],
+)
+def test_a_refusal_names_the_place_and_what_to_write_instead(
+    vocabulary: Vocabulary, keyword: str, value: Any, words: str
+) -> None:
+    inner = {"type": "object", "properties": {"a b": {"items": {keyword: value}}}}
+    for schema, place in (
+        ({keyword: value}, ""),
+        ({"anyOf": [NULL, inner]}, ".anyOf[1].properties['a b'].items"),
+        (
+            {"type": "array", "items": SELF | {"$ref": "#/$defs/x"}, "$defs": {"x": inner}},
+            ".$defs.x.properties['a b'].items",
+        ),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            vocabulary.compile(Grammar.json_schema(schema))
+        assert refused.value.param == f"{place}.{keyword}"
+        assert words in refused.value.message
+        assert not _OF_THE_LIBRARY.search(refused.value.message)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 3}),
+        Grammar.json_schema({"enum": []}),
+        Grammar.regex("(a"),
+        Grammar.regex(r"[^\s\S]"),
+        Grammar.ebnf("start: foo"),
+        Grammar.ebnf("start: ("),
+        Grammar.ebnf("start: start"),
+    ],
+)
+def test_a_refusal_of_the_whole_is_in_plain_words(vocabulary: Vocabulary, grammar: Grammar) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        vocabulary.compile(grammar)
+    assert not refused.value.param
+    assert not _OF_THE_LIBRARY.search(refused.value.message)
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (SELF, ".$ref"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, ".$ref"),
+        ({"anyOf": [SELF, SELF]}, ".anyOf[0].$ref"),
+        ({"allOf": [STRING, SELF]}, ".allOf[1].$ref"),
+        ({"type": "object", "properties": {"a": SELF}, "required": ["a"]}, ".properties.a.$ref"),
+        ({"type": "array", "items": SELF, "minItems": 1}, ".items.$ref"),
+        ({"type": "array", "prefixItems": [STRING, SELF], "minItems": 2}, ".prefixItems[1].$ref"),
+        # whoever begins the optional member never ends it
+        ({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"$ref": "#/$defs/x"}}}, ".properties.a.$ref"),
+        ({"anyOf": [NULL, {"$ref": "#/$defs/a~1b"}], "$defs": {"a/b": {"$ref": "#/$defs/a~1b"}}}, ".anyOf[1].$ref"),
+    ],
+)
+def test_a_circle_that_never_ends_is_refused_before_anything_is_generated(
+    vocabulary: Vocabulary, schema: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(InvalidRequest, match="never ends") as refused:
+        vocabulary.compile(Grammar.json_schema(schema))
+    assert refused.value.param == place
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [SELF, NULL]},
+        {"type": "object", "properties": {"a": SELF}},
+        {"type": "object", "properties": {"a": {"anyOf": [SELF, NULL]}}, "required": ["a"]},
+        {"type": "array", "items": SELF},
+        {"type": "array", "prefixItems": [STRING], "items": SELF, "minItems": 1},
+        {"type": ["object", "null"], "properties": {"a": SELF}, "required": ["a"]},
+        {
+            "$ref": "#/$defs/tree",
+            "$defs": {"tree": {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}}}},
+        },
+        {"$defs": {"never": {"$ref": "#/$defs/never"}}, "type": "string"},
+    ],
+)
+def test_a_circle_that_may_end_is_served(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
+    vocabulary.compile(Grammar.json_schema(schema))
+
+
+def test_long_chains_of_references_cost_little() -> None:
+    chain: dict[str, Any] = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(5000)}
+    for last, expected in ((STRING, None), ({"$ref": "#/$defs/a0"}, ".$ref")):
+        for names in (list(chain), list(reversed(chain))):
+            ordered = {name: chain[name] for name in names} | {"a5000": last}
+            found = endless_reference({"$ref": "#/$defs/a0", "$defs": ordered})
+            assert (found and found.place) == expected
