@@ -65,14 +65,22 @@ class _Targets:
         self._ending: set[str] = set()
         references = {each[_REF] for _, each in _schemas(root, "") if isinstance(each.get(_REF), str)}
         self._known = {reference: found for reference in references if (found := self.at(reference)) is not None}
-        waiting, num_ending = list(self._known), -1
-        while num_ending != len(self._ending):
-            num_ending = len(self._ending)
-            waiting.reverse()  # a chain of references is shown to end in two rounds, whatever its direction
-            for reference in waiting:
-                if self._ends(self._known[reference]):
-                    self._ending.add(reference)
-            waiting = [reference for reference in waiting if reference not in self._ending]
+        self._find_ending()
+
+    def _find_ending(self) -> None:
+        """Looks at a schema again only when one that it refers to was shown to end, so long chains cost little."""
+        referring: dict[str, list[str]] = {reference: [] for reference in self._known}
+        for reference, target in self._known.items():
+            for _, each in _schemas(target, "", without=_UNUSED):
+                named = each.get(_REF)
+                if isinstance(named, str) and named in referring:
+                    referring[named].append(reference)
+        waiting = list(self._known)
+        while waiting:
+            reference = waiting.pop()
+            if reference not in self._ending and self._ends(self._known[reference]):
+                self._ending.add(reference)
+                waiting += referring[reference]
 
     def at(self, reference: str) -> Any:
         """The schema at a pointer into the root; None for any other reference, and for one to nothing."""
