@@ -1,6 +1,6 @@
 """What is wrong with a JSON schema, in the words of its author: the place in it, and what to write instead.
 
-Owns where schemas stand in a schema, the references that never end, and what is told for each reason of llguidance.
+Owns where schemas stand in a schema, what compiles and has no answer, and what is told for each reason of llguidance.
 Does not compile: `engine.structured.vocabulary` does. A place is a path such as `.properties.x.oneOf`, below the field
 that the schema came with.
 """
@@ -40,6 +40,8 @@ _Said: TypeAlias = tuple[str, str]
 """The keyword at fault, "" for none, and the reason."""
 _ROOT: _Path = ()
 _DEFINITIONS, _WHOLE = "$defs", "whole"
+MAX_OPTIONAL_MEMBERS = 490
+"""llguidance gives up at 2,000 ways to go on, and has four for each of them."""
 _MAX_TRIES, _MAX_TRIED_CHARS = 256, 2**21
 """What is compiled to find the schema at fault: so many schemas, and so many characters of whole ones in all."""
 
@@ -51,15 +53,22 @@ class Fault(NamedTuple):
     reason: str
 
 
-def endless_reference(schema: Any) -> Fault | None:
-    """The first `$ref` of which no instance ever ends: it leads back to itself whatever is chosen. A model that has
-    begun one could write for ever, or nothing. None: there is no such reference."""
+def unfollowable(schema: Any) -> Fault | None:
+    """What compiles in `schema` and yet has no answer. None: nothing.
+
+    A `$ref` of which no instance ever ends leads back to itself whatever is chosen: a model that has begun one could
+    write for ever, or nothing. Of an object with too many members to choose from no mask can be made.
+    """
     targets = _Targets(schema)
     for path, each in _walk(schema, targets):
         reference = each.get(_REF)
         if isinstance(reference, str) and not targets.ends(reference):
             reason = "leads back to itself in a circle that never ends: make what repeats optional, or allow null"
             return Fault(_place((*path, _REF)), reason)
+        num_optional = len(_members(each, "properties").keys() - set(filter(_is_text, _listed(each, "required"))))
+        if num_optional > MAX_OPTIONAL_MEMBERS:
+            reason = f"{num_optional} members are not required, at most {MAX_OPTIONAL_MEMBERS} can be: add required"
+            return Fault(_place((*path, "properties")), reason)
     return None
 
 
@@ -201,7 +210,7 @@ class _Targets:
 
     def _object_ends(self, schema: Schema) -> bool:
         properties, others = _members(schema, "properties"), self._others_end(schema)
-        required = {name for name in _listed(schema, "required") if isinstance(name, str)}
+        required = set(filter(_is_text, _listed(schema, "required")))
         if not all(self._ends(properties[name]) if name in properties else others for name in required):
             return False
         optional = (each for name, each in properties.items() if name not in required)
@@ -215,6 +224,10 @@ class _Targets:
     def _array_ends(self, schema: Schema) -> bool:
         count, first = _number(schema, "minItems"), _listed(schema, "prefixItems")
         return all(map(self._ends, first[:count])) and (count <= len(first) or self._ends(schema.get("items")))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _listed(schema: Schema, name: str) -> list[Any]:
@@ -416,6 +429,10 @@ def _of_number(_: Schema, __: re.Match[str]) -> _Said:
     return "", "a number in it is too large"
 
 
+def _of_ways(_: Schema, __: re.Match[str]) -> _Said:
+    return "", "there are too many ways to go on: require members, and have fewer alternatives"
+
+
 def _unsatisfiable(part: Schema, _: re.Match[str]) -> _Said:
     keywords = [name for name in _CONTRADICTING if name in part]
     told = f": {', '.join(keywords)} contradict each other" if len(keywords) > 1 else ""
@@ -443,6 +460,7 @@ _REASONS: tuple[tuple[re.Pattern[str], Callable[[Schema, re.Match[str]], _Said]]
         (r"invalid multiple of", _of_multiple),
         (r"circular references with sibling keys", _of_neighbours),
         (r"number out of range", _of_number),
+        (r"Current row has \d+ items", _of_ways),
         (r"Unsatisfiable schema|NoExtensionBias|no text obeys the grammar", _unsatisfiable),
     )
 )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.structured.dates import with_real_dates
-from engine.structured.schema_faults import endless_reference, explained, in_plain_words
+from engine.structured.schema_faults import explained, in_plain_words, unfollowable
 from engine.text.tokenizer import Tokenizer
 from wire.errors import InvalidRequest, ModelLoadError
 from wire.grammar import CHOICE, EBNF, JSON_SCHEMA, LARK, REGEX, Grammar
@@ -97,7 +97,7 @@ def is_large(folder: Path) -> bool:
 def require_sound(matcher: LLMatcher) -> None:
     """Raise `InvalidRequest` when `matcher` has given up."""
     if matcher.is_error():
-        raise InvalidRequest(_reason(matcher.get_error()), "grammar")
+        raise InvalidRequest(_reason(in_plain_words(matcher.get_error())), "grammar")
 
 
 def _library_form(grammar: Grammar) -> str:
@@ -108,7 +108,7 @@ def _library_form(grammar: Grammar) -> str:
     if grammar.kind == JSON_SCHEMA:
         schema = json.loads(grammar.text)
         _require_short_texts(schema)
-        _require_ends(schema)
+        _require_followable(schema)
         return _schema_form(schema)
     if grammar.kind == REGEX:
         return LLMatcher.grammar_from_regex(grammar.text)
@@ -126,16 +126,16 @@ def _library_form(grammar: Grammar) -> str:
         raise InvalidRequest(_reason(str(error)) or "it cannot be read") from None
 
 
-def require_ends(grammar: Grammar) -> None:
-    """Raise `InvalidRequest` for a schema with a reference that never ends; its `param` is the place."""
+def require_followable(grammar: Grammar) -> None:
+    """Raise `InvalidRequest` for a schema that compiles and yet has no answer; its `param` is the place."""
     if grammar.kind == JSON_SCHEMA:
-        _require_ends(json.loads(grammar.text))
+        _require_followable(json.loads(grammar.text))
 
 
-def _require_ends(schema: Any) -> None:
-    endless = endless_reference(schema)
-    if endless is not None:
-        raise InvalidRequest(endless.reason, endless.place)
+def _require_followable(schema: Any) -> None:
+    fault = unfollowable(schema)
+    if fault is not None:
+        raise InvalidRequest(fault.reason, fault.place)
 
 
 def _schema_form(schema: Any) -> str:

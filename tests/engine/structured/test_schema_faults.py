@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.structured.schema_faults import endless_reference
-from engine.structured.vocabulary import Vocabulary
+from engine.structured.schema_faults import MAX_OPTIONAL_MEMBERS, unfollowable
+from engine.structured.vocabulary import Vocabulary, require_sound
 from wire.errors import InvalidRequest
 from wire.grammar import Grammar
 
@@ -118,7 +118,7 @@ def test_what_contradicts_itself_is_named_where_it_stands(
 
 
 def test_the_place_of_a_fault_is_found_among_many_schemas_and_is_short(vocabulary: Vocabulary) -> None:
-    wide = {f"p{number}": {"type": "string", "maxLength": 9} for number in range(1000)} | {"bad": {"not": STRING}}
+    wide = {f"p{number}": {"type": "string", "maxLength": 9} for number in range(480)} | {"bad": {"not": STRING}}
     deep: dict[str, Any] = {"not": STRING}
     for _ in range(60):
         deep = {"type": "array", "items": deep}
@@ -207,5 +207,34 @@ def test_long_chains_of_references_cost_little() -> None:
     for last, expected in ((STRING, None), ({"$ref": "#/$defs/a0"}, ".$ref")):
         for names in (list(chain), list(reversed(chain))):
             ordered = {name: chain[name] for name in names} | {"a5000": last}
-            found = endless_reference({"$ref": "#/$defs/a0", "$defs": ordered})
+            found = unfollowable({"$ref": "#/$defs/a0", "$defs": ordered})
             assert (found and found.place) == expected
+
+
+@pytest.mark.parametrize("additional", [True, False])
+def test_an_object_with_too_many_optional_members_is_refused_before_anything_is_generated(
+    vocabulary: Vocabulary, additional: bool
+) -> None:
+    names = [f"m{number}" for number in range(MAX_OPTIONAL_MEMBERS + 2)]
+    most: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: {"type": "integer"} for name in names},
+        "required": names[:2],
+        "additionalProperties": additional,
+    }
+    matcher = vocabulary.compile(Grammar.json_schema(most))
+    for token_id in vocabulary.tokens.tokenize_str('{"m0": 1, "m1": 2, "m300": 3'):
+        assert matcher.consume_token(token_id)
+        assert any(matcher.compute_bitmask())
+    with pytest.raises(InvalidRequest, match="491 members are not required") as refused:
+        vocabulary.compile(Grammar.json_schema({"type": "array", "items": most | {"required": ["m0"]}}))
+    assert refused.value.param == ".items.properties"
+
+
+def test_too_many_alternatives_are_told_of_in_plain_words(vocabulary: Vocabulary) -> None:
+    many = [{"type": "object", "properties": {f"m{number}{n}": STRING for n in range(400)}} for number in range(3)]
+    matcher = vocabulary.compile(Grammar.json_schema({"anyOf": many}))
+    matcher.consume_tokens(vocabulary.tokens.tokenize_str("{"))
+    matcher.compute_bitmask()
+    with pytest.raises(InvalidRequest, match=r"^there are too many ways to go on"):
+        require_sound(matcher)
