@@ -363,6 +363,7 @@ Documents = Annotated[
 
 CacheSalt = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ThinkingBudget = Annotated[int, Field(ge=-1, lt=2**31)]
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 UserName = Annotated[str, Field(max_length=MAX_USER_CHARS)]
 Metadata = Annotated[
