@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from program.ranges import BYTES_OR_NONE, COUNT_OR_NONE, MILLISECONDS, SHARE, THREADS, Range
 from program.settings import setting
+from wire.kv_share import MAX_RANKS
 
 AUTO, SHARED, OWN = "auto", "shared", "own"
+RANKS, RANKS_OR_SAME = Range(1, MAX_RANKS), Range(0, MAX_RANKS)
+BLOCK_SIZE, SEQUENCES, BATCHED_TOKENS = Range(1, 4096), Range(1, 65536), Range(0, 2**20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,31 +43,45 @@ class EngineSettings:
         "head, in half the memory of bfloat16",
         choices=("auto", "fp8", "fp8_e4m3"),
     )
-    block_size: int = setting(16, "tokens per KV block")
-    max_model_len: int = setting(0, "longest prompt plus output in tokens; 0: the model's own limit")
+    block_size: int = setting(16, "tokens per KV block", allowed=BLOCK_SIZE)
+    max_model_len: int = setting(
+        0, "longest prompt plus output in tokens; 0: the model's own limit", allowed=COUNT_OR_NONE
+    )
     kv_cache_memory_bytes: int = setting(
         0,
         "bytes of the KV pool; 0: on a GPU what is free; on a CPU what max-num-seqs can use, at most 1 GiB or one "
         "longest request, and what cpu-memory-utilization allows",
+        allowed=BYTES_OR_NONE,
     )
     cpu_memory_utilization: float = setting(
         0.6,
         "share of the machine's memory that this process may take on a CPU, weights included; `baton serve` divides it "
         "among its nodes",
+        allowed=SHARE,
     )
     gpu_memory_utilization: float = setting(
-        0.9, "share of a GPU's memory that this process may take; `baton serve` divides it among the nodes of a GPU"
+        0.9,
+        "share of a GPU's memory that this process may take; `baton serve` divides it among the nodes of a GPU",
+        allowed=SHARE,
     )
-    num_blocks: int = setting(0, "blocks of the KV pool; overrides kv-cache-memory-bytes when above 0")
-    max_num_seqs: int = setting(64, "requests computed together in a step")
+    num_blocks: int = setting(
+        0, "blocks of the KV pool; overrides kv-cache-memory-bytes when above 0", allowed=COUNT_OR_NONE
+    )
+    max_num_seqs: int = setting(64, "requests computed together in a step", allowed=SEQUENCES)
     max_num_batched_tokens: int = setting(
-        0, "tokens of prompts in a step, beside requests that decode: the largest chunk; 0: 2048 on a GPU, else 512"
+        0,
+        "tokens of prompts in a step, beside requests that decode: the largest chunk; 0: 2048 on a GPU, else 512",
+        allowed=BATCHED_TOKENS,
     )
     goal_ttft_ms: float = setting(
-        0.0, "milliseconds to the first token: what computes a prompt, and how much of it a step takes; 0: no goal"
+        0.0,
+        "milliseconds to the first token: what computes a prompt, and how much of it a step takes; 0: no goal",
+        allowed=MILLISECONDS,
     )
     goal_tpot_ms: float = setting(
-        0.0, "milliseconds between two tokens: chunks of prompts beside running requests keep to it; 0: no goal"
+        0.0,
+        "milliseconds between two tokens: chunks of prompts beside running requests keep to it; 0: no goal",
+        allowed=MILLISECONDS,
     )
     enable_prefix_caching: bool = setting(True, "reuse the KV of prompt beginnings seen before")
     attention_backend: str = setting(
@@ -78,10 +96,10 @@ class EngineSettings:
         metavar="{auto,torch,LEVEL}",
     )
     tensor_parallel_size: int = setting(
-        1, "ranks that divide the model among them: its heads, the rows of its MLPs, its vocabulary"
+        1, "ranks that divide the model among them: its heads, the rows of its MLPs, its vocabulary", allowed=RANKS
     )
     pipeline_parallel_size: int = setting(
-        1, "stages that divide the layers of the model among them, each of tensor-parallel-size ranks"
+        1, "stages that divide the layers of the model among them, each of tensor-parallel-size ranks", allowed=RANKS
     )
     distributed_executor_backend: str = setting(
         "auto",
@@ -90,7 +108,9 @@ class EngineSettings:
         choices=("auto", "uni", "mp"),
     )
     rank_machines: int = setting(
-        1, "machines that the ranks of a node are spread over, as many on each; all but this one run `baton rank`"
+        1,
+        "machines that the ranks of a node are spread over, as many on each; all but this one run `baton rank`",
+        allowed=RANKS,
     )
     rank_pools: str = setting(
         AUTO,
@@ -108,7 +128,7 @@ class EngineSettings:
     load_format: str = setting(
         "auto", "auto: the checkpoint's weights; dummy: random ones, for measurements", choices=("auto", "dummy")
     )
-    num_threads: int = setting(0, "compute threads; 0: one per core this process may use")
+    num_threads: int = setting(0, "compute threads; 0: one per core this process may use", allowed=THREADS)
     core_loans: str = setting("", "how nodes of this machine lend each other cores, as `baton serve` says; empty: not")
 
     @property

@@ -22,6 +22,7 @@ from launch.api_client import ApiClient
 from launch.chat_commands import ChatCommands
 from launch.conversation import Conversation
 from program.command_line import CommandParser
+from program.ranges import COUNT, Range
 from program.settings import add_flags, check_file_keys, resolve, setting
 from wire.errors import BatonError
 
@@ -39,8 +40,8 @@ class ChatSettings:
     url: str = setting("http://127.0.0.1:8000", "address of the router")
     model: str = setting("", "name of the model, default the first that the router serves")
     system: str = setting("", "system prompt")
-    max_tokens: int | None = setting(None, "longest answer in tokens")
-    temperature: float | None = setting(None, "sampling temperature")
+    max_tokens: int | None = setting(None, "longest answer in tokens", allowed=COUNT)
+    temperature: float | None = setting(None, "sampling temperature", allowed=Range(0, 2))
     no_history: bool = setting(False, "do not keep what you type for the next time")
     api_key: str = setting("", "API key; better given as BATON_API_KEY, which no process list shows")
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-USAGE_STATUS = 2
+from program.exit_status import USAGE_STATUS
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from engine.text.answers.formats import CALL_PARSERS, REASONING_PARSERS
 from program.process import LOG_FORMATS
+from program.ranges import BYTES, COUNT, COUNT_OR_NONE, MILLISECONDS, PORT, SECONDS, SECONDS_OR_NONE, Range
 from program.settings import setting
 from router.policies import POLICIES
 
@@ -18,13 +19,17 @@ class RouterSettings:
 
     model: str = setting("", "checkpoint folder or hub id; empty: the built-in demo model", positional=True)
     host: str = setting("127.0.0.1", "address of the HTTP endpoint")
-    port: int = setting(8000, "port of the HTTP endpoint")
+    port: int = setting(8000, "port of the HTTP endpoint", allowed=PORT)
     control_host: str = setting("127.0.0.1", "address that nodes dial; beyond loopback a cluster key is needed")
-    control_port: int = setting(8001, "port that nodes dial; 0: chosen by the system")
+    control_port: int = setting(8001, "port that nodes dial; 0: chosen by the system", allowed=PORT)
     listen_fds: tuple[int, ...] = setting(
-        (), "inherited descriptors of listening sockets for the HTTP endpoint, in place of its address and port"
+        (),
+        "inherited descriptors of listening sockets for the HTTP endpoint, in place of its address and port",
+        allowed=Range(0, 2**20),
     )
-    control_fd: int = setting(-1, "inherited descriptor of a listening socket for nodes; -1: none")
+    control_fd: int = setting(
+        -1, "inherited descriptor of a listening socket for nodes; -1: none", allowed=Range(-1, 2**20)
+    )
     more_models: tuple[str, ...] = setting(
         (), "further models that clients may name; their nodes are started apart", metavar="NAME=CHECKPOINT"
     )
@@ -42,35 +47,57 @@ class RouterSettings:
     )
     prefill_policy: str = setting("prefix", "how the prefill node of a request is chosen", choices=_POLICY_NAMES)
     decode_policy: str = setting("prefix", "how the decode node of a request is chosen", choices=_POLICY_NAMES)
-    local_prefill_tokens: int = setting(16, "prompts of which a decode node lacks at most this many tokens stay there")
+    local_prefill_tokens: int = setting(
+        16, "prompts of which a decode node lacks at most this many tokens stay there", allowed=COUNT_OR_NONE
+    )
     goal_ttft_ms: float = setting(
-        0.0, "milliseconds to the first token: what computes a prompt, and how much of it a step takes; 0: no goal"
+        0.0,
+        "milliseconds to the first token: what computes a prompt, and how much of it a step takes; 0: no goal",
+        allowed=MILLISECONDS,
     )
     goal_tpot_ms: float = setting(
-        0.0, "milliseconds between two tokens: chunks of prompts beside running requests keep to it; 0: no goal"
+        0.0,
+        "milliseconds between two tokens: chunks of prompts beside running requests keep to it; 0: no goal",
+        allowed=MILLISECONDS,
     )
     min_goal_ttft_ms: float = setting(
-        0.0, "the tightest --goal-ttft-ms that a request may ask for itself; 0: none below the router's"
+        0.0,
+        "the tightest --goal-ttft-ms that a request may ask for itself; 0: none below the router's",
+        allowed=MILLISECONDS,
     )
     min_goal_tpot_ms: float = setting(
-        0.0, "the tightest --goal-tpot-ms that a request may ask for itself; 0: none below the router's"
+        0.0,
+        "the tightest --goal-tpot-ms that a request may ask for itself; 0: none below the router's",
+        allowed=MILLISECONDS,
     )
     adapt: bool = setting(True, "with goals, mixed nodes are given other legs as the goals are met")
     refuse_late: bool = setting(False, "with goals, answer 503 at once to requests that are expected to miss them")
-    max_concurrent_requests: int = setting(1024, "requests in flight; more wait for their turn")
-    max_queued_requests: int = setting(1024, "requests that wait for their turn when there is no room; 0: none")
-    max_queued_tokens: int = setting(2**22, "tokens, prompt and max_tokens, of all requests that wait for their turn")
-    max_queue_s: float = setting(600.0, "seconds that a request may wait for its turn; more are answered with 503")
-    max_attempts: int = setting(3, "for how many failures a request is given up; nodes that come back are none")
-    node_wait_s: float = setting(10.0, "seconds that a request waits for a node when there is none; 0: none")
-    request_timeout_s: float = setting(600.0, "seconds a request may take in all")
+    max_concurrent_requests: int = setting(1024, "requests in flight; more wait for their turn", allowed=COUNT)
+    max_queued_requests: int = setting(
+        1024, "requests that wait for their turn when there is no room; 0: none", allowed=COUNT_OR_NONE
+    )
+    max_queued_tokens: int = setting(
+        2**22, "tokens, prompt and max_tokens, of all requests that wait for their turn", allowed=COUNT_OR_NONE
+    )
+    max_queue_s: float = setting(
+        600.0, "seconds that a request may wait for its turn; more are answered with 503", allowed=SECONDS_OR_NONE
+    )
+    max_attempts: int = setting(
+        3, "for how many failures a request is given up; nodes that come back are none", allowed=COUNT
+    )
+    node_wait_s: float = setting(
+        10.0, "seconds that a request waits for a node when there is none; 0: none", allowed=SECONDS_OR_NONE
+    )
+    request_timeout_s: float = setting(600.0, "seconds a request may take in all", allowed=SECONDS)
     resumable_streams_s: float = setting(
-        0.0, "seconds for which a stream that broke off or ended can be resumed with Last-Event-ID; 0: not at all"
+        0.0,
+        "seconds for which a stream that broke off or ended can be resumed with Last-Event-ID; 0: not at all",
+        allowed=SECONDS_OR_NONE,
     )
     journal_dir: str = setting(
         "", "folder in which resumable streams are written down, prompts included; empty: they end with the router"
     )
-    max_body_bytes: int = setting(8 * 2**20, "largest request body")
+    max_body_bytes: int = setting(8 * 2**20, "largest request body", allowed=BYTES)
     limit_mm_per_prompt: str = setting(
         "image=4", "images that a request may have, where the model sees; image=0: none, and no tower is loaded"
     )
@@ -78,15 +105,19 @@ class RouterSettings:
     trust_request_chat_template: bool = setting(False, "render chat templates that come with requests")
     tool_call_parser: str = setting("auto", "format of tool calls; auto: by the chat template", choices=CALL_PARSERS)
     reasoning_parser: str = setting("auto", "format of reasoning; auto: by the template", choices=REASONING_PARSERS)
-    max_connections: int = setting(8192, "open HTTP connections in all; more are closed at once")
-    max_connections_per_address: int = setting(1024, "open HTTP connections of one address; more are answered with 429")
+    max_connections: int = setting(8192, "open HTTP connections in all; more are closed at once", allowed=COUNT)
+    max_connections_per_address: int = setting(
+        1024, "open HTTP connections of one address; more are answered with 429", allowed=COUNT
+    )
     cluster_key: str = setting("", "file with the deployment's or this role's key, read again on SIGHUP (`baton key`)")
     api_key_file: str = setting("", "file with the clients' API keys, read again on SIGHUP (`baton keys new NAME`)")
     allow_unauthenticated: bool = setting(False, "without API keys, listen beyond loopback and serve anyone")
     ssl_certfile: str = setting("", "PEM file with a certificate: serve HTTPS; read again on SIGHUP")
     ssl_keyfile: str = setting("", "PEM file with its private key; empty: it is in the same file")
     audit_log: str = setting("", "file to which a JSON line is written for each request; opened again on SIGHUP")
-    shutdown_timeout_s: float = setting(30.0, "seconds that running requests get to finish after SIGTERM")
+    shutdown_timeout_s: float = setting(
+        30.0, "seconds that running requests get to finish after SIGTERM", allowed=SECONDS_OR_NONE
+    )
     allowed_origins: tuple[str, ...] = setting((), "origins whose scripts may use the router in a browser; *: all")
     allowed_methods: tuple[str, ...] = setting(("*",), "methods that such scripts may use")
     allowed_headers: tuple[str, ...] = setting(("*",), "headers that such scripts may send")

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from program.process import FIELDS, configure_logging, make_formatter, quick_imports, report_errors
+from program.process import FIELDS, configure_logging, make_formatter, quick_imports
 from wire.errors import InvalidSetting
 
 
