@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from decode_node.settings import DecodeNodeSettings
@@ -45,6 +46,9 @@ LOOPBACK = "127.0.0.1"
 MAX_NODES = 256
 _SettingsT = TypeVar("_SettingsT")
 _NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
+_ranks = partial(setting, group="ranks")
+_kernels = partial(setting, group="kernels")
+_lifetime = partial(setting, group="lifetime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +63,16 @@ class ServeSettings:
     )
     decode: int = setting(1, "number of decode nodes", allowed=Range(1, MAX_NODES))
     mixed: bool = setting(False, "nodes that do any leg: --prefill and --decode are then what they prefer")
-    prefill_tensor_parallel_size: int = setting(
+    prefill_tensor_parallel_size: int = _ranks(
         0, "ranks of each prefill node; 0: --tensor-parallel-size", allowed=RANKS_OR_SAME
     )
-    decode_tensor_parallel_size: int = setting(
+    decode_tensor_parallel_size: int = _ranks(
         0, "ranks of each decode node; 0: --tensor-parallel-size", allowed=RANKS_OR_SAME
     )
-    prefill_pipeline_parallel_size: int = setting(
+    prefill_pipeline_parallel_size: int = _ranks(
         0, "stages of each prefill node; 0: --pipeline-parallel-size", allowed=RANKS_OR_SAME
     )
-    decode_pipeline_parallel_size: int = setting(
+    decode_pipeline_parallel_size: int = _ranks(
         0, "stages of each decode node; 0: --pipeline-parallel-size", allowed=RANKS_OR_SAME
     )
     routers: int = setting(
@@ -76,11 +80,11 @@ class ServeSettings:
         "number of routers: they share the port and all nodes; more serve more streams at once",
         allowed=Range(1, MAX_ROUTERS),
     )
-    pin_cpus: bool = setting(True, "give every node cores of its own if there are enough and --num-threads is unset")
-    lend_cores: bool = setting(
+    pin_cpus: bool = _kernels(True, "give every node cores of its own if there are enough and --num-threads is unset")
+    lend_cores: bool = _kernels(
         True, "let prefill and decode nodes compute on each other's cores while those are idle, where each has its own"
     )
-    start_timeout_s: float = setting(
+    start_timeout_s: float = _lifetime(
         1800.0, "seconds until every process must be ready, loading weights included", allowed=SECONDS
     )
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from program.command_line import CommandParser
 from program.ranges import ANY, Range
 from wire.errors import InvalidSetting
 
@@ -41,8 +42,8 @@ def setting(
 ) -> Any:
     """A field of a settings dataclass: its default and its one line of documentation.
 
-    `positional` makes it an optional positional argument (the model of `baton serve MODEL`). `group` is the heading
-    under which `--help` lists it; "": it is shown first. `metavar` is what stands for its value there; "": the type's
+    `positional` makes it an optional positional argument (the model of `baton serve MODEL`). `group` is the one
+    that `--help GROUP` shows; "": `--help` alone does. `metavar` is what stands for its value there; "": the type's
     name. `allowed`: of numbers, each of a tuple's too.
     """
     metadata = {
@@ -56,19 +57,15 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def add_flags(parser: argparse.ArgumentParser, *classes: type[Any]) -> None:
+def add_flags(parser: CommandParser, *classes: type[Any]) -> None:
     """Add one flag per field of `classes` (a field two classes share is added once), and `--config`."""
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings, keys spelled as the flags")
     seen: set[str] = set()
-    groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for settings_class in classes:
         for field, hint in _fields(settings_class):
             if field.name not in seen:
                 seen.add(field.name)
-                title = field.metadata["group"]
-                if title not in groups:
-                    groups[title] = parser.add_argument_group(title)
-                _add_flag(groups[title], field, hint)
+                _add_flag(parser.group(field.metadata["group"]), field, hint)
 
 
 def _add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field[Any], hint: Any) -> None:

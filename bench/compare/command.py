@@ -37,7 +37,7 @@ _ROUND_STEP = 1000
 _CONTROL_STEP = 500
 _START_STEP = 250
 ALL, LAST, NONE = "all", "last", "none"
-_GROUP = "comparison options"
+_GROUP = "comparison"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +126,9 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class CompareSettings(TargetSettings):
     rates: tuple[str, ...] = setting(
-        (), "requests per second, one load for each; none: as the trace says", group=_GROUP, metavar="RATE"
+        (), "requests per second, one load for each; none: as the trace says", metavar="RATE"
     )
-    rounds: int = setting(3, "how often every target is measured at every rate", group=_GROUP, allowed=COUNT)
+    rounds: int = setting(3, "how often every target is measured at every rate", allowed=COUNT)
     warmup_rounds: int = setting(1, "rounds before, which are not counted", group=_GROUP, allowed=COUNT_OR_NONE)
     control: bool = setting(True, "measure the first target twice a round: what differs then is noise", group=_GROUP)
     detail: str = setting(LAST, "rounds to keep every request of", choices=(ALL, LAST, NONE), group=_GROUP)

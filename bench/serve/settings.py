@@ -25,8 +25,8 @@ CHAT = "openai-chat"
 SLO_METRICS = ("ttft", "tpot", "itl", "e2el")
 POISSON, CONSTANT, TRACE = "poisson", "constant", "trace"
 
-_SERVER, _TRAFFIC = "server options", "traffic options"
-_SAMPLING, _RESULT = "sampling parameters", "metric and result options"
+_SERVER, _TRAFFIC = "server", "traffic"
+_SAMPLING, _RESULT = "sampling", "result"
 _API_KEY_VARIABLE = "OPENAI_API_KEY"
 _LoadT = TypeVar("_LoadT", bound="LoadSettings")
 
@@ -44,7 +44,7 @@ class LoadSettings:
         group=_SERVER,
         metavar="PATH",
     )
-    model: str = setting("", "name of the model; empty: the first that the server lists", group=_SERVER)
+    model: str = setting("", "name of the model; empty: the first that the server lists")
     served_model_name: str = setting("", "name of the model in requests, if --model is its folder", group=_SERVER)
     tokenizer: str = setting("", "checkpoint folder or hub id of the tokenizer; empty: --model's", group=_SERVER)
     vocab_size: int | None = setting(
@@ -73,7 +73,6 @@ class LoadSettings:
     max_concurrency: int | None = setting(
         None,
         "requests in flight at most; what comes on top waits, which is the schedule delay",
-        group=_TRAFFIC,
         allowed=COUNT,
     )
     num_warmups: int = setting(
@@ -90,7 +89,6 @@ class LoadSettings:
     goodput: tuple[str, ...] = setting(
         (),
         f"goals of a good request in ms, of {', '.join(SLO_METRICS)}; itl is the request's largest gap",
-        group=_RESULT,
         metavar="KEY:VALUE",
     )
     percentile_metrics: str = setting(
@@ -108,9 +106,7 @@ class LoadSettings:
 class ServeBenchSettings(LoadSettings):
     """Settings of `baton bench serve` other than the dataset's."""
 
-    base_url: tuple[str, ...] = setting(
-        (), "server instead of host and port; several are asked in turn", group=_SERVER, metavar="URL"
-    )
+    base_url: tuple[str, ...] = setting((), "server instead of host and port; several are asked in turn", metavar="URL")
     host: str = setting("127.0.0.1", "host of the server", group=_SERVER)
     port: int = setting(
         8000,
@@ -124,7 +120,6 @@ class ServeBenchSettings(LoadSettings):
     request_rate: float = setting(
         math.inf,
         "requests per second; inf: all at once, or --max-concurrency at a time",
-        group=_TRAFFIC,
         allowed=Range(0, math.inf, excludes_least=True),
     )
     ramp_up_strategy: str | None = setting(

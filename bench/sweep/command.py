@@ -40,7 +40,7 @@ MAX_DOUBLINGS = 12
 """How far the search goes up from the first rate."""
 MAX_HALVINGS = 4
 """How far it goes down: half the rate takes twice the time, for an answer that nobody wants."""
-_GROUP = "sweep options"
+_GROUP = "sweep"
 _POINT_STEP = 1000
 _WARMUP_STEP = 500_000
 
@@ -49,7 +49,7 @@ _WARMUP_STEP = 500_000
 class SweepSettings(TargetSettings):
     """What is searched, and how finely."""
 
-    min_prompts: int = setting(50, "requests of each load at least", group="target and load options", allowed=COUNT)
+    min_prompts: int = setting(50, "requests of each load at least", group="targets", allowed=COUNT)
     attainment: float = setting(0.9, "share of requests that have to meet --goodput", group=_GROUP, allowed=SHARE)
     start_rate: float = setting(
         1.0, "requests per second to begin with; down to a 16th of it is tried", group=_GROUP, allowed=POSITIVE
@@ -57,7 +57,7 @@ class SweepSettings(TargetSettings):
     precision: float = setting(
         0.1, "stop when a rate that failed is nearer than this share", group=_GROUP, allowed=Range(0.01, 1)
     )
-    rates: tuple[str, ...] = setting((), "measure these rates instead of searching", group=_GROUP, metavar="RATE")
+    rates: tuple[str, ...] = setting((), "measure these rates instead of searching", metavar="RATE")
     repeat: int = setting(1, "runs of each point; the middle one counts", group=_GROUP, allowed=COUNT)
     warmup_runs: int = setting(
         1, "loads before the first point of a target, which are not counted", group=_GROUP, allowed=COUNT_OR_NONE

@@ -32,7 +32,7 @@ from program.ranges import COUNT, COUNT_OR_NONE, SECONDS
 from program.settings import as_flags, setting
 from wire.errors import InvalidSetting
 
-_GROUP = "target and load options"
+_GROUP = "targets"
 SESSION_STEP = 1_000_000
 """Between the seeds of sessions: what an earlier one sent is in no cache of a later one."""
 
@@ -45,10 +45,9 @@ class TargetSettings:
         (),
         "what to measure: NAME=URL, NAME='baton serve ...', or NAME='COMMAND @ URL'; a comparison holds the others"
         " against the first",
-        group=_GROUP,
         metavar="TARGET",
     )
-    duration_s: float = setting(60.0, "seconds of each load", group=_GROUP, allowed=SECONDS)
+    duration_s: float = setting(60.0, "seconds of each load", allowed=SECONDS)
     min_prompts: int = setting(20, "requests of each load at least", group=_GROUP, allowed=COUNT)
     num_prompts: int = setting(
         0, "requests of each load; 0: what --duration-s holds", group=_GROUP, allowed=COUNT_OR_NONE
@@ -65,7 +64,7 @@ class TargetSettings:
     start_timeout_s: float = setting(
         900.0, "seconds until a target that is started must answer", group=_GROUP, allowed=SECONDS
     )
-    json: str = setting("", "file for the result, written after every load that counts", group=_GROUP, metavar="FILE")
+    json: str = setting("", "file for the result, written after every load that counts", metavar="FILE")
     resume: bool = setting(True, "go on with --json when it is there; --no-resume begins anew", group=_GROUP)
 
     def num_prompts_at(self, rate: float) -> int:

@@ -16,13 +16,13 @@ from program.settings import setting
 RANDOM, PREFIX_REPETITION, MULTI_TURN = "random", "prefix_repetition", "multi_turn"
 SHAREGPT, CUSTOM, MOONCAKE, AZURE = "sharegpt", "custom", "mooncake", "azure"
 DATASET_NAMES = (RANDOM, PREFIX_REPETITION, MULTI_TURN, SHAREGPT, CUSTOM, MOONCAKE, AZURE)
-_GENERAL = "dataset options"
-_RANDOM = "random dataset options"
-_PREFIX = "prefix repetition dataset options"
-_TURNS = "multi-turn dataset options"
-_SHAREGPT = "sharegpt dataset options"
-_CUSTOM = "custom dataset options"
-_TRACES = "trace dataset options (mooncake, azure)"
+_GENERAL = "dataset"
+_RANDOM = "random"
+_PREFIX = "prefix"
+_TURNS = "turns"
+_SHAREGPT = "sharegpt"
+_CUSTOM = "custom"
+_TRACES = "traces"
 OUTPUT_LEN_OF_FILE = -1
 MAX_TOKENS = 2**24
 """Longest prompt, answer and count that anything may ask for: a wrong digit shall not fill the memory."""
@@ -31,16 +31,14 @@ TOKENS, TOKENS_OR_NONE, _RATIO = Range(1, MAX_TOKENS), Range(0, MAX_TOKENS), Ran
 
 @dataclass(frozen=True, slots=True)
 class DatasetSettings:
-    dataset_name: str = setting(RANDOM, "what prompts are made of", choices=DATASET_NAMES, group=_GENERAL)
+    dataset_name: str = setting(RANDOM, "what prompts are made of", choices=DATASET_NAMES)
     dataset_path: str = setting(
         "",
         "file of the dataset, for sharegpt, custom, mooncake and azure; empty: the bundled sample of a trace",
-        group=_GENERAL,
     )
     num_prompts: int = setting(
         1000,
         "requests to send, for multi_turn conversations; a trace gives what it has",
-        group=_GENERAL,
         allowed=TOKENS,
     )
     seed: int = setting(0, "the same seed makes the same prompts and arrivals", group=_GENERAL, allowed=SEED)
@@ -48,9 +46,9 @@ class DatasetSettings:
     no_oversample: bool = setting(
         False, "send less rather than repeat entries of a sharegpt or custom file", group=_GENERAL
     )
-    input_len: int | None = setting(None, "the same as --random-input-len", group=_GENERAL, allowed=TOKENS)
+    input_len: int | None = setting(None, "the same as --random-input-len", allowed=TOKENS)
     output_len: int | None = setting(
-        None, "output tokens of each request, whatever the dataset; traces keep theirs", group=_GENERAL, allowed=TOKENS
+        None, "output tokens of each request, whatever the dataset; traces keep theirs", allowed=TOKENS
     )
     random_input_len: int = setting(
         1024, "input tokens of each request, without the prefix", group=_RANDOM, allowed=TOKENS_OR_NONE

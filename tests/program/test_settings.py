@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from program.command_line import CommandParser
+from program.ranges import Range
 from program.settings import add_flags, as_flags, check_file_keys, resolve, setting
 from wire.errors import InvalidSetting
 
@@ -22,7 +23,7 @@ class Sample:
     enable_cache: bool = setting(True, "reuse")
     dtype: str = setting("auto", "type", choices=("auto", "float32"))
     limit: int | None = setting(None, "optional")
-    rate: float = setting(math.inf, "per second", allow_infinity=True)
+    rate: float = setting(math.inf, "per second", allowed=Range(0, math.inf))
     goals: tuple[str, ...] = setting((), "what is good enough", group="goals", metavar="NAME:MS")
     sizes: tuple[int, ...] = setting((1, 8), "blocks", group="goals")
     no_repeats: bool = setting(False, "each only once")
@@ -35,9 +36,9 @@ class Reading:
 
 
 def resolved(*arguments: str, environment: dict[str, str] | None = None) -> Sample:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser(prog="baton")
     add_flags(parser, Sample)
-    return resolve(Sample, parser.parse_args(arguments), environment or {})
+    return resolve(Sample, parser.parse(arguments), environment or {})
 
 
 @pytest.fixture
@@ -103,11 +104,11 @@ def test_a_number_is_infinite_where_its_field_allows_it(tmp_path: Path) -> None:
 
 
 def test_positional_arguments_may_be_several() -> None:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser(prog="baton")
     add_flags(parser, Reading)
     for settings in (Reading(), Reading(("a", "b c"), 2), Reading(depth=3)):
-        assert resolve(Reading, parser.parse_args(as_flags(settings)), {}) == settings
-    assert resolve(Reading, parser.parse_args([]), {"BATON_FILES": "a b"}).files == ("a", "b")
+        assert resolve(Reading, parser.parse(as_flags(settings)), {}) == settings
+    assert resolve(Reading, parser.parse([]), {"BATON_FILES": "a b"}).files == ("a", "b")
 
 
 def test_a_misspelt_key_in_the_file_is_an_error(tmp_path: Path) -> None:
@@ -166,14 +167,14 @@ def test_flags_rebuild_the_settings_they_were_made_of(settings: Sample) -> None:
 
 
 def test_a_field_of_two_classes_is_one_flag() -> None:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser(prog="baton")
     add_flags(parser, Sample, Sample)
-    flags: dict[str, Any] = vars(parser.parse_args(["--block-size=2"]))
+    flags: dict[str, Any] = vars(parser.parse(["--block-size=2"]))
     assert flags["block_size"] == "2"
 
 
 def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser(prog="baton")
     add_flags(parser, Sample)
     parser.print_help()
     shown = capsys.readouterr().out
@@ -183,7 +184,7 @@ def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[s
 
 
 def test_help_lists_settings_under_their_group(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser(prog="baton")
     add_flags(parser, Sample)
     parser.print_help()
     before, _, after = capsys.readouterr().out.partition("\ngoals:\n")
