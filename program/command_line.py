@@ -79,8 +79,8 @@ class CommandParser(argparse.ArgumentParser):
         is_whole = name in ("", ALL_GROUPS) or not self._groups
         if is_whole:
             words = " ".join(f"[{action.dest.upper()}]" for action in self._get_positional_actions())
-            usage = f"{self.prog} {words} [FLAG ...]" if self._groups and not self.usage else self.usage
-            formatter.add_usage(usage, self._actions, self._mutually_exclusive_groups)
+            short = " ".join(filter(None, (self.prog, words, "[FLAG ...]"))) if self._groups else None
+            formatter.add_usage(self.usage or short, self._actions, self._mutually_exclusive_groups)
             formatter.add_text(self.description)
         for group in self._action_groups:
             is_own = group not in self._groups.values()
@@ -108,5 +108,5 @@ class _Help(argparse.Action):
         super().__init__(option_strings, **{**options, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS})
 
     def __call__(self, parser: argparse.ArgumentParser, _found: object, name: Any, _flag: str | None = None) -> None:
-        shown = parser.help_on(name or "") if isinstance(parser, CommandParser) else parser.format_help()
-        parser.exit(message=shown)
+        sys.stdout.write(parser.help_on(name or "") if isinstance(parser, CommandParser) else parser.format_help())
+        parser.exit()
