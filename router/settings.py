@@ -94,8 +94,11 @@ class RouterSettings:
     max_attempts: int = _routing(
         3, "for how many failures a request is given up; nodes that come back are none", allowed=COUNT
     )
-    node_wait_s: float = _routing(
-        10.0, "seconds that a request waits for a node when there is none; 0: none", allowed=SECONDS_OR_NONE
+    node_wait_s: float | None = _routing(
+        None,
+        "seconds that a request waits for a node when there is none, 0: not at all; unless set, 4 times what the start "
+        "of a node took, from 10 to 60",
+        allowed=SECONDS_OR_NONE,
     )
     request_timeout_s: float = _requests(600.0, "seconds a request may take in all", allowed=SECONDS)
     resumable_streams_s: float = _requests(
