@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import psutil
 import zmq
 
 from engine.build import Engine, build_engine
@@ -206,6 +207,7 @@ def _hello(role: Role, parts: NodeParts, settings: NodeSettings, peer_address: s
         clock=host_clock(),
         tokenizer=engine.tokenizer_digest,
         sees_images=engine.core.sees_images,
+        start_ms=max(0, round(1000 * (time.time() - psutil.Process().create_time()))),
     )
 
 

@@ -322,7 +322,7 @@ def test_what_no_node_can_serve_is_refused_before_one_starts(
     arguments: list[str], part: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch.serve, "Supervisor", None)
-    assert main(["serve", "--port=0", *arguments]) == 1
+    assert main(["serve", "--port=0", *arguments]) == 2
     shown = capsys.readouterr().err
     assert part in shown
     assert shown.count("\n") == 1
@@ -339,7 +339,7 @@ def test_a_port_in_use_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert main(["serve", f"--port={port}"]) == 1
+        assert main(["serve", f"--port={port}"]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith(f"error: cannot listen on 127.0.0.1:{port}: ")
     assert shown.count("\n") == 1
