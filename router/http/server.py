@@ -17,13 +17,14 @@ from typing import Self
 
 from aiohttp import web
 
+from router.access.guard import LIFE_ROUTES
 from router.http.connection import Connection
 from router.http.connections import ConnectionCounts
 from router.http.errors import error_answer
 from router.http.limits import HTTP_LIMITS, HttpLimits
 from router.http.turns import Turns
 
-_BACKLOG = 1024
+_BACKLOG = 8192
 _OTHER_FILES = 128
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -79,18 +80,21 @@ class HttpServer:
 
 
 class Gate:
-    """What every request passes before aiohttp looks for its route, and every answer afterwards."""
+    """What every request passes before aiohttp looks for its route, and every answer afterwards. Whoever asks whether
+    the router lives does not wait behind a crowd that asks for more."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._turns = Turns()
+        self._turns_of_probes = Turns()
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
         assert isinstance(connection, Connection)
         connection.begin(request)
         try:
-            await self._turns.take()
+            is_probe = request.path.rstrip("/") in LIFE_ROUTES
+            await (self._turns_of_probes if is_probe else self._turns).take()
             response = await self._handle(request)
             if not response.prepared and (connection.is_broken or not request.content.is_eof()):
                 response.force_close()

@@ -42,7 +42,7 @@ from router.openai.ignored import IgnoredFields
 from router.openai.latency_goals import asked_goals
 from router.openai.prompt_report import PromptOptions, report_prompt
 from router.openai.prompts import truncated
-from router.openai.request_body import parse_body_aside
+from router.openai.request_body import read_request
 from router.openai.responses import (
     NO_REPORT,
     CompletionStream,
@@ -366,7 +366,7 @@ class Endpoints:
 
 
 async def _parse(http: web.Request, schema: type[RequestT], notes: IgnoredFields) -> RequestT:
-    return await parse_body_aside(*await body_of(http), schema, notes)
+    return await read_request(http, schema, notes, body_of)
 
 
 def _usage(answer: Answer, request: GenerationRequest, times: ClientTimes) -> Usage:
