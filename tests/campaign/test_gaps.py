@@ -35,7 +35,7 @@ def hit(kind: str, begun_s: float, ended_s: float | None = None) -> Happened:
 
 
 def test_gaps_are_the_waits_of_each_choice_from_the_asking_on() -> None:
-    asked = replace(ASKED, begun_s=1.0, moments_s=[[2.0, 4.0], [3.0]])
+    asked = replace(ASKED, begun_s=1.0, moments_s=[[2.0, 4.0], [3.0]], totals=[[1, 2], [1]])
     assert [(gap.begun_s, gap.ended_s) for gap in gaps_of(asked)] == [(1.0, 2.0), (2.0, 4.0), (1.0, 3.0)]
 
 
