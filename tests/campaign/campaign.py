@@ -27,7 +27,6 @@ from tests.campaign.schedule import plan
 from tests.campaign.settings import CampaignSettings
 from tests.checkpoints import make_checkpoint
 from tests.stations.ring import stamp_turns
-from tests.stations.stamps import CLIENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ async def _run_faults(
     growth = Growth(timeline.footprints)
     async with measured(judge.pace):
         load.start(settings.num_clients)
-        watching = _watching(deployment, injector, load, growth, settings, timeline)
+        watching = _watching(deployment, injector, load, growth, judge, settings.stall_s, timeline)
         if watcher is not None:
             course = Course(deployment, load, injector.happened, excused, judge, growth, timeline.findings)
             watching.append(asyncio.ensure_future(watcher(course)))
@@ -140,7 +139,8 @@ def _watching(
     injector: Injector,
     load: Load,
     growth: Growth,
-    settings: CampaignSettings,
+    judge: GapJudge,
+    stall_s: float,
     timeline: report.Timeline,
 ) -> list[asyncio.Future[None]]:
     """What looks at the campaign while it runs, until cancelled."""
@@ -150,9 +150,9 @@ def _watching(
         return is_out or any(each.fault.is_of_router and each.ended_s is None for each in injector.happened)
 
     watches = [
-        checks.watch_progress(lambda: load.running, is_excused, settings.stall_s, timeline.found),
+        checks.watch_progress(lambda: load.running, is_excused, stall_s, timeline.found),
         growth.watch(deployment),
-        stamp_turns(settings.folder / f"{CLIENT}.stamps"),
+        stamp_turns(judge.turns),
     ]
     return [asyncio.ensure_future(each) for each in watches]
 

@@ -29,8 +29,8 @@ from tests.campaign.faults import Happened
 from tests.campaign.load import Asked
 from tests.campaign.pace import Pace
 from tests.stations.account import account_of
-from tests.stations.ring import request_key
-from tests.stations.stamps import Stamps, stalls
+from tests.stations.ring import Ring, Station, request_key
+from tests.stations.stamps import CLIENT, Stamps, stalls
 from wire.links import HANDSHAKE_TIMEOUT_MS
 
 NORMAL_S = 0.5
@@ -44,6 +44,8 @@ _THAWED_S = 5.0
 _SUSPECTED_S = 7.0
 """A request that was lost with two nodes waits up to 5 s for them, and its next attempts for up to 2 s."""
 _TOGETHER_S = 10.0
+_BEFORE_S = 1.0
+"""Stamps are read from so long before the asking on."""
 _STANDS_S = {
     "kill": 0.0,
     "kill-together": 0.0,
@@ -111,11 +113,12 @@ def gaps_of(asked: Asked) -> Iterator[Gap]:
 
 class GapJudge:
     """Judges the gaps of requests when they have ended. `token_s`: what a token of a prompt takes, with nothing else to
-    do. `folder`: with the stamps of all programs. `lines` tell of each gap that no fault touched to which station it
-    belongs."""
+    do. `folder`: with the stamps of all programs. `turns` are those of the loop that
+    stamps tokens. `lines` tell of each gap that no fault touched to which station it belongs."""
 
     def __init__(self, happened: Sequence[Happened], deployment: Deployment, token_s: float, folder: Path) -> None:
         self.pace = Pace()
+        self.turns = Ring(folder / f"{CLIENT}.stamps")
         self.judged: list[tuple[Gap, Bound]] = []
         self.lines: list[str] = []
         self._happened, self._deployment = happened, deployment
@@ -142,7 +145,8 @@ class GapJudge:
         """The bound, which is no less than what it is on an idle machine and what the gap's own token waited for
         processors; and the account."""
         request, before, after = request_key(gap.asked.request_id), gap.num_before - 1, gap.num_after - 1
-        stamps = Stamps(self._folder)
+        self.turns.add(Station.TURN)  # what the loop has waited before this turn is in no stamp yet
+        stamps = Stamps(self._folder, gap.asked.begun_s - _BEFORE_S)
         account = account_of(stamps, request, gap.choice, (before, gap.begun_s), (after, gap.ended_s))
         if account is None:
             return bound, "; stations do not know it"

@@ -22,7 +22,7 @@ def test_a_folder_of_another_configuration_is_refused_in_one_line(
 ) -> None:
     Kept(tmp_path, configuration_of(parse(["--clients", "3"])), 1).write()
     before = (tmp_path / "parts.json").read_bytes()
-    assert main(["--resume", str(tmp_path), "--clients", "4"]) == 2
+    assert main(["--minutes", "0", "--resume", str(tmp_path), "--clients", "4"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "another configuration: " in line
     assert "num_clients is 3 there and 4 here" in line

@@ -104,9 +104,8 @@ def _waited_s(schedstats: Sequence[int]) -> float:
     return sum(int(os.pread(each, 64, 0).split()[1]) for each in schedstats) / 1e9
 
 
-async def stamp_turns(path: Path) -> None:
+async def stamp_turns(ring: Ring) -> None:
     """Stamp the turns of this loop, fifty a second, until cancelled."""
-    ring = Ring(path)
     while True:
         ring.add(Station.TURN)
         await asyncio.sleep(_TURN_S)

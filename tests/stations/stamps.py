@@ -35,10 +35,10 @@ class Passed:
 
 
 class Stamps:
-    """What `NAME.stamps` in `folder` say now, for each program's name."""
+    """What `NAME.stamps` in `folder` say now of the time since a moment, for each program's name."""
 
-    def __init__(self, folder: Path) -> None:
-        self._rows = {path.stem: _read(path) for path in sorted(folder.glob("*.stamps"))}
+    def __init__(self, folder: Path, since_s: float) -> None:
+        self._rows = {path.stem: _read(path, since_s) for path in sorted(folder.glob("*.stamps"))}
 
     def rows(self, program: str) -> Rows:
         """All stamps of a program, in the order of time."""
@@ -91,9 +91,9 @@ def stalls(folder: Path, begun_s: float, ended_s: float) -> list[str]:
     return [line for line in lines if begun_s < float(line.split()[0]) <= ended_s]
 
 
-def _read(path: Path) -> Rows:
+def _read(path: Path, since_s: float) -> Rows:
     rows = np.fromfile(path, _ROW)
-    rows = rows[rows["moment_s"] > 0]
+    rows = rows[(rows["moment_s"] > 0) & (rows["moment_s"] >= since_s)]
     ordered: Rows = rows[np.argsort(rows["moment_s"], kind="stable")]
     return ordered
 

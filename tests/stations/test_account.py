@@ -50,7 +50,7 @@ def account(
         ("client", []),
     ):
         write(folder, program, *stamps, waited=waited if program == waits else (0.0, 0.0))
-    found = account_of(Stamps(folder), REQUEST, 0, (3, ways[3][4]), (4, ways[4][4]))
+    found = account_of(Stamps(folder, 0.0), REQUEST, 0, (3, ways[3][4]), (4, ways[4][4]))
     assert found is not None
     return found
 
@@ -87,8 +87,8 @@ def test_only_the_waits_of_who_had_to_act_count_and_no_more_than_the_hop_took(tm
 
 def test_a_token_that_was_not_stamped_everywhere_has_no_account(tmp_path: Path) -> None:
     write(tmp_path, "router", (10.2, Station.RECEIVED, 3), (10.3, Station.TAKEN, 3))
-    assert account_of(Stamps(tmp_path), REQUEST, 0, (-1, 10.0), (3, 10.4)) is None
-    assert account_of(Stamps(tmp_path / "none"), REQUEST, 0, (-1, 10.0), (3, 10.4)) is None
+    assert account_of(Stamps(tmp_path, 0.0), REQUEST, 0, (-1, 10.0), (3, 10.4)) is None
+    assert account_of(Stamps(tmp_path / "none", 0.0), REQUEST, 0, (-1, 10.0), (3, 10.4)) is None
 
 
 def test_stalls_are_those_of_the_time(tmp_path: Path) -> None:

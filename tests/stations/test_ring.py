@@ -14,10 +14,10 @@ from tests.stations.stamps import Stamps
 
 def test_stamps_can_be_read_while_they_are_made(tmp_path: Path) -> None:
     stamps = Ring(tmp_path / "node.stamps")
-    assert len(Stamps(tmp_path).rows("node")) == 0
+    assert len(Stamps(tmp_path, 0.0).rows("node")) == 0
     before_s = time.monotonic()
     stamps.add(Station.EMITTED, handoff=7, index=3)
-    (row,) = Stamps(tmp_path).rows("node")
+    (row,) = Stamps(tmp_path, 0.0).rows("node")
     assert before_s <= row["moment_s"] <= time.monotonic()
     assert (row["station"], row["handoff"], row["index"]) == (Station.EMITTED, 7, 3)
 
@@ -27,9 +27,9 @@ def test_the_last_stamps_are_kept_and_a_new_life_begins_anew(tmp_path: Path, mon
     stamps = Ring(tmp_path / "node.stamps")
     for index in range(10):
         stamps.add(Station.EMITTED, index=index)
-    assert [row["index"] for row in Stamps(tmp_path).rows("node")] == [6, 7, 8, 9]
+    assert [row["index"] for row in Stamps(tmp_path, 0.0).rows("node")] == [6, 7, 8, 9]
     Ring(tmp_path / "node.stamps")
-    assert len(Stamps(tmp_path).rows("node")) == 0
+    assert len(Stamps(tmp_path, 0.0).rows("node")) == 0
 
 
 def test_who_waits_for_a_processor_is_told_how_long() -> None:

@@ -22,7 +22,7 @@ def test_a_small_campaign_finds_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-4000:]
     assert "9 faults" in done.stdout
     assert "0 ended with an error or a broken connection" in done.stdout
-    assert_the_last_token_was_stamped_everywhere(Stamps(tmp_path))
+    assert_the_last_token_was_stamped_everywhere(Stamps(tmp_path, 0.0))
 
 
 def assert_the_last_token_was_stamped_everywhere(stamps: Stamps) -> None:
