@@ -7,7 +7,10 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import aiohttp
 
@@ -15,7 +18,7 @@ from tests.campaign import checks, private_shm, report
 from tests.campaign.clocks import compile_liar
 from tests.campaign.corpus import make_corpus, token_seconds
 from tests.campaign.deployment import Deployment
-from tests.campaign.faults import Injector
+from tests.campaign.faults import Happened, Injector
 from tests.campaign.gaps import GapJudge
 from tests.campaign.growth import Growth
 from tests.campaign.load import GIVE_UP_S, Asked, Load
@@ -23,13 +26,30 @@ from tests.campaign.pace import measured
 from tests.campaign.schedule import plan
 from tests.campaign.settings import CampaignSettings
 from tests.checkpoints import make_checkpoint
+from tests.stations.ring import stamp_turns
 
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a campaign has come to, for somebody who watches it: everything here goes on changing."""
+
+    deployment: Deployment
+    load: Load
+    happened: Sequence[Happened]
+    excused: Mapping[str, int]
+    judge: GapJudge
+    growth: Growth
+    findings: Sequence[str]
+
+
+Watcher: TypeAlias = Callable[[Course], Awaitable[None]]
 _WARM_UP_S = 1.0
 _MAX_LINE_BYTES = 2**22
 
 
-async def run(settings: CampaignSettings, *, has_private_shm: bool) -> list[str]:
-    """Run it and print its result; what was found that must not happen."""
+async def run(settings: CampaignSettings, *, has_private_shm: bool, watcher: Watcher | None = None) -> list[str]:
+    """Run it and print its result; what was found that must not happen. `watcher` runs beside it, and is cancelled when
+    everything has ended that was asked."""
     timeline = report.Timeline(settings.folder)
     report.tell(f"{settings.command}\nlogs and timeline are in {settings.folder}")
     model = _make_model(settings)
@@ -38,7 +58,7 @@ async def run(settings: CampaignSettings, *, has_private_shm: bool) -> list[str]
     try:
         await deployment.start()
         async with _session() as session:
-            await _run_faults(settings, deployment, injector, session, timeline, has_private_shm=has_private_shm)
+            await _run_faults(settings, deployment, injector, session, timeline, has_private_shm, watcher)
         for text in await checks.quiescence(deployment):
             timeline.found(text)
         lines, grown = checks.footprints(deployment)
@@ -65,8 +85,8 @@ async def _run_faults(
     injector: Injector,
     session: aiohttp.ClientSession,
     timeline: report.Timeline,
-    *,
     has_private_shm: bool,
+    watcher: Watcher | None,
 ) -> None:
     entries = await make_corpus(settings, session, deployment.url)
     token_s = await token_seconds(session, deployment.url)
@@ -74,7 +94,7 @@ async def _run_faults(
     timeline.note(f"{len(entries)} references, {num_tokens} tokens; {1 / token_s:.0f} tokens of a prompt a second")
     checks.note_footprints(deployment)
     excused: Counter[str] = Counter()
-    judge = GapJudge(injector.happened, deployment, token_s)
+    judge = GapJudge(injector.happened, deployment, token_s, settings.folder)
 
     def done(asked: Asked) -> None:
         known = (injector.happened, deployment.outages, deployment.deaths_s)
@@ -91,7 +111,10 @@ async def _run_faults(
     growth = Growth(timeline.footprints)
     async with measured(judge.pace):
         load.start(settings.num_clients)
-        watching = _watching(deployment, injector, load, growth, settings.stall_s, timeline)
+        watching = _watching(deployment, injector, load, growth, judge, settings.stall_s, timeline)
+        if watcher is not None:
+            course = Course(deployment, load, injector.happened, excused, judge, growth, timeline.findings)
+            watching.append(asyncio.ensure_future(watcher(course)))
         await asyncio.sleep(_WARM_UP_S)
         end_s = time.monotonic() + 60 * settings.minutes
         await injector.run(plan(settings, has_private_shm=has_private_shm))
@@ -99,11 +122,12 @@ async def _run_faults(
         await load.stop()
     for task in watching:
         task.cancel()
+    await asyncio.gather(*watching, return_exceptions=True)
     for thaw in checks.after_thaws(load.asked, injector.happened):
         if thaw.held_s > checks.AFTER_THAW_S:
             timeline.found(str(thaw))
     report.tell(report.summary(load.asked, excused, injector.happened, load.num_tokens))
-    report.tell("\n".join(judge.summary()))
+    report.tell("\n".join([*judge.summary(), *judge.lines]))
     lines, grown = growth.judged()
     report.tell("\n".join(lines))
     for text in grown:
@@ -111,7 +135,13 @@ async def _run_faults(
 
 
 def _watching(
-    deployment: Deployment, injector: Injector, load: Load, growth: Growth, stall_s: float, timeline: report.Timeline
+    deployment: Deployment,
+    injector: Injector,
+    load: Load,
+    growth: Growth,
+    judge: GapJudge,
+    stall_s: float,
+    timeline: report.Timeline,
 ) -> list[asyncio.Future[None]]:
     """What looks at the campaign while it runs, until cancelled."""
 
@@ -122,6 +152,7 @@ def _watching(
     watches = [
         checks.watch_progress(lambda: load.running, is_excused, stall_s, timeline.found),
         growth.watch(deployment),
+        stamp_turns(judge.turns),
     ]
     return [asyncio.ensure_future(each) for each in watches]
 

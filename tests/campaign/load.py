@@ -34,7 +34,8 @@ FAILED = (ERROR, REFUSED, BROKEN, FORGOTTEN)
 @dataclass(slots=True)
 class Asked:
     """One request of a client. `end`: how it ended, one of the words above, "" while it runs. `moments_s`: when tokens
-    of each choice came, by `time.monotonic()`. `last_id`: the id of the last event that came."""
+    of each choice came, by `time.monotonic()`, and `totals`: how many it had then. `last_id`: the id of the last event
+    that came."""
 
     number: int
     entry: Entry
@@ -47,6 +48,7 @@ class Asked:
     last_id: str = ""
     num_resumed: int = 0
     moments_s: list[list[float]] = field(default_factory=list)
+    totals: list[list[int]] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
 
     @property
@@ -147,7 +149,7 @@ class Load:
 
     async def _ask_stream(self, asked: Asked, body: Body, leave_after: int) -> None:
         asked.choices = [Choice() for _ in asked.entry.choices]
-        asked.moments_s = [[] for _ in asked.choices]
+        asked.moments_s, asked.totals = [[] for _ in asked.choices], [[] for _ in asked.choices]
         await self._read(asked, self._session.post(self._url, json=body | {"stream": True}), leave_after)
         while asked.end in (BROKEN, REFUSED) and asked.mode == "resume" and asked.last_id:
             await asyncio.sleep(_REFUSED_S)
@@ -207,6 +209,7 @@ class Load:
                 raise Wrong(_difference(each["index"], choice, expected))
             if num_now > num_before:
                 asked.moments_s[each["index"]].append(time.monotonic())
+                asked.totals[each["index"]].append(num_now)
                 self.num_tokens += num_now - num_before
         return False
 

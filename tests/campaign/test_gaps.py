@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.campaign.corpus import Choice, Entry
-from tests.campaign.deployment import Outage
+from tests.campaign.deployment import Deployment, Outage
 from tests.campaign.faults import Happened
-from tests.campaign.gaps import LOST_S, NORMAL_S, Gap, Known, gaps_of
+from tests.campaign.gaps import LOST_S, NORMAL_S, Gap, GapJudge, Known, gaps_of
 from tests.campaign.load import Asked
 from tests.campaign.pace import Pace
 from tests.campaign.schedule import Fault
+from tests.stations.ring import STAMP, Station, request_key
 
 TOKEN_S = 0.001
 ENTRY = Entry(0, {"prompt": [1] * 90}, (Choice([1] * 10),))
@@ -35,7 +38,7 @@ def hit(kind: str, begun_s: float, ended_s: float | None = None) -> Happened:
 
 
 def test_gaps_are_the_waits_of_each_choice_from_the_asking_on() -> None:
-    asked = replace(ASKED, begun_s=1.0, moments_s=[[2.0, 4.0], [3.0]])
+    asked = replace(ASKED, begun_s=1.0, moments_s=[[2.0, 4.0], [3.0]], totals=[[1, 2], [1]])
     assert [(gap.begun_s, gap.ended_s) for gap in gaps_of(asked)] == [(1.0, 2.0), (2.0, 4.0), (1.0, 3.0)]
 
 
@@ -96,3 +99,30 @@ def test_work_may_take_longer_where_the_machine_was_slow_and_waits_may_not() -> 
     pace.add_lag(120.0, 9.0)
     works_s = NORMAL_S + OPEN_S + LOST_S + OPEN_S
     assert bound_s(hit("freeze", 101.0, 109.0), pace=pace) == pytest.approx(3.5 + 0.25 + 2 * works_s)
+
+
+class NoOutages:
+    """What the judge asks of a deployment."""
+
+    outages: tuple[Outage, ...] = ()
+    scarcities: tuple[Outage, ...] = ()
+
+
+@pytest.mark.parametrize(("waited_s", "is_found"), [(0.6, False), (0.0, True)], ids=["machine", "product"])
+def test_a_gap_for_which_threads_waited_for_a_processor_is_the_machines(
+    tmp_path: Path, waited_s: float, is_found: bool
+) -> None:
+    asked = replace(ASKED, request_id="cmpl-1", begun_s=9.0, moments_s=[[10.1, 11.2]], totals=[[1, 2]], ended_s=11.3)
+    judge = GapJudge([], cast(Deployment, NoOutages()), 0.0, tmp_path)
+    key = request_key("cmpl-1")
+    for program, stations in (("decode-0", [Station.EMITTED]), ("router", list(Station)[1:4])):
+        rows = [(10.0, 0, 0.0), (10.05, 1, waited_s)] if program == "router" else [(10.0, 0, 0.0), (10.04, 1, 0.0)]
+        late_s = {"router": 1.1, "decode-0": 0.0}[program]
+        with (tmp_path / f"{program}.stamps").open("wb") as file:
+            for moment_s, index, own_s in rows:
+                for each in stations:
+                    file.write(STAMP.pack(moment_s + index * late_s, 0.0, own_s, 0.0, key, 5, index, 0, each))
+    found = judge.findings_of(asked, [asked])
+    assert bool(found) == is_found
+    line = judge.lines[-1]
+    assert "from the node to the router" in line

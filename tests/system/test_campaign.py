@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.stations.ring import Station
+from tests.stations.stamps import Stamps
 from tests.system.harness import ROOT
 
 TIMEOUT_S = 240.0
@@ -20,3 +22,15 @@ def test_a_small_campaign_finds_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-4000:]
     assert "9 faults" in done.stdout
     assert "0 ended with an error or a broken connection" in done.stdout
+    assert_the_last_token_was_stamped_everywhere(Stamps(tmp_path, 0.0))
+
+
+def assert_the_last_token_was_stamped_everywhere(stamps: Stamps) -> None:
+    rows = stamps.rows("router")
+    last = rows[rows["station"] == Station.WRITTEN][-1]
+    passed = stamps.passed(int(last["request"]), int(last["choice"]), int(last["index"]))
+    assert passed is not None
+    assert passed.node.startswith("decode-")
+    moments_s = (passed.emitted_s, passed.received_s, passed.taken_s, passed.written_s)
+    assert list(moments_s) == sorted(moments_s)
+    assert stamps.waited_s("router", 0.0, passed.written_s)[2] > 0.0, "its thread has run"
