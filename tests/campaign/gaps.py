@@ -108,7 +108,7 @@ class GapJudge:
         self.pace = Pace()
         self._happened, self._deployment = happened, deployment
         self._token_s = token_s
-        self._judged: list[tuple[Gap, Bound]] = []
+        self.judged: list[tuple[Gap, Bound]] = []
 
     def findings_of(self, asked: Asked, others: Sequence[Asked]) -> list[str]:
         """What lasted longer than it may. `others`: all requests."""
@@ -118,7 +118,7 @@ class GapJudge:
         for gap in gaps_of(asked):
             if gap.lasted_s > NORMAL_S:
                 bound = known.bound_of(gap)
-                self._judged.append((gap, bound))
+                self.judged.append((gap, bound))
                 if gap.lasted_s > bound.seconds:
                     ago_s = time.monotonic() - gap.ended_s
                     took = f"a gap of {gap.lasted_s:.2f} s, which ended {ago_s:.1f} s ago"
@@ -132,7 +132,7 @@ class GapJudge:
         ]
         lines.append("|---|---|---|---|")
         groups: dict[str, list[tuple[Gap, Bound]]] = defaultdict(list)
-        for gap, bound in self._judged:
+        for gap, bound in self.judged:
             name = bound.kinds[0] if len(bound.kinds) == 1 else "several" if bound.kinds else "none"
             groups[name].append((gap, bound))
         for name, judged in sorted(groups.items()):
@@ -196,7 +196,7 @@ class Known:
     def _num_tokens(self, gap: Gap) -> int:
         """Of everything that was open in it, all choices."""
         return sum(
-            len(each.entry.body["prompt"]) * max(1, len(each.entry.choices)) + each.entry.num_tokens
+            each.entry.usage[0] * len(each.entry.choices) + each.entry.num_tokens
             for each in self.asked
             if each.begun_s < gap.ended_s and (each.ended_s is None or each.ended_s > gap.begun_s)
         )
