@@ -168,7 +168,8 @@ def _delivered(rng: random.Random, kind: str, target: str, body: bytes) -> Sent:
     if how == "slow":
         pieces, pause_s = _cut(rng, body), 0.3
     head = "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
-    return Sent(f"{kind}, {how}", target, head, pieces, pause_s, is_owed_an_answer=how != "hung up")
+    is_whole = how not in ("hung up", "no chunks")
+    return Sent(f"{kind}, {how}", target, head, pieces, pause_s, is_owed_an_answer=is_whole)
 
 
 def _cut(rng: random.Random, body: bytes) -> tuple[bytes, ...]:

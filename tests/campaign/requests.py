@@ -29,6 +29,8 @@ _GRAMMARS: tuple[Body, ...] = (
     {"json": {"type": "array", "items": {"enum": ["north", "north-east", 7, None]}, "minItems": 12, "maxItems": 40}},
     {"grammar": 'root ::= pair{16,40}\npair ::= "(" [a-z]+ "=" [0-9]{2} ")" | "(" pair pair ")"'},
 )
+_SPACES = {f"{188 + byte}": -100 for byte in b"\t\n\r "}
+"""In the vocabulary of `tests.checkpoints`: random models would fill JSON with them, and come to no end."""
 _DIGIT: Body = {"type": "integer", "minimum": 0, "maximum": 9}
 
 
@@ -72,8 +74,11 @@ def make_request(rng: random.Random, max_tokens: int, structured: float, *, sees
     if api == COMPLETIONS:
         return Request(api, TEXT, _completion(rng, num_tokens, structured))
     kind = rng.choices((TEXT, SCHEMA, CALLS, IMAGE), (20, 25, 30, 25 * sees))[0]
-    make = _chat if api == CHAT else _response
-    return make(rng, kind, max_tokens if kind in (SCHEMA, CALLS) else num_tokens)
+    make, is_json = _chat if api == CHAT else _response, kind in (SCHEMA, CALLS)
+    request = make(rng, kind, max_tokens if is_json else num_tokens)
+    more: Body = request.body["extra_body"]
+    more |= {"logit_bias": _SPACES} if is_json and rng.random() < 0.8 else {"ignore_eos": not is_json}
+    return request
 
 
 def _completion(rng: random.Random, max_tokens: int, structured: float) -> Body:
@@ -107,8 +112,6 @@ def _chat(rng: random.Random, kind: str, max_tokens: int) -> Request:
         named = {"type": "function", "function": {"name": rng.choice(list(schemas))}}
         body["tools"] = [{"type": "function", "function": each} for each in functions]
         body |= {"tool_choice": rng.choice(("required", named)), "parallel_tool_calls": rng.random() < 0.5}
-    else:
-        body["extra_body"]["ignore_eos"] = True
     return Request(CHAT, kind, body, schemas)
 
 
@@ -132,8 +135,6 @@ def _response(rng: random.Random, kind: str, max_tokens: int) -> Request:
         body["tools"] = [{"type": "function", "name": name, "parameters": each} for name, each in schemas.items()]
         named = {"type": "function", "name": rng.choice(list(schemas))}
         body |= {"tool_choice": rng.choice(("required", named)), "parallel_tool_calls": rng.random() < 0.5}
-    else:
-        more["ignore_eos"] = True
     if kind != CALLS and rng.random() < 0.7:
         body["include"] = ["message.output_text.logprobs"]
     return Request(RESPONSES, kind, body, schemas)
