@@ -9,23 +9,26 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import aiohttp
+from openai import AsyncOpenAI
 
-from tests.campaign import checks, private_shm, report
+from tests.campaign import checks, private_shm, report, results
 from tests.campaign.clocks import compile_liar
 from tests.campaign.corpus import make_corpus, token_seconds
 from tests.campaign.deployment import Deployment
 from tests.campaign.faults import Happened, Injector
 from tests.campaign.gaps import GapJudge
 from tests.campaign.growth import Growth
-from tests.campaign.load import GIVE_UP_S, Asked, Load
+from tests.campaign.load import GIVE_UP_S, HUNG, WRONG, Asked, Load
 from tests.campaign.pace import measured
 from tests.campaign.schedule import plan
 from tests.campaign.settings import CampaignSettings
+from tests.campaign.strangers import Answered, Strangers
 from tests.checkpoints import make_checkpoint
+from tests.engine.models.seeing import SEEING_FAMILIES, make_seeing
 from tests.stations.ring import stamp_turns
 
 
@@ -44,7 +47,7 @@ class Course:
 
 Watcher: TypeAlias = Callable[[Course], Awaitable[None]]
 _WARM_UP_S = 1.0
-_MAX_LINE_BYTES = 2**22
+_MAX_POSITION = 4096
 
 
 async def run(settings: CampaignSettings, *, has_private_shm: bool, watcher: Watcher | None = None) -> list[str]:
@@ -57,14 +60,15 @@ async def run(settings: CampaignSettings, *, has_private_shm: bool, watcher: Wat
     injector = Injector(deployment, timeline.note, timeline.found)
     try:
         await deployment.start()
-        async with _session() as session:
-            await _run_faults(settings, deployment, injector, session, timeline, has_private_shm, watcher)
+        async with _client(deployment.url) as client:
+            line = await _run_faults(settings, deployment, injector, client, timeline, has_private_shm, watcher)
         for text in await checks.quiescence(deployment):
-            timeline.found(text)
+            timeline.found(text, results.LEAK)
         lines, grown = checks.footprints(deployment)
         for text in [*grown, *await checks.stop_all(deployment, has_private_shm=has_private_shm)]:
-            timeline.found(text)
+            timeline.found(text, results.LEAK)
         report.tell("\n".join(lines))
+        report.tell(results.append(settings.results, line, timeline.kinds))
     finally:
         await injector.close()
         await deployment.close()
@@ -83,13 +87,14 @@ async def _run_faults(
     settings: CampaignSettings,
     deployment: Deployment,
     injector: Injector,
-    session: aiohttp.ClientSession,
+    client: AsyncOpenAI,
     timeline: report.Timeline,
     has_private_shm: bool,
     watcher: Watcher | None,
-) -> None:
-    entries = await make_corpus(settings, session, deployment.url)
-    token_s = await token_seconds(session, deployment.url)
+) -> results.Line:
+    sees = settings.model in SEEING_FAMILIES
+    entries = await make_corpus(settings, client, sees=sees)
+    token_s = await token_seconds(client)
     num_tokens = sum(entry.num_tokens for entry in entries)
     timeline.note(f"{len(entries)} references, {num_tokens} tokens; {1 / token_s:.0f} tokens of a prompt a second")
     checks.note_footprints(deployment)
@@ -99,18 +104,24 @@ async def _run_faults(
     def done(asked: Asked) -> None:
         known = (injector.happened, deployment.outages, deployment.deaths_s)
         if finding := checks.finding_of(asked, *known):
-            timeline.found(finding)
+            timeline.found(finding, {WRONG: results.WRONG, HUNG: results.HANG}.get(asked.end, results.ERROR))
         elif asked.message:
             excused[checks.excuse(asked, *known).partition(" (")[0]] += 1
         if gap := checks.long_gap(asked):
             timeline.note(gap)
         for finding in judge.findings_of(asked, load.asked):
-            timeline.found(finding)
+            timeline.found(finding, results.GAP)
 
-    load = Load(entries, session, deployment.url, settings.seed, done)
+    def answered(each: Answered) -> None:
+        if finding := checks.finding_of_body(each, injector.happened, deployment.outages, deployment.deaths_s):
+            timeline.found(finding, results.BODY)
+
+    load = Load(entries, client, settings.seed, done)
+    strangers = Strangers(deployment.http_port, settings.seed, answered, sees=sees)
     growth = Growth(timeline.footprints)
     async with measured(judge.pace):
         load.start(settings.num_clients)
+        strangers.start(settings.num_strangers)
         watching = _watching(deployment, injector, load, growth, judge, settings.stall_s, timeline)
         if watcher is not None:
             course = Course(deployment, load, injector.happened, excused, judge, growth, timeline.findings)
@@ -119,19 +130,21 @@ async def _run_faults(
         end_s = time.monotonic() + 60 * settings.minutes
         await injector.run(plan(settings, has_private_shm=has_private_shm))
         await asyncio.sleep(max(0.0, end_s - time.monotonic()))
-        await load.stop()
+        await asyncio.gather(load.stop(), strangers.stop())
     for task in watching:
         task.cancel()
     await asyncio.gather(*watching, return_exceptions=True)
     for thaw in checks.after_thaws(load.asked, injector.happened):
         if thaw.held_s > checks.AFTER_THAW_S:
-            timeline.found(str(thaw))
+            timeline.found(str(thaw), results.GAP)
     report.tell(report.summary(load.asked, excused, injector.happened, load.num_tokens))
+    report.tell(strangers.summary())
     report.tell("\n".join([*judge.summary(), *judge.lines]))
     lines, grown = growth.judged()
     report.tell("\n".join(lines))
     for text in grown:
-        timeline.found(text)
+        timeline.found(text, results.LEAK)
+    return results.line_of(settings, load, strangers, injector.happened, excused, judge)
 
 
 def _watching(
@@ -150,22 +163,23 @@ def _watching(
         return is_out or any(each.fault.is_of_router and each.ended_s is None for each in injector.happened)
 
     watches = [
-        checks.watch_progress(lambda: load.running, is_excused, stall_s, timeline.found),
+        checks.watch_progress(lambda: load.running, is_excused, stall_s, partial(timeline.found, kind=results.HANG)),
         growth.watch(deployment),
         stamp_turns(judge.turns),
     ]
     return [asyncio.ensure_future(each) for each in watches]
 
 
-def _session() -> aiohttp.ClientSession:
-    timeout = aiohttp.ClientTimeout(total=GIVE_UP_S + 10)
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    return aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=_MAX_LINE_BYTES)
+def _client(url: str) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=GIVE_UP_S + 10)
 
 
 def _make_model(settings: CampaignSettings) -> Path:
+    folder = settings.folder / "model"
+    if settings.model in SEEING_FAMILIES:
+        return make_seeing(folder, settings.model, _MAX_POSITION).folder
     seed = random.Random(f"model {settings.seed}").randrange(2**31)
-    return make_checkpoint(settings.folder / "model", "llama", seed=seed, max_position=4096)
+    return make_checkpoint(folder, settings.model, seed=seed, max_position=_MAX_POSITION)
 
 
 def main(settings: CampaignSettings) -> int:

@@ -15,13 +15,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, product
+from typing import Protocol
 
 import psutil
 
 from router.suspicion import MAX_SUSPICIOUS
 from tests.campaign.deployment import NODE_WAIT_S, Deployment, Footprint, Outage, tail
 from tests.campaign.faults import Happened
-from tests.campaign.load import FAILED, FORGOTTEN, WRONG, Asked
+from tests.campaign.load import FAILED, FORGOTTEN, HUNG, WHOLE, WRONG, Asked
+from tests.campaign.strangers import Answered
 from tests.system.harness import Program
 
 ROUTER_SILENT_S = 8.0
@@ -31,6 +33,8 @@ _AFTER_ROUTER_S = 3.0
 _POISONOUS = "nodes were lost again and again"
 _CUTS = ("cut", "hole", "hole-one-way")
 _WITHOUT = "the server has no memory, thread or file left"
+_FAULTY = 500
+"""Nothing excuses this status."""
 _NOTICED_S = 1.0
 """The death of a node is noticed later than a node that is started again."""
 _AFTER_FAULT_S = 6.0
@@ -44,8 +48,17 @@ _MORE_FILES, _MORE_THREADS, _MORE_BYTES = 8, 4, 96 * 2**20
 """Files: for each other node, because at first not every two are connected."""
 
 
+class Ended(Protocol):
+    """What has ended, or runs. `end`: how, in the words of `load`; `message`: what was said then."""
+
+    begun_s: float
+    ended_s: float | None
+    end: str
+    message: str
+
+
 def excuse(
-    asked: Asked, happened: Sequence[Happened], outages: Iterable[Outage] = (), deaths_s: Iterable[float] = ()
+    asked: Ended, happened: Sequence[Happened], outages: Iterable[Outage] = (), deaths_s: Iterable[float] = ()
 ) -> str:
     """Why a request may have ended with an error; "" if it may not. `deaths_s`: when nodes were killed."""
     ended_s = asked.ended_s or time.monotonic()
@@ -88,7 +101,7 @@ def _num_cut_off(happened: Sequence[Happened], begun_s: float, ended_s: float) -
     )
 
 
-def _without_journal(asked: Asked, happened: Sequence[Happened]) -> str:
+def _without_journal(asked: Ended, happened: Sequence[Happened]) -> str:
     for each in happened:
         ended_s = each.ended_s or time.monotonic()
         if each.fault.kind in ("router-disk-full", "router-memory") and ended_s > asked.begun_s:
@@ -100,11 +113,19 @@ def finding_of(
     asked: Asked, happened: Sequence[Happened], outages: Iterable[Outage] = (), deaths_s: Iterable[float] = ()
 ) -> str:
     """What is wrong with how a request ended; "" if nothing is."""
-    if asked.end == WRONG:
+    if asked.end in (WRONG, HUNG):
         return str(asked)
     if asked.end in FAILED and not excuse(asked, happened, outages, deaths_s):
         return str(asked)
     return ""
+
+
+def finding_of_body(
+    answered: Answered, happened: Sequence[Happened], outages: Iterable[Outage] = (), deaths_s: Iterable[float] = ()
+) -> str:
+    """What is wrong with what came of a random body; "" if nothing is."""
+    is_excused = answered.status != _FAULTY and bool(excuse(answered, happened, outages, deaths_s))
+    return "" if answered.is_well or is_excused else f"a random body: {answered}"
 
 
 async def watch_progress(
@@ -123,7 +144,7 @@ async def watch_progress(
         now_s = time.monotonic()
         credit_s, last_s = (now_s - last_s if is_excused() else max(0.0, now_s - last_s - 1.0)), now_s
         for asked in running():
-            if asked.mode == "whole":
+            if asked.mode == WHOLE:
                 continue
             if asked.last_s > now_s - 1.0:
                 credits_s[asked.number] = 0.0

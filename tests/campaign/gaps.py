@@ -144,6 +144,8 @@ class GapJudge:
     def _accounted(self, known: Known, gap: Gap, bound: Bound) -> tuple[Bound, str]:
         """The bound, which is no less than what it is on an idle machine and what the gap's own token waited for
         processors; and the account."""
+        if not gap.num_after:
+            return bound, "; its tokens were told without ids"
         request, before, after = request_key(gap.asked.request_id), gap.num_before - 1, gap.num_after - 1
         self.turns.add(Station.TURN)  # what the loop has waited before this turn is in no stamp yet
         stamps = Stamps(self._folder, gap.asked.begun_s - _BEFORE_S)
@@ -227,7 +229,7 @@ class Known:
     def _num_tokens(self, gap: Gap) -> int:
         """Of everything that was open in it, all choices."""
         return sum(
-            len(each.entry.body["prompt"]) * max(1, len(each.entry.choices)) + each.entry.num_tokens
+            each.entry.usage[0] * len(each.entry.choices) + each.entry.num_tokens
             for each in self.asked
             if each.begun_s < gap.ended_s and (each.ended_s is None or each.ended_s > gap.begun_s)
         )

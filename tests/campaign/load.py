@@ -1,41 +1,60 @@
-"""The clients: a steady number of requests, each compared with its reference while it comes.
+"""The clients: a steady number of requests by the `openai` library, each compared with its reference while it comes.
 
 Owns the requests in flight and what became of them. Says what was wrong with each answer by itself; whether an error
-may have come is for `checks` to judge, which knows the faults. Every read has a deadline. A request of the mode
-"resume" asks for the rest of its stream when its connection has broken, until there is a router that answers.
+may have come is for `checks` to judge, which knows the faults. Every read has a deadline. The library knows nothing of
+resuming, so its clients do as docs/api.md says: those of the modes "resume" and "cut" ask for the rest of their stream,
+by the same request with `Last-Event-ID` or by its id, from the last event or from an earlier one. What is told again
+has to be the same event to the letter.
+
+What the library hides is not seen here: the line `[DONE]`, and what might come behind it (`tests/router/test_http.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
-import aiohttp
+import httpx2
+import openai
+from openai import AsyncOpenAI, AsyncStream
+from openai._streaming import SSEDecoder
+from openai.types import Completion
+from openai.types.chat import ChatCompletionChunk
+from openai.types.responses import ResponseStreamEvent
 
-from tests.campaign.corpus import Body, Choice, Entry, choices_of
-
-Asking: TypeAlias = AbstractAsyncContextManager[aiohttp.ClientResponse]
+from tests.campaign.answers import Answer, Choice, Event, Failed, Wrong, answer_to, judged
+from tests.campaign.corpus import Entry, creating
+from tests.campaign.requests import CHAT, COMPLETIONS, RESPONSES, Body
 
 GIVE_UP_S = 200.0
 _REFUSED_S = 0.2
 WELL, LEFT, ERROR, REFUSED, BROKEN, WRONG = "well", "left", "error", "refused", "broken", "wrong"
-FORGOTTEN = "forgotten"
-"""The stream broke and cannot be resumed."""
+FORGOTTEN, HUNG = "forgotten", "hung"
+"""The stream broke and cannot be resumed; it has not ended after `GIVE_UP_S`."""
+_CUT = "cut off"
+"""Its client broke its connection, and goes on if it can."""
 FAILED = (ERROR, REFUSED, BROKEN, FORGOTTEN)
+STREAM, RESUME, CUT, WHOLE, LEAVE = "stream", "resume", "cut", "whole", "leave"
+"""What a client does: it reads a stream; it resumes one that broke; it breaks one once and resumes it, or asks for all
+of it again when it is over; it asks without streaming; it leaves in the middle."""
+_SHARES = {STREAM: 28, RESUME: 30, CUT: 15, WHOLE: 15, LEAVE: 12}
+_STREAM_CLASSES: dict[str, Any] = {
+    COMPLETIONS: AsyncStream[Completion],
+    CHAT: AsyncStream[ChatCompletionChunk],
+    RESPONSES: AsyncStream[ResponseStreamEvent],
+}
 
 
 @dataclass(slots=True)
 class Asked:
-    """One request of a client. `end`: how it ended, one of the words above, "" while it runs. `moments_s`: when tokens
-    of each choice came, by `time.monotonic()`, and `totals`: how many it had then. `last_id`: the id of the last event
-    that came."""
+    """One request of a client. `end`: how it ended, one of the words above, "" while it runs. `moments_s`: when news
+    of each choice came, by `time.monotonic()`, and `totals`: how many tokens with ids it had then. `told`: ids and
+    events, while it runs."""
 
     number: int
     entry: Entry
@@ -45,11 +64,12 @@ class Asked:
     ended_s: float | None = None
     end: str = ""
     message: str = ""
-    last_id: str = ""
     num_resumed: int = 0
+    num_told_again: int = 0
     moments_s: list[list[float]] = field(default_factory=list)
     totals: list[list[int]] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
+    told: list[tuple[str, Event]] = field(default_factory=list)
 
     @property
     def last_s(self) -> float:
@@ -61,33 +81,61 @@ class Asked:
         return min(lasts_s, default=self.begun_s)
 
     def __str__(self) -> str:
-        num_tokens = sum(len(choice.token_ids) for choice in self.choices)
-        name = f"request {self.number} (entry {self.entry.number}, {self.mode}, id {self.request_id})"
+        size, request = sum(choice.size for choice in self.choices), self.entry.request
+        entry = f"entry {self.entry.number}: {request.api}, {request.kind}"
+        name = f"request {self.number} ({entry}, {self.mode}, id {self.request_id})"
         message = self.message and f": {self.message}"
-        return f"{name}: {self.end or 'runs'} after {num_tokens} of {self.entry.num_tokens} tokens{message}"
+        return f"{name}: {self.end or 'runs'} after {size} of {self.entry.size}{message}"
 
 
-class Wrong(Exception):
-    """An answer is not what it has to be."""
+@dataclass(slots=True)
+class _Reading:
+    """An answer as far as it was told. `place`: how many of the events in `asked.told` the connection has brought."""
+
+    asked: Asked
+    answer: Answer
+    place: int = 0
+
+    def take(self, event_id: str, event: Event) -> int:
+        """The next event; how much it brought. Raises `Wrong` at the first token that differs."""
+        asked, self.place = self.asked, self.place + 1
+        if self.place <= len(asked.told):
+            asked.num_told_again += 1
+            if (event_id, event) != asked.told[self.place - 1]:
+                raise Wrong(f"event {self.place} was told again as {event}, and before as {asked.told[self.place - 1]}")
+            return 0
+        asked.told.append((event_id, event))
+        sizes = [choice.size for choice in asked.choices]
+        self.answer.take(event)
+        asked.choices = self.answer.choices
+        judged(asked.choices, asked.entry.choices, is_whole=False)
+        news = [choice.size - size for choice, size in zip(asked.choices, sizes, strict=True)]
+        for index, num_new in enumerate(news):
+            if num_new:
+                asked.moments_s[index].append(time.monotonic())
+                asked.totals[index].append(len(asked.choices[index].token_ids))
+        return sum(news)
+
+    def end(self) -> None:
+        """There is no more. Raises `Wrong` unless it is the reference."""
+        if self.place < len(self.asked.told):
+            raise Wrong(f"{self.place} of {len(self.asked.told)} events were told again")
+        if self.answer.usage is None or not all(choice.finish_reason for choice in self.answer.choices):
+            self.asked.end, self.asked.message = BROKEN, "the stream ended without an end of its answer"
+            return
+        judged(self.answer.choices, self.asked.entry.choices, is_whole=True)
+        if self.answer.usage != self.asked.entry.usage:
+            raise Wrong(f"usage is {self.answer.usage}, not {self.asked.entry.usage}")
 
 
 class Load:
     """See the module. `asked` has all requests so far; `done` is called for each that has ended."""
 
-    def __init__(
-        self,
-        entries: Sequence[Entry],
-        session: aiohttp.ClientSession,
-        url: str,
-        seed: int,
-        done: Callable[[Asked], None],
-    ) -> None:
+    def __init__(self, entries: Sequence[Entry], client: AsyncOpenAI, seed: int, done: Callable[[Asked], None]) -> None:
         self.asked: list[Asked] = []
         self.num_tokens = 0
         self._entries = entries
-        self._session = session
-        self._url = f"{url}/v1/completions"
-        self._streams_url = f"{url}/v1/streams"
+        self._client = client
         self._seed = seed
         self._done = done
         self._is_over = False
@@ -100,139 +148,124 @@ class Load:
 
     def start(self, num_clients: int) -> None:
         """Begin to ask, so many requests at a time."""
-        self._clients = [asyncio.ensure_future(self._client(number)) for number in range(num_clients)]
+        self._clients = [asyncio.ensure_future(self._ask_on(number)) for number in range(num_clients)]
 
     async def stop(self) -> None:
         """Ask nothing more, and wait for what runs."""
         self._is_over = True
         await asyncio.gather(*self._clients)
 
-    async def _client(self, number: int) -> None:
+    async def _ask_on(self, number: int) -> None:
         rng = random.Random(f"client {self._seed} {number}")
         while not self._is_over:
-            entry = rng.choice(self._entries)
-            mode = rng.choices(("stream", "resume", "whole", "leave"), (35, 35, 18, 12))[0]
-            leave_after = rng.randrange(max(1, entry.num_tokens))
-            body = dict(entry.body)
-            if rng.random() < 0.7:
-                body["cache_salt"] = secrets.token_hex(8)
-            asked = Asked(len(self.asked), entry, mode, time.monotonic())
+            asked = Asked(len(self.asked), rng.choice(self._entries), _mode(rng), time.monotonic())
             self.asked.append(asked)
-            await self._ask(asked, body, leave_after)
+            body = _salted(asked.entry.request.body) if rng.random() < 0.7 else asked.entry.request.body
+            await self._ask(asked, body, random.Random(rng.random()))
             asked.ended_s = time.monotonic()
             self._done(asked)
+            asked.told.clear()
             if asked.end == REFUSED:
                 await asyncio.sleep(_REFUSED_S)
 
-    async def _ask(self, asked: Asked, body: Body, leave_after: int) -> None:
+    async def _ask(self, asked: Asked, body: Body, rng: random.Random) -> None:
         try:
             async with asyncio.timeout(GIVE_UP_S):
-                if asked.mode == "whole":
+                if asked.mode == WHOLE:
                     await self._ask_whole(asked, body)
                 else:
-                    await self._ask_stream(asked, body, leave_after)
-        except Wrong as error:
-            asked.end, asked.message = WRONG, str(error)
+                    await self._ask_stream(asked, body, rng)
+                asked.end = LEFT if asked.end == _CUT else asked.end or WELL
+        except (Wrong, LookupError) as error:
+            asked.end, asked.message = WRONG, str(error) if isinstance(error, Wrong) else repr(error)
         except TimeoutError:
-            asked.end, asked.message = WRONG, f"it has not ended after {GIVE_UP_S:g} s"
-        except (aiohttp.ClientError, OSError) as error:
-            asked.end, asked.message = _end_by(error), repr(error)
+            asked.end, asked.message = HUNG, f"it has not ended after {GIVE_UP_S:g} s"
+        except (openai.APIError, Failed) as error:
+            asked.end, asked.message = _end_by(error), _told_by(error)
 
     async def _ask_whole(self, asked: Asked, body: Body) -> None:
-        async with self._session.post(self._url, json=body) as answer:
-            asked.request_id = answer.headers.get("x-request-id", "")
-            if answer.status != 200:
-                asked.end, asked.message = ERROR, f"{answer.status} {(await answer.text())[:300]}"
-                return
-            asked.choices = choices_of(body, await answer.json())
-        self._compare(asked)
+        told = await creating(self._client, asked.entry.request.api)(**body)
+        asked.request_id = told._request_id or ""
+        answer = answer_to(asked.entry.request)
+        answer.take(told.to_dict())
+        asked.choices = answer.choices
+        _Reading(asked, answer).end()
 
-    async def _ask_stream(self, asked: Asked, body: Body, leave_after: int) -> None:
-        asked.choices = [Choice() for _ in asked.entry.choices]
+    async def _ask_stream(self, asked: Asked, body: Body, rng: random.Random) -> None:
+        request = asked.entry.request
+        reading = _Reading(asked, answer_to(request))
+        asked.choices = reading.answer.choices
         asked.moments_s, asked.totals = [[] for _ in asked.choices], [[] for _ in asked.choices]
-        await self._read(asked, self._session.post(self._url, json=body | {"stream": True}), leave_after)
-        while asked.end in (BROKEN, REFUSED) and asked.mode == "resume" and asked.last_id:
-            await asyncio.sleep(_REFUSED_S)
-            rest = self._session.get(f"{self._streams_url}/{asked.last_id}")
-            asked.end = asked.message = ""
-            await self._read(asked, rest, leave_after, is_rest=True)
-        if not asked.end:
-            self._compare(asked)
+        leave_at = rng.random() * (1.2 if asked.mode == CUT else 1) * asked.entry.size
+        leave_at = leave_at if asked.mode in (CUT, LEAVE) else float("inf")
+        create, body = creating(self._client, request.api), body | {"stream": True}
+        if request.api != RESPONSES:
+            body["stream_options"] = {"include_usage": True}
+        await self._read(reading, create(**body), leave_at)
+        while _goes_on(asked):
+            await asyncio.sleep(_REFUSED_S * (asked.end in (BROKEN, REFUSED)))
+            reading.place = rng.choice((len(asked.told), rng.randint(1, len(asked.told))))
+            last_id, asked.end, asked.message = asked.told[reading.place - 1][0], "", ""
+            rest = self._rest(request.api, body, last_id, by_id=rng.random() < 0.5)
+            await self._read(reading, rest, float("inf"), is_rest=True)
 
-    async def _read(self, asked: Asked, asking: Asking, leave_after: int, *, is_rest: bool = False) -> None:
-        """Take the events of an answer. `asked.end` is then how it ended, "" for [DONE]."""
+    def _rest(self, api: str, body: Body, last_id: str, *, by_id: bool) -> Awaitable[AsyncStream[Any]]:
+        if by_id:
+            return self._client.get(f"/streams/{last_id}", cast_to=object, stream=True, stream_cls=_STREAM_CLASSES[api])
+        rest: Awaitable[AsyncStream[Any]] = creating(self._client, api)(
+            **body, extra_headers={"Last-Event-ID": last_id}
+        )
+        return rest
+
+    async def _read(
+        self, reading: _Reading, asking: Awaitable[AsyncStream[Any]], leave_at: float, *, is_rest: bool = False
+    ) -> None:
+        """Take the events of an answer. `asked.end` is then how it ended, "" if it came to its end."""
+        asked = reading.asked
         try:
-            async with asking as answer:
-                asked.request_id = answer.headers.get("x-request-id", "")
-                asked.num_resumed += is_rest and answer.status == 200
-                if answer.status != 200:
-                    asked.end = FORGOTTEN if is_rest and answer.status == 404 else ERROR
-                    asked.message = f"{answer.status} {(await answer.text())[:300]}"
-                    return
-                await self._read_events(asked, answer, leave_after)
-        except (aiohttp.ClientError, OSError) as error:
-            asked.end, asked.message = _end_by(error), repr(error)
+            async with await asking as stream:
+                asked.request_id = stream.response.headers.get("x-request-id", "")
+                asked.num_resumed += is_rest
+                async for event in stream:
+                    self.num_tokens += reading.take(_last_id(stream), event.to_dict())
+                    if sum(choice.size for choice in asked.choices) > leave_at:
+                        asked.end = LEFT if asked.mode == LEAVE else _CUT
+                        return
+            reading.end()
+        except openai.NotFoundError as error:
+            asked.end, asked.message = FORGOTTEN if is_rest else ERROR, _told_by(error)
+        except (openai.APIError, Failed) as error:
+            asked.end, asked.message = _end_by(error), _told_by(error)
 
-    async def _read_events(self, asked: Asked, answer: aiohttp.ClientResponse, leave_after: int) -> None:
-        is_done, next_id = False, ""
-        async for line in answer.content:
-            if line.startswith(b"id: "):
-                next_id = line[4:].strip().decode()
-            elif not line.startswith(b"data: "):
-                continue
-            elif is_done:
-                raise Wrong("something came behind [DONE]")
-            elif line.strip() == b"data: [DONE]":
-                is_done = True
-            elif self._take_event(asked, json.loads(line[6:])):
-                return
-            else:
-                asked.last_id = next_id
-            if asked.mode == "leave" and _num_tokens(asked) >= leave_after:
-                asked.end = LEFT
-                answer.close()
-                return
-        if not is_done:
-            asked.end, asked.message = BROKEN, "the stream ended without [DONE]"
 
-    def _take_event(self, asked: Asked, event: dict[str, Any]) -> bool:
-        """Whether it was an error. Raises `Wrong` at the first token that differs."""
-        if "error" in event:
-            asked.end, asked.message = ERROR, json.dumps(event["error"])[:300]
-            return True
-        for each in event["choices"]:
-            choice, expected = asked.choices[each["index"]], asked.entry.choices[each["index"]]
-            num_before = len(choice.token_ids)
-            choice.take(each)
-            num_now = len(choice.token_ids)
-            if choice.token_ids[num_before:] != expected.token_ids[num_before:num_now]:
-                raise Wrong(_difference(each["index"], choice, expected))
-            if num_now > num_before:
-                asked.moments_s[each["index"]].append(time.monotonic())
-                asked.totals[each["index"]].append(num_now)
-                self.num_tokens += num_now - num_before
+def _mode(rng: random.Random) -> str:
+    return rng.choices(list(_SHARES), list(_SHARES.values()))[0]
+
+
+def _salted(body: Body) -> Body:
+    """Nothing of it is in a prefix cache."""
+    return body | {"extra_body": body["extra_body"] | {"cache_salt": secrets.token_hex(8)}}
+
+
+def _goes_on(asked: Asked) -> bool:
+    """Whether a client asks for the rest of its stream, or once for what it has."""
+    if asked.mode not in (RESUME, CUT) or not asked.told or not asked.told[-1][0]:
         return False
+    return asked.end in (BROKEN, REFUSED) or (asked.mode == CUT and asked.end in ("", _CUT) and not asked.num_resumed)
 
-    def _compare(self, asked: Asked) -> None:
-        for index, (choice, expected) in enumerate(zip(asked.choices, asked.entry.choices, strict=True)):
-            if choice != expected:
-                raise Wrong(_difference(index, choice, expected))
-        asked.end = WELL
+
+def _last_id(stream: AsyncStream[Any]) -> str:
+    """The id of the event that the stream has just told: its decoder, which reads no further, has it and hides it."""
+    decoder = stream._decoder
+    assert isinstance(decoder, SSEDecoder)
+    return decoder._last_event_id or ""
 
 
 def _end_by(error: Exception) -> str:
-    return REFUSED if isinstance(error, aiohttp.ClientConnectorError) else BROKEN
+    if not isinstance(error, openai.APIConnectionError):
+        return ERROR
+    return REFUSED if isinstance(error.__cause__, httpx2.ConnectError) else BROKEN
 
 
-def _num_tokens(asked: Asked) -> int:
-    return sum(len(choice.token_ids) for choice in asked.choices)
-
-
-def _difference(index: int, choice: Choice, expected: Choice) -> str:
-    for name in ("token_ids", "logprobs", "text"):
-        have, want = getattr(choice, name), getattr(expected, name)
-        for place, (one, other) in enumerate(zip(have, want, strict=False)):
-            if one != other:
-                return f"choice {index}: {name}[{place}] is {one!r}, not {other!r} ({len(have)} of {len(want)})"
-    lengths = f"{len(choice.token_ids)} tokens and {choice.finish_reason!r}"
-    return f"choice {index} has {lengths}, not {len(expected.token_ids)} and {expected.finish_reason!r}"
+def _told_by(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:400] + (f" ({error.__cause__!r})" if error.__cause__ else "")

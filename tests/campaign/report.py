@@ -11,18 +11,19 @@ from pathlib import Path
 
 from tests.campaign import checks
 from tests.campaign.faults import Happened
-from tests.campaign.load import FAILED, WELL, Asked
+from tests.campaign.load import CUT, FAILED, WELL, Asked
 
 _SHOWN_LINES = 40
 
 
 class Timeline:
     """Lines with the seconds since the campaign began, in a file and, the last of them, with each finding. `footprints`
-    is the file beside it for what programs hold."""
+    is the file beside it for what programs hold. `kinds` counts findings."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.findings: list[str] = []
+        self.kinds: Counter[str] = Counter()
         self._begun_s = time.monotonic()
         self._file = (folder / "timeline.txt").open("w", buffering=1)
         self.footprints = (folder / "footprints.csv").open("w", buffering=1)
@@ -34,9 +35,10 @@ class Timeline:
         self._lines.append(line)
         self._file.write(f"{line}\n")
 
-    def found(self, text: str) -> None:
-        """Something that must not happen."""
+    def found(self, text: str, kind: str = "other") -> None:
+        """Something that must not happen, of one of the kinds that `results` counts."""
         self.note(f"FOUND {text}")
+        self.kinds[kind] += 1
         recent = "\n".join(self._lines[-_SHOWN_LINES:])
         self.findings.append(f"{text}\n--- the timeline before\n{recent}")
         tell(f"FOUND after {time.monotonic() - self._begun_s:.1f} s: {text}")
@@ -66,6 +68,11 @@ def _told_of(thaws: Sequence[checks.Thaw]) -> list[str]:
     return lines
 
 
+def well_by_kind(asked: Sequence[Asked]) -> Counter[str]:
+    """How many answers of each interface and kind of request were right to their end."""
+    return Counter(f"{each.entry.request.api} {each.entry.request.kind}" for each in asked if each.end == WELL)
+
+
 def summary(
     asked: Sequence[Asked],
     excused: Mapping[str, int],
@@ -76,7 +83,7 @@ def summary(
     gaps = checks.gaps_by_kind(asked, happened)
     ends = Counter(each.end for each in asked)
     num_errors = sum(ends[end] for end in FAILED)
-    num_resumed = sum(1 for each in asked if each.end == WELL and each.num_resumed)
+    resumed = [each for each in asked if each.end == WELL and each.num_resumed]
     kinds = Counter(each.fault.kind for each in happened)
     lines = [
         f"{len(happened)} faults: {', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}",
@@ -84,7 +91,10 @@ def summary(
         + ", ".join(f"{count} {end}" for end, count in ends.most_common()),
         f"{num_errors} ended with an error or a broken connection, of them excused: "
         + (", ".join(f"{count} by {reason}" for reason, count in excused.items()) or "none"),
-        f"{num_resumed} streams broke, were resumed by their client and are whole",
+        f"{len(resumed)} streams were resumed by their client and are whole, {sum(each.mode != CUT for each in resumed)} "
+        f"of them by others than clients that had broken them; {sum(each.num_told_again for each in asked)} events were "
+        "told again, and were the same",
+        f"right answers: {', '.join(f'{count} {kind}' for kind, count in well_by_kind(asked).most_common())}",
         *_told_of(checks.after_thaws(asked, happened)),
         "",
         "| gaps above 0.4 s in streams, by kind of fault | number | p50 s | p99 s | max s |",

@@ -41,8 +41,12 @@ ALL_KINDS = (
     "router-threads",
 )
 """Every kind of fault; `tests.campaign.schedule` says what each does."""
+MODELS = ("llama", "qwen2", "qwen3", "qwen2.5-vl", "qwen3-vl", "mistral3")
+"""Families; the last three see images, too."""
+_TRANSPORTS = ("shm", "zmq", "nixl")
 _LAYOUT = re.compile(r"([1-9])P([1-9])D")
 _DRAWN = "drawn"
+RESULTS = Path("build/campaigns.jsonl")
 _FORKED_RECOVERY_S, _REAL_RECOVERY_S = 4.0, 20.0
 
 
@@ -50,10 +54,11 @@ _FORKED_RECOVERY_S, _REAL_RECOVERY_S = 4.0, 20.0
 class CampaignSettings:
     """What to run. Two campaigns with the same settings ask the same requests and plan the same faults.
 
-    `step_s`: how long a step of a node takes at least, so that streams last long enough to be hit. `stall_s`: for how
+    `model`: its family, with random weights. `step_s`: how long a step of a node takes at least, so that streams last long enough to be hit. `stall_s`: for how
     long a stream may make no progress while the router runs. `longest_s`: no fault lasts longer. `num_ranks`: of each
-    node, with pools as `rank_pools` says, on so many `rank_machines`. `structured`: which share of requests has a
-    grammar, a schema or a regular expression. `is_mixed`: nodes do any leg, and prefer that of their name.
+    node, with pools as `rank_pools` says, on so many `rank_machines`. `structured`: which share of completions has a
+    grammar, a schema or a regular expression. `num_strangers`: clients that send random bodies. `results`: the file that
+    gets a line for the campaign. `is_mixed`: nodes do any leg, and prefer that of their name.
     `is_plaintext`: without a cluster key. `clocks_lie`: each program has a wall clock of its own, see `clocks`.
     `has_real_starts`: programs are started as users do, in place of being forked from one that has done the imports.
     """
@@ -67,6 +72,7 @@ class CampaignSettings:
     rank_pools: str
     rank_machines: int
     transport: str
+    model: str
     dtype: str
     kv_cache_dtype: str
     structured: float
@@ -74,6 +80,7 @@ class CampaignSettings:
     is_plaintext: bool
     clocks_lie: bool
     num_clients: int
+    num_strangers: int
     num_requests: int
     step_s: float
     stall_s: float
@@ -83,6 +90,7 @@ class CampaignSettings:
     kinds: tuple[str, ...]
     has_real_starts: bool
     folder: Path
+    results: Path
 
     @property
     def recovery_s(self) -> float:
@@ -99,9 +107,9 @@ class CampaignSettings:
             f"python -m tests.campaign --faults {self.num_faults} --minutes {self.minutes:g} --seed {self.seed}"
             f" --layout {self.num_prefill}P{self.num_decode}D --tensor-parallel-size {self.num_ranks}"
             f" --rank-pools {self.rank_pools} --rank-machines {self.rank_machines}"
-            f" --transport {self.transport}"
+            f" --transport {self.transport} --model {self.model}"
             f" --dtype {self.dtype} --kv-cache-dtype {self.kv_cache_dtype} --structured {self.structured:g}"
-            f" --clients {self.num_clients} --requests {self.num_requests}"
+            f" --clients {self.num_clients} --strangers {self.num_strangers} --requests {self.num_requests}"
             f" --step-ms {self.step_s * 1e3:g} --stall-s {self.stall_s:g} --longest-s {self.longest_s:g}"
             f" --max-tokens {self.max_tokens} --max-attempts {self.max_attempts} --kinds {','.join(self.kinds)}"
             f"{''.join(switches)}"
@@ -120,15 +128,17 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
     parser.add_argument(
         "--rank-machines", type=int, default=1, choices=(1, 2), help="2: half of them in a `baton rank`"
     )
-    parser.add_argument("--transport", default="shm", choices=("auto", "shm", "zmq", "nixl"))
+    parser.add_argument("--transport", default="shm", choices=("auto", *_TRANSPORTS, _DRAWN))
+    parser.add_argument("--model", default=_DRAWN, choices=(*MODELS, _DRAWN), help="drawn: by the seed, half of them see")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
-    parser.add_argument("--structured", type=float, default=0.08, help="share of requests with a structure")
+    parser.add_argument("--structured", type=float, default=0.08, help="share of completions with a grammar")
     parser.add_argument("--mixed", action="store_true", help="nodes do any leg, and prefer that of their name")
     parser.add_argument("--plaintext", action="store_true", help="no cluster key; links lie about KV only")
     parser.add_argument("--clocks-lie", action="store_true", help="each program has a wrong wall clock")
     parser.add_argument("--clients", type=int, default=8, help="requests that are open at any time")
-    parser.add_argument("--requests", type=int, default=20, help="different requests; each has its reference")
+    parser.add_argument("--strangers", type=int, default=2, help="clients that send random bodies")
+    parser.add_argument("--requests", type=int, default=30, help="different requests; each has its reference")
     parser.add_argument("--step-ms", type=float, default=15.0, help="how long a step takes at least")
     parser.add_argument("--stall-s", type=float, default=30.0, help="longest time without progress")
     parser.add_argument("--longest-s", type=float, default=6.0, help="no fault lasts longer")
@@ -137,6 +147,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
     parser.add_argument("--kinds", default=",".join(ALL_KINDS), help="kinds of faults, with commas")
     parser.add_argument("--real-starts", action="store_true", help="start programs as users do; each takes seconds")
     parser.add_argument("--folder", type=Path, default=None, help="for logs, the timeline and the report")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="a file that gets a line of JSON")
     flags = parser.parse_args(argv)
     kinds = tuple(flags.kinds.split(","))
     if unknown := set(kinds) - set(ALL_KINDS):
@@ -155,7 +166,8 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         num_ranks=flags.tensor_parallel_size,
         rank_pools="own" if flags.rank_machines > 1 else flags.rank_pools,
         rank_machines=flags.rank_machines,
-        transport=flags.transport,
+        transport=_drawn(flags.transport, "transport", seed, _TRANSPORTS),
+        model=_drawn(flags.model, "model", seed, MODELS),
         dtype=flags.dtype,
         kv_cache_dtype=flags.kv_cache_dtype,
         structured=flags.structured,
@@ -163,6 +175,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         is_plaintext=flags.plaintext,
         clocks_lie=flags.clocks_lie,
         num_clients=flags.clients,
+        num_strangers=flags.strangers,
         num_requests=flags.requests,
         step_s=flags.step_ms / 1e3,
         stall_s=flags.stall_s,
@@ -172,4 +185,9 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         kinds=kinds,
         has_real_starts=flags.real_starts,
         folder=flags.folder or Path(f"/tmp/baton-campaign-{seed}"),
+        results=flags.results,
     )
+
+
+def _drawn(wanted: str, what: str, seed: int, choices: Sequence[str]) -> str:
+    return random.Random(f"{what} {seed}").choice(choices) if wanted == _DRAWN else wanted

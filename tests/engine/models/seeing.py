@@ -82,17 +82,17 @@ class Seeing:
         return self.family.reference(**fields)
 
 
-def make_seeing(folder: Path, name: str) -> Seeing:
+def make_seeing(folder: Path, name: str, max_position: int = MAX_POSITION) -> Seeing:
     """A random model of that family, in float32."""
     family = SEEING_FAMILIES[name]
     folder.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(folder, VOCAB_SIZE - len(family.tokens), MAX_POSITION)
+    write_tokenizer(folder, VOCAB_SIZE - len(family.tokens), max_position)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(list(family.tokens))
     tokenizer.save(str(folder / "tokenizer.json"))
     model_type, changes = SEEING[name]
     token_id = tokenizer.token_to_id(family.tokens[0])
-    common = {**COMMON, "vocab_size": VOCAB_SIZE, "max_position_embeddings": MAX_POSITION}
+    common = {**COMMON, "vocab_size": VOCAB_SIZE, "max_position_embeddings": max_position}
     model = make_model(folder, (model_type, {**changes, family.names_token: token_id}), common)
     with torch.no_grad():  # no answer has the token of an image: transformers would miss the image
         model.get_output_embeddings().weight[-len(family.tokens) :] *= 0.01
