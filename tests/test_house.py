@@ -98,8 +98,8 @@ TELLS_THE_TIME = {
     "launch.cluster.status": "notes of changes",
     "router.__main__": "since when a model is served",
     "router.access.audit": "when a request ended",
+    "router.openai.answer": "when an answer ended",
     "router.openai.endpoints": "when an answer was begun",
-    "router.openai.responses_api": "when an answer was completed",
     "router.request_trace": "when a request came",
     "router.resume.logs": "journals that an earlier router left too long ago; only files know when that was",
 }

@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 from engine.models.config_fields import MAX_TOKENS, Fields, read_json_object
 from engine.models.expert_settings import ExpertSettings, read_experts
+from engine.models.family import Block, Family, MlpKind, NormKind, QkNorm
 from engine.models.latent_settings import LatentSettings, latent_scale, read_latent
 from engine.models.names import LLAMA, Names
 from engine.models.quantization_settings import METHODS, PublishedQuantization, read_quantization, refusal_of
-from engine.models.registry import Block, Family, MlpKind, NormKind, QkNorm, family_of
+from engine.models.registry import family_of
 from engine.models.rope_settings import RopeSettings, partial_rotary_factor, read_local_rope, read_rope
 from engine.models.state_settings import StateSettings, lfm2_inner, read_states
 from engine.models.text_part import OTHER_PARTS, text_content, text_part_of

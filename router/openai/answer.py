@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,7 +73,7 @@ class NoText:
 class Choice:
     """One of the answers to one prompt. `figures` are there when it has ended. `echo`: the text of the prompt, where
     the answer begins with it. `past_ids`: its tokens of before the answer was resumed; it may have
-    ended with them. `past_figures`: what its client was told then."""
+    ended with them. `past_figures`: what its client was told then. `ended_at` is in seconds since 1970."""
 
     index: int
     request: RelayRequest
@@ -83,6 +84,7 @@ class Choice:
     past_ids: list[int] = field(default_factory=list)
     had_ended: bool = False
     past_figures: ToldFigures | None = None
+    ended_at: int = 0
 
     @property
     def told_figures(self) -> ToldFigures | None:
@@ -92,11 +94,12 @@ class Choice:
             flight = self.flight.figures
         if flight is None:
             return past
-        now = ToldFigures(self.index, flight.num_cached_tokens, dict(flight.cached_by_role), flight.handoff)
+        cached = flight.num_cached_tokens
+        now = ToldFigures(self.index, cached, dict(flight.cached_by_role), flight.handoff, self.ended_at)
         if past is None:
             return now
         roles = now.cached_by_role | past.cached_by_role
-        return ToldFigures(self.index, past.num_cached_tokens, roles, past.handoff or now.handoff)
+        return replace(past, cached_by_role=roles, handoff=past.handoff or now.handoff, ended_at=now.ended_at)
 
 
 class Piece(NamedTuple):
@@ -271,6 +274,7 @@ class Answer:
             num_cached_tokens=sum(first.num_cached_tokens for first in firsts),
             handoffs=[each.handoff for each in figures if each.handoff is not None],
             cached_by_role=cached_by_role,
+            ended_at=max((each.ended_at for each in figures), default=0),
         )
 
     def _advance(self, choice: Choice, delivery: Delivery) -> TextDelta:
@@ -282,7 +286,7 @@ class Answer:
 
     def _end(self, choice: Choice, finish_reason: str) -> None:
         if choice.flight is not None:
-            choice.figures = choice.flight.figures
+            choice.figures, choice.ended_at = choice.flight.figures, int(time.time())
             choice.flight.trace.finished(finish_reason, choice.text.num_completion_tokens)
             self._timers[choice.index].finished(finish_reason, choice.figures, choice.text.num_completion_tokens)
             self._to_close.append(choice.flight)

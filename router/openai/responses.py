@@ -53,10 +53,9 @@ class ReplyHead:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer: those of all its prompts, those of all its choices, and prompt tokens found in the prefix
-    cache where they would have been computed, or by role in that of each node; the measurements of its handoffs; for a
-    client that asked for them, its timings; and the tokens of reasoning in its choices, None where nobody looked.
-    """
+    """Tokens of one answer: of all its prompts, of all its choices, and prompt tokens found in the prefix cache where
+    they would have been computed, or by role in that of each node. `num_reasoning_tokens`: None where nobody looked.
+    `ended_at`: when the last choice ended, in seconds since 1970."""
 
     num_prompt_tokens: int
     num_completion_tokens: int
@@ -65,6 +64,7 @@ class Usage:
     timings: Timings | None = None
     cached_by_role: Mapping[str, int] = field(default_factory=dict)
     num_reasoning_tokens: int | None = None
+    ended_at: int = 0
 
 
 class TokensSoFar(NamedTuple):

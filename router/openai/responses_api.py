@@ -7,7 +7,6 @@ reached its limit of tokens is `incomplete`, every other one that ended well is 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -111,7 +110,7 @@ class ResponseWriter:
         told = responses_usage(usage, self._blocks.num_reasoning_tokens)
         members: dict[str, Any] = {"incomplete_details": details, "usage": told}
         if status == COMPLETED:
-            members["completed_at"] = int(time.time())
+            members["completed_at"] = max(usage.ended_at, self._head.created)
         if self._head.warnings:
             members["warnings"] = self._head.warnings
         items = [self._item(block, self._item_status(block)) for block in self._blocks.blocks]

@@ -40,12 +40,14 @@ class StreamHead:
 
 @dataclass(frozen=True, slots=True)
 class ToldFigures:
-    """The measurements of one choice that a client is told, as far as they are known: see `FlightFigures`."""
+    """The measurements of one choice that a client is told, as far as they are known: see `FlightFigures`. `ended_at`
+    is in seconds since 1970, 0 while the choice runs."""
 
     index: int
     num_cached_tokens: int
     cached_by_role: dict[str, int]
     handoff: HandoffFigures | None
+    ended_at: int = 0
 
 
 # made here, on one thread: msgspec 0.22 crashes when two threads are the first to decode the same type of dataclass

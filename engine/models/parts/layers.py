@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine.attention.base import Attention, LayerRule
 from engine.models.config import ModelConfig
+from engine.models.family import Block
 from engine.models.parts.attention import GroupedQueryAttention
 from engine.models.parts.base import Part, PartSetup
 from engine.models.parts.delta_net import GatedDeltaNet
@@ -23,7 +24,6 @@ from engine.models.parts.mlp import GatedMlp, PlainMlp
 from engine.models.parts.norm import StreamNorm, make_norm
 from engine.models.parts.short_convolution import ShortConvolution
 from engine.models.parts.sparse_mlp import SparseMlp
-from engine.models.registry import Block
 from engine.models.rope import Rotations
 from engine.models.state_settings import DeltaSettings
 from wire.layout import LayerKv

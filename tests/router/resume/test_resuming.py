@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -349,8 +351,9 @@ TOLD_AGAIN = {
 @pytest.mark.parametrize("interface", TOLD_AGAIN)
 @pytest.mark.parametrize("has_file", [False, True])
 async def test_a_stream_that_is_told_again_is_the_same_to_the_letter(
-    prompts: PromptMaker, tmp_path: Path, interface: str, has_file: bool
+    prompts: PromptMaker, tmp_path: Path, interface: str, has_file: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(time, "time", itertools.count(1_800_000_000.0).__next__)  # a second has passed at each look
     path, members = TOLD_AGAIN[interface]
     maker = replace(prompts, answer_format=AnswerFormat("hermes", "qwen3"))
     place, body = Folder(tmp_path) if has_file else Memory(), json.dumps(members).encode()
