@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.structured.dates import with_real_dates
-from engine.structured.schema_faults import explained, in_plain_words, unfollowable
+from engine.structured.followable import unfollowable
+from engine.structured.schema_faults import explained, in_plain_words
 from engine.text.tokenizer import Tokenizer
 from wire.errors import InvalidRequest, ModelLoadError
 from wire.grammar import CHOICE, EBNF, JSON_SCHEMA, LARK, REGEX, Grammar

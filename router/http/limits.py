@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-MAX_JSON_TEXTS = 2**17
+MAX_JSON_TEXTS = 2**16
 """Names of members, strings, lists and objects that one body may hold together. 2,048 messages, of
-which every second has a tool call and the others its result, hold a fifth."""
+which every second has a tool call and the others its result, hold two fifths."""
 
 MAX_JSON_VALUES = 2**20 + MAX_JSON_TEXTS
 """Values that one body may hold: a prompt of the most token ids that are allowed, and all else."""

@@ -112,17 +112,19 @@ class NoOutages:
 def test_a_gap_for_which_threads_waited_for_a_processor_is_the_machines(
     tmp_path: Path, waited_s: float, is_found: bool
 ) -> None:
-    asked = replace(ASKED, request_id="cmpl-1", begun_s=9.0, moments_s=[[10.1, 11.2]], totals=[[1, 2]], ended_s=11.3)
+    """The token was made in time, and the router had it 1 s later."""
+    asked = replace(ASKED, request_id="cmpl-1", begun_s=9.0, moments_s=[[9.3, 10.4]], totals=[[1, 2]], ended_s=10.5)
     judge = GapJudge([], cast(Deployment, NoOutages()), 0.0, tmp_path)
-    key = request_key("cmpl-1")
-    for program, stations in (("decode-0", [Station.EMITTED]), ("router", list(Station)[1:4])):
-        rows = [(10.0, 0, 0.0), (10.05, 1, waited_s)] if program == "router" else [(10.0, 0, 0.0), (10.04, 1, 0.0)]
-        late_s = {"router": 1.1, "decode-0": 0.0}[program]
+    received = list(Station)[1:4]
+    stamps = {
+        "decode-0": [(9.2, Station.EMITTED, 0, 0.0), (9.3, Station.EMITTED, 1, 0.0)],
+        "router": [(9.3, each, 0, 0.0) for each in received] + [(10.4, each, 1, waited_s) for each in received],
+    }
+    for program, rows in stamps.items():
         with (tmp_path / f"{program}.stamps").open("wb") as file:
-            for moment_s, index, own_s in rows:
-                for each in stations:
-                    file.write(STAMP.pack(moment_s + index * late_s, 0.0, own_s, 0.0, key, 5, index, 0, each))
-    found = judge.findings_of(asked, [asked])
-    assert bool(found) == is_found
-    line = judge.lines[-1]
-    assert "from the node to the router" in line
+            for moment_s, station, index, own_s in rows:
+                stamp = (moment_s, 0.0, own_s, 0.0, request_key("cmpl-1"), 5, index, 0, station)
+                file.write(STAMP.pack(*stamp))
+    assert bool(judge.findings_of(asked, [asked])) == is_found
+    (line,) = judge.lines
+    assert "no fault touched a gap of 1.10 s; 1.00 s from the node to the router" in line
