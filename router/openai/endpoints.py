@@ -185,7 +185,8 @@ class Endpoints:
 
     def _model_object(self, model: ServedModel) -> dict[str, object]:
         kinds = ("text", "image") if self.relay.sees_images(model.name) and model.prompts.sees_images else ("text",)
-        return model_object(model.name, model.started, self.max_model_len(model.name), kinds)
+        limit, switches = self.max_model_len(model.name), model.prompts.thinking_switches
+        return model_object(model.name, model.started, limit, kinds, switches)
 
     def _head(self, http: web.Request, prefix: str, model: ServedModel, notes: IgnoredFields) -> ReplyHead:
         self.metrics.count_ignored(notes.labels)

@@ -55,7 +55,7 @@ class ChatPrompt(NamedTuple):
 class PromptMaker:
     """Turns requests into token ids with one checkpoint's tokenizer and chat template. `request_templates` renders the
     templates that requests bring along; None refuses them. `images`: reads those of requests; None refuses them.
-    `thinks_unless_told`: see `ChatTemplate`. Closed by `close`."""
+    `thinks_unless_told`, `thinking_switches`: see `ChatTemplate`. Closed by `close`."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -64,6 +64,7 @@ class PromptMaker:
     answer_format: AnswerFormat = _PLAIN
     images: Images | None = None
     thinks_unless_told: bool = False
+    thinking_switches: tuple[str, ...] = ()
     very_long: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "very long prompts"))
 
     @classmethod
@@ -85,6 +86,7 @@ class PromptMaker:
             answer_format,
             images,
             template.thinks_unless_told(),
+            template.thinking_switches(),
         )
 
     def close(self) -> None:

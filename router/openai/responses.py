@@ -313,14 +313,18 @@ def prompt_logprobs(choice: FinishedChoice) -> dict[str, Any]:
 
 
 def model_object(
-    name: str, created: int, max_model_len: int | None = None, kinds: Sequence[str] = ("text",)
+    name: str,
+    created: int,
+    max_model_len: int | None = None,
+    kinds: Sequence[str] = ("text",),
+    thinking_switches: Sequence[str] = (),
 ) -> dict[str, Any]:
     """One model, for /v1/models/NAME. vLLM adds these too: `max_model_len` (prompt and output together), and `root`,
     which its load generator reads when it is not told a model. Here `root` is the name again: a path is not shown.
-    `kinds`: of what a prompt may hold, as `input_modalities`.
+    `kinds`: of what a prompt may hold, as `input_modalities`. `thinking_switches`: of the chat template, see there.
     """
     model: dict[str, Any] = {"id": name, "object": "model", "created": created, "owned_by": OWNER, "root": name}
-    model["input_modalities"] = [*kinds]
+    model |= {"input_modalities": [*kinds], "thinking_switches": [*thinking_switches]}
     return model if max_model_len is None else {**model, "max_model_len": max_model_len}
 
 
