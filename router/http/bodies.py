@@ -4,8 +4,8 @@ Owns how many bytes are held, in all and of each client, and the order in which 
 because a second thread would only take the interpreter from the event loop more often, and fairly by bytes between
 clients. A client is an API key or, on a router without keys, an address. Does not know what is in a body.
 
-Lives on one event loop. Invariants: what a body holds is given back when its `place` ends. Freed memory goes back to the
-system soon after a large body: the allocator would keep it for ever.
+Lives on one event loop. Invariants: what a body holds is given back when its `place` ends. Freed memory goes back to
+the system soon after a large body: the allocator would keep it for ever.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def check_counts(body: bytes) -> int:
         num_commas += outside.count(b",")
         num_slices += 1
         _check(num_quotes // 2 + num_opened, MAX_JSON_TEXTS, "names, strings, lists and objects")
-        _check(num_commas, MAX_JSON_VALUES, "values")
+        _check(num_commas + 1, MAX_JSON_VALUES, "values")
     return num_slices
 
 

@@ -135,7 +135,9 @@ async def measure(router: RouterProcess, kind: str, num_at_once: int) -> str:
     statuses = dict(Counter(task.result() for task in sending))
     after = process.memory_info().rss
     memory = ", ".join(f"{value / 2**20:.0f}" for value in (before, most, after))
-    return f"| {kind} x {num_at_once}, {len(body) / 1e6:.1f} MB | {statuses} in {took_s:.1f} s | {seen} | {memory} MiB |"
+    return (
+        f"| {kind} x {num_at_once}, {len(body) / 1e6:.1f} MB | {statuses} in {took_s:.1f} s | {seen} | {memory} MiB |"
+    )
 
 
 async def _main(options: argparse.Namespace) -> None:
