@@ -40,6 +40,7 @@ from router.openai.event_writer import EventWriter
 from router.openai.fields import UNSUPPORTED
 from router.openai.ignored import IgnoredFields
 from router.openai.latency_goals import asked_goals
+from router.openai.model_objects import model_list, model_object
 from router.openai.prompt_report import PromptOptions, report_prompt
 from router.openai.prompts import truncated
 from router.openai.request_body import read_request
@@ -54,8 +55,6 @@ from router.openai.responses import (
     Usage,
     chat_completion,
     json_bytes,
-    model_list,
-    model_object,
     text_completion,
 )
 from router.openai.responses_api import ResponseWriter

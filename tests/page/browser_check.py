@@ -67,8 +67,9 @@ def check_chat(browser: Browser, look: Look, only: str) -> None:
                 check(page)
                 _no_errors(browser, check.__name__)
                 _say(check.__name__.replace("_", " "))
-        _anew(page)
-        check_looks(page, look)
+        if only in check_looks.__name__:
+            _anew(page)
+            check_looks(page, look)
         end()
 
 
@@ -106,7 +107,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Check the page with a real browser.")
     parser.add_argument("--axe", type=Path, help="axe.min.js of axe-core")
     parser.add_argument("--model", default="", help="a checkpoint instead of the demo model, whose answers take 0.1 s")
-    parser.add_argument("--only", default="", help="of the checks of the chat, those with this in their names")
+    parser.add_argument("--only", default="", help="checks with this in their names, for instance history")
     parser.add_argument("--pictures", type=Path, help="folder for screenshots")
     flags = parser.parse_args()
     look = Look("" if flags.axe is None else flags.axe.read_text(), flags.pictures)
@@ -114,7 +115,8 @@ def main() -> int:
         flags.pictures.mkdir(parents=True, exist_ok=True)
     with browsing() as browser:
         check_chat(browser, look, flags.only)
-        check_deployment(browser, look, flags.model)
+        if flags.only in check_relay.__name__:
+            check_deployment(browser, look, flags.model)
     _say("axe-core finds nothing serious" if flags.axe else "axe-core was not given")
     return 0
 
