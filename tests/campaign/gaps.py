@@ -153,7 +153,8 @@ class GapJudge:
         if account is None:
             return bound, "; stations do not know it"
         idle_s = replace(known, pace=Pace()).bound_of(gap).seconds
-        why = "".join([f"; {account}", *(f"; {line}" for line in stalls(self._folder, gap.begun_s, gap.ended_s)[:3])])
+        stood = stalls(self._folder, gap.begun_s, gap.ended_s)[-1:]
+        why = "".join([f"; {account}", *(f"; the router's loop stood: {line}" for line in stood)])
         if not bound.kinds:
             self.lines.append(f"no fault touched a gap of {gap.lasted_s:.2f} s{why}")
         return replace(bound, seconds=max(bound.seconds, idle_s + account.waited_s)), why

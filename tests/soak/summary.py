@@ -15,6 +15,7 @@ MIN_HOURS = 0.5
 """Slopes of a shorter soak are told and not judged."""
 _COLUMNS = (("files", 1, FILES_PER_HOUR), ("threads", 1, THREADS_PER_HOUR), ("MiB", 2**20, BYTES_PER_HOUR))
 _NUM_GAPS = 5
+_MAX_NAMED = 3
 _NUM_RISES = 3
 
 
@@ -88,9 +89,13 @@ def _told(slope: Slope, size: int) -> str:
 
 def _gap_lines(parts: Sequence[Part]) -> list[str]:
     gaps = sorted((gap for part in parts for gap in part.gaps), key=lambda gap: -gap.lasted_s)[:_NUM_GAPS]
-    longest = (f"{gap.lasted_s:.2f} of {gap.allowed_s:.2f} s ({', '.join(gap.kinds) or 'no fault'})" for gap in gaps)
+    longest = (f"{gap.lasted_s:.2f} of {gap.allowed_s:.2f} s ({_named(gap.kinds)})" for gap in gaps)
     alone = [f"part {part.number}: {line}" for part in parts for line in part.lone_gaps]
     return [f"longest gaps: {'; '.join(longest) or 'none'}", *alone]
+
+
+def _named(kinds: Sequence[str]) -> str:
+    return f"{len(kinds)} kinds of faults" if len(kinds) > _MAX_NAMED else ", ".join(kinds) or "no fault"
 
 
 def _left_lines(parts: Sequence[Part]) -> list[str]:

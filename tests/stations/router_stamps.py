@@ -104,6 +104,7 @@ class _StallLog:
 
     def __init__(self, path: Path, stamps: _Stamps) -> None:
         self._path, self._stamps = path, stamps
+        path.unlink(missing_ok=True)
         self._ident, self._task = threading.get_ident(), Path(f"/proc/self/task/{threading.get_native_id()}")
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="stalls", daemon=True)
