@@ -61,8 +61,8 @@ class Hello:
     `tokenizer` is the digest of its tokenizer, "" when its checkpoint has none: masks of grammars depend on it.
     `prefers`: "" for a node that does the legs of its role; `PREFILL`, `DECODE` or `BOTH` for a decode node that does
     any leg, and which ones it is given where there is a choice. `group`: with which other nodes it is counted and
-    drained, "" for none. `sees_images`: whether it computes prompts with images. `start_ms`: from the
-    start of its process to this message, 0 where that is not known.
+    drained, "" for none. `sees_images`: whether it computes prompts with images. `start_ms`: what its
+    start took but for imports, 0 where that is not known.
     """
 
     role: _Name

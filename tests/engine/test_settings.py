@@ -55,7 +55,8 @@ def answered(settings: EngineSettings) -> None:
 def test_the_ends_of_what_a_number_may_be_work_or_are_refused(name: str, end: str, checkpoint: Path) -> None:
     allowed = NUMBERS[name].metadata["allowed"]
     value = 1e-6 if end == "least" and allowed.excludes_least else getattr(allowed, end)
-    changes: dict[str, Any] = {"num_threads": 1, name: type(NUMBERS[name].default)(value)}
+    kind: Any = type(NUMBERS[name].default)
+    changes: dict[str, Any] = {"num_threads": 1, name: kind(value)}
     settings = EngineSettings(model=str(checkpoint), **changes)
     if (name, end) in REFUSED:
         with pytest.raises(InvalidSetting, match=REFUSED[name, end]) as caught:

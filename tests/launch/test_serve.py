@@ -114,7 +114,7 @@ def test_prefill_and_decode_nodes_may_have_different_numbers_of_ranks() -> None:
     assert not any("parallel" in word for word in router.arguments)
     with pytest.raises(InvalidSetting, match="--batch-invariant with 2 ranks in a stage of prefill nodes and 4"):
         resolve_serve([*uneven, "--batch-invariant"], {})
-    with pytest.raises(InvalidSetting, match="--decode-tensor-parallel-size -1 must not be negative"):
+    with pytest.raises(InvalidSetting, match="--decode-tensor-parallel-size: -1 is not from 0 to 64"):
         resolve_serve(["--decode-tensor-parallel-size=-1"], {})
 
 
@@ -123,7 +123,7 @@ def test_prefill_and_decode_nodes_may_have_different_numbers_of_ranks() -> None:
     [
         (["--tensor-parallel-size=3"], "^prefill nodes with --tensor-parallel-size 3 .*: 4 attention heads cannot be"),
         (["--prefill-pipeline-parallel-size=3"], "2 layers cannot be divided among 3 stages"),
-        (["--decode-tensor-parallel-size=65"], "must lie between 1 and 64, got 65"),
+        (["--tensor-parallel-size=16", "--pipeline-parallel-size=16"], "16 in 16 stages are more than 64 ranks"),
     ],
 )
 def test_ranks_that_no_node_can_have_are_refused_before_anything_starts(

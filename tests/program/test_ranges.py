@@ -23,8 +23,9 @@ SOURCES = ("bench", "engine", "launch", "mixed_node", "node", "rank_node", "rout
 def settings_classes() -> list[type[Any]]:
     paths = (path for folder in SOURCES for path in (ROOT / folder).rglob("*.py"))
     modules = [_module_of(path) for path in sorted(paths) if "= setting(" in path.read_text()]
-    members = [member for module in modules for _, member in inspect.getmembers(module, dataclasses.is_dataclass)]
-    return [each for each in dict.fromkeys(members) if any("allowed" in f.metadata for f in dataclasses.fields(each))]
+    members = dict.fromkeys(member for module in modules for _, member in inspect.getmembers(module, inspect.isclass))
+    classes = [each for each in members if dataclasses.is_dataclass(each)]
+    return [each for each in classes if any("allowed" in field.metadata for field in dataclasses.fields(each))]
 
 
 def _module_of(path: Path) -> Any:
@@ -68,7 +69,8 @@ def test_a_number_says_what_it_may_be(
 ) -> None:
     allowed: Range = field.metadata["allowed"]
     assert allowed != ANY
-    assert field.default in (None, ()) or field.default in allowed
+    default: Any = field.default
+    assert default in (None, ()) or default in allowed
     least = beside(allowed.least, 1, kind) if allowed.excludes_least else kind(allowed.least)
     assert parsed(settings_class, field, repr(least)) == least
     most = allowed.most if math.isinf(allowed.most) else kind(allowed.most)
