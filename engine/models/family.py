@@ -48,7 +48,7 @@ class Family:
     is_interleaved: bool = False
     """Rotated pairs are neighbours in the checkpoint, not half a head apart."""
     windows_alternate: bool = False
-    """Without `layer_types` every other one of the first `max_window_layers` has a window, instead of all behind them."""
+    """Without `layer_types` every other one of the first `max_window_layers` has a window, not all behind them."""
     may_rotate_partly: bool = False
     """A part of each head may be all that is rotated (`partial_rotary_factor`)."""
     block: Block = "pre"
