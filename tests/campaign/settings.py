@@ -41,8 +41,9 @@ ALL_KINDS = (
     "router-threads",
 )
 """Every kind of fault; `tests.campaign.schedule` says what each does."""
-MODELS = ("llama", "qwen2", "qwen3", "qwen2.5-vl", "qwen3-vl", "mistral3")
-"""Families; the last three see images, too."""
+_SEEING = ("qwen2.5-vl", "qwen3-vl", "mistral3")
+"""Families of models that see images, too."""
+_MODELS = ("llama", "qwen2", "qwen3", *_SEEING)
 _TRANSPORTS = ("shm", "zmq", "nixl")
 _LAYOUT = re.compile(r"([1-9])P([1-9])D")
 _DRAWN = "drawn"
@@ -93,6 +94,11 @@ class CampaignSettings:
     results: Path
 
     @property
+    def sees(self) -> bool:
+        """Whether the model takes images."""
+        return self.model in _SEEING
+
+    @property
     def recovery_s(self) -> float:
         """For so long after a fault the plan does not count a node as a survivor: it starts again and joins. Ranks are
         never forked."""
@@ -129,7 +135,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         "--rank-machines", type=int, default=1, choices=(1, 2), help="2: half of them in a `baton rank`"
     )
     parser.add_argument("--transport", default="shm", choices=("auto", *_TRANSPORTS, _DRAWN))
-    parser.add_argument("--model", default=_DRAWN, choices=(*MODELS, _DRAWN), help="drawn: by the seed, half of them see")
+    parser.add_argument("--model", default=_DRAWN, choices=(*_MODELS, _DRAWN), help="drawn: by the seed, half of them see")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
     parser.add_argument("--structured", type=float, default=0.08, help="share of completions with a grammar")
@@ -167,7 +173,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         rank_pools="own" if flags.rank_machines > 1 else flags.rank_pools,
         rank_machines=flags.rank_machines,
         transport=_drawn(flags.transport, "transport", seed, _TRANSPORTS),
-        model=_drawn(flags.model, "model", seed, MODELS),
+        model=_drawn(flags.model, "model", seed, _MODELS),
         dtype=flags.dtype,
         kv_cache_dtype=flags.kv_cache_dtype,
         structured=flags.structured,
