@@ -28,7 +28,7 @@ from tests.campaign.schedule import plan
 from tests.campaign.settings import CampaignSettings
 from tests.campaign.strangers import Answered, Strangers
 from tests.checkpoints import make_checkpoint
-from tests.engine.models.seeing import SEEING_FAMILIES, make_seeing
+from tests.engine.models.seeing import make_seeing
 from tests.stations.ring import stamp_turns
 
 
@@ -92,8 +92,7 @@ async def _run_faults(
     has_private_shm: bool,
     watcher: Watcher | None,
 ) -> results.Line:
-    sees = settings.model in SEEING_FAMILIES
-    entries = await make_corpus(settings, client, sees=sees)
+    entries = await make_corpus(settings, client, sees=settings.sees)
     token_s = await token_seconds(client)
     num_tokens = sum(entry.num_tokens for entry in entries)
     timeline.note(f"{len(entries)} references, {num_tokens} tokens; {1 / token_s:.0f} tokens of a prompt a second")
@@ -117,7 +116,7 @@ async def _run_faults(
             timeline.found(finding, results.BODY)
 
     load = Load(entries, client, settings.seed, done)
-    strangers = Strangers(deployment.http_port, settings.seed, answered, sees=sees)
+    strangers = Strangers(deployment.http_port, settings.seed, answered, sees=settings.sees)
     growth = Growth(timeline.footprints)
     async with measured(judge.pace):
         load.start(settings.num_clients)
@@ -176,7 +175,7 @@ def _client(url: str) -> AsyncOpenAI:
 
 def _make_model(settings: CampaignSettings) -> Path:
     folder = settings.folder / "model"
-    if settings.model in SEEING_FAMILIES:
+    if settings.sees:
         return make_seeing(folder, settings.model, _MAX_POSITION).folder
     seed = random.Random(f"model {settings.seed}").randrange(2**31)
     return make_checkpoint(folder, settings.model, seed=seed, max_position=_MAX_POSITION)

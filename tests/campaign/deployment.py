@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tests.campaign import poison
 from tests.campaign.proxy import LinkProxy
 from tests.campaign.settings import CampaignSettings
 from tests.free_port import free_port
-from tests.system.harness import MODEL_NAME, Node, Program, forked, started
+from tests.system.harness import MODEL_NAME, Node, Program, forked_with, started
 from tests.system.spread import Machine
 
 NODE_SCRIPT = str(Path(__file__).with_name("node_process.py"))
@@ -113,7 +114,7 @@ class Deployment:
         self._router: Program | None = None
         self._num_routers = 0
         self._watchers: list[asyncio.Task[None]] = []
-        self._start = started if settings.has_real_starts else forked
+        self._start = started if settings.has_real_starts else forked_with(*_modules_of(settings))
 
     @property
     def router(self) -> Program:
@@ -293,6 +294,12 @@ class Deployment:
                     await asyncio.to_thread(self.router.wait_ready)
                     self._note("the router is ready again")
             await asyncio.sleep(_WATCH_S)
+
+
+def _modules_of(settings: CampaignSettings) -> Sequence[str]:
+    """What nodes import for a model that sees, which takes seconds."""
+    name = re.sub(r"[.-]", "_", settings.model)
+    return ("engine.models.vision.tower", f"transformers.models.{name}.modeling_{name}") if settings.sees else ()
 
 
 def _noted(outages: list[Outage], *, is_out: bool) -> float | None:

@@ -155,16 +155,22 @@ class Load:
         self._is_over = True
         await asyncio.gather(*self._clients)
 
+    async def ask(self, entry: Entry, mode: str, seed: float = 0.0) -> Asked:
+        """One request, to its end."""
+        rng = random.Random(seed)
+        asked = Asked(len(self.asked), entry, mode, time.monotonic())
+        self.asked.append(asked)
+        await self._ask(asked, _salted(entry.request.body) if rng.random() < 0.7 else entry.request.body, rng)
+        asked.ended_s = time.monotonic()
+        self._done(asked)
+        asked.told.clear()
+        return asked
+
     async def _ask_on(self, number: int) -> None:
         rng = random.Random(f"client {self._seed} {number}")
         while not self._is_over:
-            asked = Asked(len(self.asked), rng.choice(self._entries), _mode(rng), time.monotonic())
-            self.asked.append(asked)
-            body = _salted(asked.entry.request.body) if rng.random() < 0.7 else asked.entry.request.body
-            await self._ask(asked, body, random.Random(rng.random()))
-            asked.ended_s = time.monotonic()
-            self._done(asked)
-            asked.told.clear()
+            mode = rng.choices(list(_SHARES), list(_SHARES.values()))[0]
+            asked = await self.ask(rng.choice(self._entries), mode, rng.random())
             if asked.end == REFUSED:
                 await asyncio.sleep(_REFUSED_S)
 
@@ -176,7 +182,7 @@ class Load:
                 else:
                     await self._ask_stream(asked, body, rng)
                 asked.end = LEFT if asked.end == _CUT else asked.end or WELL
-        except (Wrong, LookupError) as error:
+        except (Wrong, LookupError, TypeError, AttributeError) as error:
             asked.end, asked.message = WRONG, str(error) if isinstance(error, Wrong) else repr(error)
         except TimeoutError:
             asked.end, asked.message = HUNG, f"it has not ended after {GIVE_UP_S:g} s"
@@ -236,10 +242,6 @@ class Load:
             asked.end, asked.message = FORGOTTEN if is_rest else ERROR, _told_by(error)
         except (openai.APIError, Failed) as error:
             asked.end, asked.message = _end_by(error), _told_by(error)
-
-
-def _mode(rng: random.Random) -> str:
-    return rng.choices(list(_SHARES), list(_SHARES.values()))[0]
 
 
 def _salted(body: Body) -> Body:

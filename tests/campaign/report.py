@@ -84,6 +84,8 @@ def summary(
     ends = Counter(each.end for each in asked)
     num_errors = sum(ends[end] for end in FAILED)
     resumed = [each for each in asked if each.end == WELL and each.num_resumed]
+    num_broken_by_others = sum(each.mode != CUT for each in resumed)
+    num_told_again = sum(each.num_told_again for each in asked)
     kinds = Counter(each.fault.kind for each in happened)
     lines = [
         f"{len(happened)} faults: {', '.join(f'{count} {kind}' for kind, count in kinds.most_common())}",
@@ -91,9 +93,8 @@ def summary(
         + ", ".join(f"{count} {end}" for end, count in ends.most_common()),
         f"{num_errors} ended with an error or a broken connection, of them excused: "
         + (", ".join(f"{count} by {reason}" for reason, count in excused.items()) or "none"),
-        f"{len(resumed)} streams were resumed by their client and are whole, {sum(each.mode != CUT for each in resumed)} "
-        f"of them by others than clients that had broken them; {sum(each.num_told_again for each in asked)} events were "
-        "told again, and were the same",
+        f"{len(resumed)} streams were resumed by their client and are whole, of which others had broken "
+        f"{num_broken_by_others}; {num_told_again} events were told again, and were the same",
         f"right answers: {', '.join(f'{count} {kind}' for kind, count in well_by_kind(asked).most_common())}",
         *_told_of(checks.after_thaws(asked, happened)),
         "",

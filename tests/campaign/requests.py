@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -23,7 +23,21 @@ MAX_PROMPT = 600
 VOCABULARY = 316
 MAX_CHOICES = 3
 _MAX_EDGE = 160
-_WORDS = "river letter answer station engine story question teacher brown small the and of to where first 7 42".split()
+_WORDS = (
+    "river",
+    "letter",
+    "answer",
+    "station",
+    "engine",
+    "story",
+    "question",
+    "brown",
+    "the",
+    "and",
+    "of",
+    "to",
+    "42",
+)
 _GRAMMARS: tuple[Body, ...] = (
     {"regex": "([a-z]{3} [0-9]{2}[,;]){20}"},
     {"json": {"type": "array", "items": {"enum": ["north", "north-east", 7, None]}, "minItems": 12, "maxItems": 40}},
@@ -93,51 +107,47 @@ def _completion(rng: random.Random, max_tokens: int, structured: float) -> Body:
 
 
 def _chat(rng: random.Random, kind: str, max_tokens: int) -> Request:
-    parts = [{"type": "text", "text": _text(rng)}]
-    if kind == IMAGE:
-        parts += [{"type": "image_url", "image_url": {"url": _image(rng)}} for _ in range(rng.choice((1, 1, 2)))]
-        rng.shuffle(parts)
-    body: Body = {"model": MODEL_NAME, "messages": _messages(rng, parts if kind == IMAGE else parts[0]["text"])}
+    body: Body = {"model": MODEL_NAME, "messages": _messages(rng, kind, "text", _shown_in_chat)}
     body |= {"max_tokens": max_tokens, **_sampling(rng), "extra_body": {"return_token_ids": True}}
-    schemas: dict[str, Body] = {}
     if rng.random() < 0.3:
         body |= {"logprobs": True, "top_logprobs": rng.choice((0, 2))}
+    schemas = _drawn_schemas(rng, kind)
     if kind == SCHEMA:
-        name, schemas[""] = rng.choice(list(_SCHEMAS.items()))
-        wanted = {"name": name, "schema": schemas[""], "strict": True}
+        wanted = {"name": "answer", "schema": schemas[""], "strict": True}
         body["response_format"] = {"type": "json_schema", "json_schema": wanted}
     elif kind == CALLS:
-        schemas = dict(rng.sample(list(_SCHEMAS.items()), rng.choice((1, 2, 3))))
         functions = [{"name": name, "parameters": schema} for name, schema in schemas.items()]
-        named = {"type": "function", "function": {"name": rng.choice(list(schemas))}}
         body["tools"] = [{"type": "function", "function": each} for each in functions]
-        body |= {"tool_choice": rng.choice(("required", named)), "parallel_tool_calls": rng.random() < 0.5}
+        body |= _wanted_calls(rng, {"type": "function", "function": {"name": rng.choice(list(schemas))}})
     return Request(CHAT, kind, body, schemas)
 
 
 def _response(rng: random.Random, kind: str, max_tokens: int) -> Request:
     """Its interface tells no ids of tokens but in log probabilities, and makes one choice."""
-    parts = [{"type": "input_text", "text": _text(rng)}]
-    if kind == IMAGE:
-        parts += [{"type": "input_image", "image_url": _image(rng)}]
-        rng.shuffle(parts)
     sampling, more = _sampling(rng), {"return_tokens_as_token_ids": True}
     more |= {name: sampling.pop(name) for name in ("seed", "frequency_penalty") if name in sampling}
     sampling.pop("n", None)
-    body: Body = {"model": MODEL_NAME, "input": _messages(rng, parts if kind == IMAGE else parts[0]["text"])}
+    body: Body = {"model": MODEL_NAME, "input": _messages(rng, kind, "input_text", _shown_in_response)}
     body |= {"max_output_tokens": max_tokens, **sampling, "extra_body": more}
-    schemas: dict[str, Body] = {}
+    schemas = _drawn_schemas(rng, kind)
     if kind == SCHEMA:
-        name, schemas[""] = rng.choice(list(_SCHEMAS.items()))
-        body["text"] = {"format": {"type": "json_schema", "name": name, "schema": schemas[""], "strict": True}}
+        body["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": schemas[""], "strict": True}}
     elif kind == CALLS:
-        schemas = dict(rng.sample(list(_SCHEMAS.items()), rng.choice((1, 2, 3))))
         body["tools"] = [{"type": "function", "name": name, "parameters": each} for name, each in schemas.items()]
-        named = {"type": "function", "name": rng.choice(list(schemas))}
-        body |= {"tool_choice": rng.choice(("required", named)), "parallel_tool_calls": rng.random() < 0.5}
+        body |= _wanted_calls(rng, {"type": "function", "name": rng.choice(list(schemas))})
     if kind != CALLS and rng.random() < 0.7:
         body["include"] = ["message.output_text.logprobs"]
     return Request(RESPONSES, kind, body, schemas)
+
+
+def _drawn_schemas(rng: random.Random, kind: str) -> dict[str, Body]:
+    if kind == CALLS:
+        return dict(rng.sample(list(_SCHEMAS.items()), rng.choice((1, 2, 3))))
+    return {"": rng.choice(list(_SCHEMAS.values()))} if kind == SCHEMA else {}
+
+
+def _wanted_calls(rng: random.Random, named: Body) -> Body:
+    return {"tool_choice": rng.choice(("required", named)), "parallel_tool_calls": rng.random() < 0.5}
 
 
 def _sampling(rng: random.Random) -> Body:
@@ -151,9 +161,21 @@ def _sampling(rng: random.Random) -> Body:
     return body
 
 
-def _messages(rng: random.Random, content: Any) -> list[Body]:
+def _messages(rng: random.Random, kind: str, text_type: str, shown: Callable[[str], Body]) -> list[Body]:
+    content: Any = _text(rng)
+    if kind == IMAGE:
+        content = [{"type": text_type, "text": content}, *(shown(_image(rng)) for _ in range(rng.choice((1, 1, 2))))]
+        rng.shuffle(content)
     before = [{"role": "system", "content": _text(rng)}] * (rng.random() < 0.5)
     return [*before, {"role": "user", "content": content}]
+
+
+def _shown_in_chat(url: str) -> Body:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _shown_in_response(url: str) -> Body:
+    return {"type": "input_image", "image_url": url}
 
 
 def _text(rng: random.Random) -> str:

@@ -41,8 +41,9 @@ ALL_KINDS = (
     "router-threads",
 )
 """Every kind of fault; `tests.campaign.schedule` says what each does."""
-MODELS = ("llama", "qwen2", "qwen3", "qwen2.5-vl", "qwen3-vl", "mistral3")
-"""Families; the last three see images, too."""
+_SEEING = ("qwen2.5-vl", "qwen3-vl", "mistral3")
+"""Families of models that see images, too."""
+_MODELS = ("llama", "qwen2", "qwen3", *_SEEING)
 _TRANSPORTS = ("shm", "zmq", "nixl")
 _LAYOUT = re.compile(r"([1-9])P([1-9])D")
 _DRAWN = "drawn"
@@ -54,13 +55,13 @@ _FORKED_RECOVERY_S, _REAL_RECOVERY_S = 4.0, 20.0
 class CampaignSettings:
     """What to run. Two campaigns with the same settings ask the same requests and plan the same faults.
 
-    `model`: its family, with random weights. `step_s`: how long a step of a node takes at least, so that streams last long enough to be hit. `stall_s`: for how
-    long a stream may make no progress while the router runs. `longest_s`: no fault lasts longer. `num_ranks`: of each
-    node, with pools as `rank_pools` says, on so many `rank_machines`. `structured`: which share of completions has a
-    grammar, a schema or a regular expression. `num_strangers`: clients that send random bodies. `results`: the file that
-    gets a line for the campaign. `is_mixed`: nodes do any leg, and prefer that of their name.
-    `is_plaintext`: without a cluster key. `clocks_lie`: each program has a wall clock of its own, see `clocks`.
-    `has_real_starts`: programs are started as users do, in place of being forked from one that has done the imports.
+    `model`: its family, with random weights. `step_s`: how long a step of a node takes at least, so that streams last
+    long enough to be hit. `stall_s`: for how long a stream may make no progress while the router runs. `longest_s`: no
+    fault lasts longer. `num_ranks`: of each node, with pools as `rank_pools` says, on so many `rank_machines`.
+    `structured`: which share of completions has a grammar, a schema or a regular expression. `num_strangers`: clients
+    that send random bodies. `is_mixed`: nodes do any leg, and prefer that of their name. `is_plaintext`: without a
+    cluster key. `clocks_lie`: each program has a wall clock of its own, see `clocks`. `has_real_starts`: programs are
+    started as users do, in place of being forked from one that has done the imports. `results`: gets a line of JSON.
     """
 
     num_faults: int
@@ -91,6 +92,11 @@ class CampaignSettings:
     has_real_starts: bool
     folder: Path
     results: Path
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model takes images."""
+        return self.model in _SEEING
 
     @property
     def recovery_s(self) -> float:
@@ -129,7 +135,9 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         "--rank-machines", type=int, default=1, choices=(1, 2), help="2: half of them in a `baton rank`"
     )
     parser.add_argument("--transport", default="shm", choices=("auto", *_TRANSPORTS, _DRAWN))
-    parser.add_argument("--model", default=_DRAWN, choices=(*MODELS, _DRAWN), help="drawn: by the seed, half of them see")
+    parser.add_argument(
+        "--model", default=_DRAWN, choices=(*_MODELS, _DRAWN), help="drawn: by the seed, half of them see"
+    )
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
     parser.add_argument("--structured", type=float, default=0.08, help="share of completions with a grammar")
@@ -167,7 +175,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         rank_pools="own" if flags.rank_machines > 1 else flags.rank_pools,
         rank_machines=flags.rank_machines,
         transport=_drawn(flags.transport, "transport", seed, _TRANSPORTS),
-        model=_drawn(flags.model, "model", seed, MODELS),
+        model=_drawn(flags.model, "model", seed, _MODELS),
         dtype=flags.dtype,
         kv_cache_dtype=flags.kv_cache_dtype,
         structured=flags.structured,

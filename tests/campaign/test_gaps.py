@@ -8,17 +8,19 @@ from typing import cast
 
 import pytest
 
-from tests.campaign.corpus import Choice, Entry
+from tests.campaign.answers import Choice
+from tests.campaign.corpus import Entry
 from tests.campaign.deployment import Deployment, Outage
 from tests.campaign.faults import Happened
 from tests.campaign.gaps import LOST_S, NORMAL_S, Gap, GapJudge, Known, gaps_of
 from tests.campaign.load import Asked
 from tests.campaign.pace import Pace
+from tests.campaign.requests import COMPLETIONS, TEXT, Request
 from tests.campaign.schedule import Fault
 from tests.stations.ring import STAMP, Station, request_key
 
 TOKEN_S = 0.001
-ENTRY = Entry(0, {"prompt": [1] * 90}, (Choice([1] * 10),))
+ENTRY = Entry(0, Request(COMPLETIONS, TEXT, {}), (Choice([1] * 10),), (90, 10))
 OPEN_S = 0.1
 """To compute what one such request needs."""
 KILL = Fault(0, 0.0, "kill", "decode-0", 1.0, "", 0.0, 0.0)

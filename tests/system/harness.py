@@ -97,6 +97,11 @@ def forked(command: Sequence[str], environment: Mapping[str, str], out: IO[bytes
     return prepared_python(*NODE_MODULES, *ROUTER_MODULES).start(command, environment, out, err)
 
 
+def forked_with(*modules: str) -> Starter:
+    """Forks from a process that has imported these, too."""
+    return prepared_python(*NODE_MODULES, *ROUTER_MODULES, *modules).start
+
+
 class Program:
     """One process, `python *command`, that prints a "ready" line."""
 
