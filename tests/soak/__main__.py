@@ -28,7 +28,7 @@ from tests.soak.watch import PartWatch, left_behind
 
 KINDS = "freeze,slow,cut,delay,throttle,loss,hole,hole-one-way,descriptors,disk-full,router-freeze,router-slow"
 _PER_MINUTE = 6
-_OF_ONE_PART = ("num_faults", "minutes", "seed", "folder")
+_OF_ONE_PART = ("num_faults", "minutes", "seed", "folder", "results")
 _LARGE = ("*.stamps", "model", "journals")
 
 
