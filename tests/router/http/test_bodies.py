@@ -72,8 +72,8 @@ async def test_who_leaves_or_waits_too_long_holds_nobody_up(bodies: Bodies) -> N
     may_go = threading.Event()
     first = asyncio.create_task(bodies.parse(large(bodies, "a"), lambda: may_go.wait(PATIENCE_S)))
     await asyncio.sleep(0)
-    leaving = asyncio.create_task(bodies.parse(large(bodies, "a"), list))
-    late = asyncio.create_task(bodies.parse(large(bodies, "b"), list))
+    leaving = asyncio.create_task(bodies.parse(large(bodies, "a"), threading.get_ident))
+    late = asyncio.create_task(bodies.parse(large(bodies, "b"), threading.get_ident))
     await asyncio.sleep(0)
     leaving.cancel()
     with pytest.raises(Overloaded):
@@ -81,7 +81,25 @@ async def test_who_leaves_or_waits_too_long_holds_nobody_up(bodies: Bodies) -> N
     may_go.set()
     async with asyncio.timeout(PATIENCE_S):
         await first
-        assert await bodies.parse(large(bodies, "c"), list) == []
+        await bodies.parse(large(bodies, "c"), threading.get_ident)
+
+
+async def test_who_leaves_in_the_moment_of_its_turn_passes_it_on(
+    bodies: Bodies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_turn = bodies._end_turn
+
+    def end_and_leave() -> None:
+        end_turn()
+        leaving.cancel()
+
+    monkeypatch.setattr(bodies, "_end_turn", end_and_leave)
+    first = asyncio.create_task(bodies.parse(large(bodies, "a"), threading.get_ident))
+    leaving = asyncio.create_task(bodies.parse(large(bodies, "b"), threading.get_ident))
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.wait([first, leaving])
+        await bodies.parse(large(bodies, "c"), threading.get_ident)
+    assert leaving.cancelled()
 
 
 async def test_what_is_held_is_bounded_for_each_client_and_in_all(bodies: Bodies) -> None:
