@@ -40,10 +40,10 @@ from router.openai.event_writer import EventWriter
 from router.openai.fields import UNSUPPORTED
 from router.openai.ignored import IgnoredFields
 from router.openai.latency_goals import asked_goals
+from router.openai.model_objects import model_list, model_object
 from router.openai.prompt_report import PromptOptions, report_prompt
 from router.openai.prompts import truncated
 from router.openai.request_body import parse_body_aside
-from router.openai.model_objects import model_list, model_object
 from router.openai.responses import (
     NO_REPORT,
     CompletionStream,
