@@ -130,7 +130,7 @@ class RequestTrace:
 
     @property
     def is_refused(self) -> bool:
-        """Whether its own client is to blame: the request was not valid, asked for what is not there, or for too much."""
+        """Whether its client is to blame: the request was not valid, asked for what is not there, or for too much."""
         return self.status is not None and 400 <= self.status < 500
 
     @property

@@ -56,7 +56,7 @@ _RENDER_ERRORS = (
     TypeError,
     ValueError,
 )
-_THINKING_CHOICES: Mapping[str, tuple[object, object]] = {
+_THINKING_CHOICES = {
     "enable_thinking": (True, False),
     "thinking": (True, False),
     "reasoning_effort": ("high", "low"),
@@ -154,7 +154,7 @@ class ChatTemplate:
         except InvalidRequest:
             return False
 
-    def _greeting(self, variables: Mapping[str, object]) -> str:
+    def _greeting(self, variables: Mapping[str, Any]) -> str:
         return self.render([{"role": "user", "content": "Hello"}], **variables)
 
     def _choose(self, has_tools: bool) -> jinja2.Template:

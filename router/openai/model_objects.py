@@ -1,4 +1,4 @@
-"""The answers of /v1/models. Does not know how a model is served; everything here is a pure function of its arguments."""
+"""The answers of /v1/models. Does not know how a model is served; all here is a pure function of its arguments."""
 
 from __future__ import annotations
 

@@ -104,6 +104,7 @@ class Browser:
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return json.load(answer)["value"]
 
+
 def until(what: str, ask: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:
     """The first true answer. Raises `AssertionError`."""
     deadline_s = time.monotonic() + within_s
@@ -111,6 +112,7 @@ def until(what: str, ask: Callable[[], Any], within_s: float = PATIENCE_S) -> An
         assert time.monotonic() < deadline_s, f"{what}: not within {within_s:g} s"
         time.sleep(0.05)
     return answer
+
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
@@ -134,5 +136,3 @@ def _try(make: Callable[[], Any]) -> Any:
         return make()
     except OSError:
         return None
-
-

@@ -76,14 +76,22 @@ def check_chat(browser: Browser, look: Look, only: str) -> None:
 def _anew(page: ChatPage) -> None:
     """Show the page as to one who has never been here, but for the list of chats, which is open."""
     page.open()
-    page.browser.run("localStorage.clear(); sessionStorage.clear(); localStorage.setItem('baton.layout', '{\"chats\": true}')")
+    page.browser.run(
+        "localStorage.clear(); sessionStorage.clear(); localStorage.setItem('baton.layout', '{\"chats\": true}')"
+    )
     page.open()
 
 
 def _no_errors(browser: Browser, name: str) -> None:
-    """What a page may not do is said in the console. A request that was refused, or found no router, is logged there too."""
+    """The console says what a page may not do. A request that was refused, or found no router, is logged there too."""
     errors = [entry["message"] for entry in browser.log() if entry["level"] == "SEVERE"]
-    wanted = ("Failed to load resource", "net::ERR_INTERNET_DISCONNECTED", "trusted-types", "TrustedScript", "TrustedHTML")
+    wanted = (
+        "Failed to load resource",
+        "net::ERR_INTERNET_DISCONNECTED",
+        "trusted-types",
+        "TrustedScript",
+        "TrustedHTML",
+    )
     assert all(any(part in error for part in wanted) for error in errors), (name, errors)
 
 

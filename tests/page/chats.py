@@ -45,7 +45,9 @@ class ChatPage:
 
     def wait_for_text(self, num_chars: int) -> None:
         """Wait until the last answer has so many characters."""
-        self.browser.wait("some text", f"{_LAST} return last && last.querySelector('.text').innerText.length >= {num_chars}")
+        self.browser.wait(
+            "some text", f"{_LAST} return last && last.querySelector('.text').innerText.length >= {num_chars}"
+        )
 
     def turns(self) -> list[str]:
         """The text of each question and answer."""

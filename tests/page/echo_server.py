@@ -59,7 +59,7 @@ def echoing(tokenizer: Tokenizer) -> Script:
     def script(node: FakeNode, leg: LegMessage) -> None:
         prompt = tokenizer.decode(leg.token_ids[: leg.num_prompt_tokens], skip_special_tokens=False)
         answer = answer_to(prompt)
-        manner = answer.rpartition("</think>\n\n")[2].partition(" ")[0]
+        manner = next(iter(answer.rpartition("</think>\n\n")[2].split()), "")
         if manner == "fail":
             node.fail(leg, "request_failed")
             return

@@ -88,7 +88,9 @@ def check_narrow(page: ChatPage, look: Look) -> None:
     """On a telephone there is one part at a time, and nothing is cut off at the side."""
     browser = page.browser
     browser.be_wide(*_NARROW)
-    browser.wait("the chat alone", "return !document.querySelector('#chat').hidden && document.querySelector('#relay').hidden")
+    browser.wait(
+        "the chat alone", "return !document.querySelector('#chat').hidden && document.querySelector('#relay').hidden"
+    )
     _not_cut_off(browser, look, "phone-chat")
     for part in ("relay", "chats"):
         browser.click(f"#show-{part}")

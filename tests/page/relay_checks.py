@@ -1,5 +1,5 @@
-"""The page over a whole deployment of the demo model: its size, its key, answers that stream, requests on their legs, and a router
-that comes back."""
+"""The page over a deployment of the demo model: its size, its key, answers that stream, requests on their legs, and a
+router that comes back."""
 
 from __future__ import annotations
 

@@ -60,10 +60,10 @@ def check_retry_and_edit(page: ChatPage) -> None:
 
 def check_stop(page: ChatPage) -> None:
     """By its button and by Escape; what is there stays."""
-    for stop in (lambda: page.browser.click("#stop"), lambda: page.browser.type("#prompt", ESCAPE)):
+    for press, what in ((page.browser.click, ("#stop",)), (page.browser.type, ("#prompt", ESCAPE))):
         page.send("slowly " + "a word " * 200)
         page.wait_for_text(12)
-        stop()
+        press(*what)
         page.wait_for_end()
         assert "stopped" in page.last_notes()
         assert page.last_text().startswith("slowly")
@@ -90,12 +90,19 @@ def check_failed_send(page: ChatPage) -> None:
 def check_thinking(page: ChatPage) -> None:
     """Thoughts are folded, apart from the answer; the switch is there, works, and is remembered."""
     page.ask("think about it")
-    fold = page.in_last("const f = last.querySelector('.reasoning'); return [f.open, f.querySelector('div').textContent.trim()]")
+    fold = page.in_last(
+        "const f = last.querySelector('.reasoning'); return [f.open, f.querySelector('div').textContent.trim()]"
+    )
     assert fold == [False, THOUGHT], fold
     assert page.last_text().strip() == "think about it"
-    for wanted, sent, has_thought in (("off", {"enable_thinking": False}, False), ("on", {"enable_thinking": True}, True)):
+    for wanted, sent, has_thought in (
+        ("off", {"enable_thinking": False}, False),
+        ("on", {"enable_thinking": True}, True),
+    ):
         page.browser.run(
-            "const s = document.querySelector('#thinking'); s.value = arguments[0]; s.dispatchEvent(new Event('change'))", wanted
+            "const choice = document.querySelector('#thinking'); choice.value = arguments[0];"
+            "choice.dispatchEvent(new Event('change'))",
+            wanted,
         )
         page.open()  # the switch is remembered
         page.ask("and now?")
@@ -117,13 +124,19 @@ def check_refused(page: ChatPage) -> None:
     """A client's mistake is counted apart from failures of the relay."""
     before = _counts(page)
     body = json.dumps({"model": "org/nothing", "messages": [{"role": "user", "content": "a"}]})
-    script = "fetch('v1/chat/completions', {method: 'POST', headers: {'Content-Type': 'application/json'}, body: arguments[0]})"
-    page.browser.run(script, body)
-    page.browser.wait("the refused request", f"return Number(document.querySelector('#refused').textContent) === {before[1] + 1}")
+    options = "{method: 'POST', headers: {'Content-Type': 'application/json'}, body: arguments[0]}"
+    page.browser.run(f"fetch('v1/chat/completions', {options})", body)
+    page.browser.wait(
+        "the refused request", f"return Number(document.querySelector('#refused').textContent) === {before[1] + 1}"
+    )
     assert _counts(page)[0] == before[0]
-    assert page.browser.run("return [...document.querySelectorAll('#requests .leg')].some(e => e.textContent === 'refused')")
+    assert page.browser.run(
+        "return [...document.querySelectorAll('#requests .leg')].some(e => e.textContent === 'refused')"
+    )
 
 
 def _counts(page: ChatPage) -> list[int]:
-    page.browser.wait("the relay", "return document.querySelector('#failed').textContent !== '–'")
-    return [int(page.browser.run(f"return document.querySelector('#{name}').textContent")) for name in ("failed", "refused")]
+    page.browser.wait("the relay", "return document.querySelector('#link').dataset.state === 'live'")
+    return [
+        int(page.browser.run(f"return document.querySelector('#{name}').textContent")) for name in ("failed", "refused")
+    ]

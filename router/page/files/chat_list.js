@@ -62,7 +62,7 @@ export class ChatList {
 
   async _deleteAll() {
     const ids = keptChats().map((chat) => chat.id);
-    if (await confirmed(ids.length === 1 ? "Delete the chat that is kept?" : `Delete all ${ids.length} chats?`)) await this._remove(ids);
+    if (await confirmed(ids.length === 1 ? "Delete the only chat?" : `Delete all ${ids.length} chats?`)) await this._remove(ids);
   }
 
   async _remove(ids) {

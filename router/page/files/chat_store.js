@@ -1,5 +1,6 @@
-// The chats that this browser keeps, in its local storage: one entry for each, a line that tells of it and a line with its turns.
-// Bounded in number and size: the oldest go first. Several tabs may use it at once, since each writes its own chat only.
+// The chats that this browser keeps, in its local storage: one entry for each, a line that tells of it and a line with its
+// turns. Bounded in number and size: the oldest go first. Several tabs may use it at once, since each writes its own chat
+// only.
 
 const PREFIX = "baton.chat.";
 const OPEN = "baton.open";

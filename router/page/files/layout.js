@@ -1,5 +1,5 @@
-// Which of the three parts of the page are seen: the list of chats, the chat, the relay. A wide window shows the first and the
-// last beside the chat, a narrow one in its place. What was chosen is kept, for each of the two.
+// Which of the three parts of the page are seen: the list of chats, the chat, the relay. A wide window shows the first and
+// the last beside the chat, and keeps what was chosen; a narrow one shows them in its place, and begins with the chat.
 
 import { $ } from "./dom.js";
 import { readKept, writeKept } from "./kept.js";

@@ -1,5 +1,5 @@
-// The page of a Baton router: a chat over /v1/chat/completions, and a view of the relay over /page/events. This file puts the parts
-// together; each of the others has one concern.
+// The page of a Baton router: a chat over /v1/chat/completions, and a view of the relay over /page/events. This file puts
+// the parts together; each of the others has one concern.
 
 import { Chat } from "./chat.js";
 import { ChatList } from "./chat_list.js";

@@ -1,6 +1,6 @@
-// Markdown as elements. marked finds out what is what; the elements are made here, one kind after the other, so nothing else can
-// come of a text whatever it says. Markup in a text is shown as the text it is, images are named and not loaded, and links
-// lead to web and mail addresses only.
+// Markdown as elements. marked finds out what is what; the elements are made here, one kind after the other, so nothing
+// else can come of a text whatever it says. Markup in a text is shown as the text it is, images are named and not loaded,
+// and links lead to web and mail addresses only.
 
 import { Lexer } from "./marked-18.2.1.js";
 import { make, makeButton } from "./dom.js";
@@ -8,7 +8,7 @@ import { copyText } from "./clipboard.js";
 
 const OPTIONS = { gfm: true, breaks: true };
 const LINKED = new Set(["http:", "https:", "mailto:"]);
-const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", ndash: "–", mdash: "—", hellip: "…" };
+const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", ndash: "–", mdash: "—" };
 const NUM_HEADINGS_AROUND = 3; // the page, the chat and the answer
 const MAX_DEPTH = 60; // of tokens in tokens; a browser lays out what is deeper slowly, or not at all
 const LINE_BREAK = /^<br\s*\/?>$/i;
@@ -67,7 +67,7 @@ function listElement(token) {
   if (token.ordered && token.start !== 1) found.start = token.start;
   for (const item of token.items) {
     const child = make("li", item.task ? "task" : "");
-    for (const part of item.tokens) child.append(...(part.type in INLINE ? inlineNode(part) : blockElements([part])));
+    child.append(...item.tokens.flatMap((part) => (part.type in INLINE ? inlineNode(part) : blockElements([part]))));
     found.append(child);
   }
   return found;
@@ -90,12 +90,14 @@ function tableElement(token) {
   return around;
 }
 
+const languageOf = (lang) => (lang || "").split(/\s/, 1)[0];
+
 function codeElement(text, lang) {
-  const language = (lang || "").split(/\s/)[0], code = make("code", "", text), pre = make("pre"), bar = make("div", "code-bar");
-  const around = make("div", "code");
+  const around = make("div", "code"), bar = make("div", "code-bar"), pre = make("pre"), code = make("code", "", text);
+  const copy = makeButton("Copy", (button) => copyText(code.textContent, button), "Copy this code");
   pre.append(code);
   pre.tabIndex = 0;
-  bar.append(make("span", "", language), makeButton("Copy", (button) => copyText(code.textContent, button), "Copy this code"));
+  bar.append(make("span", "", languageOf(lang)), copy);
   around.append(bar, pre);
   return around;
 }
@@ -104,7 +106,7 @@ function codeElement(text, lang) {
 export function growCode(element, token) {
   if (token.type !== "code" || !element || !element.classList.contains("code")) return false;
   element.querySelector("code").textContent = token.text;
-  element.querySelector("span").textContent = (token.lang || "").split(/\s/)[0];
+  element.querySelector("span").textContent = languageOf(token.lang);
   return true;
 }
 

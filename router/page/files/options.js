@@ -18,10 +18,10 @@ function numberIn(id) {
 
 /** The members of a request that say what was chosen about thinking. */
 function thinkingMembers() {
-  const wanted = $("thinking").value, name = SWITCHES.find((each) => (switchesOf.get($("model").value) || []).includes(each));
+  const wanted = $("thinking").value, known = switchesOf.get($("model").value) || [];
   if (!wanted || $("thinking-choice").hidden) return {};
   if (wanted !== "on" && wanted !== "off") return { reasoning_effort: wanted };
-  return { chat_template_kwargs: { [name]: wanted === "on" } };
+  return { chat_template_kwargs: { [SWITCHES.find((name) => known.includes(name))]: wanted === "on" } };
 }
 
 /** The body of a request for the answer to `messages`. */

@@ -1,5 +1,5 @@
-// How fast an answer came. A speed is told only where it was measured: over enough tokens, pieces and time. Tokens that come all
-// at once have none.
+// How fast an answer came. A speed is told only where it was measured: over enough tokens, pieces and time. Tokens that
+// come all at once have none.
 
 import { count, seconds } from "./dom.js";
 

@@ -23,7 +23,8 @@ export function questionView(content, onEdit) {
 }
 
 function showEditor(box, content, onEdit) {
-  const form = make("form", "editor"), field = make("textarea"), bar = make("div", "bar"), send = make("button", "main", "Ask again");
+  const form = make("form", "editor"), field = make("textarea"), bar = make("div", "bar");
+  const send = make("button", "main", "Ask again");
   const parts = [...box.children].slice(1);
   const close = () => {
     form.remove();
