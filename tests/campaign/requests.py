@@ -90,8 +90,8 @@ def make_request(rng: random.Random, max_tokens: int, structured: float, *, sees
     kind = rng.choices((TEXT, SCHEMA, CALLS, IMAGE), (20, 25, 30, 25 * sees))[0]
     make, is_json = _chat if api == CHAT else _response, kind in (SCHEMA, CALLS)
     request = make(rng, kind, max_tokens if is_json else num_tokens)
-    more: Body = request.body["extra_body"]
-    more |= {"logit_bias": _SPACES} if is_json and rng.random() < 0.8 else {"ignore_eos": not is_json}
+    more: Body = {"logit_bias": _SPACES} if is_json and rng.random() < 0.8 else {"ignore_eos": not is_json}
+    request.body["extra_body"] |= more
     return request
 
 

@@ -57,9 +57,13 @@ ENDED_BY_CALL = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_ca
 
 def response(call_id: str = "a", arguments: str = '{"to": 7}') -> list[Event]:
     """The events of a response that is a call."""
-    item = {"type": "function_call", "call_id": "a", "name": "go"}
+    item: Event = {"type": "function_call", "call_id": "a", "name": "go"}
     usage = {"input_tokens": 1, "output_tokens": 3}
-    ended = {"status": "completed", "output": [{**item, "call_id": call_id, "arguments": arguments}], "usage": usage}
+    ended: Event = {
+        "status": "completed",
+        "output": [{**item, "call_id": call_id, "arguments": arguments}],
+        "usage": usage,
+    }
     events = [
         {"type": "response.output_item.added", "item": {**item, "arguments": ""}},
         {"type": "response.function_call_arguments.delta", "delta": '{"to": 7}'},
