@@ -97,7 +97,8 @@ def make_request(rng: random.Random, max_tokens: int, structured: float, *, sees
 
 def _completion(rng: random.Random, max_tokens: int, structured: float) -> Body:
     length = min(round(2 ** rng.uniform(1, 9.2)), MAX_PROMPT)
-    sampling, more = _sampling(rng), {"ignore_eos": True, "return_token_ids": True}
+    sampling = _sampling(rng)
+    more: Body = {"ignore_eos": True, "return_token_ids": True}
     if rng.random() < 0.3:
         sampling["logprobs"] = rng.choice((0, 2))
     if rng.random() < structured:

@@ -16,10 +16,10 @@ KINDS = "kill,freeze,cut,hole,restart,slow,loss,disk-full,memory"
 
 
 def test_a_small_campaign_finds_nothing(tmp_path: Path) -> None:
-    flags = (
-        "--faults 9 --minutes 0.08 --seed 834 --layout 1P2D --transport shm --model qwen3-vl --clients 6 --requests 8"
+    flags = "--faults 9 --minutes 0.08 --seed 834 --layout 1P2D --transport shm --model qwen3-vl --clients 6"
+    more = (
+        f"--requests 8 --step-ms 5 --max-tokens 120 --longest-s 1.5 --stall-s 100 --kinds {KINDS} --folder {tmp_path}"
     )
-    more = f"--step-ms 5 --max-tokens 120 --longest-s 1.5 --stall-s 100 --kinds {KINDS} --folder {tmp_path}"
     results = tmp_path / "campaigns.jsonl"
     command = [sys.executable, "-m", "tests.campaign", *flags.split(), *more.split(), "--results", f"{results}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
