@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import random
 import zlib
 from collections.abc import Callable, Mapping
@@ -76,7 +77,8 @@ def _good_body(rng: random.Random, path: str, *, sees: bool) -> Body:
 
 
 def _body_of(request: Request) -> Body:
-    body = {name: value for name, value in request.body.items() if name != "extra_body"} | request.body["extra_body"]
+    body: Body = request.body | request.body["extra_body"]
+    del body["extra_body"]
     return body | {name: _MAX_TOKENS for name in _NAMES_LENGTH if name in body}
 
 
@@ -158,7 +160,7 @@ _COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
 
 def _number(rng: random.Random, most: int) -> int:
     """From 1 on, each size as often."""
-    return round(most ** rng.random())
+    return round(math.exp(math.log(most) * rng.random()))
 
 
 def _delivered(rng: random.Random, kind: str, target: str, body: bytes) -> Sent:

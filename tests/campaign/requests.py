@@ -90,14 +90,15 @@ def make_request(rng: random.Random, max_tokens: int, structured: float, *, sees
     kind = rng.choices((TEXT, SCHEMA, CALLS, IMAGE), (20, 25, 30, 25 * sees))[0]
     make, is_json = _chat if api == CHAT else _response, kind in (SCHEMA, CALLS)
     request = make(rng, kind, max_tokens if is_json else num_tokens)
-    more: Body = request.body["extra_body"]
-    more |= {"logit_bias": _SPACES} if is_json and rng.random() < 0.8 else {"ignore_eos": not is_json}
+    more: Body = {"logit_bias": _SPACES} if is_json and rng.random() < 0.8 else {"ignore_eos": not is_json}
+    request.body["extra_body"] |= more
     return request
 
 
 def _completion(rng: random.Random, max_tokens: int, structured: float) -> Body:
     length = min(round(2 ** rng.uniform(1, 9.2)), MAX_PROMPT)
-    sampling, more = _sampling(rng), {"ignore_eos": True, "return_token_ids": True}
+    sampling = _sampling(rng)
+    more: Body = {"ignore_eos": True, "return_token_ids": True}
     if rng.random() < 0.3:
         sampling["logprobs"] = rng.choice((0, 2))
     if rng.random() < structured:

@@ -57,13 +57,14 @@ ENDED_BY_CALL = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_ca
 
 def response(call_id: str = "a", arguments: str = '{"to": 7}') -> list[Event]:
     """The events of a response that is a call."""
-    item = {"type": "function_call", "call_id": "a", "name": "go"}
+    item: Event = {"type": "function_call", "call_id": "a", "name": "go"}
     usage = {"input_tokens": 1, "output_tokens": 3}
-    ended = {"status": "completed", "output": [{**item, "call_id": call_id, "arguments": arguments}], "usage": usage}
-    events = [
+    output = [{**item, "call_id": call_id, "arguments": arguments}]
+    ended: Event = {"object": "response", "status": "completed", "output": output, "usage": usage}
+    events: list[Event] = [
         {"type": "response.output_item.added", "item": {**item, "arguments": ""}},
         {"type": "response.function_call_arguments.delta", "delta": '{"to": 7}'},
-        {"type": "response.completed", "response": {"object": "response", **ended}},
+        {"type": "response.completed", "response": ended},
     ]
     return [{"sequence_number": number, **each} for number, each in enumerate(events)]
 

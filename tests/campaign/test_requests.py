@@ -7,10 +7,10 @@ import random
 import pytest
 
 from tests.campaign.answers import Call, Choice
-from tests.campaign.requests import CALLS, CHAT, COMPLETIONS, IMAGE, RESPONSES, SCHEMA, TEXT, make_request
+from tests.campaign.requests import CALLS, CHAT, COMPLETIONS, IMAGE, RESPONSES, SCHEMA, TEXT, Body, make_request
 
 KINDS = {(CHAT, kind) for kind in (TEXT, SCHEMA, CALLS)} | {(RESPONSES, kind) for kind in (TEXT, SCHEMA, CALLS)}
-SCHEMAS = {"": {"type": "object", "required": ["a"]}, "go": {"enum": [7]}}
+SCHEMAS: dict[str, Body] = {"": {"type": "object", "required": ["a"]}, "go": {"enum": [7]}}
 
 
 @pytest.mark.parametrize("sees", [False, True])
