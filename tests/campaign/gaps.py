@@ -144,11 +144,13 @@ class GapJudge:
     def _accounted(self, known: Known, gap: Gap, bound: Bound) -> tuple[Bound, str]:
         """The bound, which is no less than what it is on an idle machine and what the gap's own token waited for
         processors; and the account."""
-        if not gap.num_after:
-            return bound, "; its tokens were told without ids"
         request, before, after = request_key(gap.asked.request_id), gap.num_before - 1, gap.num_after - 1
         self.turns.add(Station.TURN)  # what the loop has waited before this turn is in no stamp yet
         stamps = Stamps(self._folder, gap.asked.begun_s - _BEFORE_S)
+        if not gap.num_after:  # told without ids: what the router had written when the client got it
+            before, after = (
+                stamps.last_written(request, gap.choice, moment_s) for moment_s in (gap.begun_s, gap.ended_s)
+            )
         account = account_of(stamps, request, gap.choice, (before, gap.begun_s), (after, gap.ended_s))
         if account is None:
             return bound, "; stations do not know it"

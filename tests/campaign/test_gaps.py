@@ -110,12 +110,13 @@ class NoOutages:
     scarcities: tuple[Outage, ...] = ()
 
 
+@pytest.mark.parametrize("totals", [[1, 2], [0, 0]], ids=["ids", "no_ids"])
 @pytest.mark.parametrize(("waited_s", "is_found"), [(0.6, False), (0.0, True)], ids=["machine", "product"])
 def test_a_gap_for_which_threads_waited_for_a_processor_is_the_machines(
-    tmp_path: Path, waited_s: float, is_found: bool
+    tmp_path: Path, waited_s: float, is_found: bool, totals: list[int]
 ) -> None:
     """The token was made in time, and the router had it 1 s later."""
-    asked = replace(ASKED, request_id="cmpl-1", begun_s=9.0, moments_s=[[9.3, 10.4]], totals=[[1, 2]], ended_s=10.5)
+    asked = replace(ASKED, request_id="cmpl-1", begun_s=9.0, moments_s=[[9.3, 10.4]], totals=[totals], ended_s=10.5)
     judge = GapJudge([], cast(Deployment, NoOutages()), 0.0, tmp_path)
     received = list(Station)[1:4]
     stamps = {

@@ -61,6 +61,13 @@ class Stamps:
             return None
         return Passed(emitted[1], emitted[0], received_s, float(taken["moment_s"]), float(written["moment_s"]))
 
+    def last_written(self, request: int, choice: int, until_s: float) -> int:
+        """The last output of a choice that the router had written by then; -1: none."""
+        rows = self.rows(ROUTER)
+        of_choice = rows[(rows["request"] == request) & (rows["choice"] == choice) & (rows["moment_s"] <= until_s)]
+        written = of_choice["index"][of_choice["station"] == Station.WRITTEN]
+        return int(written.max()) if len(written) else -1
+
     def waited_s(self, program: str, begun_s: float, ended_s: float) -> tuple[float, float, float]:
         """How long between these moments a program's thread waited for a processor, its threads of links did, and the
         thread ran. Stamps around them are looked at, so it may be too much by what was between."""
