@@ -172,7 +172,7 @@ async def test_thinking_that_is_not_wanted_is_not_told(server: Server, prompts: 
 async def test_an_answer_that_is_all_hidden_thinking_says_so(
     server: Server, prompts: PromptMaker, stream: bool
 ) -> None:
-    asked = {"thinking": {"type": "enabled", "display": "omitted"}, "stream": stream}
+    asked: dict[str, Any] = {"thinking": {"type": "enabled", "display": "omitted"}, "stream": stream}
     await _answers(server, prompts, "One and two and", "length")
     told = (await _post(server, **asked)).body.decode()
     assert "the answer is empty because all of its tokens are reasoning" in told
