@@ -10,6 +10,7 @@ Invariant: a `ModelConfig` that exists can be computed. Whatever is missing, con
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -341,9 +342,8 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | Non
             return full
         if layer_types is None:
             window = fields.count("sliding_window", _DEFAULT_WINDOW_TOKENS, MAX_TOKENS)
-            border, layers = fields.index("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS), range(num_layers)
-            windowed = layers[:border:2] if family.windows_alternate else layers[border:]
-            return tuple(window if layer in windowed else None for layer in layers)
+            windowed = _windowed_layers(fields, family, num_layers)
+            return tuple(window if layer in windowed else None for layer in range(num_layers))
     elif fields.is_null("sliding_window"):
         return full
     elif layer_types is None:
@@ -353,6 +353,13 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | Non
         ]
     window = fields.count("sliding_window", _DEFAULT_WINDOW_TOKENS, MAX_TOKENS)
     return tuple(window if layer_type == "sliding_attention" else None for layer_type in layer_types)
+
+
+def _windowed_layers(fields: Fields, family: Family, num_layers: int) -> Sequence[int]:
+    layers, border = range(num_layers), fields.index("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
+    if family.windowed_layers == "without_rope":
+        return [layer for layer, rope in enumerate(_marked_ropes(fields, num_layers)) if rope == "none"]
+    return layers[:border:2] if family.windowed_layers == "every_other_first" else layers[border:]
 
 
 def _same_windows(fields: Fields, family: Family, full: tuple[int | None, ...]) -> tuple[int | None, ...]:

@@ -17,6 +17,9 @@ from engine.models.state_settings import StateStyle
 WindowRule = Literal["never", "every_layer", "by_layer_type", "by_pattern"]
 """Which layers look back only a window: none of them; all of them; those that `layer_types` (or `max_window_layers`)
 names when `use_sliding_window` is true; those that `layer_types` names, or all but each `sliding_window_pattern`th."""
+WindowedLayers = Literal["last", "every_other_first", "without_rope"]
+"""Which layers have a window where `use_sliding_window` is true and no `layer_types` names them: those behind the first
+`max_window_layers`; every other one of these; those that do not rotate."""
 QkNorm = Literal["none", "heads", "whole"]
 """Norms of queries and keys before their rotation: of each head, or of all heads of a token together."""
 RopeRule = Literal["all", "local", "windows_only", "no_rope_layers"]
@@ -47,8 +50,7 @@ class Family:
     rope_rule: RopeRule = "all"
     is_interleaved: bool = False
     """Rotated pairs are neighbours in the checkpoint, not half a head apart."""
-    windows_alternate: bool = False
-    """Without `layer_types` every other one of the first `max_window_layers` has a window, not all behind them."""
+    windowed_layers: WindowedLayers = "last"
     may_rotate_partly: bool = False
     """A part of each head may be all that is rotated (`partial_rotary_factor`)."""
     block: Block = "pre"

@@ -58,7 +58,7 @@ _FAMILIES = (
         "Qwen2MoeForCausalLM",
         qkv_bias=None,
         window_rule="by_layer_type",
-        windows_alternate=True,
+        windowed_layers="every_other_first",
         experts="qwen",
         defaults={"attention_bias": True, "shared_expert_intermediate_size": 5632},
         renamed={"qkv_bias": "attention_bias"},
@@ -168,7 +168,8 @@ _FAMILIES = (
         mlp_bias=None,
         window_rule="by_layer_type",
         rope_rule="no_rope_layers",
-        defaults={"tie_word_embeddings": True, "rope_theta": 2e6, "eos_token_id": 128_001},
+        windowed_layers="without_rope",
+        defaults={"sliding_window": None, "tie_word_embeddings": True, "rope_theta": 2e6, "eos_token_id": 128_001},
     ),
     Family(
         "GlmForCausalLM",
