@@ -44,8 +44,9 @@ _LONG_GAP_S = 4.0
 GAP_S = 0.4
 """A shorter time between two tokens is no gap: steps of a busy machine take as long."""
 _QUIET_S, _LOOK_S = 90.0, 0.5
-_MORE_FILES, _MORE_THREADS, _MORE_BYTES = 8, 4, 96 * 2**20
-"""Files: for each other node, because at first not every two are connected."""
+_MORE_FILES, _MORE_THREADS, _MORE_BYTES = 8, 12, 96 * 2**20
+"""Files: for each other node, because at first not every two are connected. Threads: the router's pools fill up when
+they are first needed, to 11 in all."""
 
 
 class Ended(Protocol):

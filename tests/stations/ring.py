@@ -86,7 +86,11 @@ class Ring:
 
 
 def _link_threads() -> Iterator[str]:
-    for task in Path("/proc/self/task").iterdir():
+    try:
+        tasks = list(Path("/proc/self/task").iterdir())
+    except OSError:
+        return
+    for task in tasks:
         with contextlib.suppress(OSError):
             if (task / "comm").read_text().startswith(_LINK_THREADS):
                 yield task.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -39,3 +40,18 @@ def test_who_waits_for_a_processor_is_told_how_long() -> None:
     for _ in range(100):
         time.sleep(0)
     assert waits.own_s() >= before_s
+
+
+def test_a_program_without_descriptors_stamps_and_has_not_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(24, "too many open files")
+
+    stamps = Ring(tmp_path / "node.stamps")
+    monkeypatch.setattr(os, "open", refused)
+    monkeypatch.setattr(os, "listdir", refused)
+    stamps.add(Station.EMITTED, index=3)
+    monkeypatch.undo()
+    (row,) = Stamps(tmp_path, 0.0).rows("node")
+    assert (row["index"], row["own_s"], row["links_s"]) == (3, 0.0, 0.0)
