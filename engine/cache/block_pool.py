@@ -185,11 +185,10 @@ class BlockPool:
     def check(self, owners: Mapping[int, int] | None = None) -> None:
         """Raise `RuntimeError` when an invariant of this module does not hold, or when a block has another number of
         owners than in `owners`. O(num_blocks): for tests."""
-        for block_id, references in enumerate(self._references if owners is not None else ()):
-            if owners is not None and references != owners.get(block_id, 0):
-                raise RuntimeError(f"block {block_id} has {owners.get(block_id, 0)} owners, {references} are counted")
         cached = 0
         for block_id, references in enumerate(self._references):
+            if owners is not None and references != owners.get(block_id, 0):
+                raise RuntimeError(f"block {block_id} has {owners.get(block_id, 0)} owners, {references} are counted")
             if references < 0 or (references == 0) != (block_id in self._free):
                 raise RuntimeError(f"block {block_id}: {references} references, on free list: {block_id in self._free}")
             block_hash = self._hashes[block_id]

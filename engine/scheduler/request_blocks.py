@@ -18,7 +18,7 @@ class RequestBlocks:
     """Takes blocks of `block_size` tokens from `pool` for requests, and releases them. `has_states`: see
     `SchedulerLimits`."""
 
-    def __init__(self, pool: BlockPool, block_size: int, *, has_states: bool = False) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, *, has_states: bool) -> None:
         self._pool = pool
         self.block_size = block_size
         self._has_states = has_states

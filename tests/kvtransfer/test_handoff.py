@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from kvtransfer.commands import GrantBlocks
+from kvtransfer.incoming_handoffs import ReceivingCounters
 from kvtransfer.messages import (
     SENDER_TO_RECEIVER,
     Commit,
@@ -27,6 +28,7 @@ from kvtransfer.messages import (
     Revoked,
 )
 from kvtransfer.pusher import STANDSTILL_S
+from kvtransfer.sending import SendingCounters
 from kvtransfer.transports.base import Move
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import (
@@ -101,6 +103,7 @@ def test_prompt_is_handed_over_in_chunks_and_every_block_is_sent_once(pair: Pair
     pair.prefill.finish(KEY, _NUM_TOKENS)
     assert_delivered_and_quiet(pair)
     assert pair.prefill.side.counters.num_blocks == pair.decode.side.counters.num_blocks == _ALL_BLOCKS
+    assert pair.prefill.side.counters.num_bytes == _ALL_BLOCKS * BLOCK_BYTES
     assert pair.prefill.link.num_seen(Release) == 1
 
 
@@ -290,6 +293,21 @@ def test_the_exposed_time_of_a_handoff_is_measured() -> None:
         figures = pair.decode.pool.figures[KEY]
         assert (figures.num_blocks, figures.num_bytes) == (_ALL_BLOCKS, _ALL_BLOCKS * BLOCK_BYTES)
         assert (figures.transfer_us, figures.exposed_us) == (3_250_000, 750_000)
+
+
+def test_the_time_from_the_commit_to_the_last_block_is_exposed() -> None:
+    with open_pair(MAILBOX, plan=lambda number, key, move: Fault(delay=1000)) as pair:
+        pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+        pair.prefill.prefill(KEY, _NUM_TOKENS)
+        pair.until(lambda: pair.prefill.link.num_seen(Commit) == 1)
+        committed_s = pair.now_s
+        while not is_delivered(pair):
+            assert pair.now_s < LEASE_S
+            pair.now_s += 0.005
+            pair.poll()
+        exposed_s = pair.decode.pool.figures[KEY].exposed_us / 1e6
+        assert exposed_s == pytest.approx(pair.now_s - committed_s, abs=0.3)
+        assert exposed_s > 1.0
 
 
 @pytest.mark.parametrize("fault", [Fault(num_cut_bytes=1), Fault(num_copies=0)], ids=str)
@@ -584,6 +602,30 @@ def test_a_failed_push_cancels_every_handoff_of_the_same_transport() -> None:
             assert "cable cut" in pair.decode.pool.failures_of(key_of(number))[0]
         assert pair.prefill.link.num_seen(PeerRefusal) == 1
         assert len(pair.prefill.side.connections) == 0
+
+
+def test_a_handoff_that_is_cancelled_counts_once(quick_pair: Pair) -> None:
+    counters = quick_pair.prefill.side.counters
+    quick_pair.prefill.begin(KEY, _NUM_TOKENS)
+    for _ in range(2):
+        quick_pair.prefill.cancel(KEY)
+        assert counters.num_cancelled == 1
+
+
+def test_counts_begin_at_zero() -> None:
+    for counters in (SendingCounters(), ReceivingCounters()):
+        assert set(asdict(counters).values()) == {0}
+
+
+def test_each_side_renews_what_is_alive_three_times_a_lease() -> None:
+    with open_pair(MEMORY) as pair:
+        pair.decode.grant(KEY, _NUM_TOKENS, pair.prefill.peer)
+        pair.prefill.begin(KEY, _NUM_TOKENS)
+        pair.until(lambda: pair.prefill.link.num_seen(Grant) == 1)
+        pair.settle()
+        num_before = pair.prefill.link.num_seen(Renew)
+        pair.pass_time(2 * LEASE_S)
+        assert pair.prefill.link.num_seen(Renew) - num_before == 2 * 5  # time passes by seconds
 
 
 def test_renewals_after_the_commit_do_not_extend_the_lease() -> None:

@@ -153,3 +153,18 @@ def test_parts_of_blocks_on_a_device_that_is_late_are_there_when_they_are_read_o
     while (found := totals.take()) is None:
         pass
     assert [each % 2**64 for each in found] == StrandTotals(HostPool(memory), layout, target).begin([3, 0]).take()
+
+
+@pytest.mark.parametrize("num_word_bytes", [1, 2, 4, 8])
+def test_parts_on_a_device_are_cut_at_any_byte(num_word_bytes: int) -> None:
+    whole = np.random.default_rng(1).integers(0, 256, (3, 8 * num_word_bytes), dtype=np.uint8)
+    runs = [ByteRun(place * num_word_bytes, place * num_word_bytes, num_word_bytes) for place in (1, 5)]
+    payload, memory = np.empty((2, 2 * num_word_bytes), dtype=np.uint8), np.zeros_like(whole)
+    source_of(late_pool(whole.copy()), runs).read([2, 0], payload)
+    sink = sink_of(late_pool(memory), runs)
+    sink.write([0, 1], payload)
+    sink.settle()
+    kept = np.zeros_like(whole[0])
+    for run in runs:
+        kept[run.source : run.source + run.num_bytes] = 255
+    assert (memory == np.stack([whole[2] & kept, whole[0] & kept, 0 * kept])).all()

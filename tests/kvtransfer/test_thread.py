@@ -122,6 +122,20 @@ def test_a_side_with_more_to_do_is_called_at_once(thread: Thread, side: Recordin
     assert time.monotonic() - begun_s < 100 * MAX_IDLE_S
 
 
+def test_what_the_side_waits_for_no_longer_wakes_it_no_more(thread: Thread, side: RecordingSide) -> None:
+    ours, theirs = socket.socketpair()
+    run(thread)
+    former, side.end = side.end, ours
+    run(thread)
+    side.other_end.send(b"1")  # and nobody reads it
+    run(thread)
+    num_rounds, begun_s = len(side.rounds), time.monotonic()
+    until(lambda: len(side.rounds) >= num_rounds + 4)
+    assert time.monotonic() - begun_s > 1.9 * MAX_IDLE_S
+    former.close()
+    theirs.close()
+
+
 def test_a_side_that_fails_is_closed_and_its_error_is_reported(thread: Thread, side: RecordingSide) -> None:
     thread.require_alive()
     side.error = ZeroDivisionError("by zero")

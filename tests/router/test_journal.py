@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.journal import Delivery, Journal
-from wire.messages import HandoffFigures, StepTimes, TokenEvent, TokenLogprobs
+from wire.messages import HandoffFigures, PromptLogprobs, StepTimes, TokenEvent, TokenLogprobs
+from wire.prompt_logprobs import row_bytes
 
 HANDOFF = b"h" * 16
 OLD = 999_999
@@ -175,3 +176,10 @@ def test_times_of_an_old_attempt_are_not_kept() -> None:
     journal.next_attempt()
     journal.record(replace(_event(0, 5), times=StepTimes(None, 1, 2)))
     assert journal.times.first is None
+
+
+def test_log_probabilities_of_a_prompt_that_nobody_wants_change_nothing() -> None:
+    journal = Journal()
+    scored = PromptLogprobs(1, HANDOFF, attempt=1, first=1, num_top=0, rows=bytes(row_bytes(0)))
+    assert journal.record_prompt(scored) == []
+    assert _ids(journal.record(_event(0, 5))) == [5]

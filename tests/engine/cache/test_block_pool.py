@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -223,3 +224,78 @@ def test_releasing_what_is_not_held_is_an_error() -> None:
     pool = BlockPool(1)
     with pytest.raises(RuntimeError, match="released more often"):
         pool.release([0])
+
+
+def test_of_two_blocks_the_neighbours_are_taken_although_another_would_be_evicted_first() -> None:
+    pool = BlockPool(64)
+    held = pool.allocate(64)
+    for number, block_id in enumerate(held):
+        pool.publish(block_id, block_hash(number))
+    for block_id in [1, 9, *range(20, 64)]:
+        pool.release([block_id])
+    assert pool.allocate(2) == [27, 28], "the end of the oldest quarter"
+
+
+def test_a_hash_that_was_told_and_is_evicted_is_told_as_removed() -> None:
+    pool = BlockPool(1)
+    cached_prompt(pool, 0, 1)
+    assert pool.take_changes().stored == [block_hash(0)]
+    pool.allocate(1)
+    assert pool.take_changes().removed == [block_hash(0)]
+
+
+def no_owner(pool: BlockPool) -> None:
+    pool._references[0] = 0
+
+
+def a_free_block_with_an_owner(pool: BlockPool) -> None:
+    pool._references[3] = 1
+
+
+def one_owner_too_few(pool: BlockPool) -> None:
+    pool._references[0] = -1
+
+
+def a_hash_of_two_blocks(pool: BlockPool) -> None:
+    pool._hashes[1] = pool._hashes[0]
+
+
+def a_hash_that_leads_to_no_block_of_it(pool: BlockPool) -> None:
+    pool._index[block_hash(9)] = 1
+
+
+def a_cached_block_that_is_not_counted(pool: BlockPool) -> None:
+    pool._num_cached -= 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (no_owner, "block 0: 0 references, on free list: False"),
+        (a_free_block_with_an_owner, "block 3: 1 references, on free list: True"),
+        (one_owner_too_few, "block 0: -1 references, on free list: False"),
+        (a_hash_of_two_blocks, "block 1 carries a hash that leads elsewhere"),
+        (a_hash_that_leads_to_no_block_of_it, "cached blocks counted"),
+        (a_cached_block_that_is_not_counted, "1 cached blocks counted, 0 recorded"),
+    ],
+)
+def test_what_is_wrong_in_a_pool_is_found(damage: Callable[[BlockPool], None], found: str) -> None:
+    pool = BlockPool(4)
+    first, _, third = pool.allocate(3)
+    pool.publish(first, block_hash(0))
+    pool.publish(third, block_hash(1))
+    pool.release([third])
+    pool.check()
+    damage(pool)
+    with pytest.raises(RuntimeError, match=found):
+        pool.check()
+
+
+def test_a_block_with_another_number_of_owners_than_expected_is_found() -> None:
+    pool = BlockPool(2)
+    (block_id,) = pool.allocate(1)
+    pool.check({block_id: 1})
+    with pytest.raises(RuntimeError, match="block 0 has 2 owners, 1 are counted"):
+        pool.check({block_id: 2})
+    with pytest.raises(RuntimeError, match="block 0 has 0 owners, 1 are counted"):
+        pool.check({})

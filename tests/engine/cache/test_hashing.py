@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import random
+from array import array
+from hashlib import blake2b
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +39,10 @@ def test_salt_and_model_separate_equal_tokens() -> None:
     assert len({hashes_of([1, 2, 3, 4], root=root)[0] for root in roots}) == len(roots)
 
 
+def test_of_a_long_name_of_a_model_the_first_64_bytes_count() -> None:
+    assert root_hash("a" * 64 + "b", b"") == root_hash("a" * 64, b"") != root_hash("a" * 63, b"")
+
+
 def test_hashes_are_128_bit_and_the_same_in_every_process() -> None:
     assert HASH_BYTES == 16
     assert root_hash("f", b"s").hex() == "45ab183631d9c9771f05a3e527ec094d"
@@ -61,6 +68,21 @@ def test_different_prompts_have_different_digests() -> None:
 
 def _image(start: int, num_tokens: int, digest: bytes = b"a") -> PromptImage:
     return PromptImage(start, num_tokens, 8, 8, digest * 16)
+
+
+@pytest.mark.parametrize(("num_tokens", "marked"), [(1, [1]), (2, [1]), (3, [1, 2]), (6, [1, 2]), (7, [1, 2, 3])])
+def test_the_mark_of_an_image_enters_with_each_block_from_its_first_token_to_its_last(
+    num_tokens: int, marked: list[int]
+) -> None:
+    ids, image = list(range(20)), _image(6, num_tokens)
+    found: list[bytes] = []
+    extend_hashes(found, ids, 4, b"root", [image])
+    expected, parent = [], b"root"
+    for block in range(5):
+        content = array("I", ids[4 * block : 4 * block + 4]).tobytes() + (image.mark if block in marked else b"")
+        parent = blake2b(parent + content, digest_size=HASH_BYTES).digest()
+        expected.append(parent)
+    assert found == expected
 
 
 def test_an_image_is_part_of_every_block_that_it_stands_in_and_of_those_behind() -> None:

@@ -7,12 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from engine.cache.block_pool import BlockPool
+from engine.cache.block_pool import BlockPool, pack_blocks
 from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.request import IMAGES_GONE, RequestOutput
+from engine.scheduler.request_blocks import RequestBlocks
 from engine.scheduler.scheduler import Scheduler
 from tests.engine.scheduler.simulation import EOS, Name, Simulation, continuation, next_token
 from tests.request_keys import key_of
 from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from wire.images import PromptImage
 from wire.sampling import DecodingParams
 
 
@@ -253,6 +256,45 @@ def test_a_request_that_comes_with_its_kv_computes_one_token_a_step(num_tokens: 
     simulation.run()
     assert simulation.outputs["a"] == continuation(prompt(num_tokens), endless(5), 99)[0]
     assert simulation.device.num_computed_tokens == 4
+
+
+def test_a_request_that_comes_with_its_kv_is_refused_as_any_other() -> None:
+    scheduler = Scheduler(BlockPool(4), SchedulerLimits(4, 1, 4, 16), frozenset())
+    request = Simulation().request("a", prompt(16), endless())
+    request.block_table, request.num_computed_tokens = pack_blocks(range(4)), 15
+    with pytest.raises(ContextLengthExceeded):
+        scheduler.add_computed(request)
+    assert scheduler.requests.is_empty
+
+
+@pytest.mark.parametrize(("num_blocks", "has_room"), [(4, False), (5, True)])
+def test_there_is_room_beside_a_request_for_what_just_fits(num_blocks: int, has_room: bool) -> None:
+    blocks = RequestBlocks(BlockPool(num_blocks), 4, has_states=False)
+    waiting = Simulation().request("a", prompt(9), endless())
+    assert blocks.has_room_beside(waiting, 8) is has_room
+
+
+def test_a_request_whose_images_are_not_here_leaves_its_blocks_and_holds_nobody_up() -> None:
+    pool = BlockPool(8)
+    scheduler = Scheduler(pool, SchedulerLimits(4, 4, 16, 32), frozenset())
+    lost, other = (Simulation().request(name, prompt(9), endless()) for name in ("lost", "other"))
+    lost.images = (PromptImage(2, 2, 28, 28, b"i" * 16),)
+    for request in (lost, other):
+        scheduler.add(request)
+    assert [share.key for share in scheduler.schedule().requests] == [other.key]
+    assert scheduler.take_lost() == [RequestOutput(lost.key, 0, 0, 0, 0, None, "", True, True, IMAGES_GONE)]
+    assert (scheduler.take_lost(), scheduler.requests.get(lost.key)) == ([], None)
+    pool.check(dict.fromkeys(other.block_table, 1))
+
+
+def test_a_fork_of_full_blocks_shares_them_although_no_block_is_left() -> None:
+    pool = BlockPool(2)
+    blocks = RequestBlocks(pool, 4, has_states=True)
+    source, fork = (Simulation().request(name, prompt(8), endless()) for name in ("source", "fork"))
+    assert blocks.take_for(source)
+    blocks.fork(fork, source, 8)
+    assert (fork.block_table, fork.num_computed_tokens) == (source.block_table, 8)
+    pool.check({0: 2, 1: 2})
 
 
 def test_requests_that_come_with_their_kv_go_first_and_in_order() -> None:

@@ -95,6 +95,7 @@ def test_chunks_are_small_while_their_cost_is_not_known() -> None:
     node = Node(tpot_s=10.0, cost=None)
     node.begin(1)
     node.add(prompt(200))
+    assert 0 < FIRST_CHUNK < 200
     assert node.chunks()[0] == FIRST_CHUNK
 
 

@@ -11,7 +11,7 @@ from engine.scheduler.step_costs import USUAL_PAIR, StepCosts, work_of
 from wire.images import PromptImage
 from wire.request_key import RequestKey
 from wire.sampling import DecodingParams
-from wire.step_cost import StepCost
+from wire.step_cost import SMALLEST_CHUNK, StepCost, StepWork
 
 TRUE = StepCost(1e-3, 2e-4, 5e-8, 1e-4, 2e-8)
 PAIR = TRUE.prompt_pair_s / TRUE.prompt_token_s
@@ -130,6 +130,53 @@ def test_steps_that_overlap_are_timed_one_after_the_other() -> None:
         costs.collected()
     assert costs.cost is not None
     assert costs.cost.seconds(work_of(step([], [100]))) == pytest.approx(0.01, rel=0.02)
+
+
+def test_a_step_of_a_series_is_known_by_its_number_of_requests_and_their_contexts() -> None:
+    shares = (share(100, 1), share(200, 1))
+    assert work_of(Step(shares, series=object(), number=3, context=306)) == StepWork(0, 0, 2, 306)
+
+
+def steps_until_a_fit(machine: Machine, each: Step) -> int:
+    """How many such steps it takes until costs are found anew."""
+    before = machine.costs.cost
+    for number in range(1, 1000):
+        machine.run(each)
+        if machine.costs.cost is not before:
+            return number
+    raise AssertionError("nothing is learned")
+
+
+def test_of_steps_without_much_of_a_prompt_one_of_four_teaches_behind_the_first() -> None:
+    machine = Machine()
+    decoding, chunk, forced = step([], [100, 200]), step([(0, 64)], [100]), step([(0, SMALLEST_CHUNK)], [100])
+    assert steps_until_a_fit(machine, decoding) == 16
+    assert steps_until_a_fit(machine, decoding) == 4 * 16
+    assert steps_until_a_fit(machine, forced) == 4 * 16
+    assert steps_until_a_fit(machine, chunk) == 16
+
+
+def test_how_long_the_oldest_step_takes_is_expected_as_far_as_it_is_known() -> None:
+    machine, chance = Machine(), random.Random(6)
+    costs = machine.costs
+    assert costs.expected_s is None
+    costs.launched(step([], [100]))
+    assert costs.expected_s is None, "nothing is known"
+    costs.lost()
+    machine.mix(600, chance, prompts=False)
+    assert costs.cost is not None
+    assert costs.expected_s is None, "nothing is in flight"
+    costs.launched(step([], [100]))
+    costs.launched(step([(0, 50)], []))
+    assert costs.expected_s == costs.cost.seconds(work_of(step([], [100])))
+    costs.collected()
+    assert costs.expected_s is None, "no prompt was seen"
+    costs.lost()
+    machine.mix(600, chance)
+    costs.launched(step([(0, 50)], []))
+    assert costs.expected_s == costs.cost.seconds(work_of(step([(0, 50)], [])))
+    costs.lost()
+    assert costs.expected_s is None
 
 
 @pytest.mark.parametrize("start", [0, 100, 5000])

@@ -119,16 +119,38 @@ def test_a_missing_library_is_answered_with_what_to_install(
         memory.close()
 
 
+def killed_segment() -> Path:
+    """What a node leaves that was killed: a file without the lock that a living owner holds."""
+    killed = segment.FOLDER / f"baton-{secrets.token_hex(16)}"
+    killed.touch(0o600)
+    return killed
+
+
 def test_the_last_node_to_end_removes_the_segments_of_those_that_were_killed(
     context: zmq.Context[zmq.Socket[bytes]],
 ) -> None:
     settings = TransportSettings("shm", context, "127.0.0.1", LinkSettings(), this_process())
     memory = PoolMemory(settings, "receiver")
     memory.allocate(_BLOCK_BYTES)
-    killed = segment.FOLDER / f"baton-{secrets.token_hex(16)}"
-    killed.touch(0o600)  # without the lock that a living owner holds
+    killed = killed_segment()
     memory.close()
     assert not killed.exists()
+
+
+def test_a_node_that_starts_removes_the_segments_of_those_that_were_killed(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    settings = TransportSettings("shm", context, "127.0.0.1", LinkSettings(), this_process())
+    memory, killed = PoolMemory(settings, "receiver"), killed_segment()
+    blocks = memory.allocate(_BLOCK_BYTES).reshape(1, _BLOCK_BYTES)
+    found = [killed.exists()]
+    killed = killed_segment()
+    receivers = open_receivers(settings, memory, HostPool(blocks))
+    found.append(killed.exists())
+    for receiver in receivers:
+        receiver.close()
+    memory.close()
+    assert found == [False, False]
 
 
 def test_only_nixl_senders_need_a_segment(context: zmq.Context[zmq.Socket[bytes]]) -> None:

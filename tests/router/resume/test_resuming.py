@@ -276,6 +276,18 @@ async def test_an_id_that_was_never_given_out_is_not_found(prompts: PromptMaker,
         assert (reply.status, reply.error["code"]) == (404, "stream_not_found")
 
 
+@pytest.mark.parametrize("number", ["", "-1", "+1", " 1", "1_0", "\u00b2", "1.5", "9" * 10])
+async def test_a_number_that_no_event_has_is_not_found(prompts: PromptMaker, number: str) -> None:
+    async with router(prompts, Memory()) as server:
+        node = await server.rig.join(DECODE)
+        async with connected(server) as connection:
+            events = await begin(server, node, connection, CHAT, 2)
+        assert [name.rpartition(".")[2] for name, _ in events] == [str(place) for place in range(1, len(events) + 1)]
+        stream_id = events[-1][0].rpartition(".")[0]
+        reply = await fetch(server, "POST", CHAT, body_of(CHAT), {"last-event-id": f"{stream_id}.{number}"})
+        assert (reply.status, reply.error["code"]) == (404, "stream_not_found")
+
+
 async def test_another_request_does_not_resume_a_stream(prompts: PromptMaker) -> None:
     async with router(prompts, Memory()) as server:
         node = await server.rig.join(DECODE)

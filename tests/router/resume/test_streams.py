@@ -99,7 +99,39 @@ async def test_the_oldest_that_nobody_reads_give_way_to_new_ones(monkeypatch: py
         assert [await is_known(streams, number) for number in (1, 3)] == [True, False]
         streams.add(first, [DELIVERY] * 200)
     assert first.is_forgotten
+    assert {each.name: each.samples[0].value for each in streams.collect()} == {
+        "baton:stream_journals": 0,
+        "baton:stream_journal_bytes": 0,
+        "baton:streams_resumed": 0,
+        "baton:streams_without_journal": 2,
+    }
     streams.close()
+
+
+async def test_there_are_no_more_streams_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_STREAMS", 2)
+    streams = Streams(Memory(), 60.0)
+    for number in (1, 2, 3):
+        begun(streams, number)
+    assert [await is_known(streams, number) for number in (1, 2, 3)] == [False, True, True]
+    streams.close()
+
+
+async def test_no_file_is_open_of_a_stream_that_nobody_reads(tmp_path: Path) -> None:
+    def num_open() -> int:
+        links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        return sum(link.endswith(".stream") and link.startswith(str(tmp_path)) for link in links)
+
+    streams = Streams(Folder(tmp_path / "new"), 60.0)
+    kept = begun(streams, 1)
+    with streams.reading(kept, lambda: None):
+        streams.add(kept, [DELIVERY])
+        assert num_open() == 1
+    assert num_open() == 0
+    with streams.reading(kept, lambda: None):
+        streams.add(kept, [DELIVERY])
+        streams.close()
+        assert num_open() == 0
 
 
 async def test_a_stream_goes_on_when_its_journal_cannot_be_written(

@@ -265,6 +265,9 @@ def test_pairs_are_bounded(target: Target, monkeypatch: pytest.MonkeyPatch) -> N
         target.push(second, 2, moves_of([0], [0]))
     assert target.receiver.num_pairs == 1
     target.push(first, 1, moves_of([0], [0]))
+    first.close()
+    target.until(lambda: [pair.is_over for pair in target.receiver._leaving] == [True])
+    target.push(target.sender(), 2, moves_of([0], [0]))
 
 
 @pytest.mark.parametrize("is_right", [True, False])

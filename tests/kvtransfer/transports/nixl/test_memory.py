@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtransfer.transports.nixl.memory import VRAM, Region, region_of
+from kvtransfer.transports.nixl.memory import VRAM, BlockRuns, Region, region_of
 from tests.kvtransfer.transports.nixl.gpu_stand_ins import FakeTensor, a_segment
 from wire.errors import InvalidSetting
 
@@ -42,6 +42,15 @@ def test_memory_that_cuda_ipc_cannot_share_is_refused(
     monkeypatch.setattr("torch.cuda.get_allocator_backend", lambda: backend)
     with contextlib.nullcontext() if may else pytest.raises(InvalidSetting, match="expandable_segments"):
         region_of(FakeTensor()).require_shareable()
+
+
+def test_runs_of_blocks_are_described_one_after_the_other() -> None:
+    starts, lengths = (np.array(each, dtype=np.uint64) for each in ((100, 300), (8, 16)))
+    runs = BlockRuns(Region(0, 4 * 1024, 4, VRAM, 3), 1024, starts, lengths)
+    assert runs.of([3, 0]).tolist() == [[3172, 8, 3], [3372, 16, 3], [100, 8, 3], [300, 16, 3]]
+    assert runs.of([]).shape == (0, 3)
+    with pytest.raises(ValueError, match="no such block"):
+        runs.of([0, 4])
 
 
 def test_a_pool_that_is_none_is_refused() -> None:

@@ -44,6 +44,12 @@ def test_loopback_stays_on_the_loopback_interface() -> None:
     assert ucx_environment("::1", {}) == {"UCX_NET_DEVICES": "lo"}
 
 
+def test_the_interface_of_an_address_is_asked_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipaddress.IPv4Address.is_loopback", False)  # as if it were one like any other
+    monkeypatch.setattr("kvtransfer.transports.nixl.ucx._rdma_devices", lambda: [])
+    assert ucx_environment("127.0.0.1", {})["UCX_NET_DEVICES"] == "lo"
+
+
 def test_an_address_of_an_interface_keeps_to_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.transports.nixl.ucx._interface_of", lambda address: "eth7")
     monkeypatch.setattr("kvtransfer.transports.nixl.ucx._rdma_devices", lambda: ["mlx5_0:1"])

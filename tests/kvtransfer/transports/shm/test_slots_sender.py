@@ -131,6 +131,21 @@ def test_a_slot_that_is_given_back_twice_is_free_once(fake: FakeReceiver) -> Non
     assert slots == {0, 1}
 
 
+def test_the_first_reason_stays(fake: FakeReceiver) -> None:
+    def failure() -> str:
+        try:
+            fake.sender.poll()
+        except TransferFailed as error:
+            return str(error)
+        return ""
+
+    fake.say(RingEnd("no room here"))
+    until(lambda: bool(failure()))
+    fake.socket.close(linger=0)
+    until(lambda: bool(failure()) and fake.sender._connection.has_broken)
+    assert "no room here" in failure()
+
+
 @pytest.mark.parametrize("message", [RingEnd("no room here"), b"nonsense"], ids=["ended", "nonsense"])
 def test_whatever_ends_the_ring_ends_the_sender(fake: FakeReceiver, message: Any) -> None:
     fake.say(message)

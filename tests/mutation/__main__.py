@@ -1,0 +1,134 @@
+"""How much of a wrong program the suite sees: small changes to the code, one at a time, each with tests that run it.
+
+    python -m tests.mutation --area engine/cache --to /tmp/mutants             # all mutants of an area
+    python -m tests.mutation --area kvtransfer --sample 400 --seed 1 --to /tmp/mutants    # --resume after a break
+    python -m tests.mutation --area kvtransfer --to /tmp/mutants --survivors   # again, those that were alive
+    python -m tests.mutation --to /tmp/mutants --report                        # nothing is run
+
+It uses one core, and a copy of the working tree. `--controls` runs tests on unchanged code as if it were a mutant: what
+these "kill" was killed by chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+
+from tests.mutation.operators import Mutant, mutants_of
+from tests.mutation.results import Row, append, equivalents, read, summary
+from tests.mutation.trial import Trials, read_trace, trace, working_copy
+
+_SCHEDULES = [
+    *(
+        f"tests/simulation/test_schedules.py::test_every_stream_is_right_and_nothing_is_left[{n}]"
+        for n in (0, 250, 500)
+    ),
+    "tests/simulation/test_schedules.py::test_nodes_that_do_any_leg_and_change_what_they_prefer_break_no_stream[0]",
+    "tests/simulation/test_scenarios.py",
+]
+_ENGINE = [
+    f"tests/engine/test_{name}.py" for name in ("core", "core_asynchronous", "forks", "capacity", "prompt_logprobs")
+]
+_ROUTER = [
+    f"tests/router/test_{name}.py" for name in ("inbox", "journal", "moves", "prompt_logprobs", "relay", "retries")
+]
+AREAS: dict[str, tuple[list[str], list[str]]] = {
+    "engine/cache": (["engine/cache"], ["tests/engine/cache", "tests/engine/scheduler", *_SCHEDULES]),
+    "engine/scheduler": (["engine/scheduler"], ["tests/engine/scheduler", *_ENGINE, *_SCHEDULES]),
+    "router/journal": (["router/journal.py", "router/resume"], ["tests/router/resume", *_ROUTER, *_SCHEDULES]),
+    "kvtransfer": (["kvtransfer"], ["tests/kvtransfer", *_SCHEDULES]),
+}
+"""By its name, what is changed, and the tests that may see it."""
+Place = tuple[str, Mutant]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run it; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.splitlines()[0])
+    parser.add_argument("--area", choices=AREAS, action="append", default=[])
+    parser.add_argument("--to", type=Path, required=True, help="a folder for results and traces")
+    parser.add_argument("--sample", type=int, help="so many mutants of each area; all when not given")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--max-test-s", type=float, default=25.0, help="seconds of tests for each mutant")
+    parser.add_argument("--controls", type=int, default=0, help="so many trials of unchanged code")
+    parser.add_argument("--resume", action="store_true", help="go on, with the traces that are there")
+    parser.add_argument("--survivors", action="store_true", help="only those that were alive")
+    parser.add_argument("--report", action="store_true")
+    options = parser.parse_args(arguments)
+    options.to.mkdir(parents=True, exist_ok=True)
+    for area in () if options.report else options.area:
+        _run(area, options)
+    return _report(options.to / "results.jsonl")
+
+
+def _run(area: str, options: argparse.Namespace) -> None:
+    with working_copy() as copy:
+        files, tests = _files(copy, AREAS[area][0]), AREAS[area][1]
+        saved = options.to / f"trace-{area.replace('/', '-')}.json"
+        traced = read_trace(saved) if options.resume and saved.exists() else trace(copy, tests, files)
+        saved.write_text(json.dumps(asdict(traced)))
+        _say(f"{area}: {len(traced.tests)} tests, left out because they failed: {traced.failed}")
+        trials = Trials(copy, traced, options.max_test_s)
+        try:
+            sources = {file: (copy / file).read_bytes() for file in files}
+            for file, mutant in _chosen(sources, options):
+                before, after = mutant.lines_of(sources[file])
+                verdict = asdict(trials.verdict(file, mutant))
+                row = Row(area, file, mutant.line, mutant.operator, before, after, **verdict)
+                append(options.to / "results.jsonl", row)
+                if row.outcome == "survived":
+                    _say(str(row))
+        finally:
+            trials.close()
+
+
+def _chosen(sources: Mapping[str, bytes], options: argparse.Namespace) -> list[Place]:
+    """The mutants to try now: a random sample, in random order, so that a run that is broken off is one too."""
+    places = [(file, mutant) for file, source in sources.items() for mutant in mutants_of(source)]
+    places.sort(key=lambda place: _chance(options.seed, place[0], *place[1].lines_of(sources[place[0]])))
+    controls = [(file, mutant.undone(sources[file])) for file, mutant in places[: options.controls]]
+    known = {row.name: row.outcome for row in read(options.to / "results.jsonl")}
+
+    def outcome(place: Place) -> str | None:
+        return known.get((place[0], *place[1].lines_of(sources[place[0]])))
+
+    if options.survivors:
+        return [place for place in places if outcome(place) == "survived"]
+    return controls + [each for each in places[: options.sample] if not (options.resume and outcome(each))]
+
+
+def _chance(seed: int, *name: str) -> bytes:
+    """A random order of mutants, that a change somewhere else in the code leaves alone."""
+    return blake2b("\0".join((str(seed), *name)).encode()).digest()
+
+
+def _files(root: Path, sources: Sequence[str]) -> list[str]:
+    paths = [
+        path for each in sources for path in (root.glob(each) if each.endswith(".py") else (root / each).rglob("*.py"))
+    ]
+    return sorted(str(path.relative_to(root)) for path in paths)
+
+
+def _report(results: Path) -> int:
+    rows, accepted = read(results), equivalents()
+    for area in AREAS:
+        of_area = [row for row in rows if row.area == area]
+        if of_area:
+            _say(f"{area}: {summary([row for row in of_area if row.operator != 'control'], accepted)}")
+    for row in rows:
+        if row.name in accepted and row.outcome != "survived":
+            _say(f"not equivalent, {row.test} sees it: {row.file}: {row.after}")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
