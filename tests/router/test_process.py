@@ -54,7 +54,7 @@ def test_it_starts_without_torch() -> None:
 
 def test_a_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
     ended = run_router(str(checkpoint), f"--port={taken_port}", "--control-port=0")
-    assert (ended.returncode, ended.stdout) == (1, "")
+    assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.splitlines() == [
         f"error: --port: cannot listen on 127.0.0.1:{taken_port}: {os.strerror(errno.EADDRINUSE)}"
     ]
@@ -62,7 +62,7 @@ def test_a_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
 
 def test_a_control_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
     ended = run_router(str(checkpoint), "--port=0", f"--control-port={taken_port}")
-    assert (ended.returncode, ended.stdout) == (1, "")
+    assert (ended.returncode, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"error: --control-host, --control-port: cannot listen on 127.0.0.1:{taken_port}")
 
@@ -75,7 +75,7 @@ def test_a_control_port_in_use_is_one_line(checkpoint: Path, taken_port: int) ->
 def test_settings_that_cannot_be_used_are_one_line(checkpoint: Path, arguments: tuple[str, ...]) -> None:
     model = () if not arguments[0].startswith("--") else (str(checkpoint),)
     ended = run_router(*model, "--control-port=0", *([] if "--port" in arguments[0] else ["--port=0"]), *arguments)
-    assert (ended.returncode, ended.stdout) == (1, "")
+    assert (ended.returncode, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: ")
 

@@ -230,9 +230,9 @@ def test_what_cannot_be_divided_is_said_before_anything_starts(
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"tensor_parallel_size": 0}, "must lie between 1 and 64, got 0"),
-        ({"tensor_parallel_size": 65}, "must lie between 1 and 64, got 65"),
-        ({"pipeline_parallel_size": 65}, "--pipeline-parallel-size must lie between 1 and 64, got 65"),
+        ({"tensor_parallel_size": 0}, "--tensor-parallel-size: 0 is not from 1 to 64"),
+        ({"tensor_parallel_size": 65}, "--tensor-parallel-size: 65 is not from 1 to 64"),
+        ({"pipeline_parallel_size": 65}, "--pipeline-parallel-size: 65 is not from 1 to 64"),
         ({"tensor_parallel_size": 8, "pipeline_parallel_size": 9}, "8 in 9 stages are more than 64 ranks"),
         ({"pipeline_parallel_size": 3}, "--pipeline-parallel-size 3: 2 layers cannot be divided among 3 stages"),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "uni is one process"),

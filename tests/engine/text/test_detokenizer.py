@@ -163,10 +163,10 @@ def test_the_cost_of_a_token_does_not_grow_with_the_text(
     ids = [BYTE_TOKENS_FROM + 0xE2] * 20_000  # the sentencepiece decoder can release nothing of it early
 
     def seconds() -> float:
-        start = time.perf_counter()
+        start = time.thread_time()
         for token_id in ids:
             detokenizer.push([token_id])
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     first = seconds()
     seconds()
