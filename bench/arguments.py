@@ -41,26 +41,6 @@ def parse_settings(parser: CommandParser, arguments: Sequence[str], *classes: ty
     return tuple(resolve(settings_class, flags, {}) for settings_class in classes)
 
 
-def require_at_least(settings: Any, **lowest: float) -> None:
-    """Raise `InvalidSetting` for a setting below its `lowest` value; None is no value."""
-    for name, limit in lowest.items():
-        value = getattr(settings, name)
-        if value is not None and not value >= limit:
-            raise InvalidSetting(f"{_flag(name)} {value} is not at least {limit}")
-
-
-def require_above_zero(settings: Any, *names: str) -> None:
-    """Raise `InvalidSetting` for a setting of `names` that is not above 0; None is no value."""
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and not value > 0:
-            raise InvalidSetting(f"{_flag(name)} {value} is not above 0")
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _items(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (item.strip() for item in text.split(","))))
 

@@ -126,9 +126,9 @@ class DecodeRole:
         notices: Mailbox[ReceivingNotice] = Mailbox()
         receiving = ReceivingSide(facts, self._context, self._links, receivers, pool, notices, counters=received)
         thread = TransferThread(receiving, "kv-receiving", pool.enter, parts.watch("kv-receiving thread"))
-        thread.start()
         end, address = self._open_source(parts, facts, transfers, sending, len(list(filter(listens, receivers))))
         other, core = beside(end), parts.engine.core
+        thread.start()  # nothing above leaves one behind that polls sockets when a port is taken
         source = Source(core, end, other.take_notice)
         leg = DecodeLeg(core, receiving, thread, notices, FirstSteps(), source, other.keys, counters)
         return leg, other, address

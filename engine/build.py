@@ -71,6 +71,7 @@ from engine.settings import EngineSettings
 from engine.structured.matcher import Grammars
 from engine.structured.vocabulary import Vocabulary, is_large
 from engine.text.tokenizer_digest import tokenizer_digest
+from program.settings import require_allowed
 from wire.errors import InvalidSetting
 from wire.fingerprint import with_quantization
 
@@ -99,8 +100,7 @@ class Engine:
 
     def learn_costs(self) -> None:
         """Find out what small steps cost. Only before the first request."""
-        costs, block_size = self.core.costs, self.memory.layout.block_size
-        measure_first_costs(self.runner, costs, block_size, self.num_blocks, self.core.max_chunk)
+        measure_first_costs(self.runner, self.core.costs, self.core.limits)
 
 
 def build_engine(
@@ -116,6 +116,7 @@ def build_engine(
     recorded graphs. `starter`: starts the other ranks; None: processes of this machine. Sets the number of torch
     threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not
     come up."""
+    require_allowed(settings)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
     num_cores = len(os.sched_getaffinity(0))
     num_threads = max(1, (settings.num_threads or num_cores) // settings.num_ranks_here)

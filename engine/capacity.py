@@ -30,12 +30,8 @@ class Capacity:
 
 def find_capacity(settings: EngineSettings, config: ModelFacts, *, is_gpu: bool) -> Capacity:
     """Check the settings against the model. Raises `InvalidSetting`."""
-    for name in ("block_size", "max_num_seqs"):
-        if getattr(settings, name) < 1:
-            raise InvalidSetting(f"--{name.replace('_', '-')} must be at least 1, got {getattr(settings, name)}")
-    for name in ("max_model_len", "max_num_batched_tokens"):
-        if getattr(settings, name) < 0:
-            raise InvalidSetting(f"--{name.replace('_', '-')} must not be negative, got {getattr(settings, name)}")
+    if settings.max_model_len == 1:
+        raise InvalidSetting("--max-model-len 1 has no room: a prompt and an answer are a token each at least")
     limit = config.max_context_len
     if settings.max_model_len > limit:
         raise InvalidSetting(f"--max-model-len {settings.max_model_len} is above the model's limit of {limit} tokens")

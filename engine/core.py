@@ -30,6 +30,7 @@ from engine.held_blocks import HeldBlocks, Reservation
 from engine.models.vision.facts import ImageFacts
 from engine.new_requests import NewRequests
 from engine.runner.base import Runner
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import PromptScores, Request, RequestOutput, Step, choices_of
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.step_costs import StepCosts
@@ -109,9 +110,9 @@ class EngineCore:
         return self._scheduler.requests.awaits_readiness
 
     @property
-    def max_chunk(self) -> int:
-        """Tokens that prompts have in a step."""
-        return self._scheduler.limits.max_num_batched_tokens
+    def limits(self) -> SchedulerLimits:
+        """How much a step and a request may have."""
+        return self._scheduler.limits
 
     @property
     def max_request_tokens(self) -> int:

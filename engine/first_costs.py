@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from engine.runner.base import Runner
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import ScheduledRequest, Step
 from engine.scheduler.step_costs import StepCosts
 from wire.request_key import RequestKey
@@ -21,15 +22,14 @@ _REPEATS = 2
 _DECODES = (1, 4)
 
 
-def measure_first_costs(
-    runner: Runner, costs: StepCosts, block_size: int, num_blocks: int, max_tokens: int, most_s: float = MOST_S
-) -> None:
-    """Let `costs` learn from prompts of doubling length, `max_tokens` at most, and from small batches that decode. Only
+def measure_first_costs(runner: Runner, costs: StepCosts, limits: SchedulerLimits, most_s: float = MOST_S) -> None:
+    """Let `costs` learn from prompts of doubling length, and from small batches that decode, within `limits`. Only
     before the first request. `most_s`: of real time, whatever the clock of `costs`."""
     begin_s = time.perf_counter()
-    table = tuple(range(num_blocks))
-    most = min(max_tokens, num_blocks * block_size)
-    decodes = [Step(tuple(_share(number, 1, 1, table) for number in range(batch))) for batch in _DECODES]
+    table = tuple(range(-(-limits.max_request_tokens // limits.block_size)))
+    most = min(limits.max_num_batched_tokens, limits.max_request_tokens)
+    batches = [batch for batch in _DECODES if batch <= limits.max_num_seqs]
+    decodes = [Step(tuple(_share(number, 1, 1, table) for number in range(batch))) for batch in batches]
     sizes = [size for size in (_SMALLEST << power for power in range(16)) if size <= most]
     for step in (*decodes, *(Step((_share(0, 0, size, table),)) for size in sizes)):
         for _ in range(_REPEATS):  # the first of a kind may take longer

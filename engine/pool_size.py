@@ -93,13 +93,8 @@ def chosen_num_blocks(settings: EngineSettings, layout: BlockSize) -> int | None
 
 
 def host_budget(settings: EngineSettings, memory: HostMemory, weights_bytes: int) -> int:
-    """Bytes for a pool in host memory, not negative; `memory` was read when the weights had been loaded.
-
-    Raises `InvalidSetting` for a utilization that is no share.
-    """
+    """Bytes for a pool in host memory, not negative; `memory` was read when the weights had been loaded."""
     share = settings.cpu_memory_utilization
-    if not 0.0 < share <= 1.0:
-        raise InvalidSetting(f"--cpu-memory-utilization must be above 0 and at most 1, got {share:g}")
     return max(0, int(min(memory.total * share - weights_bytes - _HOST_PROCESS_BYTES, memory.free * share)))
 
 
@@ -171,9 +166,7 @@ class GpuNeeds:
     later_bytes: int
 
     def budget(self, utilization: float) -> int:
-        """Bytes for the pool, not negative. Raises `InvalidSetting` for a utilization that is no share."""
-        if not 0.0 < utilization <= 1.0:
-            raise InvalidSetting(f"--gpu-memory-utilization must be above 0 and at most 1, got {utilization:g}")
+        """Bytes for the pool, not negative."""
         after = self.after
         outside_torch = min(max(0, self.before.free - after.free - after.reserved), _MAX_OUTSIDE_BYTES)
         ours = outside_torch + max(after.peak, after.reserved) + self.later_bytes

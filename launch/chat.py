@@ -22,8 +22,9 @@ from launch.api_client import ApiClient
 from launch.chat_commands import ChatCommands
 from launch.conversation import Conversation
 from program.command_line import CommandParser
+from program.ranges import COUNT, Range
 from program.settings import add_flags, check_file_keys, resolve, setting
-from wire.errors import BatonError
+from wire.errors import BatonError, InvalidRequest
 
 PROMPT, CONTINUED = "> ", ". "
 HINT = "/help lists the commands, Ctrl-C stops an answer, /exit leaves"
@@ -39,8 +40,8 @@ class ChatSettings:
     url: str = setting("http://127.0.0.1:8000", "address of the router")
     model: str = setting("", "name of the model, default the first that the router serves")
     system: str = setting("", "system prompt")
-    max_tokens: int | None = setting(None, "longest answer in tokens")
-    temperature: float | None = setting(None, "sampling temperature")
+    max_tokens: int | None = setting(None, "longest answer in tokens", allowed=COUNT)
+    temperature: float | None = setting(None, "sampling temperature", allowed=Range(0, 2))
     no_history: bool = setting(False, "do not keep what you type for the next time")
     api_key: str = setting("", "API key; better given as BATON_API_KEY, which no process list shows")
 
@@ -176,36 +177,40 @@ def join_lines(lines: Iterator[str]) -> str:
 
 def _answer_or_explain(commands: ChatCommands, conversation: Conversation, screen: Screen, text: str) -> None:
     try:
-        reply = commands.run(text)
-        if reply is None and text.startswith("/") and "\n" not in text:
-            print(f"unknown command {text.split()[0]}. {HINT}")
-        elif reply is None:
-            screen.show(conversation, commands.with_file(text))
-        elif reply.asks:
-            screen.show(conversation, reply.asks)
-        else:
-            print(printable(reply.says))
+        _answer(commands, conversation, screen, text)
     except BatonError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        _explain(error)
     except KeyboardInterrupt:
         print("(stopped)")
 
 
+def _answer(commands: ChatCommands, conversation: Conversation, screen: Screen, text: str) -> None:
+    """Do what the command in `text` says, or show the answer to it. Raises `InvalidRequest` for a command that is
+    refused, `RequestFailed` when there is no answer."""
+    reply = commands.run(text)
+    if reply is None and text.startswith("/") and "\n" not in text:
+        raise InvalidRequest(f"unknown command {text.split()[0]}. {HINT}")
+    if reply is not None and not reply.asks:
+        print(printable(reply.says), flush=True)
+    else:
+        screen.show(conversation, commands.with_file(text) if reply is None else reply.asks)
+
+
+def _explain(error: BatonError) -> None:
+    print(f"error: {printable(str(error))}", file=sys.stderr)
+
+
 def _answer_lines(conversation: Conversation) -> int:
-    """One line of the input is one turn; the first error ends the conversation."""
+    """The input is messages as they are typed; the first answer that fails ends the conversation."""
     commands, screen = ChatCommands(conversation), Screen(False, os.environ)
-    for line in sys.stdin:
-        match line.strip():
-            case "":
-                continue
-            case "/exit":
-                return 0
-            case text:
-                reply = commands.run(text)
-                if reply is None:
-                    screen.show(conversation, commands.with_file(text))
-                elif reply.asks:
-                    screen.show(conversation, reply.asks)
+    lines = (line.rstrip("\n") for line in sys.stdin)
+    with contextlib.suppress(StopIteration):
+        while (text := join_lines(lines)) != "/exit":
+            try:
+                if text:
+                    _answer(commands, conversation, screen, text)
+            except InvalidRequest as error:
+                _explain(error)
     return 0
 
 

@@ -2,24 +2,21 @@
 
 Owns the table of subcommands and what a person sees when one fails. Does not know their flags.
 Invariants: a subcommand's module is imported only when it is asked for, so `baton --help` needs neither torch nor
-aiohttp; an error raised on purpose is one `error: ...` line on stderr and status 1; a mistake on the command line is
-one line and status 2; Ctrl-C is status 130 where a subcommand has no stop of its own. `baton` alone prints the help.
+aiohttp; an error raised on purpose is one `error: ...` line on stderr and a status of `program.exit_status`.
+`baton` alone prints the help.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from launch.version import version_line
 from program.command_line import CommandParser, closest
-from wire.errors import BatonError
-
-INTERRUPTED_STATUS = 130
+from program.exit_status import report_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown command {parsed.command!r:.100}{closest(parsed.command, COMMANDS)}")
     command = COMMANDS[parsed.command]
     run = cast("Callable[[Sequence[str]], int]", getattr(importlib.import_module(command.module), command.function))
-    try:
-        return run(parsed.arguments)
-    except BatonError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED_STATUS
+    return report_errors(lambda: run(parsed.arguments))
 
 
 def _parser() -> CommandParser:
@@ -76,7 +67,8 @@ def _parser() -> CommandParser:
         prog="baton",
         usage="baton COMMAND ...",
         description="Disaggregated prefill/decode serving for large language models.",
-        epilog=f"commands:\n{listing}\n\n`baton COMMAND --help` lists the settings of one command.",
+        epilog=f"commands:\n{listing}\n\n`baton COMMAND --help` lists the usual settings of one command.\n"
+        "exit status: 0 done, 1 failed while running, 2 a flag, file or checkpoint cannot be used, 130 Ctrl-C",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=version_line(), help="print the version")

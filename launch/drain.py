@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launch.api_client import ApiClient
-from program.command_line import CommandParser
+from program.command_line import CommandParser, number_in
+from program.ranges import SECONDS_OR_NONE
 from router.access.keys import KEY_VARIABLE
 from wire.errors import RequestFailed
 
@@ -44,7 +45,10 @@ def add_router_flags(parser: CommandParser) -> None:
     """The flags that say which router is asked, and how long it may take."""
     parser.add_argument("--url", default=DEFAULT_URL, help=f"address of the router (default: {DEFAULT_URL})")
     parser.add_argument(
-        "--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="seconds to wait for one node (default: 600)"
+        "--timeout-s",
+        type=number_in(SECONDS_OR_NONE),
+        default=DEFAULT_TIMEOUT_S,
+        help="seconds to wait for one node (default: 600)",
     )
 
 

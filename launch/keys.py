@@ -6,13 +6,13 @@ Invariant: the key is shown once and written nowhere.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import re
 import secrets
 import sys
 from collections.abc import Sequence
 
+from program.command_line import CommandParser
 from wire.errors import InvalidSetting
 
 PREFIX = "baton-"
@@ -21,16 +21,15 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 def main(arguments: Sequence[str]) -> int:
     """Print a new key and its entry."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="baton keys",
         description="Make an API key. Its entry for the file of --api-key-file goes to stdout, the key to stderr: "
         "`baton keys new alice >> keys.toml`, then send SIGHUP to the router or `baton serve`.",
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    new = commands.add_parser("new", help="make a key", allow_abbrev=False)
+    new = commands.add_parser("new", help="make a key")
     new.add_argument("name", metavar="NAME", help="who gets the key: letters, digits, - and _")
-    name: str = parser.parse_args(arguments).name
+    name: str = parser.parse(arguments).name
     key, entry = new_key(name)
     print(f"the key of {name}, which is shown only now: {key}", file=sys.stderr)
     print(entry)

@@ -1,4 +1,4 @@
-"""Whether the nodes of a deployment find room for their weights in this machine's memory.
+"""Whether the nodes of a deployment find room in this machine's memory.
 
 Owns the question before anything is started: of the headers of the files alone. What is left for KV is each node's own
 matter (`engine.pool_size`).
@@ -15,11 +15,15 @@ from engine.models.weight_files import read_header, weight_files
 from wire.errors import InvalidSetting, ModelLoadError
 from wire.layout import DTYPE_BYTES
 
+PROCESS_BYTES = 160 * 2**20
+"""What Python and the libraries of a node, or of a rank, take at least beside weights and KV."""
 
-def require_memory_for_weights(
-    folder: Path, config: ModelFacts, dtype_setting: str, num_nodes: int, memory: HostMemory
+
+def require_memory_for_nodes(
+    folder: Path, config: ModelFacts, dtype_setting: str, num_nodes: int, num_ranks: int, memory: HostMemory
 ) -> None:
-    """Raise `InvalidSetting` when `num_nodes` copies of the weights do not fit into what is free. Files that are not
+    """Raise `InvalidSetting` when `num_nodes` copies of the weights, and the processes of `num_ranks` ranks in all, do
+    not fit into what is free: a system without memory ends processes, whichever. Files that are not
     there yet, or are wrong, are the nodes' to report."""
     try:
         headers = [read_header(path) for path in weight_files(folder)]
@@ -27,8 +31,9 @@ def require_memory_for_weights(
         return
     num_elements = sum(entry.num_elements for header in headers for entry in header.values())
     num_bytes = num_elements * DTYPE_BYTES[choose_dtype(dtype_setting, config)]
-    if num_nodes * num_bytes > memory.free:
+    if num_nodes * num_bytes + num_ranks * PROCESS_BYTES > memory.free:
         raise InvalidSetting(
-            f"{num_nodes} nodes need {num_bytes / GIB:.2f} GiB each for their weights, and {memory} on this machine; "
+            f"{num_nodes} nodes need {num_bytes / GIB:.2f} GiB each for their weights and "
+            f"{num_ranks * PROCESS_BYTES / GIB:.2f} GiB for their {num_ranks} processes, and {memory} on this machine; "
             f"what helps is {SMALLER} (--prefill, --decode)"
         )

@@ -18,7 +18,7 @@ from typing import Any
 from decode_node.settings import DecodeNodeSettings
 from launch.console import Console
 from launch.placement import VISIBLE_DEVICES, placed, shares_of
-from launch.settings import child_environment, require_number_of_engines
+from launch.settings import child_environment
 from launch.supervised import ChildSpec
 from launch.supervisor import Supervisor
 from mixed_node.settings import MixedNodeSettings
@@ -57,7 +57,6 @@ def _run(name: str, module: str, settings_class: type[Any], arguments: Sequence[
     if flags.config:
         check_file_keys(flags.config, settings_class)
     settings: NodeSettings = resolve(settings_class, flags)
-    require_number_of_engines(settings)
     if settings.data_parallel_size == 1:
         status: int = importlib.import_module(f"{module}.__main__").main(arguments)
         return status

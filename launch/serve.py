@@ -29,12 +29,13 @@ from engine.native.loans import MAX_LINES, Lending, open_page
 from launch.api_client import ApiClient
 from launch.console import Console
 from launch.key import role_file, write_key
-from launch.memory_check import require_memory_for_weights
+from launch.memory_check import require_memory_for_nodes
 from launch.placement import VISIBLE_DEVICES, Placement, find_devices, lendings, placed, shares_of
 from launch.ports import ListeningPort, listening
 from launch.settings import LOOPBACK, Deployment, child_environment, resolve_serve
 from launch.supervised import ChildSpec
 from launch.supervisor import Supervisor
+from node.settings import NodeSettings
 from program.settings import as_flags
 from router.access.keys import KEY_VARIABLE
 from router.settings import RouterSettings
@@ -155,16 +156,19 @@ def _check_model(deployment: Deployment) -> None:
             flags = "--tensor-parallel-size {} and --pipeline-parallel-size {}".format(*sizes)
             raise InvalidSetting(f"{role} nodes with {flags}: {error}") from None
     if settings.device == "cpu" or (settings.device == "auto" and not find_devices(os.environ)):
-        num_nodes = len(deployment.node_names)
-        require_memory_for_weights(folder, config, settings.dtype, num_nodes, read_host_memory())
+        num_ranks = [settings.num_ranks_here for settings in _settings_of_nodes(deployment)]
+        require_memory_for_nodes(folder, config, settings.dtype, len(num_ranks), sum(num_ranks), read_host_memory())
 
 
 def placements(deployment: Deployment) -> list[Placement]:
     """The share of this machine that each node gets, prefill nodes first."""
-    nodes = [deployment.prefill if role == PREFILL else deployment.decode for role, _, _ in deployment.node_names]
-    num_ranks = [settings.num_ranks_here for settings in nodes]
+    num_ranks = [settings.num_ranks_here for settings in _settings_of_nodes(deployment)]
     pin_cpus = deployment.serve.pin_cpus
-    return shares_of(deployment.decode, len(nodes), os.environ, pin_cpus=pin_cpus, num_ranks=num_ranks)
+    return shares_of(deployment.decode, len(num_ranks), os.environ, pin_cpus=pin_cpus, num_ranks=num_ranks)
+
+
+def _settings_of_nodes(deployment: Deployment) -> list[NodeSettings]:
+    return [deployment.prefill if role == PREFILL else deployment.decode for role, _, _ in deployment.node_names]
 
 
 def lend_cores(deployment: Deployment, shares: Sequence[Placement], stack: ExitStack) -> list[Lending]:

@@ -12,13 +12,16 @@ import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from decode_node.settings import DecodeNodeSettings
+from engine.settings import RANKS_OR_SAME
 from launch.placement import find_devices
 from node.settings import MAX_ROUTERS, NodeSettings
 from prefill_node.settings import PrefillNodeSettings
 from program.command_line import CommandParser, closest
+from program.ranges import SECONDS, Range
 from program.settings import ENVIRONMENT_PREFIX, add_flags, check_file_keys, resolve, setting
 from router.settings import RouterSettings
 from wire.errors import InvalidSetting
@@ -40,9 +43,12 @@ NODE_SETTINGS_CHOSEN = frozenset(
     }
 )
 LOOPBACK = "127.0.0.1"
-MAX_ENGINES = 256
+MAX_NODES = 256
 _SettingsT = TypeVar("_SettingsT")
 _NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
+_ranks = partial(setting, group="ranks")
+_kernels = partial(setting, group="kernels")
+_lifetime = partial(setting, group="lifetime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +59,34 @@ class ServeSettings:
         None,
         "number of prefill nodes; 0: decode nodes compute the prompts too; none: 1, but 0 with --goal-tpot-ms where "
         "all nodes would share one device (the CPU, or one GPU)",
+        allowed=Range(0, MAX_NODES),
     )
-    decode: int = setting(1, "number of decode nodes")
+    decode: int = setting(1, "number of decode nodes", allowed=Range(1, MAX_NODES))
     mixed: bool = setting(False, "nodes that do any leg: --prefill and --decode are then what they prefer")
-    prefill_tensor_parallel_size: int = setting(0, "ranks of each prefill node; 0: --tensor-parallel-size")
-    decode_tensor_parallel_size: int = setting(0, "ranks of each decode node; 0: --tensor-parallel-size")
-    prefill_pipeline_parallel_size: int = setting(0, "stages of each prefill node; 0: --pipeline-parallel-size")
-    decode_pipeline_parallel_size: int = setting(0, "stages of each decode node; 0: --pipeline-parallel-size")
-    routers: int = setting(1, "number of routers: they share the port and all nodes; more serve more streams at once")
-    pin_cpus: bool = setting(True, "give every node cores of its own if there are enough and --num-threads is unset")
-    lend_cores: bool = setting(
+    prefill_tensor_parallel_size: int = _ranks(
+        0, "ranks of each prefill node; 0: --tensor-parallel-size", allowed=RANKS_OR_SAME
+    )
+    decode_tensor_parallel_size: int = _ranks(
+        0, "ranks of each decode node; 0: --tensor-parallel-size", allowed=RANKS_OR_SAME
+    )
+    prefill_pipeline_parallel_size: int = _ranks(
+        0, "stages of each prefill node; 0: --pipeline-parallel-size", allowed=RANKS_OR_SAME
+    )
+    decode_pipeline_parallel_size: int = _ranks(
+        0, "stages of each decode node; 0: --pipeline-parallel-size", allowed=RANKS_OR_SAME
+    )
+    routers: int = setting(
+        1,
+        "number of routers: they share the port and all nodes; more serve more streams at once",
+        allowed=Range(1, MAX_ROUTERS),
+    )
+    pin_cpus: bool = _kernels(True, "give every node cores of its own if there are enough and --num-threads is unset")
+    lend_cores: bool = _kernels(
         True, "let prefill and decode nodes compute on each other's cores while those are idle, where each has its own"
     )
-    start_timeout_s: float = setting(1800.0, "seconds until every process must be ready, loading weights included")
+    start_timeout_s: float = _lifetime(
+        1800.0, "seconds until every process must be ready, loading weights included", allowed=SECONDS
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +122,6 @@ def node_names(role: str, count: int, num_engines: int) -> list[NodeName]:
     return [NodeName(role, name, f"{name}-{engine}") for name in names for engine in range(num_engines)]
 
 
-def require_number_of_engines(settings: NodeSettings) -> None:
-    """Raise `InvalidSetting` for a group that cannot be."""
-    if not 1 <= settings.data_parallel_size <= MAX_ENGINES:
-        raise InvalidSetting(f"--data-parallel-size {settings.data_parallel_size} must be from 1 to {MAX_ENGINES}")
-
-
 def require_same_sums(prefill: NodeSettings, decode: NodeSettings) -> None:
     """Raise `InvalidSetting` where a prompt's tokens would depend on the node that computes it, against a promise."""
     sizes = prefill.tensor_parallel_size, decode.tensor_parallel_size
@@ -132,11 +147,9 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
     if flags.config:
         check_file_keys(flags.config, *classes)
     serve = resolve(ServeSettings, flags, environment)
-    _check(serve)
     prefill = _complete(PrefillNodeSettings, resolve(prefill_part, flags, environment))
     decode = _complete(DecodeNodeSettings, resolve(decode_part, flags, environment))
     router = _complete(RouterSettings, resolve(router_part, flags, environment))
-    require_number_of_engines(decode)
     prefill = with_ranks(prefill, serve.prefill_tensor_parallel_size, serve.prefill_pipeline_parallel_size)
     decode = with_ranks(decode, serve.decode_tensor_parallel_size, serve.decode_pipeline_parallel_size)
     num_prefill = _num_prefill(serve, router, decode, environment)
@@ -193,20 +206,6 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     classes = (ServeSettings, RouterSettings, PrefillNodeSettings, DecodeNodeSettings)
     settings_names = {ENVIRONMENT_PREFIX + field.name.upper() for each in classes for field in dataclasses.fields(each)}
     return {name: value for name, value in environment.items() if name not in settings_names}
-
-
-def _check(serve: ServeSettings) -> None:
-    if serve.prefill is not None and serve.prefill < 0:
-        raise InvalidSetting(f"--prefill {serve.prefill} must not be negative")
-    if serve.decode < 1:
-        raise InvalidSetting(f"--decode {serve.decode} must be at least 1: decode nodes finish every request")
-    for name in (f"{role}_{kind}_parallel_size" for role in ("prefill", "decode") for kind in ("tensor", "pipeline")):
-        if getattr(serve, name) < 0:
-            raise InvalidSetting(f"--{name.replace('_', '-')} {getattr(serve, name)} must not be negative")
-    if not 1 <= serve.routers <= MAX_ROUTERS:
-        raise InvalidSetting(f"--routers {serve.routers} must be from 1 to {MAX_ROUTERS}")
-    if not serve.start_timeout_s > 0:
-        raise InvalidSetting(f"--start-timeout-s {serve.start_timeout_s} must be positive")
 
 
 def _without(settings_class: type[Any], names: frozenset[str]) -> type[Any]:

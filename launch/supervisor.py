@@ -33,7 +33,8 @@ from launch.backoff import FIRST_RESTART_DELAY_S, Backoff
 from launch.console import Console
 from launch.supervised import ChildReport, ChildSpec, Exited, Reported, SupervisedChild
 from program.events import WEIGHTS, Drained, Loading, Ready
-from wire.errors import BatonError
+from program.exit_status import USAGE_STATUS
+from wire.errors import BatonError, InvalidSetting
 
 MAX_FAILURES = 15
 """Ends in a row after which a child is given up: two minutes of delays."""
@@ -148,7 +149,8 @@ class Supervisor:
                     self._console.loading(name, loading.done, loading.total, loading.stage)
                 case Exited():
                     self._console.close_bar()
-                    raise BatonError(f"{event.name}: {event.describe()}{self._of_memory(event)}")
+                    kind = InvalidSetting if event.status == USAGE_STATUS else BatonError
+                    raise kind(f"{event.name}: {event.describe()}{self._of_memory(event)}")
                 case Signalled():
                     self._console.close_bar()
                     return False

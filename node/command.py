@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from program.command_line import CommandParser
-from program.process import report_errors
+from program.exit_status import report_errors
 from program.settings import add_flags, check_file_keys, resolve
 
 

@@ -11,6 +11,7 @@ to stdout (`program.events`), and that it is ready once it is registered. An err
 
 from __future__ import annotations
 
+import math
 import secrets
 import signal
 import time
@@ -131,6 +132,7 @@ def run_node(settings: NodeSettings, make_role: RoleFactory) -> None:
 def _serve(
     settings: NodeSettings, context: Context, to_router: links.LinkSettings, role: Role, stopper: Stopper
 ) -> None:
+    begun_s = time.monotonic()
     node_id = settings.node_id or f"{role.name}-{secrets.token_hex(3)}"
     addresses = settings.router_addresses
     with ExitStack() as stack:
@@ -149,7 +151,7 @@ def _serve(
         health = HealthServer(settings.host, settings.http_port, collector, lambda: watchdog.complaint)
         stack.callback(health.close)
         health.watch(watchdog)
-        hello = _hello(role, parts, settings, peer_address, health.address)
+        hello = _hello(role, parts, settings, peer_address, health.address, begun_s)
         dialled = [RouterLink(context, each, to_router, hello, core.status, time.monotonic()) for each in addresses]
         routers = RouterLinks(dialled)
         stack.callback(routers.close)
@@ -187,7 +189,9 @@ class _Announcer:
             emit(Ready(self.hello.role, self.hello.http_address, peer_address=self.hello.peer_address))
 
 
-def _hello(role: Role, parts: NodeParts, settings: NodeSettings, peer_address: str, http_address: str) -> Hello:
+def _hello(
+    role: Role, parts: NodeParts, settings: NodeSettings, peer_address: str, http_address: str, begun_s: float
+) -> Hello:
     engine = parts.engine
     return Hello(
         role=role.name,
@@ -206,6 +210,7 @@ def _hello(role: Role, parts: NodeParts, settings: NodeSettings, peer_address: s
         clock=host_clock(),
         tokenizer=engine.tokenizer_digest,
         sees_images=engine.core.sees_images,
+        start_ms=math.ceil(1000 * (time.monotonic() - begun_s)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Functions that every program of Baton calls when it starts: error reporting, logging, memory settings, and the check
+"""Functions that every program of Baton calls when it starts: logging, memory settings, and the check
 that other programs have the cluster key."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TextIO
@@ -17,7 +17,7 @@ from typing import Protocol, TextIO
 import zmq
 import zmq.auth.thread
 
-from wire.errors import BatonError, InvalidSetting
+from wire.errors import InvalidSetting
 from wire.links import ZAP_DOMAIN
 
 _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
@@ -27,18 +27,6 @@ LOG_FORMATS = ("text", "json")
 FIELDS = "fields"
 """The name under which `extra` hands a log record members of its own."""
 _log = logging.getLogger(__name__)
-
-
-def report_errors(run: Callable[[], None]) -> int:
-    """Run a program's body; its exit status. A `BatonError` is one line on stderr."""
-    try:
-        run()
-    except BatonError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
 
 
 def configure_logging(level: str, log_format: str = "text") -> None:

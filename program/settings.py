@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import os
 import shlex
 import types
@@ -20,11 +19,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from program.command_line import CommandParser
+from program.ranges import ANY, Range
 from wire.errors import InvalidSetting
 
 ENVIRONMENT_PREFIX = "BATON_"
 _NEGATIVE = "no_"
 _END_OF_FLAGS = "--"
+_NUMBERS = (int, float)
 _SettingsT = TypeVar("_SettingsT")
 
 
@@ -36,12 +38,13 @@ def setting(
     positional: bool = False,
     group: str = "",
     metavar: str = "",
-    allow_infinity: bool = False,
+    allowed: Range = ANY,
 ) -> Any:
     """A field of a settings dataclass: its default and its one line of documentation.
 
-    `positional` makes it an optional positional argument (the model of `baton serve MODEL`). `group` is the heading
-    under which `--help` lists it, `metavar` what stands for its value there; "": the type's name.
+    `positional` makes it an optional positional argument (the model of `baton serve MODEL`). `group` is the one
+    that `--help GROUP` shows; "": `--help` alone does. `metavar` is what stands for its value there; "": the type's
+    name. `allowed`: of numbers, each of a tuple's too.
     """
     metadata = {
         "doc": doc,
@@ -49,29 +52,26 @@ def setting(
         "positional": positional,
         "group": group,
         "metavar": metavar,
-        "allow_infinity": allow_infinity,
+        "allowed": allowed,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def add_flags(parser: argparse.ArgumentParser, *classes: type[Any]) -> None:
+def add_flags(parser: CommandParser, *classes: type[Any]) -> None:
     """Add one flag per field of `classes` (a field two classes share is added once), and `--config`."""
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings, keys spelled as the flags")
     seen: set[str] = set()
-    groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for settings_class in classes:
         for field, hint in _fields(settings_class):
             if field.name not in seen:
                 seen.add(field.name)
-                title = field.metadata["group"]
-                if title not in groups:
-                    groups[title] = parser.add_argument_group(title)
-                _add_flag(groups[title], field, hint)
+                _add_flag(parser.group(field.metadata["group"]), field, hint)
 
 
 def _add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field[Any], hint: Any) -> None:
-    help_text = f"{field.metadata['doc']} (default: {_shown_default(field.default)})".replace("%", "%%")
     kind, is_tuple = _kind(hint)
+    allowed = f"; {field.metadata['allowed']}" if kind in _NUMBERS else ""
+    help_text = f"{field.metadata['doc']} (default: {_shown_default(field.default)}{allowed})".replace("%", "%%")
     if field.metadata["positional"]:
         parser.add_argument(field.name, nargs="*" if is_tuple else "?", default=None, help=help_text)
         return
@@ -111,6 +111,12 @@ def resolve(
         elif field.name in from_file:
             values[field.name] = _convert(from_file[field.name], field, hint, f"{flags.config}: {field.name}")
     return settings_class(**values)
+
+
+def require_allowed(settings: Any) -> None:
+    """Raise `InvalidSetting` for a number that its field does not allow: for settings that nothing was parsed into."""
+    for field, _ in _fields(type(settings)):
+        _require_allowed(getattr(settings, field.name), field, f"--{field.name.replace('_', '-')}")
 
 
 def read_file(path: str) -> dict[str, Any]:
@@ -191,14 +197,20 @@ def _words(value: Any, origin: str) -> Sequence[Any]:
 def _convert_one(value: Any, field: dataclasses.Field[Any], kind: type[Any], origin: str) -> Any:
     if value == _END_OF_FLAGS:  # argparse would drop it on its way to another program
         raise InvalidSetting(f"{origin}: {_END_OF_FLAGS!r} is no value")
-    allow_infinity = field.metadata["allow_infinity"]
-    converted = _convert_bool(value) if kind is bool else _convert_scalar(value, kind, allow_infinity)
+    converted = _convert_bool(value) if kind is bool else _convert_scalar(value, kind)
     if converted is None:
         raise InvalidSetting(f"{origin}: {value!r:.100} is not of type {kind.__name__}")
     choices = field.metadata["choices"]
     if choices and converted not in choices:
         raise InvalidSetting(f"{origin}: {value!r:.100} is not one of {', '.join(choices)}")
+    _require_allowed(converted, field, origin)
     return converted
+
+
+def _require_allowed(value: Any, field: dataclasses.Field[Any], origin: str) -> None:
+    allowed = field.metadata["allowed"]
+    if type(value) in _NUMBERS and value not in allowed:
+        raise InvalidSetting(f"{origin}: {value} is not {allowed}")
 
 
 def _convert_bool(value: Any) -> bool | None:
@@ -207,7 +219,7 @@ def _convert_bool(value: Any) -> bool | None:
     return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(str(value).lower())
 
 
-def _convert_scalar(value: Any, kind: type[Any], allow_infinity: bool) -> Any:
+def _convert_scalar(value: Any, kind: type[Any]) -> Any:
     """None when `value` does not say a `kind` exactly: 4.5 is no int, and only numbers and strings are strings."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
@@ -215,6 +227,4 @@ def _convert_scalar(value: Any, kind: type[Any], allow_infinity: bool) -> Any:
         converted = kind(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    is_exact = isinstance(value, str) or kind is str or converted == value
-    is_number = kind is not float or math.isfinite(converted) or (allow_infinity and not math.isnan(converted))
-    return converted if is_exact and is_number else None
+    return converted if isinstance(value, str) or kind is str or converted == value else None

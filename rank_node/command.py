@@ -17,7 +17,8 @@ import zmq
 
 from program.command_line import CommandParser
 from program.events import Ready, emit
-from program.process import configure_logging, pin_to_cores, report_errors
+from program.exit_status import report_errors
+from program.process import configure_logging, pin_to_cores
 from program.settings import add_flags, check_file_keys, resolve
 from program.watchdog import Watchdog
 from rank_node.link import Offer

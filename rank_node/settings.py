@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from program.process import LOG_FORMATS
+from program.ranges import SECONDS_OR_NONE, THREADS
 from program.settings import setting
 
 
@@ -24,11 +25,15 @@ class RankSettings:
     trust_remote_code: bool = setting(
         False, "run code that comes with the checkpoint, where the driver does: both have to allow it"
     )
-    num_threads: int = setting(0, "compute threads of all ranks here; 0: one per core this process may use")
+    num_threads: int = setting(
+        0, "compute threads of all ranks here; 0: one per core this process may use", allowed=THREADS
+    )
     cpu_affinity: str = setting("", "cores this process and its ranks may use, for example 0 or 2,3; empty: all")
     cluster_key: str = setting("", "file with the deployment's key, or with that of the node's role (`baton key`)")
     shutdown_timeout_s: float = setting(
-        60.0, "seconds after SIGTERM in which the driver may finish what it has; without a driver it ends at once"
+        60.0,
+        "seconds after SIGTERM in which the driver may finish what it has; without a driver it ends at once",
+        allowed=SECONDS_OR_NONE,
     )
     log_level: str = setting("info", "how much is logged to stderr", choices=("debug", "info", "warning", "error"))
     log_format: str = setting("text", "lines for people, or one JSON object per line", choices=LOG_FORMATS)

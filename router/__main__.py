@@ -26,7 +26,8 @@ from aiohttp import web
 from engine.text.answers.formats import ParserNames
 from program.command_line import CommandParser
 from program.events import Ready, emit
-from program.process import configure_logging, freeze_startup_objects, report_errors, start_authenticator
+from program.exit_status import report_errors
+from program.process import configure_logging, freeze_startup_objects, start_authenticator
 from program.settings import add_flags, check_file_keys, resolve
 from program.watchdog import Watchdog
 from router.access.audit import AuditLog
@@ -183,9 +184,6 @@ def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLin
 
 
 def _goals(settings: RouterSettings) -> Goals | None:
-    """Raises `InvalidSetting`."""
-    if min(settings.goal_ttft_ms, settings.goal_tpot_ms) < 0:
-        raise InvalidSetting("--goal-ttft-ms and --goal-tpot-ms must not be negative")
     if not (settings.goal_ttft_ms or settings.goal_tpot_ms):
         return None
     return Goals(settings.goal_ttft_ms / 1000, settings.goal_tpot_ms / 1000)
@@ -196,8 +194,8 @@ def _allowed_goals(settings: RouterSettings) -> AllowedGoals | None:
     own, least = _goals(settings), {}
     for kind in ("ttft", "tpot"):
         goal, smallest = getattr(settings, f"goal_{kind}_ms"), getattr(settings, f"min_goal_{kind}_ms")
-        if not 0 <= smallest <= goal:
-            raise InvalidSetting(f"--min-goal-{kind}-ms must lie between 0 and --goal-{kind}-ms")
+        if smallest > goal:
+            raise InvalidSetting(f"--min-goal-{kind}-ms must not be above --goal-{kind}-ms")
         least[kind] = (smallest or goal) / 1000
     return None if own is None else AllowedGoals(own, Goals(least["ttft"], least["tpot"]))
 
@@ -312,18 +310,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_flags(parser, RouterSettings)
     flags = parser.parse(argv)
 
-    status = 0
-
-    def run() -> None:
-        nonlocal status
+    def run() -> int:
         if flags.config:
             check_file_keys(flags.config, RouterSettings)
         settings = resolve(RouterSettings, flags)
         models = _load(settings)
         # only who has sockets to hand on can die and be followed by another
-        status = Lives(lambda: _live(settings, models)).run() if settings.listen_fds else _live(settings, models)
+        return Lives(lambda: _live(settings, models)).run() if settings.listen_fds else _live(settings, models)
 
-    return report_errors(run) or status
+    return report_errors(run)
 
 
 def _live(settings: RouterSettings, models: Sequence[ServedModel]) -> int:

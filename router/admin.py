@@ -16,10 +16,9 @@ from aiohttp import web
 from pydantic import Field
 
 from router.access.guard import IDENTITY
-from router.http.body import read_body
 from router.nodes import NodeRegistry
 from router.openai.errors import INVALID, envelope
-from router.openai.request_body import parse_body
+from router.openai.request_body import read_request
 from router.openai.responses import json_bytes
 from router.openai.strict_model import Strict
 from router.relay import Relay
@@ -63,7 +62,7 @@ class Admin:
     async def drain(self, http: web.Request) -> web.Response:
         """`POST /admin/drain`: a node gets no more work, hands over what it generates, and ends; or each of a group."""
         _require_operator(http)
-        order = parse_body(await read_body(http), http.headers.get("Content-Type"), DrainRequest)
+        order = await read_request(http, DrainRequest)
         nodes = self.nodes.named(order.node)
         if not nodes:
             return _not_found("no node of that name is registered", "node_not_found")
@@ -75,7 +74,7 @@ class Admin:
     async def prefer(self, http: web.Request) -> web.Response:
         """`POST /admin/prefer`: what a mixed node is given where there is a choice."""
         _require_operator(http)
-        order = parse_body(await read_body(http), http.headers.get("Content-Type"), PreferRequest)
+        order = await read_request(http, PreferRequest)
         nodes = [node for node in self.nodes.named(order.node) if node.hello.prefers]
         if not nodes:
             return _not_found("no mixed node of that name is registered", "node_not_found")

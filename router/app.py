@@ -19,6 +19,7 @@ from router.anthropic.errors import is_of_messages, messages_error
 from router.cors import CorsPolicy
 from router.debug_endpoints import DebugEndpoints
 from router.docs.serving import add_docs
+from router.http.bodies import BODIES, Bodies
 from router.http.limits import HTTP_LIMITS, HttpLimits
 from router.metrics import RouterMetrics
 from router.nodes import NodeRegistry
@@ -62,6 +63,8 @@ def build_app(
     requests = RequestLog(DEFAULT_NUM_KEPT if settings.enable_debug_endpoints else 0, [*observers, *of_page, *of_log])
     app = web.Application(middlewares=[_envelope, requests.middleware()], client_max_size=limits.max_body_bytes)
     app[HTTP_LIMITS] = limits
+    bodies = app[BODIES] = Bodies(limits)
+    app.on_cleanup.append(_closing(bodies))
     app.on_response_prepare.append(_add_request_id)
 
     async def health(http: web.Request) -> web.Response:
@@ -100,6 +103,13 @@ def build_app(
         settings.allowed_origins, settings.allowed_methods, settings.allowed_headers, settings.allow_credentials
     ).install(app)
     return app
+
+
+def _closing(bodies: Bodies) -> Callable[[web.Application], Awaitable[None]]:
+    async def close(_: web.Application) -> None:
+        bodies.close()
+
+    return close
 
 
 @web.middleware

@@ -48,7 +48,7 @@ class RelaySettings:
     max_concurrent_requests: int
     max_attempts: int
     request_timeout_s: float
-    node_wait_s: float = 0.0
+    node_wait_s: float | None = 0.0
     goals: Goals | None = None
     refuse_late: bool = False
 
@@ -242,7 +242,7 @@ class Relay:
 
     def on_node_joined(self, node: Node) -> None:
         """See `ControlHandler`."""
-        self.node_wait.on_node_joined()
+        self.node_wait.on_node_joined(node.hello.start_ms / 1000)
         for flight in self._flights.values():
             flight.on_node_joined(node.epoch)
 

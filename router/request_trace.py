@@ -129,6 +129,11 @@ class RequestTrace:
         return CANCELLED if self.status is None else FINISHED if self.status < 400 else "refused"
 
     @property
+    def is_refused(self) -> bool:
+        """Whether its client is to blame: the request was not valid, asked for what is not there, or for too much."""
+        return self.status is not None and 400 <= self.status < 500
+
+    @property
     def num_attempts(self) -> int:
         """The most attempts that a choice needed."""
         return max((len(flight.attempts) for flight in self.flights), default=0)

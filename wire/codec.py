@@ -31,7 +31,7 @@ import xxhash
 
 from wire.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 """The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
@@ -53,6 +53,7 @@ one (`HandOver`), and a node is asked to finish (`Drain`); addresses name the ke
 14: the same by nixl and shared memory (`source` of their headers, `RankEndpoint`), and states divided among ranks;
 ranks of a node run on other machines (`rank_node.link`); images of prompts (`images`, `sees_images`).
 15: leased blocks in a node's status.
+17: how long a node's start took.
 """
 
 _MAGIC = b"BT"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from wire.codec import U64, Bounds, Codec, Id128, Length, Packed, TokenIds
+from wire.codec import U32, U64, Bounds, Codec, Id128, Length, Packed, TokenIds
 from wire.errors import InvalidMessage
 from wire.images import MAX_IMAGES, PromptImage
 from wire.layout import KvLayout
@@ -61,7 +61,8 @@ class Hello:
     `tokenizer` is the digest of its tokenizer, "" when its checkpoint has none: masks of grammars depend on it.
     `prefers`: "" for a node that does the legs of its role; `PREFILL`, `DECODE` or `BOTH` for a decode node that does
     any leg, and which ones it is given where there is a choice. `group`: with which other nodes it is counted and
-    drained, "" for none. `sees_images`: whether it computes prompts with images.
+    drained, "" for none. `sees_images`: whether it computes prompts with images. `start_ms`: what its
+    start took but for imports, 0 where that is not known.
     """
 
     role: _Name
@@ -81,6 +82,7 @@ class Hello:
     prefers: _Name = ""
     group: _Name = ""
     sees_images: bool = False
+    start_ms: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)

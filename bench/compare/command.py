@@ -14,7 +14,6 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.arguments import require_at_least
 from bench.compare.verdict import RULE, medians_of, ratios_of
 from bench.documents import CompareDocument, ResultFile
 from bench.report.document import as_text
@@ -31,13 +30,14 @@ from bench.targets.line_up import (
     parse_rates,
     read_session,
 )
+from program.ranges import COUNT, COUNT_OR_NONE
 from program.settings import setting
 
 _ROUND_STEP = 1000
 _CONTROL_STEP = 500
 _START_STEP = 250
 ALL, LAST, NONE = "all", "last", "none"
-_GROUP = "comparison options"
+_GROUP = "comparison"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +126,10 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class CompareSettings(TargetSettings):
     rates: tuple[str, ...] = setting(
-        (), "requests per second, one load for each; none: as the trace says", group=_GROUP, metavar="RATE"
+        (), "requests per second, one load for each; none: as the trace says", metavar="RATE"
     )
-    rounds: int = setting(3, "how often every target is measured at every rate", group=_GROUP)
-    warmup_rounds: int = setting(1, "rounds before, which are not counted", group=_GROUP)
+    rounds: int = setting(3, "how often every target is measured at every rate", allowed=COUNT)
+    warmup_rounds: int = setting(1, "rounds before, which are not counted", group=_GROUP, allowed=COUNT_OR_NONE)
     control: bool = setting(True, "measure the first target twice a round: what differs then is noise", group=_GROUP)
     detail: str = setting(LAST, "rounds to keep every request of", choices=(ALL, LAST, NONE), group=_GROUP)
 
@@ -141,7 +141,6 @@ def rates_of(settings: CompareSettings) -> tuple[float, ...]:
 
 def check(settings: CompareSettings) -> None:
     """Raise `InvalidSetting` for what cannot be used."""
-    require_at_least(settings, rounds=1, warmup_rounds=0)
     check_targets(settings, rates_of(settings))
 
 

@@ -3,12 +3,7 @@
 import sys
 
 from bench.gpu_check.command import main
-from wire.errors import BatonError
+from program.exit_status import report_errors
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except BatonError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(report_errors(lambda: main(sys.argv[1:])))

@@ -27,6 +27,7 @@ from bench.kv.report import as_json, save_plot
 from bench.numbers import median, percentile
 from bench.report.document import as_text
 from bench.report.sections import section_of
+from program.ranges import COUNT, SEED, Range
 from program.settings import setting
 from wire.errors import RequestFailed
 
@@ -59,11 +60,13 @@ def main(arguments: Sequence[str]) -> int:
 class GapSettings:
     url: str = setting("http://127.0.0.1:8000", "endpoint to ask")
     model: str = setting("", "name of the model; empty: the first that the endpoint lists")
-    prompt_tokens: int = setting(512, "length of each prompt")
-    output_tokens: int = setting(32, "tokens to ask for")
-    requests: int = setting(30, "requests, one after the other")
-    vocabulary: int = setting(1000, "token ids below this are drawn at random, at least from 10 on")
-    seed: int = setting(0, "of the prompts; another one for another run, or the prompts are cached")
+    prompt_tokens: int = setting(512, "length of each prompt", allowed=COUNT)
+    output_tokens: int = setting(32, "tokens to ask for", allowed=Range(3, 2**31 - 1))
+    requests: int = setting(30, "requests, one after the other", allowed=COUNT)
+    vocabulary: int = setting(
+        1000, "token ids below this are drawn at random, at least from 10 on", allowed=Range(11, 2**31 - 1)
+    )
+    seed: int = setting(0, "of the prompts; another one for another run, or the prompts are cached", allowed=SEED)
 
 
 def main_of_gap(arguments: Sequence[str]) -> int:

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
-from bench.arguments import cores_in, names_in, numbers_in, require_at_least
+from bench.arguments import cores_in, names_in, numbers_in
 from bench.child import Child
 from kvtransfer.integrity import CHECKSUMS
 from kvtransfer.transports.registry import NIXL, SHM, ZMQ
+from program.ranges import BYTES, COUNT
 from program.settings import setting
 from wire.errors import InvalidSetting, RequestFailed, TransferFailed
 
@@ -45,11 +46,13 @@ _NUM_HOPS, _HOP_BYTES, _HOP_PAUSE_S = 20, 300, 0.003
 class KvBenchSettings:
     transports: str = setting(_ALL, "transports to measure: all, or some of shm,zmq,nixl")
     blocks: str = setting("1,8,64,512", "sizes of handoffs in blocks")
-    block_bytes: int = setting(2**20, "bytes of a block, a multiple of 64")
+    block_bytes: int = setting(2**20, "bytes of a block, a multiple of 64", allowed=BYTES)
     checksum: str = setting("xxh3,none", "measure with and without checksums: some of xxh3,dot64,none")
-    rounds: int = setting(15, "handoffs of each size; ten times as many where one is small")
+    rounds: int = setting(15, "handoffs of each size; ten times as many where one is small", allowed=COUNT)
     cores: str = setting("", "cores of the prefill and the decode process: P,D; empty: the first two of this process")
-    min_pool_bytes: int = setting(2**28, "smallest pool; handoffs move through it, so that caches stay cold")
+    min_pool_bytes: int = setting(
+        2**28, "smallest pool; handoffs move through it, so that caches stay cold", allowed=BYTES
+    )
     json: str = setting("", "file for every sample, with the command and the machine")
     plot: str = setting("", "file for a picture (PNG) of rate over size; needs matplotlib")
     markdown: bool = setting(False, "print tables for a document instead")
@@ -74,9 +77,8 @@ def plan(settings: KvBenchSettings) -> Plan:
         default = KvBenchSettings()
         changes = {name: value for name, value in _TINY.items() if getattr(settings, name) == getattr(default, name)}
         settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
-    if settings.block_bytes <= 0 or settings.block_bytes % _BLOCK_UNIT_BYTES:
+    if settings.block_bytes % _BLOCK_UNIT_BYTES:
         raise InvalidSetting(f"--block-bytes {settings.block_bytes} is not a multiple of {_BLOCK_UNIT_BYTES}")
-    require_at_least(settings, rounds=1)
     if settings.plot and importlib.util.find_spec("matplotlib") is None:
         raise InvalidSetting("--plot: matplotlib is not installed: pip install 'baton-serve[bench]'")
     missing = {

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.arguments import cores_in, names_in, numbers_in, require_at_least
+from bench.arguments import cores_in, names_in, numbers_in
 from bench.numbers import NOISY_SPREAD, median, paired_ratio, percentile, spread
+from program.ranges import COUNT, THREADS, Range
 from program.settings import setting
 
 CEILING_NAMES = ("memcpy", "read_stream", "gemm")
@@ -143,20 +144,23 @@ class LimitsSettings:
 
     model: str = setting("", "checkpoint folder or hub id; empty: the built-in demo model", positional=True)
     only: str = setting("", "measure only these, for example gemm,prefill_flop_ratio; empty: all")
-    rounds: int = setting(9, "pairs of ceiling and subject, at least 7 for figures to publish")
-    threads: int = setting(0, "compute threads of an engine; 0: what `baton serve` gives one of two nodes")
+    rounds: int = setting(9, "pairs of ceiling and subject, at least 7 for figures to publish", allowed=Range(2, 10**6))
+    threads: int = setting(
+        0, "compute threads of an engine; 0: what `baton serve` gives one of two nodes", allowed=THREADS
+    )
     cores: str = setting("", "cores to use: the first node's come first, then the second's; empty: all")
     batches: str = setting("1,8,16", "requests that decode together")
     contexts: str = setting("512,1024", "tokens in front of the token that is decoded")
-    prompt_tokens: int = setting(512, "length of the prompts of prefill_flop_ratio")
-    max_num_batched_tokens: int = setting(512, "tokens of prompts in an engine's step: the largest chunk")
+    prompt_tokens: int = setting(512, "length of the prompts of prefill_flop_ratio", allowed=COUNT)
+    max_num_batched_tokens: int = setting(
+        512, "tokens of prompts in an engine's step: the largest chunk", allowed=COUNT
+    )
     cpu_kernels: str = setting("auto", "the engine's kernels, as in `baton serve`: compare auto with torch")
     json: str = setting("", "file for the results")
     quick: bool = setting(False, "tiny sizes and two rounds: whether it works, not how fast")
 
     def check(self) -> None:
         """Raise `InvalidSetting` when something cannot be used: before anything is started."""
-        require_at_least(self, threads=0, rounds=2, prompt_tokens=1, max_num_batched_tokens=1)
         _ = (self.names, self.core_ids, self.batch_sizes, self.context_lens)
 
     @property

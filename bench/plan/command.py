@@ -20,7 +20,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.arguments import parse_settings, require_at_least
+from bench.arguments import parse_settings
 from bench.plan.simulated_node import NodeShape
 from bench.plan.simulation import Deployment, PlannedRequest, Simulation
 from bench.plots.lines import GOAL, Line, Panel, Plot, rate_ticks, slo_in_words
@@ -35,6 +35,7 @@ from bench.workload.dataset_settings import AZURE, MOONCAKE, DatasetSettings
 from bench.workload.passages import bare_vocabulary
 from bench.workload.registry import make_workload
 from program.command_line import CommandParser
+from program.ranges import COUNT, MILLISECONDS, SHARE_OR_NONE
 from program.settings import setting
 from router.goals import NO_GOALS, Goals
 from wire.errors import InvalidSetting
@@ -58,10 +59,10 @@ class PlanSettings:
     prefill_cost: str = setting("", "metrics of a prefill node: their URL, or a file with them; needed", metavar="FROM")
     decode_cost: str = setting("", "metrics of a decode node; empty: as the prefill node's", metavar="FROM")
     one_cost: str = setting("", "metrics of a node that computes everything; empty: leave one node out", metavar="FROM")
-    prefill: int = setting(1, "prefill nodes of the split")
-    decode: int = setting(1, "decode nodes of the split")
-    goal_ttft_ms: float = setting(500.0, "goal for the first token")
-    goal_tpot_ms: float = setting(50.0, "goal between two tokens")
+    prefill: int = setting(1, "prefill nodes of the split", allowed=COUNT)
+    decode: int = setting(1, "decode nodes of the split", allowed=COUNT)
+    goal_ttft_ms: float = setting(500.0, "goal for the first token", allowed=MILLISECONDS)
+    goal_tpot_ms: float = setting(50.0, "goal between two tokens", allowed=MILLISECONDS)
     goodput: tuple[str, ...] = setting(
         (), "what makes a good request, as for `bench compare`; none: that it meets both goals", metavar="KEY:VALUE"
     )
@@ -69,25 +70,32 @@ class PlanSettings:
         ("1", "2", "4", "8"), "requests per second, inf: all at once; of traces: times as fast as they say"
     )
     picture: str = setting("", "file.svg or file.png for a picture of the last table", metavar="FILE")
-    max_num_seqs: int = setting(64, "requests computed together in a step")
-    max_num_batched_tokens: int = setting(512, "tokens of prompts in a step")
-    num_blocks: int = setting(8192, "blocks of 16 tokens of each node")
-    transfer_us_per_token: float = setting(1.0, "of a handoff, after the prompt was computed")
-    between_steps_ms: float = setting(1.0, "of a node, from the end of a step to the beginning of the next one")
-    noise: float = setting(0.0, "share by which steps take longer or shorter, about a second on end")
+    max_num_seqs: int = setting(64, "requests computed together in a step", allowed=COUNT)
+    max_num_batched_tokens: int = setting(512, "tokens of prompts in a step", allowed=COUNT)
+    num_blocks: int = setting(8192, "blocks of 16 tokens of each node", allowed=COUNT)
+    transfer_us_per_token: float = setting(1.0, "of a handoff, after the prompt was computed", allowed=MILLISECONDS)
+    between_steps_ms: float = setting(
+        1.0, "of a node, from the end of a step to the beginning of the next one", allowed=MILLISECONDS
+    )
+    noise: float = setting(
+        0.0, "share by which steps take longer or shorter, about a second on end", allowed=SHARE_OR_NONE
+    )
     lend_cores: bool = setting(
         False,
         "nodes lend each other cores as those of `baton serve` do: with its partner's, one takes what --one-cost says",
     )
-    max_rest_ms: float = setting(20.0, "of a decode node after a step, see `baton serve --help`; if cores are lent")
-    router_ms: float = setting(3.0, "of the router for a request before it places it, and again for each token")
+    max_rest_ms: float = setting(
+        20.0, "of a decode node after a step, see `baton serve --help`; if cores are lent", allowed=MILLISECONDS
+    )
+    router_ms: float = setting(
+        3.0, "of the router for a request before it places it, and again for each token", allowed=MILLISECONDS
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
     """Compute and print. Raises `InvalidSetting`."""
     parser = CommandParser(prog="baton bench plan", description=_DESCRIPTION)
     settings, dataset = parse_settings(parser, arguments, PlanSettings, DatasetSettings)
-    require_at_least(settings, prefill=1, decode=1, goal_ttft_ms=0, goal_tpot_ms=0, num_blocks=1, max_num_seqs=1)
     candidates = deployments(settings)
     rates: list[float] = []
     shares: dict[str, list[float]] = {name: [] for name in candidates}

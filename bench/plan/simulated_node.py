@@ -148,8 +148,7 @@ class SimulatedNode:
         limits = SchedulerLimits(BLOCK_SIZE, shape.max_num_seqs, shape.max_num_batched_tokens, most, 10**6)
         scheduler = Scheduler(pool, limits, frozenset(), bound)
         self.core = EngineCore(pool, scheduler, self._runner, FINGERPRINT, None, costs)
-        sizes = BLOCK_SIZE, shape.num_blocks, shape.max_num_batched_tokens
-        measure_first_costs(self._runner, costs, *sizes, most_s=math.inf)  # real time must change nothing here
+        measure_first_costs(self._runner, costs, limits, most_s=math.inf)  # real time must change nothing here
 
     @property
     def status(self) -> NodeStatus:

@@ -38,7 +38,8 @@ from bench.report.command import page_of as report_of
 from bench.report.command import templates
 from bench.report.document import Picture, Section, Table
 from bench.report.sections import section_of
-from wire.errors import BatonError, InvalidSetting
+from program.exit_status import report_errors
+from wire.errors import InvalidSetting
 
 PAGE = "benchmarks.md"
 _DESCRIPTION = "Write docs/benchmarks.md with its pictures and reports from bench/results."
@@ -200,7 +201,4 @@ def publish(page: Page, docs: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except BatonError as error:
-        sys.exit(f"error: {error}")
+    sys.exit(report_errors(lambda: main(sys.argv[1:])))

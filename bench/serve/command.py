@@ -159,7 +159,6 @@ def main(arguments: Sequence[str]) -> int:
     """Measure, print, and write the file that is asked for; 1 when every request failed. Raises `BatonError`."""
     parser = CommandParser(
         prog="baton bench serve",
-        usage="baton bench serve [options]",
         description="Benchmark a running server: latency, throughput and goodput under load.",
     )
     settings, dataset = parse_settings(parser, arguments, ServeBenchSettings, DatasetSettings)

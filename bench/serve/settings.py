@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bench.arguments import names_in, parse_json, require_above_zero, require_at_least
+from bench.arguments import names_in, parse_json
 from bench.client.endpoint import checked_base_url
 from bench.runs import FAMILIES
+from program.ranges import COUNT, COUNT_OR_NONE, PORT, POSITIVE, SECONDS, SECONDS_OR_NONE, Range
 from program.settings import setting
 from wire.errors import InvalidSetting
 
@@ -24,8 +25,8 @@ CHAT = "openai-chat"
 SLO_METRICS = ("ttft", "tpot", "itl", "e2el")
 POISSON, CONSTANT, TRACE = "poisson", "constant", "trace"
 
-_SERVER, _TRAFFIC = "server options", "traffic options"
-_SAMPLING, _RESULT = "sampling parameters", "metric and result options"
+_SERVER, _TRAFFIC = "server", "traffic"
+_SAMPLING, _RESULT = "sampling", "result"
 _API_KEY_VARIABLE = "OPENAI_API_KEY"
 _LoadT = TypeVar("_LoadT", bound="LoadSettings")
 
@@ -43,16 +44,24 @@ class LoadSettings:
         group=_SERVER,
         metavar="PATH",
     )
-    model: str = setting("", "name of the model; empty: the first that the server lists", group=_SERVER)
+    model: str = setting("", "name of the model; empty: the first that the server lists")
     served_model_name: str = setting("", "name of the model in requests, if --model is its folder", group=_SERVER)
     tokenizer: str = setting("", "checkpoint folder or hub id of the tokenizer; empty: --model's", group=_SERVER)
     vocab_size: int | None = setting(
-        None, "draw token ids below this instead of using a tokenizer; prompts are token ids then", group=_SERVER
+        None,
+        "draw token ids below this instead of using a tokenizer; prompts are token ids then",
+        group=_SERVER,
+        allowed=COUNT,
     )
     header: tuple[str, ...] = setting((), "headers of every request", group=_SERVER, metavar="KEY=VALUE")
-    timeout_s: float = setting(600.0, "seconds after which an unanswered request has failed", group=_SERVER)
+    timeout_s: float = setting(
+        600.0, "seconds after which an unanswered request has failed", group=_SERVER, allowed=SECONDS
+    )
     burstiness: float = setting(
-        1.0, "shape of the gamma distributed gaps: 1 is Poisson, less is burstier, more is steadier", group=_TRAFFIC
+        1.0,
+        "shape of the gamma distributed gaps: 1 is Poisson, less is burstier, more is steadier",
+        group=_TRAFFIC,
+        allowed=POSITIVE,
     )
     arrival: str | None = setting(
         None,
@@ -62,19 +71,24 @@ class LoadSettings:
         group=_TRAFFIC,
     )
     max_concurrency: int | None = setting(
-        None, "requests in flight at most; what comes on top waits, which is the schedule delay", group=_TRAFFIC
+        None,
+        "requests in flight at most; what comes on top waits, which is the schedule delay",
+        allowed=COUNT,
     )
-    num_warmups: int = setting(0, "requests before the measured ones, with other prompts", group=_TRAFFIC)
+    num_warmups: int = setting(
+        0, "requests before the measured ones, with other prompts", group=_TRAFFIC, allowed=COUNT_OR_NONE
+    )
     prompt_form: str = setting(
         "ids", "send prompts of completions as token ids or as text", choices=("ids", "text"), group=_SAMPLING
     )
     ignore_eos: bool = setting(False, "ask for answers of full length", group=_SAMPLING)
-    temperature: float | None = setting(None, "of the sampling; none: the server's default", group=_SAMPLING)
+    temperature: float | None = setting(
+        None, "of the sampling; none: the server's default", group=_SAMPLING, allowed=Range(0, 2)
+    )
     extra_body: str = setting("", "JSON object that is added to every request", group=_SAMPLING, metavar="JSON")
     goodput: tuple[str, ...] = setting(
         (),
         f"goals of a good request in ms, of {', '.join(SLO_METRICS)}; itl is the request's largest gap",
-        group=_RESULT,
         metavar="KEY:VALUE",
     )
     percentile_metrics: str = setting(
@@ -92,27 +106,33 @@ class LoadSettings:
 class ServeBenchSettings(LoadSettings):
     """Settings of `baton bench serve` other than the dataset's."""
 
-    base_url: tuple[str, ...] = setting(
-        (), "server instead of host and port; several are asked in turn", group=_SERVER, metavar="URL"
-    )
+    base_url: tuple[str, ...] = setting((), "server instead of host and port; several are asked in turn", metavar="URL")
     host: str = setting("127.0.0.1", "host of the server", group=_SERVER)
-    port: int = setting(8000, "port of the server", group=_SERVER)
+    port: int = setting(
+        8000,
+        "port of the server",
+        group=_SERVER,
+        allowed=PORT,
+    )
     ready_check_timeout_sec: float = setting(
-        0.0, "seconds to try a request until the server answers it; 0: no try", group=_SERVER
+        0.0, "seconds to try a request until the server answers it; 0: no try", group=_SERVER, allowed=SECONDS_OR_NONE
     )
     request_rate: float = setting(
         math.inf,
         "requests per second; inf: all at once, or --max-concurrency at a time",
-        group=_TRAFFIC,
-        allow_infinity=True,
+        allowed=Range(0, math.inf, excludes_least=True),
     )
     ramp_up_strategy: str | None = setting(
         None, "raise the rate over the run", choices=("linear", "exponential"), group=_TRAFFIC
     )
-    ramp_up_start_rps: float | None = setting(None, "rate at the first request of a ramp", group=_TRAFFIC)
-    ramp_up_end_rps: float | None = setting(None, "rate at the last request of a ramp", group=_TRAFFIC)
+    ramp_up_start_rps: float | None = setting(
+        None, "rate at the first request of a ramp", group=_TRAFFIC, allowed=Range(0, 10**6)
+    )
+    ramp_up_end_rps: float | None = setting(
+        None, "rate at the last request of a ramp", group=_TRAFFIC, allowed=Range(0, 10**6)
+    )
     repeat: int = setting(
-        1, "runs, each with a seed one higher; the middle one by mean E2E is reported", group=_TRAFFIC
+        1, "runs, each with a seed one higher; the middle one by mean E2E is reported", group=_TRAFFIC, allowed=COUNT
     )
     save_result: bool = setting(False, "write the result as a JSON file", group=_RESULT)
     save_detailed: bool = setting(False, "with every request in the file", group=_RESULT)
@@ -126,8 +146,6 @@ class ServeBenchSettings(LoadSettings):
 
 def check(settings: ServeBenchSettings) -> None:
     """Raise `InvalidSetting` for what cannot be used, whatever the dataset."""
-    require_above_zero(settings, "request_rate", "burstiness", "timeout_s", "repeat", "max_concurrency", "vocab_size")
-    require_at_least(settings, num_warmups=0, ready_check_timeout_sec=0, temperature=0)
     _check_ramp(settings)
     for parse in (urls, headers, extra_body, metadata, shown_percentiles, shown_families):
         parse(settings)

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.arguments import require_at_least
 from bench.documents import Configuration, ResultFile, SweepDocument, SweepPoint
 from bench.numbers import median
 from bench.report.document import as_text
@@ -33,6 +32,7 @@ from bench.targets.line_up import (
     parse_rates,
     read_session,
 )
+from program.ranges import COUNT, COUNT_OR_NONE, POSITIVE, SHARE, Range
 from program.settings import setting
 from wire.errors import InvalidSetting
 
@@ -40,7 +40,7 @@ MAX_DOUBLINGS = 12
 """How far the search goes up from the first rate."""
 MAX_HALVINGS = 4
 """How far it goes down: half the rate takes twice the time, for an answer that nobody wants."""
-_GROUP = "sweep options"
+_GROUP = "sweep"
 _POINT_STEP = 1000
 _WARMUP_STEP = 500_000
 
@@ -49,13 +49,19 @@ _WARMUP_STEP = 500_000
 class SweepSettings(TargetSettings):
     """What is searched, and how finely."""
 
-    min_prompts: int = setting(50, "requests of each load at least", group="target and load options")
-    attainment: float = setting(0.9, "share of requests that have to meet --goodput", group=_GROUP)
-    start_rate: float = setting(1.0, "requests per second to begin with; down to a 16th of it is tried", group=_GROUP)
-    precision: float = setting(0.1, "stop when a rate that failed is nearer than this share", group=_GROUP)
-    rates: tuple[str, ...] = setting((), "measure these rates instead of searching", group=_GROUP, metavar="RATE")
-    repeat: int = setting(1, "runs of each point; the middle one counts", group=_GROUP)
-    warmup_runs: int = setting(1, "loads before the first point of a target, which are not counted", group=_GROUP)
+    min_prompts: int = setting(50, "requests of each load at least", group="targets", allowed=COUNT)
+    attainment: float = setting(0.9, "share of requests that have to meet --goodput", group=_GROUP, allowed=SHARE)
+    start_rate: float = setting(
+        1.0, "requests per second to begin with; down to a 16th of it is tried", group=_GROUP, allowed=POSITIVE
+    )
+    precision: float = setting(
+        0.1, "stop when a rate that failed is nearer than this share", group=_GROUP, allowed=Range(0.01, 1)
+    )
+    rates: tuple[str, ...] = setting((), "measure these rates instead of searching", metavar="RATE")
+    repeat: int = setting(1, "runs of each point; the middle one counts", group=_GROUP, allowed=COUNT)
+    warmup_runs: int = setting(
+        1, "loads before the first point of a target, which are not counted", group=_GROUP, allowed=COUNT_OR_NONE
+    )
 
 
 def next_rate(settings: SweepSettings, points: Sequence[SweepPoint]) -> float | None:
@@ -91,16 +97,8 @@ def _bounds(settings: SweepSettings, points: Sequence[SweepPoint]) -> tuple[floa
 def check(settings: SweepSettings, goals: Mapping[str, float]) -> None:
     """Raise `InvalidSetting` for what cannot be used. `goals` are those of `--goodput`."""
     check_targets(settings, parse_rates(settings.rates))
-    require_at_least(settings, repeat=1, warmup_runs=0)
-    attainment, precision, start_rate = settings.attainment, settings.precision, settings.start_rate
-    for is_usable, mistake in (
-        (goals, "--goodput is needed: what a good request is, like ttft:500 tpot:50"),
-        (0 < attainment <= 1, f"--attainment {attainment} is not above 0 and at most 1"),
-        (0.01 <= precision <= 1, f"--precision {precision} is not from 0.01 to 1"),
-        (0 < start_rate < math.inf, f"--start-rate {start_rate} is not above 0"),
-    ):
-        if not is_usable:
-            raise InvalidSetting(mistake)
+    if not goals:
+        raise InvalidSetting("--goodput is needed: what a good request is, like ttft:500 tpot:50")
 
 
 def carry_out(document: SweepDocument, session: Session[SweepSettings], line_up: LineUp, measure: Measure) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from bench.arguments import parse_settings, require_above_zero, require_at_least
+from bench.arguments import parse_settings
 from bench.documents import CompareDocument, MeasuredTarget, SweepDocument, begun, save
 from bench.facts import Facts, collect_facts
 from bench.serve.command import PACKAGES, run_serve_benchmark, say
@@ -28,10 +28,11 @@ from bench.targets.process import RunningTarget
 from bench.targets.spec import Target, parse_targets
 from bench.workload.dataset_settings import DatasetSettings
 from program.command_line import CommandParser
+from program.ranges import COUNT, COUNT_OR_NONE, SECONDS
 from program.settings import as_flags, setting
 from wire.errors import InvalidSetting
 
-_GROUP = "target and load options"
+_GROUP = "targets"
 SESSION_STEP = 1_000_000
 """Between the seeds of sessions: what an earlier one sent is in no cache of a later one."""
 
@@ -44,12 +45,13 @@ class TargetSettings:
         (),
         "what to measure: NAME=URL, NAME='baton serve ...', or NAME='COMMAND @ URL'; a comparison holds the others"
         " against the first",
-        group=_GROUP,
         metavar="TARGET",
     )
-    duration_s: float = setting(60.0, "seconds of each load", group=_GROUP)
-    min_prompts: int = setting(20, "requests of each load at least", group=_GROUP)
-    num_prompts: int = setting(0, "requests of each load; 0: what --duration-s holds", group=_GROUP)
+    duration_s: float = setting(60.0, "seconds of each load", allowed=SECONDS)
+    min_prompts: int = setting(20, "requests of each load at least", group=_GROUP, allowed=COUNT)
+    num_prompts: int = setting(
+        0, "requests of each load; 0: what --duration-s holds", group=_GROUP, allowed=COUNT_OR_NONE
+    )
     pause: tuple[str, ...] | None = setting(
         None,
         "targets to halt while others are measured; none: every one that is started here and is no Baton",
@@ -59,8 +61,10 @@ class TargetSettings:
     one_at_a_time: bool = setting(
         False, "start a target when it is its turn and end it after, to save memory", group=_GROUP
     )
-    start_timeout_s: float = setting(900.0, "seconds until a target that is started must answer", group=_GROUP)
-    json: str = setting("", "file for the result, written after every load that counts", group=_GROUP, metavar="FILE")
+    start_timeout_s: float = setting(
+        900.0, "seconds until a target that is started must answer", group=_GROUP, allowed=SECONDS
+    )
+    json: str = setting("", "file for the result, written after every load that counts", metavar="FILE")
     resume: bool = setting(True, "go on with --json when it is there; --no-resume begins anew", group=_GROUP)
 
     def num_prompts_at(self, rate: float) -> int:
@@ -79,8 +83,6 @@ def check_targets(settings: TargetSettings, rates: Sequence[float]) -> None:
     """Raise `InvalidSetting` for what cannot be used."""
     if not settings.target:
         raise InvalidSetting("--target is needed, once for each thing to measure")
-    require_at_least(settings, min_prompts=1, num_prompts=0)
-    require_above_zero(settings, "duration_s", "start_timeout_s")
     for rate in rates:
         settings.num_prompts_at(rate)
 

@@ -36,7 +36,6 @@ from bench.workload.dataset_settings import (
     DatasetSettings,
     Turn,
     Workload,
-    check_counts,
 )
 from bench.workload.passages import (
     Passage,
@@ -115,7 +114,6 @@ def read_data_file(settings: DatasetSettings, bundled: str = "") -> DataFile:
 
 def make_sharegpt(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     """`num_prompts` conversations of one turn, some twice where the file has fewer. Raises `InvalidSetting`."""
-    check_counts(settings, sharegpt_output_len=1)
     file = _text_file(settings, vocabulary)
     entries = checked(list[_Entry], parse_json(file.text, file.path), file.path)
     pairs = [(place, entry.conversations) for place, entry in enumerate(entries, 1) if len(entry.conversations) > 1]
@@ -141,8 +139,8 @@ def make_sharegpt(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload
 def make_custom(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     """`num_prompts` conversations of one turn, some twice where the file has fewer. Raises `InvalidSetting`."""
     num_output = settings.custom_output_len
-    if num_output != OUTPUT_LEN_OF_FILE:
-        check_counts(settings, custom_output_len=1)
+    if not num_output:
+        raise InvalidSetting(f"--custom-output-len 0 is neither above 0 nor {OUTPUT_LEN_OF_FILE}")
     file = _text_file(settings, vocabulary)
     rows = [(where, checked(_CustomRow, row, where)) for where, row in file.json_lines()]
     if not rows:
@@ -218,7 +216,6 @@ class _AzureRow:
 
 def make_mooncake(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     """Up to `num_prompts` rows of a Mooncake trace; its block ids are real shared prefixes. Raises `InvalidSetting`."""
-    check_counts(settings, length_divisor=1)
     divisor = settings.length_divisor
     if HASH_BLOCK_TOKENS % divisor:
         raise InvalidSetting(
@@ -242,7 +239,6 @@ def make_mooncake(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload
 
 def make_azure(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     """Up to `num_prompts` rows of an Azure trace, which knows of no shared prefixes. Raises `InvalidSetting`."""
-    check_counts(settings, length_divisor=1)
     file = read_data_file(settings, AZURE_SAMPLE)
     rows = azure_rows(file)
     random = generator(settings.seed, "prompts")

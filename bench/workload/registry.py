@@ -13,7 +13,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Final
 
-from bench.arguments import require_at_least
 from bench.workload.dataset_settings import (
     AZURE,
     CUSTOM,
@@ -26,8 +25,6 @@ from bench.workload.dataset_settings import (
     DatasetSettings,
     Turn,
     Workload,
-    check_counts,
-    check_ratio,
 )
 from bench.workload.files import make_azure, make_custom, make_mooncake, make_sharegpt
 from bench.workload.passages import (
@@ -42,6 +39,7 @@ from bench.workload.passages import (
     lengths_around,
     num_after_opening,
 )
+from program.settings import require_allowed
 from wire.errors import InvalidSetting
 
 _OUTPUT_LENGTHS = ("random", "prefix_repetition", "multi_turn", "sharegpt", "custom")
@@ -50,9 +48,6 @@ _OUTPUT_LENGTHS = ("random", "prefix_repetition", "multi_turn", "sharegpt", "cus
 def make_random(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     """`num_prompts` conversations of one turn, lengths uniform around the ones asked for."""
     num, ratio, prefix_len = settings.num_prompts, settings.random_range_ratio, settings.random_prefix_len
-    check_counts(settings, random_input_len=0, random_output_len=1, random_prefix_len=0, random_long_input_len=0)
-    check_ratio(settings, "random_range_ratio")
-    check_ratio(settings, "random_long_share")
     random = generator(settings.seed, "prompts")
     num_opening, num_long = len(vocabulary.opening_ids), round(settings.random_long_share * num)
     input_lens = lengths_around(max(settings.random_input_len - num_opening, 0), ratio, num, 0, random)
@@ -74,14 +69,10 @@ def make_prefix_repetition(settings: DatasetSettings, vocabulary: Vocabulary) ->
     """`num_prompts` conversations of one turn."""
     prefix_len, suffix_len = settings.prefix_repetition_prefix_len, settings.prefix_repetition_suffix_len
     num_prefixes, output_len = settings.prefix_repetition_num_prefixes, settings.prefix_repetition_output_len
-    check_counts(
-        settings,
-        prefix_repetition_prefix_len=0,
-        prefix_repetition_suffix_len=0 if prefix_len else 1,
-        prefix_repetition_num_prefixes=1,
-        prefix_repetition_output_len=1,
-    )
-    require_at_least(settings, num_prompts=num_prefixes)
+    if not prefix_len + suffix_len:
+        raise InvalidSetting("--prefix-repetition-suffix-len must be above 0 where the prefix has no tokens")
+    if settings.num_prompts < num_prefixes:
+        raise InvalidSetting(f"--num-prompts {settings.num_prompts} are fewer than {num_prefixes} prefixes")
     random = generator(settings.seed, "prompts")
     num_drawn = num_after_opening(vocabulary, prefix_len + suffix_len)
     num_shared = min(max(prefix_len - len(vocabulary.opening_ids), 0), num_drawn)
@@ -95,10 +86,6 @@ def make_prefix_repetition(settings: DatasetSettings, vocabulary: Vocabulary) ->
 def make_multi_turn(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     """`num_prompts` conversations; all begin with the same system prompt."""
     ratio = settings.multi_turn_range_ratio
-    check_counts(
-        settings, multi_turn_num_turns=1, multi_turn_system_len=0, multi_turn_user_len=1, multi_turn_output_len=1
-    )
-    check_ratio(settings, "multi_turn_range_ratio")
     random = generator(settings.seed, "prompts")
     num_system = max(settings.multi_turn_system_len - len(vocabulary.opening_ids), 0)
     system = drawn(vocabulary, num_system, random)
@@ -132,7 +119,7 @@ def make_workload(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload
     """The conversations of the dataset that `settings` name. Raises `InvalidSetting`."""
     if settings.dataset_name not in _MAKERS:
         raise InvalidSetting(f"--dataset-name {settings.dataset_name!r:.40} is not one of {', '.join(_MAKERS)}")
-    check_counts(settings, num_prompts=1, input_len=1, output_len=1)
+    require_allowed(settings)
     # `--input-len` and `--output-len` beat the flags of a dataset
     if settings.input_len is not None:
         settings = dataclasses.replace(settings, random_input_len=settings.input_len)

@@ -43,7 +43,7 @@ def open_executor(
 
 def _require_machines(settings: EngineSettings) -> None:
     count = settings.rank_machines
-    if count < 1 or settings.num_ranks % count:
+    if settings.num_ranks % count:
         raise InvalidSetting(f"--rank-machines {count}: {settings.num_ranks} ranks cannot be spread equally over them")
     if count > 1 and settings.rank_pools == SHARED:
         raise InvalidSetting(f"--rank-pools shared: the ranks are on {count} machines, and have no memory in common")

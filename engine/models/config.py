@@ -341,8 +341,9 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | Non
             return full
         if layer_types is None:
             window = fields.count("sliding_window", _DEFAULT_WINDOW_TOKENS, MAX_TOKENS)
-            first_windowed = fields.index("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
-            return tuple(window if layer >= first_windowed else None for layer in range(num_layers))
+            border, layers = fields.index("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS), range(num_layers)
+            windowed = layers[:border:2] if family.windows_alternate else layers[border:]
+            return tuple(window if layer in windowed else None for layer in layers)
     elif fields.is_null("sliding_window"):
         return full
     elif layer_types is None:

@@ -17,9 +17,6 @@ from wire.kv_share import MAX_RANKS
 
 def require_number_of_ranks(num_tensor: int, num_stages: int = 1) -> None:
     """Raise `InvalidSetting` for numbers of ranks in a stage, and of stages, that no machine has."""
-    for flag, number in (("tensor", num_tensor), ("pipeline", num_stages)):
-        if not 1 <= number <= MAX_RANKS:
-            raise InvalidSetting(f"--{flag}-parallel-size must lie between 1 and {MAX_RANKS}, got {number}")
     if num_tensor * num_stages > MAX_RANKS:
         raise InvalidSetting(
             f"--tensor-parallel-size {num_tensor} in {num_stages} stages are more than {MAX_RANKS} ranks"

@@ -47,6 +47,8 @@ class Family:
     rope_rule: RopeRule = "all"
     is_interleaved: bool = False
     """Rotated pairs are neighbours in the checkpoint, not half a head apart."""
+    windows_alternate: bool = False
+    """Without `layer_types` every other one of the first `max_window_layers` has a window, not all behind them."""
     may_rotate_partly: bool = False
     """A part of each head may be all that is rotated (`partial_rotary_factor`)."""
     block: Block = "pre"

@@ -39,7 +39,7 @@ def latent_scale(fields: Fields, latent: LatentSettings) -> float:
     scale = 1.0 / math.sqrt(latent.nope_dim + latent.rope_dim)
     content = fields.raw("rope_scaling") or fields.raw("rope_parameters") or {}
     rope = Fields(content, "config.json: rope_scaling")
-    if not rope.has("mscale_all_dim"):
+    if content.get("rope_type", content.get("type", "default")) == "default" or not rope.has("mscale_all_dim"):
         return scale
     factor, mscale = rope.number("factor", 1.0), rope.number("mscale_all_dim")
     stretched = 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0

@@ -58,6 +58,7 @@ _FAMILIES = (
         "Qwen2MoeForCausalLM",
         qkv_bias=None,
         window_rule="by_layer_type",
+        windows_alternate=True,
         experts="qwen",
         defaults={"attention_bias": True, "shared_expert_intermediate_size": 5632},
         renamed={"qkv_bias": "attention_bias"},

@@ -13,7 +13,7 @@ Letters: T tokens of the step, N rows that need logits, E hidden size, D head si
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -215,7 +215,7 @@ def record_layers(
     if not decoder.is_recordable:
         _log.info("the forward pass of %s is computed operation by operation", decoder.config.architecture)
         return None
-    sizes = StepSizes(max(sizes.max_tokens, _NUM_COMPARED), max(sizes.max_rows, _NUM_COMPARED), sizes.max_positions)
+    sizes = StepSizes(*(max(size, _NUM_COMPARED) for size in astuple(sizes)))
     try:
         recorded = RecordedLayers(decoder, attention, kernels, sizes)
     except LookupError as error:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.structured.vocabulary import Vocabulary, require_ends
+from engine.structured.vocabulary import Vocabulary, require_followable
 from engine.text.tokenizer import Tokenizer
 from wire.errors import BatonError, InvalidRequest
 from wire.grammar import Grammar
@@ -80,7 +80,7 @@ def _verdict_of(vocabulary: Vocabulary, line: str) -> Verdict:
     asked = json.loads(line)
     parts = [Grammar(**part) for part in asked["parts"]]
     for number, part in enumerate(parts):
-        found = _verdict(require_ends, part)
+        found = _verdict(require_followable, part)
         if found is not SOUND:
             return found._replace(part=number)
     found = _verdict(vocabulary.compile, Grammar(asked["kind"], asked["text"]))

@@ -1,188 +1,106 @@
 """What is wrong with a JSON schema, in the words of its author: the place in it, and what to write instead.
 
-Owns where schemas stand in a schema, the references that never end, and what is told for each reason of llguidance.
-Does not compile: `engine.structured.vocabulary` does. A place is a path such as `.properties.x.oneOf`, below the field
-that the schema came with.
+Owns what is told for each reason of llguidance, and how the schema at fault is found: the innermost one that is refused
+by itself. Does not compile: `engine.structured.vocabulary` does.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TypeAlias
+from urllib.parse import quote
 
-_ONE = ("additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames", "unevaluatedItems",
-        "unevaluatedProperties")  # fmt: skip
-_SEVERAL = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_NAMED = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-_UNUSED = ("$defs", "definitions")
-"""Schemas in them obey nobody unless a reference names them."""
-_SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
-_REF = "$ref"
-_PLAIN_NAME = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]*")
+from engine.structured.schema_places import (
+    REF,
+    UNUSED,
+    Fault,
+    Path,
+    References,
+    Schema,
+    inner_schemas,
+    members,
+    place_of,
+    reference_of,
+    schemas_in,
+)
+from engine.text.answers.grammars import moved_references
+
+_CONTRADICTING = (
+    "type", "enum", "const", "properties", "patternProperties", "additionalProperties", "required", "minProperties",
+    "maxProperties", "prefixItems", "items", "minItems", "maxItems", "minLength", "maxLength", "pattern", "format",
+    "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf", "anyOf", "oneOf", "allOf", REF,
+)  # fmt: skip
 _EXPRESSION = re.compile(r"regex parse error:\n\s*(.+)\n(?:.*\n)*error: (.+)")
+_ADDRESS = re.compile(r"(?:Resource|Invalid URI reference) '(.*)'(?: is not present in a registry|: )")
 _MAX_SHOWN = 60
 
-Schema = Mapping[str, Any]
+_Said: TypeAlias = tuple[str, str]
+"""The keyword at fault, "" for none, and the reason."""
+_ROOT: Path = ()
+_DEFINITIONS, _WHOLE = "$defs", "whole"
+_MAX_TRIES, _MAX_TRIED_CHARS = 256, 2**21
+"""What is compiled to find the schema at fault: so many schemas, and so many characters of whole ones in all."""
 
 
-class Fault(NamedTuple):
-    """`place`: see the module; "" for the whole. `reason`: a sentence without a subject, or a clause."""
-
-    place: str
-    reason: str
-
-
-def endless_reference(schema: Any) -> Fault | None:
-    """The first `$ref` of which no instance ever ends: it leads back to itself whatever is chosen. A model that has
-    begun one could write for ever, or nothing. None: there is no such reference."""
-    targets = _Targets(schema)
-    for place, each in _walk(schema, "", targets):
-        reference = each.get(_REF)
-        if isinstance(reference, str) and not targets.ends(reference):
-            reason = "leads back to itself in a circle that never ends: make what repeats optional, or allow null"
-            return Fault(f"{place}.{_REF}", reason)
-    return None
+def explained(schema: Schema, reason: str, reason_against: Callable[[Schema], str]) -> Fault:
+    """What llguidance said of `schema`, for its author. `reason_against`: what it says of another schema, "" when it
+    takes it."""
+    path, part, reason = _innermost(schema, reason, reason_against)
+    keyword, told = _said(part, reason) or ("", "it cannot be enforced: say it by fewer or other keywords")
+    return Fault(place_of((*path, keyword) if keyword in part else path), told)
 
 
-def explained(schema: Any, reason: str) -> Fault:
-    """What llguidance said of `schema`, for its author."""
+def in_plain_words(reason: str) -> str:
+    """What llguidance said of a grammar that is no schema."""
+    said = _said({}, reason)
+    return reason if said is None else said[1]
+
+
+def _said(part: Schema, reason: str) -> _Said | None:
+    """None: it is not known what `reason` means."""
     for pattern, explain in _REASONS:
         found = pattern.search(reason)
         if found is not None:
-            return explain(schema, found)
-    return Fault("", reason)
+            return explain(part, found)
+    return None
 
 
-class _Targets:
-    """The schemas that references within `root` name, and which of them have an instance that ends.
-
-    That is the least fixed point: nothing ends before it is shown to, so a circle never does.
-    """
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
-        self._ending: set[str] = set()
-        references = {each[_REF] for _, each in _schemas(root, "") if isinstance(each.get(_REF), str)}
-        self._known = {reference: found for reference in references if (found := self.at(reference)) is not None}
-        self._find_ending()
-
-    def _find_ending(self) -> None:
-        """Looks at a schema again only when one that it refers to was shown to end, so long chains cost little."""
-        referring: dict[str, list[str]] = {reference: [] for reference in self._known}
-        for reference, target in self._known.items():
-            for _, each in _schemas(target, "", without=_UNUSED):
-                named = each.get(_REF)
-                if isinstance(named, str) and named in referring:
-                    referring[named].append(reference)
-        waiting = list(self._known)
-        while waiting:
-            reference = waiting.pop()
-            if reference not in self._ending and self._ends(self._known[reference]):
-                self._ending.add(reference)
-                waiting += referring[reference]
-
-    def at(self, reference: str) -> Any:
-        """The schema at a pointer into the root; None for any other reference, and for one to nothing."""
-        if not reference.startswith("#") or (reference != "#" and not reference.startswith("#/")):
-            return None
-        found = self._root
-        for part in reference.split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
-            elif isinstance(found, dict) and name in found:
-                found = found[name]
-            else:
-                return None
-        return found
-
-    def ends(self, reference: str) -> bool:
-        """Whether something that is valid by the schema at `reference` ends."""
-        return reference in self._ending or reference not in self._known
-
-    def _ends(self, schema: Any) -> bool:
-        if not isinstance(schema, dict):
-            return True
-        reference = schema.get(_REF)
-        if isinstance(reference, str) and not self.ends(reference):
-            return False
-        if not all(map(self._ends, _listed(schema, "allOf"))):
-            return False
-        if any((found := _listed(schema, name)) and not any(map(self._ends, found)) for name in ("anyOf", "oneOf")):
-            return False
-        return self._ends_by_type(schema)
-
-    def _ends_by_type(self, schema: Schema) -> bool:
-        found = schema.get("type")
-        types = {found} if isinstance(found, str) else set(found) if isinstance(found, list) else set(_SCALARS)
-        if types & _SCALARS or "const" in schema or "enum" in schema:
-            return True
-        ends = False
-        if "object" in types:
-            properties, required = schema.get("properties"), _listed(schema, "required")
-            known = properties if isinstance(properties, dict) else {}
-            ends = all(self._ends(known.get(name)) for name in required if isinstance(name, str))
-        if "array" in types and not ends:
-            count, first = schema.get("minItems", 0), _listed(schema, "prefixItems")
-            count = count if isinstance(count, int) else 0
-            ends = all(map(self._ends, first[:count])) and (count <= len(first) or self._ends(schema.get("items")))
-        return ends
+def _innermost(root: Schema, reason: str, reason_against: Callable[[Schema], str]) -> tuple[Path, Schema, str]:
+    """The schema within `root` that is at fault by itself while none in it is, and what is said of it."""
+    address = _ADDRESS.match(reason)
+    if address is not None:  # all addresses are looked at, wherever they stand, so all schemas seem to be at fault
+        path, part = next((found for found in schemas_in(root) if _keyword_with(found[1], address[1])), (_ROOT, root))
+        return path, part, reason
+    references, moved = References(root), moved_references(root, f"#/$defs/{_WHOLE}")
+    part, path, seen = root, _ROOT, {_ROOT}
+    left = min(_MAX_TRIES, _MAX_TRIED_CHARS // len(json.dumps(root)))
+    waiting = _parts(root, path, references, reason)
+    while left and (found := next(waiting, None)) is not None:
+        inner_path, inner = found
+        if inner_path not in seen:
+            seen.add(inner_path)
+            left -= 1
+            pointer = "/".join(quote(str(name).replace("~", "~0").replace("/", "~1")) for name in inner_path)
+            against = reason_against({REF: f"#/$defs/{_WHOLE}/{pointer}", _DEFINITIONS: {_WHOLE: moved}})
+            if against:
+                path, part, reason = inner_path, inner, against
+                waiting = _parts(part, path, references, reason)
+    return path, part, reason
 
 
-def _listed(schema: Schema, name: str) -> list[Any]:
-    found = schema.get(name)
-    return found if isinstance(found, list) else []
-
-
-def _walk(root: Any, place: str, targets: _Targets) -> Iterator[tuple[str, Schema]]:
-    """The schemas that something may have to obey: those in `root`, and those that references in them name."""
-    seen: set[str] = set()
-    waiting = [(place, root)]
-    while waiting:
-        place, schema = waiting.pop(0)
-        for at, each in _schemas(schema, place, without=_UNUSED):
-            yield at, each
-            reference = each.get(_REF)
-            if isinstance(reference, str) and reference not in seen:
-                seen.add(reference)
-                waiting.append((_as_place(reference), targets.at(reference)))
-
-
-def _as_place(reference: str) -> str:
-    return "".join(_member(part.replace("~1", "/").replace("~0", "~")) for part in reference.split("/")[1:])
-
-
-def _schemas(schema: Any, place: str, without: tuple[str, ...] = ()) -> Iterator[tuple[str, Schema]]:
-    """`schema` and all schemas in it, outer ones first, with their places."""
-    waiting = [(place, schema)]
-    while waiting:
-        place, schema = waiting.pop()
-        if not isinstance(schema, dict):
-            continue
-        yield place, schema
-        inner: list[tuple[str, Any]] = [(f"{place}.{name}", schema[name]) for name in _ONE if name in schema]
-        for name in _SEVERAL:
-            inner += [(f"{place}.{name}[{number}]", each) for number, each in enumerate(_listed(schema, name))]
-        for name in _NAMED:
-            found = schema.get(name)
-            if isinstance(found, dict) and name not in without:
-                inner += [(f"{place}.{name}{_member(key)}", each) for key, each in found.items()]
-        waiting += reversed(inner)
-
-
-def _member(name: str) -> str:
-    if _PLAIN_NAME.fullmatch(name) and len(name) <= _MAX_SHOWN:
-        return f".{name}"
-    return f"[{name[:_MAX_SHOWN]!r}]"
-
-
-def _place_of(schema: Any, keyword: str, is_meant: Callable[[Any], bool] = lambda _: True) -> str:
-    """The place of the first `keyword` whose value is the one that is meant; "" where there is none."""
-    places = (
-        f"{place}.{keyword}" for place, each in _schemas(schema, "") if keyword in each and is_meant(each[keyword])
-    )
-    return next(places, "")
+def _parts(schema: Schema, path: Path, references: References, reason: str) -> Iterator[tuple[Path, Schema]]:
+    """The schemas that stand in `schema`, and the one that it refers to, as far as `reason` may be about them."""
+    keyword = (_said({}, reason) or ("",))[0]
+    for name, each in inner_schemas(schema, without=UNUSED):
+        text = json.dumps(each) if keyword else ""
+        if isinstance(each, dict) and (f'"{keyword}"' in text or f'"{REF}"' in text or not keyword):
+            yield (*path, *name), each
+    reference = reference_of(schema)
+    found = None if reference is None else references.at(reference)
+    if found is not None and isinstance(found[1], dict):
+        yield found
 
 
 _INSTEAD: Mapping[str, str] = {
@@ -205,79 +123,154 @@ _INSTEAD: Mapping[str, str] = {
 FORMATS = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 
 
-def _of_keyword(schema: Any, found: re.Match[str]) -> Fault:
+_LENGTHS = ("minLength", "maxLength")
+_SHAPES: Mapping[str, str] = {
+    "f64": "a number",
+    "positive integer": "a whole number from 0 on",
+    "array": "an array",
+    "object": "an object",
+    "string": "a string",
+}
+
+
+def _of_keyword(_: Schema, found: re.Match[str]) -> _Said:
     name = found[1]
-    instead = _INSTEAD.get(name, "leave it out")
-    return Fault(_place_of(schema, name), f"the keyword {name} cannot be enforced: {instead}")
+    return name, f"the keyword {name} cannot be enforced: {_INSTEAD.get(name, 'leave it out')}"
 
 
-def _of_one_of(schema: Any, _: re.Match[str]) -> Fault:
-    place = _place_of(schema, "oneOf", lambda value: isinstance(value, list) and len(value) > 1)
+def _of_one_of(_: Schema, __: re.Match[str]) -> _Said:
     reason = "oneOf can be enforced only where its alternatives exclude each other by type or constant: write anyOf"
-    return Fault(place, reason)
+    return "oneOf", reason
 
 
-def _of_reference(schema: Any, found: re.Match[str]) -> Fault:
-    place = _place_of(schema, _REF, lambda value: isinstance(value, str) and value.endswith(found[1]))
-    return Fault(place, f"there is no schema {found[1][:_MAX_SHOWN]} in this document")
+def _of_reference(_: Schema, found: re.Match[str]) -> _Said:
+    missing = found[1].removeprefix(f"/{_DEFINITIONS}/{_WHOLE}")
+    return REF, f"there is no schema {missing[:_MAX_SHOWN]!r} in this document"
 
 
-def _of_other_document(schema: Any, _: re.Match[str]) -> Fault:
-    place = _place_of(schema, _REF, lambda value: isinstance(value, str) and not value.startswith("#"))
-    return Fault(place, "refers to another document, which is not fetched: put that schema into $defs")
+def _of_address(part: Schema, found: re.Match[str]) -> _Said:
+    name = _keyword_with(part, found[1])
+    if found[0].startswith("Invalid"):
+        return name, f"{found[1][:_MAX_SHOWN]!r} is no address"
+    if name == "$schema":
+        return name, "this dialect of JSON Schema is not known: leave it out"
+    return name, "refers to another document, which is not fetched: put that schema into $defs"
 
 
-def _of_format(schema: Any, found: re.Match[str]) -> Fault:
-    place = _place_of(schema, "format", lambda value: value == found[1])
-    return Fault(place, f"the format is not known: {', '.join(FORMATS)} are. Write pattern, or leave it out")
+def _keyword_with(part: Schema, address: str) -> str:
+    """The keyword of `part` that names an address; llguidance has made a relative one whole. "" where none does."""
+    for name in ("$schema", "$id", REF):
+        found = part.get(name)
+        if isinstance(found, str) and (found == address or address.endswith(found.partition("#")[0] or address + ".")):
+            return name
+    return ""
 
 
-def _of_expression(schema: Any, found: re.Match[str]) -> Fault:
-    said = _EXPRESSION.search(found.string)
+def _of_format(_: Schema, __: re.Match[str]) -> _Said:
+    return "format", f"the format is not known: {', '.join(FORMATS)} are. Write pattern, or leave it out"
+
+
+def _of_expression(part: Schema, found: re.Match[str]) -> _Said:
+    said, limit = _EXPRESSION.search(found.string), next((name for name in _LENGTHS if name in part), "")
     if said is None:
-        return Fault("", "an expression in it cannot be read")
-    place = _place_of(schema, "pattern", lambda value: isinstance(value, str) and said[1] in value)
-    return Fault(place, f"the expression {said[1][:_MAX_SHOWN]!r} cannot be read: {said[2]}")
+        return "", "an expression in it cannot be read"
+    keyword = _with_expression(part, said[1])
+    if limit and not keyword:  # llguidance makes an expression of it
+        return limit, "is too large"
+    return keyword, f"the expression {said[1][:_MAX_SHOWN]!r} cannot be read: {said[2]}"
 
 
-def _of_expressions(schema: Any, found: re.Match[str]) -> Fault:
+def _with_expression(part: Schema, expression: str) -> str:
+    pattern = part.get("pattern")
+    is_pattern = isinstance(pattern, str) and expression in pattern
+    is_name = any(expression in name for name in members(part, "patternProperties"))
+    return "pattern" if is_pattern else "patternProperties" if is_name else ""
+
+
+def _of_look(part: Schema, found: re.Match[str]) -> _Said:
+    reason = f"the expression {found[1][:_MAX_SHOWN]!r} looks at what stands around: write only what is to be written"
+    return _with_expression(part, found[1]), reason
+
+
+def _of_expressions(_: Schema, found: re.Match[str]) -> _Said:
     both = f"{found[1][:_MAX_SHOWN]} and {found[2][:_MAX_SHOWN]}"
-    return Fault(
-        _place_of(schema, "patternProperties"), f"{both} may match the same name: make them exclude each other"
+    return "patternProperties", f"{both} may match the same name: make them exclude each other"
+
+
+def _of_member_count(part: Schema, _: re.Match[str]) -> _Said:
+    keyword = next((name for name in ("minProperties", "maxProperties") if name in part), "")
+    return keyword, (
+        "how many members there are can be enforced only where all of properties are required, or, with "
+        "additionalProperties false, as none or one beside those that are required"
     )
 
 
-def _of_properties(schema: Any, _: re.Match[str]) -> Fault:
-    place = _place_of(schema, "minProperties") or _place_of(schema, "maxProperties")
-    reason = (
-        "how many members there are can be enforced only where all of properties are required, or as 0 or 1 with "
-        "additionalProperties false"
-    )
-    return Fault(place, reason)
+def _of_type(_: Schema, found: re.Match[str]) -> _Said:
+    return "type", f"{found[1][:_MAX_SHOWN]} is no type"
 
 
-def _of_type(schema: Any, found: re.Match[str]) -> Fault:
-    place = _place_of(schema, "type", lambda value: found[1] in (value if isinstance(value, list) else (value,)))
-    return Fault(place, f"{found[1][:_MAX_SHOWN]} is no type")
+def _of_shape(part: Schema, found: re.Match[str]) -> _Said:
+    return found[2], f"must be {'an array of strings' if found[3] else _SHAPES[found[1]]}"
 
 
-def _unsatisfiable(_: Any, found: re.Match[str]) -> Fault:
-    return Fault("", f"nothing obeys it: {found[1]}" if found[1] else "nothing obeys it")
+def _of_list(_: Schema, found: re.Match[str]) -> _Said:
+    return found[1], f"must be {found[2]}"
 
 
-_REASONS: tuple[tuple[re.Pattern[str], Callable[[Any, re.Match[str]], Fault]], ...] = tuple(
+def _of_no_schema(part: Schema, _: re.Match[str]) -> _Said:
+    name = next((str(path[0]) for path, each in inner_schemas(part) if not isinstance(each, dict | bool)), "")
+    return name, "a schema must be an object, true or false"
+
+
+def _of_value(_: Schema, found: re.Match[str]) -> _Said:
+    return found[1], found[2] or "is too large"
+
+
+def _of_multiple(_: Schema, __: re.Match[str]) -> _Said:
+    return "multipleOf", "must be above 0"
+
+
+def _of_neighbours(_: Schema, __: re.Match[str]) -> _Said:
+    return REF, "leads back to where it stands, and other keywords beside it cannot be enforced: write them there"
+
+
+def _of_number(_: Schema, __: re.Match[str]) -> _Said:
+    return "", "a number in it is too large"
+
+
+def _of_ways(_: Schema, __: re.Match[str]) -> _Said:
+    return "", "there are too many ways to go on: require members, and have fewer alternatives"
+
+
+def _unsatisfiable(part: Schema, _: re.Match[str]) -> _Said:
+    keywords = [name for name in _CONTRADICTING if name in part]
+    told = f": {', '.join(keywords)} contradict each other" if len(keywords) > 1 else ""
+    return keywords[0] if len(keywords) == 1 else "", f"nothing obeys it{told}"
+
+
+_REASONS: tuple[tuple[re.Pattern[str], Callable[[Schema, re.Match[str]], _Said]], ...] = tuple(
     (re.compile(pattern), explain)
     for pattern, explain in (
         (r'Unimplemented keys: \["([^"]+)"', _of_keyword),
         (r"oneOf constraints are not supported", _of_one_of),
-        (r"Pointer '(.*)' does not exist", _of_reference),
-        (r"is not present in a registry", _of_other_document),
-        (r"Unknown format: (.+)", _of_format),
+        (r"(?:Pointer|Anchor) '(.*)' does not exist", _of_reference),
+        (_ADDRESS.pattern, _of_address),
+        (r"Unknown format: ", _of_format),
         (r"regex parse error", _of_expression),
-        (r"patternProperty regexes (.+) and (.+) are not disjoint", _of_expressions),
-        (r"min/maxProperties only supported", _of_properties),
+        (r"lookarounds not supported yet; .* in regex /(.*)/", _of_look),
+        (r"patternProperty regexes (.+) and (.+) are (?:not )?disjoint", _of_expressions),
+        (r"min/maxProperties only supported", _of_member_count),
         (r"Invalid type: (.+)", _of_type),
-        (r"Unsatisfiable schema:? ?(.*)", _unsatisfiable),
-        (r"NoExtensionBias()|no text obeys the grammar()", _unsatisfiable),
+        (r"Expected (f64|positive integer|string|array|object) for '(\w+)'( item)?, got ", _of_shape),
+        (r"schema must be an object or boolean", _of_no_schema),
+        (r"^(\$?\w+) must be (an? [a-z ]+)", _of_list),
+        (r"Value for '(multipleOf)' (has too many digits)", _of_value),
+        (r"(min\w+|max\w+) \(\d+\) exceeds the supported range()", _of_value),
+        (r"invalid multiple of", _of_multiple),
+        (r"circular references with sibling keys", _of_neighbours),
+        (r"number out of range", _of_number),
+        (r"Current row has \d+ items", _of_ways),
+        (r"Unsatisfiable schema|NoExtensionBias|no text obeys the grammar", _unsatisfiable),
     )
 )
+"""What llguidance says, and how it is said to the author."""

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.structured.dates import with_real_dates
-from engine.structured.schema_faults import endless_reference, explained
+from engine.structured.followable import unfollowable
+from engine.structured.schema_faults import explained, in_plain_words
 from engine.text.tokenizer import Tokenizer
 from wire.errors import InvalidRequest, ModelLoadError
 from wire.grammar import CHOICE, EBNF, JSON_SCHEMA, LARK, REGEX, Grammar
@@ -61,16 +62,31 @@ class Vocabulary:
     def compile(self, grammar: Grammar) -> LLMatcher:
         """The matcher of `grammar` before any token. Raises `InvalidRequest` with the reason when there is none; its
         `param` is the place in a schema, see `schema_faults`."""
+        matcher = self._matcher(_library_form(grammar))
+        reason = _reason_against(matcher)
+        if reason and grammar.kind == JSON_SCHEMA:
+            fault = explained(json.loads(grammar.text), reason, self._reason_against_schema)
+            raise InvalidRequest(_reason(fault.reason), fault.place)
+        if reason:
+            raise InvalidRequest(_reason(in_plain_words(reason)), "")
+        return matcher
+
+    def _matcher(self, form: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-        matcher = LLMatcher(self.tokens, _library_form(grammar), log_level=0, limits=limits)
-        # the first mask finds what compiling does not: a grammar that no text obeys, and one that is too much work
-        if not matcher.is_error() and not any(matcher.compute_bitmask()):
-            raise _refusal(grammar, "no text obeys the grammar")
-        if matcher.is_error():
-            raise _refusal(grammar, matcher.get_error())
-        return matcher
+        return LLMatcher(self.tokens, form, log_level=0, limits=limits)
+
+    def _reason_against_schema(self, schema: Mapping[str, Any]) -> str:
+        return _reason_against(self._matcher(_schema_form(schema)))
+
+
+def _reason_against(matcher: LLMatcher) -> str:
+    """Why a grammar cannot be used, "" when it can. The first mask finds what compiling does not: a grammar that no
+    text obeys, and one that is too much work."""
+    if not matcher.is_error() and not any(matcher.compute_bitmask()):
+        return "no text obeys the grammar"
+    return matcher.get_error() if matcher.is_error() else ""
 
 
 def is_large(folder: Path) -> bool:
@@ -82,7 +98,7 @@ def is_large(folder: Path) -> bool:
 def require_sound(matcher: LLMatcher) -> None:
     """Raise `InvalidRequest` when `matcher` has given up."""
     if matcher.is_error():
-        raise InvalidRequest(_reason(matcher.get_error()), "grammar")
+        raise InvalidRequest(_reason(in_plain_words(matcher.get_error())), "grammar")
 
 
 def _library_form(grammar: Grammar) -> str:
@@ -93,8 +109,8 @@ def _library_form(grammar: Grammar) -> str:
     if grammar.kind == JSON_SCHEMA:
         schema = json.loads(grammar.text)
         _require_short_texts(schema)
-        _require_ends(schema)
-        return json.dumps({"grammars": [{"json_schema": with_real_dates(schema)}]})
+        _require_followable(schema)
+        return _schema_form(schema)
     if grammar.kind == REGEX:
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == CHOICE:
@@ -111,22 +127,20 @@ def _library_form(grammar: Grammar) -> str:
         raise InvalidRequest(_reason(str(error)) or "it cannot be read") from None
 
 
-def require_ends(grammar: Grammar) -> None:
-    """Raise `InvalidRequest` for a schema with a reference that never ends; its `param` is the place."""
+def require_followable(grammar: Grammar) -> None:
+    """Raise `InvalidRequest` for a schema that compiles and yet has no answer; its `param` is the place."""
     if grammar.kind == JSON_SCHEMA:
-        _require_ends(json.loads(grammar.text))
+        _require_followable(json.loads(grammar.text))
 
 
-def _require_ends(schema: Any) -> None:
-    endless = endless_reference(schema)
-    if endless is not None:
-        raise InvalidRequest(endless.reason, endless.place)
+def _require_followable(schema: Any) -> None:
+    fault = unfollowable(schema)
+    if fault is not None:
+        raise InvalidRequest(fault.reason, fault.place)
 
 
-def _refusal(grammar: Grammar, reason: str) -> InvalidRequest:
-    """The refusal of `grammar`: `param` is the place in it, "" for the whole."""
-    fault = explained(json.loads(grammar.text) if grammar.kind == JSON_SCHEMA else None, reason)
-    return InvalidRequest(_reason(fault.reason), fault.place)
+def _schema_form(schema: Any) -> str:
+    return json.dumps({"grammars": [{"json_schema": with_real_dates(schema)}]})
 
 
 def _require_short_texts(value: Any) -> None:

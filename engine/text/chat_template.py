@@ -56,6 +56,11 @@ _RENDER_ERRORS = (
     TypeError,
     ValueError,
 )
+_THINKING_CHOICES = {
+    "enable_thinking": (True, False),
+    "thinking": (True, False),
+    "reasoning_effort": ("high", "low"),
+}
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -133,13 +138,24 @@ class ChatTemplate:
         """Whether a prompt is the same with `enable_thinking` as without it, and another one when it is false: then the
         model is used to reason before it answers."""
         try:
-            unset, true, false = (
-                self.render([{"role": "user", "content": "Hello"}], **variables)
-                for variables in ({}, {"enable_thinking": True}, {"enable_thinking": False})
-            )
+            unset, true, false = map(self._greeting, ({}, {"enable_thinking": True}, {"enable_thinking": False}))
         except InvalidRequest:
             return False
         return unset == true != false
+
+    def thinking_switches(self) -> tuple[str, ...]:
+        """The variables that change whether, or how much, the model reasons: those of which two values make two
+        prompts."""
+        return tuple(name for name, (more, less) in _THINKING_CHOICES.items() if self._differs(name, more, less))
+
+    def _differs(self, name: str, more: object, less: object) -> bool:
+        try:
+            return self._greeting({name: more}) != self._greeting({name: less})
+        except InvalidRequest:
+            return False
+
+    def _greeting(self, variables: Mapping[str, Any]) -> str:
+        return self.render([{"role": "user", "content": "Hello"}], **variables)
 
     def _choose(self, has_tools: bool) -> jinja2.Template:
         name = "tool_use" if has_tools and "tool_use" in self._templates else "default"

@@ -33,6 +33,7 @@ from engine.text.token_decoder import (
 )
 from wire.errors import InvalidRequest, ModelLoadError
 
+_MAX_IDS_UNDER_LOCK = 2**12
 _MAX_KNOWN_PIECES = 2**18
 _MAX_CHARS_UNDER_LOCK = 2**12
 
@@ -150,6 +151,8 @@ class Tokenizer:
         """The text of `ids`; ids that no token has contribute nothing. Raises `InvalidRequest` outside [0,
         2^32)."""
         try:
+            if len(ids) > _MAX_IDS_UNDER_LOCK:  # a batch, even of one, lets other threads run meanwhile
+                return self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
             return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         except OverflowError as error:
             raise InvalidRequest("a token id is negative or too large") from error

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Protocol
 from launch import serve
 from launch.cluster.file import LOCAL, ClusterFile, read_cluster_file
 from launch.cluster.status import Note, Status, shown
-from program.command_line import CommandParser
+from program.command_line import CommandParser, number_in
+from program.ranges import SECONDS_OR_NONE
 from router.access.keys import KEY_VARIABLE
 from wire.errors import BatonError, ChildFailed, InvalidSetting
 
@@ -56,7 +57,10 @@ def _parser() -> CommandParser:
     status.add_argument("--json", action="store_true", help="one JSON object")
     down = commands.add_parser("down", help="end it")
     down.add_argument(
-        "--timeout-s", type=float, default=DEFAULT_DOWN_S, help="seconds to finish running requests (default: 120)"
+        "--timeout-s",
+        type=number_in(SECONDS_OR_NONE),
+        default=DEFAULT_DOWN_S,
+        help="seconds to finish running requests (default: 120)",
     )
     for command in (status, down):
         command.add_argument("--name", default=DEFAULT_NAME, help=f"the file's `name` (default: {DEFAULT_NAME})")

@@ -56,7 +56,6 @@ from launch.settings import (
     ROUTER_SETTINGS_CHOSEN,
     Deployment,
     ServeSettings,
-    require_number_of_engines,
     require_same_sums,
     settings_from_table,
 )
@@ -229,10 +228,6 @@ def _group(
 ) -> Group[_SettingsT]:
     place = f"{origin}: [{role}]"
     settings = settings_from_table(settings_class, NODE_SETTINGS_CHOSEN | _ELSEWHERE, table.flags, f"{place} flags")
-    try:
-        require_number_of_engines(settings)
-    except InvalidSetting as error:
-        raise InvalidSetting(f"{place} flags: {error}") from None
     machines = table.machines
     if settings.num_ranks % machines:
         raise InvalidSetting(

@@ -17,11 +17,13 @@ from engine.models.checkpoint import choose_dtype, choose_kv_dtype
 from engine.models.config import ModelConfig, load_config, parse_config
 from engine.models.config_fields import read_json_object
 from engine.models.identity import find_checkpoint
-from engine.settings import EngineSettings
+from engine.settings import BATCHED_TOKENS, BLOCK_SIZE, RANKS, RANKS_OR_SAME, SEQUENCES, EngineSettings
 from launch.plan.devices import PlannedDevice, find_device
 from launch.plan.handoff import PlannedHandoff, plan_handoff
 from launch.plan.node_plan import NodePlanner, PlannedNode, Ranks
+from node.settings import MAX_ENGINES
 from program.command_line import CommandParser
+from program.ranges import COUNT, COUNT_OR_NONE, SHARE, Range
 from program.settings import add_flags, check_file_keys, resolve, setting
 from wire.errors import BatonError, InvalidSetting
 
@@ -46,28 +48,38 @@ class PlanSettings:
         positional=True,
     )
     gpu: str = setting("h200", "device of each rank; cpu: this machine, shared by both nodes", metavar="NAME")
-    tp: int = setting(1, "tensor parallel ranks of a node")
-    prefill_tp: int = setting(0, "those of prefill nodes; 0: as --tp")
-    decode_tp: int = setting(0, "those of decode nodes; 0: as --tp")
-    pp: int = setting(1, "pipeline stages of a node")
-    prefill_pp: int = setting(0, "those of prefill nodes; 0: as --pp")
-    decode_pp: int = setting(0, "those of decode nodes; 0: as --pp")
-    dp: int = setting(1, "nodes of a group, which one command starts (--data-parallel-size)")
-    prefill_dp: int = setting(0, "those of a group of prefill nodes; 0: as --dp")
-    decode_dp: int = setting(0, "those of a group of decode nodes; 0: as --dp")
-    context: tuple[int, ...] = setting((), "tokens of a request to show figures for; none: steps up to the largest")
+    tp: int = setting(1, "tensor parallel ranks of a node", allowed=RANKS)
+    prefill_tp: int = setting(0, "those of prefill nodes; 0: as --tp", allowed=RANKS_OR_SAME)
+    decode_tp: int = setting(0, "those of decode nodes; 0: as --tp", allowed=RANKS_OR_SAME)
+    pp: int = setting(1, "pipeline stages of a node", allowed=RANKS)
+    prefill_pp: int = setting(0, "those of prefill nodes; 0: as --pp", allowed=RANKS_OR_SAME)
+    decode_pp: int = setting(0, "those of decode nodes; 0: as --pp", allowed=RANKS_OR_SAME)
+    dp: int = setting(
+        1, "nodes of a group, which one command starts (--data-parallel-size)", allowed=Range(1, MAX_ENGINES)
+    )
+    prefill_dp: int = setting(0, "those of a group of prefill nodes; 0: as --dp", allowed=Range(0, MAX_ENGINES))
+    decode_dp: int = setting(0, "those of a group of decode nodes; 0: as --dp", allowed=Range(0, MAX_ENGINES))
+    context: tuple[int, ...] = setting(
+        (), "tokens of a request to show figures for; none: steps up to the largest", allowed=COUNT
+    )
     dtype: str = setting(_AUTO, "type of weights and products", choices=(_AUTO, "bfloat16", "float16", "float32"))
     kv_cache_dtype: str = setting(
         _AUTO, "type of stored KV; auto: that of the weights", choices=(_AUTO, "fp8", "fp8_e4m3")
     )
-    block_size: int = setting(16, "tokens per KV block")
-    max_model_len: int = setting(0, "longest prompt plus output in tokens; 0: the model's own limit")
-    max_num_seqs: int = setting(64, "requests computed together in a step")
-    max_num_batched_tokens: int = setting(0, "tokens of prompts in a step; 0: 2048 on a GPU, else 512")
-    gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory that a rank may take")
-    cpu_memory_utilization: float = setting(0.6, "share of this machine's memory that all ranks may take, on a CPU")
+    block_size: int = setting(16, "tokens per KV block", allowed=BLOCK_SIZE)
+    max_model_len: int = setting(
+        0, "longest prompt plus output in tokens; 0: the model's own limit", allowed=COUNT_OR_NONE
+    )
+    max_num_seqs: int = setting(64, "requests computed together in a step", allowed=SEQUENCES)
+    max_num_batched_tokens: int = setting(
+        0, "tokens of prompts in a step; 0: 2048 on a GPU, else 512", allowed=BATCHED_TOKENS
+    )
+    gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory that a rank may take", allowed=SHARE)
+    cpu_memory_utilization: float = setting(
+        0.6, "share of this machine's memory that all ranks may take, on a CPU", allowed=SHARE
+    )
     flop_utilization: float = setting(
-        0.5, "share of the device's peak that products reach; 1: the most bandwidth that can be needed"
+        0.5, "share of the device's peak that products reach; 1: the most bandwidth that can be needed", allowed=SHARE
     )
     json: bool = setting(False, "print one JSON object")
 
@@ -119,7 +131,6 @@ def make_plan(settings: PlanSettings) -> Plan:
     prefill_ranks = Ranks(settings.prefill_tp or settings.tp, settings.prefill_pp or settings.pp)
     decode_ranks = Ranks(settings.decode_tp or settings.tp, settings.decode_pp or settings.pp)
     num_prefill, num_decode = settings.prefill_dp or settings.dp, settings.decode_dp or settings.dp
-    _check(settings, num_prefill, num_decode, prefill_ranks, decode_ranks)
     dtype = choose_dtype(settings.dtype, config)
     planner = NodePlanner(
         config,
@@ -194,18 +205,6 @@ def as_text(plan: Plan) -> str:
     ]
     names = ("context", "KV of one", "requests that fit", "their step", "prefill", "handoff", "hidden from")
     return "\n".join([*lines, *_aligned((names, *rows)), "", *_remarks(plan)])
-
-
-def _check(settings: PlanSettings, num_prefill: int, num_decode: int, *nodes: Ranks) -> None:
-    if min(num_prefill, num_decode) < 1:
-        raise InvalidSetting("--dp and those of one side must be at least 1")
-    for ranks in nodes:
-        if ranks.tensor < 1 or ranks.stages < 1:
-            raise InvalidSetting("--tp, --pp and those of one side must be at least 1")
-    if not 0 < settings.flop_utilization <= 1:
-        raise InvalidSetting(f"--flop-utilization must be above 0 and at most 1, got {settings.flop_utilization:g}")
-    if any(context < 1 for context in settings.context):
-        raise InvalidSetting("--context must be at least 1")
 
 
 def _engine_settings(settings: PlanSettings) -> EngineSettings:

@@ -28,7 +28,7 @@ from wire.links import is_loopback
 
 IDENTITY: Final = web.RequestKey("identity", Identity)
 LIFE_ROUTES = frozenset({"/health", "/live", "/ready"})
-PAGE_FILES = frozenset({"/", "/page/style.css", "/page/page.js", "/page/icon.svg"})
+PAGE_FILES = frozenset({"/", "/page/files/{name}"})
 """The same bytes for every deployment: the page asks for a key by itself."""
 RESUME_ROUTE = "/v1/streams/{event_id}"
 """Generates as a POST does, and counts as one."""

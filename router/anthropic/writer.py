@@ -20,6 +20,8 @@ from router.openai.responses import NO_REPORT, PromptReport, ReplyHead, TokensSo
 from wire.messages import FINISH_LENGTH
 
 _SIGNATURE = "unsigned"
+_FIELDS = ("thinking of this type or display", "thinking.budget_tokens")
+"""What leaves reasoning out, and what bounds it."""
 _INVALID = "INVALID_JSON"
 """The member under which arguments that are no JSON object stand, as Anthropic suggests for sending them back."""
 _DELTA: Mapping[str, tuple[str, str]] = {
@@ -44,7 +46,8 @@ class MessageWriter:
         """The answer, of which `piece` is all text."""
         self._blocks.push_whole(piece)
         content = [_whole_block(block) for block in self._blocks.blocks]
-        return {**self._message(content, self._usage(usage)), **self._stop()}
+        message = self._message(content, self._usage(usage), self._blocks.warnings(*_FIELDS))
+        return {**message, **self._stop()}
 
     def begin(
         self,
@@ -63,14 +66,18 @@ class MessageWriter:
 
     def usage(self, usage: Usage) -> bytes:
         """The event that says why the answer ended."""
-        return named_event("message_delta", delta=self._stop(), usage=self._usage(usage))
+        warnings = self._blocks.warnings(*_FIELDS)
+        members = {"warnings": warnings} if warnings else {}
+        return named_event("message_delta", delta=self._stop(), usage=self._usage(usage), **members)
 
     def error(self, error: Exception) -> bytes:
         """The event that ends an answer which failed after its first text."""
         body = messages_error(status_of(error), error_body(error))
         return named_event("error", error=body["error"])
 
-    def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    def _message(
+        self, content: list[dict[str, Any]], usage: dict[str, Any], warnings: Sequence[str] = ()
+    ) -> dict[str, Any]:
         message = {
             "id": self._id,
             "type": "message",
@@ -81,7 +88,8 @@ class MessageWriter:
             "stop_sequence": None,
             "usage": usage,
         }
-        return {**message, "warnings": self._head.warnings} if self._head.warnings else message
+        told = (*self._head.warnings, *warnings)
+        return {**message, "warnings": told} if told else message
 
     def _stop(self) -> dict[str, Any]:
         sequence = self._blocks.stop_string

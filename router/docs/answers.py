@@ -125,7 +125,15 @@ ANSWERS: dict[str, _Schema] = {
     "AnthropicError": _object(
         type={"const": "error"}, error=_object(type=_STRING, message=_STRING), request_id=_STRING
     ),
-    "Model": _object(id=_STRING, object={"const": "model"}, created=_INTEGER, owned_by=_STRING, root=_STRING),
+    "Model": _object(
+        id=_STRING,
+        object={"const": "model"},
+        created=_INTEGER,
+        owned_by=_STRING,
+        root=_STRING,
+        input_modalities=_array({"enum": ["text", "image"]}),
+        thinking_switches=_array({"enum": ["enable_thinking", "thinking", "reasoning_effort"]}),
+    ),
     "ModelList": _object(object={"const": "list"}, data=_array(_ref("Model"))),
     "Health": _object(status={"enum": ["ok", "not ready"]}, nodes=_object(prefill=_INTEGER, decode=_INTEGER)),
 }

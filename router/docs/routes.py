@@ -75,9 +75,7 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
         "Give a mixed node other legs from now on", PreferRequest, statuses=(400, 403, 404, 415)
     ),
     ("GET", "/"): RouteDoc("A page to chat, and to look at the relay", media_type=HTML),
-    ("GET", "/page/style.css"): RouteDoc("The look of the page", media_type="text/css"),
-    ("GET", "/page/page.js"): RouteDoc("What the page does", media_type="text/javascript"),
-    ("GET", "/page/icon.svg"): RouteDoc("The picture of the page", media_type="image/svg+xml"),
+    ("GET", "/page/files/{name}"): RouteDoc("A script or a picture of the page", media_type=TEXT, statuses=(404,)),
     ("GET", "/page/events"): RouteDoc("What the page shows of the relay", media_type=EVENTS, statuses=(503,)),
     ("GET", "/openapi.json"): RouteDoc("This document"),
     ("GET", "/docs"): RouteDoc("This document as a page", media_type=HTML),

@@ -2,7 +2,7 @@
 
 Owns the deadlines of a body and its content encodings. A compressed body is decompressed here and not by aiohttp, so
 that its limit holds for every piece and a body that is cut short is noticed. Invariant: no more than the largest
-allowed body and one piece is in memory.
+allowed body and one piece is in memory, and what is, is counted in the body's `Place`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import zlib
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from router.http.bodies import Place
 from router.http.limits import limits_of
 from wire.errors import InvalidRequest, UnsupportedMediaType
 
@@ -21,16 +22,17 @@ _GZIP_BITS, _ZLIB_BITS, _RAW_BITS = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.M
 _DEFLATE_METHOD = 8
 
 
-async def read_body(http: web.Request) -> bytes:
+async def read_body(http: web.Request, place: Place) -> bytes:
     """The whole body, decompressed.
 
     Raises:
         UnsupportedMediaType: its content encoding is not read here.
         InvalidRequest: it is not what its headers say, or cut short.
         web.HTTPRequestEntityTooLarge, web.HTTPRequestTimeout: it is larger or slower than the limits allow.
+        Overloaded: other bodies leave no room for it.
     """
     limits = limits_of(http)
-    intake = _intake(http.headers.get("Content-Encoding", "identity").strip().lower(), http.client_max_size)
+    intake = _intake(http.headers.get("Content-Encoding", "identity").strip().lower(), http.client_max_size, place)
     loop = asyncio.get_running_loop()
     end_s = loop.time() + limits.body_s
     try:
@@ -51,12 +53,13 @@ async def read_body(http: web.Request) -> bytes:
 class _Plain:
     """A body that is taken as it comes."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, place: Place) -> None:
         self._body = bytearray()
         self._max_bytes = max_bytes
+        self._place = place
 
     async def add(self, piece: bytes) -> None:
-        """The next bytes. Raises `web.HTTPRequestEntityTooLarge`."""
+        """The next bytes. Raises `web.HTTPRequestEntityTooLarge` and `Overloaded`."""
         self._append(piece)
 
     def finish(self) -> bytes:
@@ -64,6 +67,7 @@ class _Plain:
         return bytes(self._body)
 
     def _append(self, data: bytes) -> None:
+        self._place.add(len(data))
         self._body += data
         if len(self._body) > self._max_bytes:
             raise web.HTTPRequestEntityTooLarge(self._max_bytes, len(self._body))
@@ -72,8 +76,8 @@ class _Plain:
 class _Compressed(_Plain):
     """A body in gzip or deflate. Some clients send deflate without the zlib header that belongs to it."""
 
-    def __init__(self, max_bytes: int, encoding: str) -> None:
-        super().__init__(max_bytes)
+    def __init__(self, max_bytes: int, place: Place, encoding: str) -> None:
+        super().__init__(max_bytes, place)
         self._encoding = encoding
         self._inflater = zlib.decompressobj(_GZIP_BITS)
         self._has_begun = False
@@ -102,12 +106,12 @@ class _Compressed(_Plain):
         return bytes(self._body)
 
 
-def _intake(encoding: str, max_bytes: int) -> _Plain:
+def _intake(encoding: str, max_bytes: int, place: Place) -> _Plain:
     if encoding in ("gzip", "deflate"):
-        return _Compressed(max_bytes, encoding)
+        return _Compressed(max_bytes, place, encoding)
     if encoding != "identity":
         raise UnsupportedMediaType("this content encoding is not supported: send the body as it is, or in gzip")
-    return _Plain(max_bytes)
+    return _Plain(max_bytes, place)
 
 
 def _damaged() -> InvalidRequest:

@@ -9,6 +9,13 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+MAX_JSON_TEXTS = 2**16
+"""Names of members, strings, lists and objects that one body may hold together. 2,048 messages, of
+which every second has a tool call and the others its result, hold two fifths."""
+
+MAX_JSON_VALUES = 2**20 + MAX_JSON_TEXTS
+"""Values that one body may hold: a prompt of the most token ids that are allowed, and all else."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
@@ -17,10 +24,14 @@ class HttpLimits:
     `header_s`: from the first byte of a request (on a new connection: from its beginning) to the end of its headers.
     `body_stall_s`, `body_s`: how long a body may bring nothing, and how long it may take in all. `write_s`: how long a
     client may take nothing of what is written to it. `idle_s`: how long a connection waits for its next request.
+    `max_held_bytes`: of all bodies that are being read or wait to be parsed, `max_held_bytes_per_client` of those that
+    came with one key or, without keys, from one address. `parse_wait_s`: how long a large body waits to be parsed.
     `linger_s`: how long a refused body is read and thrown away, so that the client gets to see the answer.
     """
 
     max_body_bytes: int = 8 * 2**20
+    max_held_bytes: int = 512 * 2**20
+    max_held_bytes_per_client: int = 128 * 2**20
     max_url_bytes: int = 8192
     max_header_bytes: int = 8190
     max_headers: int = 128
@@ -29,6 +40,7 @@ class HttpLimits:
     header_s: float = 10.0
     body_stall_s: float = 10.0
     body_s: float = 30.0
+    parse_wait_s: float = 30.0
     write_s: float = 30.0
     idle_s: float = 75.0
     linger_s: float = 2.0

@@ -17,13 +17,14 @@ from typing import Self
 
 from aiohttp import web
 
+from router.access.guard import LIFE_ROUTES
 from router.http.connection import Connection
 from router.http.connections import ConnectionCounts
 from router.http.errors import error_answer
 from router.http.limits import HTTP_LIMITS, HttpLimits
+from router.http.listener import MAX_WAITING, Listener
 from router.http.turns import Turns
 
-_BACKLOG = 1024
 _OTHER_FILES = 128
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -38,7 +39,7 @@ class HttpServer:
         # without handler_cancellation a client that leaves would keep its request running on the nodes
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=close_s)
         self.connections = ConnectionCounts(self._limits.max_connections, self._limits.max_connections_per_address)
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
 
     async def __aenter__(self) -> Self:
         await self._runner.setup()
@@ -66,31 +67,29 @@ class HttpServer:
         def make_connection() -> Connection:
             return Connection(server, self._limits, self.connections, loop)
 
-        for sock in socks:
-            self._listeners.append(
-                await loop.create_server(make_connection, sock=sock, ssl=ssl_context, backlog=_BACKLOG)
-            )
-        if not socks:
-            self._listeners.append(
-                await loop.create_server(make_connection, host, port, ssl=ssl_context, backlog=_BACKLOG)
-            )
-        found = self._listeners[0].sockets[0].getsockname()
-        return str(found[0]), int(found[1])
+        for sock in socks or (None,):
+            place = {"host": host, "port": port} if sock is None else {"sock": sock}
+            bound = await loop.create_server(make_connection, **place, start_serving=False)
+            self._listeners.append(Listener(bound, make_connection, ssl_context))
+        return self._listeners[0].address
 
 
 class Gate:
-    """What every request passes before aiohttp looks for its route, and every answer afterwards."""
+    """What every request passes before aiohttp looks for its route, and every answer afterwards. Whoever asks whether
+    the router lives does not wait behind a crowd that asks for more."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._turns = Turns()
+        self._turns_of_probes = Turns()
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
         assert isinstance(connection, Connection)
         connection.begin(request)
         try:
-            await self._turns.take()
+            is_probe = request.path.rstrip("/") in LIFE_ROUTES
+            await (self._turns_of_probes if is_probe else self._turns).take()
             response = await self._handle(request)
             if not response.prepared and (connection.is_broken or not request.content.is_eof()):
                 response.force_close()
@@ -110,7 +109,7 @@ class Gate:
 def _files_for(wanted: int) -> int:
     """Connections that the system lets this process have, once its limit of open files is raised to what it may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + _OTHER_FILES
+    needed = wanted + MAX_WAITING + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         with contextlib.suppress(ValueError, OSError):

@@ -76,6 +76,10 @@ class AnswerBlocks:
         """Tokens of reasoning, shown or not."""
         return self._parts.num_reasoning_tokens
 
+    def warnings(self, shown_by: str, budget: str) -> tuple[str, ...]:
+        """See `ChoiceParts`."""
+        return () if self._shows_reasoning else self._parts.warnings(shown_by, budget)
+
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the answer."""

@@ -32,9 +32,9 @@ FINISH_CALLS = "tool_calls"
 ID_LENGTH = 9
 """Mistral's templates take no other ids."""
 _HIDDEN = (
-    "the answer is empty because all of its tokens are reasoning, which include_reasoning false leaves out: raise "
-    "max_tokens, or set thinking_token_budget"
+    "the answer is empty because all of its tokens are reasoning, which {} leaves out: raise max_tokens, or set {}"
 )
+_FIELDS = ("include_reasoning false", "thinking_token_budget")
 
 
 class ChoiceParts:
@@ -58,6 +58,12 @@ class ChoiceParts:
     def finish_reason(self, reason: str | None) -> str | None:
         """Why the choice ended, as clients are told."""
         return FINISH_CALLS if reason == FINISH_STOP and self._parser.num_calls else reason
+
+    def warnings(self, shown_by: str, budget: str) -> tuple[str, ...]:
+        """What is to be said of an answer that has ended and shows no reasoning: that it is empty for that. `shown_by`
+        and `budget`: the fields that show it, and bound it."""
+        is_hidden = not self.has_text and self.num_reasoning_tokens > 0
+        return (_HIDDEN.format(shown_by, budget),) if is_hidden else ()
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -114,9 +120,7 @@ class AnswerParts:
 
     def warnings(self, index: int) -> tuple[str, ...]:
         """What is to be said of a choice that has ended: that it is empty, for reasoning that nobody is shown."""
-        choice = self.choice(index)
-        is_hidden = not (self._shows_reasoning or choice.has_text) and choice.num_reasoning_tokens > 0
-        return (_HIDDEN,) if is_hidden else ()
+        return () if self._shows_reasoning else self.choice(index).warnings(*_FIELDS)
 
     def with_reasoning(self, usage: Usage) -> Usage:
         """`usage`, and in it the tokens of reasoning."""

@@ -27,6 +27,9 @@ _UNSHOWN: IgnoredTable = {
     _TOOLS: Ignored("the chat template of this model does not tell it of tools; tool_choice required makes it call one")
 }
 
+_LEAST_STRUCTURE = 16
+"""Tokens that reasoning leaves to a structure behind it."""
+
 
 class Reasoning(NamedTuple):
     """What is known of the reasoning of an answer, beside what its request says. `is_begun`: by the prompt.
@@ -45,12 +48,11 @@ def shape_of(
 
     A structure begins with the first token, unless the model was asked to reason before it: by the prompt, which begins
     it, by the request, or by a template that has it reason unless it is told not to. Reasoning before a structure has a
-    bound, so that the structure comes: what the request says, or half of what the answer may have.
+    bound, so that the structure comes: what the request says, or half of what the answer may have, and less where that
+    leaves too little.
     """
     structure = None if request.asked_grammar is None else request.asked_grammar[0]
-    budget = request.max_reasoning_tokens
-    if budget is None or budget >= reasoning.room:  # then it bounds nothing
-        budget = None if structure is None else _default_budget(reasoning.room)
+    budget = _budget(request.max_reasoning_tokens, reasoning.room, is_before_structure=structure is not None)
     if answer_format.is_harmony:
         return _harmony_shape(request, structure, budget)
     functions: Mapping[str, Mapping[str, Any]] = {}
@@ -73,9 +75,15 @@ def shape_of(
     return shape if shape.can_be_grammar and (functions or shape.may_reason) else None
 
 
-def _default_budget(room: int) -> int:
-    """A power of two: answers with a little more or less room have the same grammar, which is compiled once."""
-    return 1 << max(0, (room // 2).bit_length() - 1)
+def _budget(asked: int | None, room: int, *, is_before_structure: bool) -> int | None:
+    """How many tokens reasoning may have; None: any number. Before a structure that is a power of two where the request
+    says too much or nothing: answers with a little more or less room have the same grammar, which is compiled once."""
+    if not is_before_structure:
+        return asked if asked is not None and asked < room else None
+    most = max(0, room - _LEAST_STRUCTURE)
+    if asked is not None and asked <= most:
+        return asked
+    return min(most, 1 << max(0, (room // 2).bit_length() - 1))
 
 
 def _harmony_shape(

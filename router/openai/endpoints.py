@@ -40,9 +40,10 @@ from router.openai.event_writer import EventWriter
 from router.openai.fields import UNSUPPORTED
 from router.openai.ignored import IgnoredFields
 from router.openai.latency_goals import asked_goals
+from router.openai.model_objects import model_list, model_object
 from router.openai.prompt_report import PromptOptions, report_prompt
 from router.openai.prompts import truncated
-from router.openai.request_body import parse_body_aside
+from router.openai.request_body import read_request
 from router.openai.responses import (
     NO_REPORT,
     CompletionStream,
@@ -54,8 +55,6 @@ from router.openai.responses import (
     Usage,
     chat_completion,
     json_bytes,
-    model_list,
-    model_object,
     text_completion,
 )
 from router.openai.responses_api import ResponseWriter
@@ -185,7 +184,8 @@ class Endpoints:
 
     def _model_object(self, model: ServedModel) -> dict[str, object]:
         kinds = ("text", "image") if self.relay.sees_images(model.name) and model.prompts.sees_images else ("text",)
-        return model_object(model.name, model.started, self.max_model_len(model.name), kinds)
+        limit, switches = self.max_model_len(model.name), model.prompts.thinking_switches
+        return model_object(model.name, model.started, limit, kinds, switches)
 
     def _head(self, http: web.Request, prefix: str, model: ServedModel, notes: IgnoredFields) -> ReplyHead:
         self.metrics.count_ignored(notes.labels)
@@ -366,7 +366,7 @@ class Endpoints:
 
 
 async def _parse(http: web.Request, schema: type[RequestT], notes: IgnoredFields) -> RequestT:
-    return await parse_body_aside(*await body_of(http), schema, notes)
+    return await read_request(http, schema, notes, body_of)
 
 
 def _usage(answer: Answer, request: GenerationRequest, times: ClientTimes) -> Usage:

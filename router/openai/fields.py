@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from engine.text.chat_template import ALLOWED_VARIABLES
 from router.openai.ignored import IMAGE_URL, STRICT, TEXT_PART, UNKNOWN, IgnoredFields, IgnoredTable
 from router.openai.image_parts import DATA_URL, ImagePart, joined, of_url
-from router.openai.strict_json import shown
+from router.openai.strict_json import extremes, holds_only_integers, shown
 from wire.sampling import (
     MAX_ABS_LOGIT_BIAS,
     MAX_ALLOWED_TOKEN_IDS,
@@ -135,7 +135,7 @@ def _read_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
         return (_checked_prompt(value, ()),)
     if not isinstance(value, list) or not value:
         raise field_error("must be a non-empty string, or a non-empty list of strings, token ids or lists of token ids")
-    if set(map(type, value)) == {int}:
+    if isinstance(value[0], int) and holds_only_integers(value):
         return (_checked_prompt(value, ()),)
     if len(value) > MAX_PROMPTS:
         raise field_error(f"holds more than {MAX_PROMPTS} prompts")
@@ -151,7 +151,8 @@ def _checked_prompt(prompt: str | list[int], path: tuple[int, ...]) -> str | tup
         return _checked_text(prompt, path)
     if len(prompt) > MAX_PROMPT_TOKENS:
         raise field_error(f"holds more than {MAX_PROMPT_TOKENS} token ids", path)
-    if set(map(type, prompt)) != {int} or min(prompt) < 0 or max(prompt) > MAX_TOKEN_ID:
+    smallest, largest = extremes(prompt) if holds_only_integers(prompt) else (-1, -1)
+    if smallest < 0 or largest > MAX_TOKEN_ID:
         raise field_error("must hold token ids: integers of at least 0", path)
     return tuple(prompt)
 
@@ -363,6 +364,7 @@ Documents = Annotated[
 
 CacheSalt = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ThinkingBudget = Annotated[int, Field(ge=-1, lt=2**31)]
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 UserName = Annotated[str, Field(max_length=MAX_USER_CHARS)]
 Metadata = Annotated[

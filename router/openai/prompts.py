@@ -20,6 +20,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.choice_text import TextOptions
 from engine.text.fill_in_middle import FillInMiddle
 from engine.text.tokenizer import Tokenizer
+from program.process import return_freed_memory
 from router.images import Images, ReadImage, refused_images
 from router.openai.answer_parts import AnswerParts, ChoiceParts
 from router.openai.answer_shapes import Reasoning, note_unenforced, note_unshown, shape_of, whole_grammar
@@ -55,7 +56,7 @@ class ChatPrompt(NamedTuple):
 class PromptMaker:
     """Turns requests into token ids with one checkpoint's tokenizer and chat template. `request_templates` renders the
     templates that requests bring along; None refuses them. `images`: reads those of requests; None refuses them.
-    `thinks_unless_told`: see `ChatTemplate`. Closed by `close`."""
+    `thinks_unless_told`, `thinking_switches`: see `ChatTemplate`. Closed by `close`."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -64,6 +65,7 @@ class PromptMaker:
     answer_format: AnswerFormat = _PLAIN
     images: Images | None = None
     thinks_unless_told: bool = False
+    thinking_switches: tuple[str, ...] = ()
     very_long: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "very long prompts"))
 
     @classmethod
@@ -85,6 +87,7 @@ class PromptMaker:
             answer_format,
             images,
             template.thinks_unless_told(),
+            template.thinking_switches(),
         )
 
     def close(self) -> None:
@@ -226,14 +229,16 @@ class PromptMaker:
 
     async def off_loop(self, make: Callable[[], ResultT], size: int) -> ResultT:
         """Run `make`: on the event loop for short texts, in a thread for long ones, which would delay all other
-        streams. Very long ones have one thread: each takes a hundred times its size, and what a thread has freed stays
-        with that thread."""
+        streams. Very long ones have one thread: each takes a hundred times its size, which goes back to the system
+        afterwards."""
         if size <= _MAX_INLINE_CHARS:
             return make()
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                executor = self.very_long if size > _MAX_SIDE_BY_SIDE_CHARS else None
-                return await asyncio.get_running_loop().run_in_executor(executor, make)
+                loop = asyncio.get_running_loop()
+                if size <= _MAX_SIDE_BY_SIDE_CHARS:
+                    return await loop.run_in_executor(None, make)
+                return await loop.run_in_executor(self.very_long, _and_return_memory, make)
         except TimeoutError:
             raise InvalidRequest(f"preparing the prompt took longer than {_TIMEOUT_S:g} s") from None
 
@@ -270,6 +275,13 @@ class PromptMaker:
                 if ids := self.tokenizer.encode(text, add_special_tokens=False):
                     found[tuple(ids)] = None
         return tuple(found)
+
+
+def _and_return_memory(make: Callable[[], ResultT]) -> ResultT:
+    try:
+        return make()
+    finally:
+        return_freed_memory()
 
 
 def truncated(request: GenerationRequest, prompt_ids: Sequence[int], max_model_len: int | None) -> Sequence[int]:

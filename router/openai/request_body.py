@@ -1,22 +1,28 @@
-"""Bytes of an HTTP body -> a validated request of one of the schemas.
+"""The body of an HTTP request -> a validated request of one of the schemas.
 
-Owns the content type, and how errors of validation are told to clients. Does not know the fields.
+Owns the content type, and how errors of validation are told to clients. Does not know the fields. Invariant: a large
+body is never parsed by the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
+from aiohttp import web
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from router.http.bodies import BODIES, Place
+from router.http.body import read_body
 from router.openai import ignored
 from router.openai.fields import FIELD_ERROR
 from router.openai.strict_json import member_path, parse_object, shown
 from wire.errors import InvalidRequest, UnsupportedMediaType
 
-_MAX_INLINE_BYTES = 2**17
+BodySource = Callable[[web.Request, Place], Awaitable[tuple[bytes, str | None]]]
+"""Gives the body of a request and its content type."""
 _Request = TypeVar("_Request", bound=BaseModel)
 
 
@@ -35,13 +41,22 @@ def parse_body(
         raise _invalid_request(error.errors(include_url=False, include_input=False)[0]) from None
 
 
-async def parse_body_aside(
-    body: bytes, content_type: str | None, schema: type[_Request], notes: ignored.IgnoredFields | None = None
+async def sent_body(http: web.Request, place: Place) -> tuple[bytes, str | None]:
+    """The body that came with a request. Raises as `read_body`."""
+    return await read_body(http, place), http.headers.get("Content-Type")
+
+
+async def read_request(
+    http: web.Request,
+    schema: type[_Request],
+    notes: ignored.IgnoredFields | None = None,
+    source: BodySource = sent_body,
 ) -> _Request:
-    """`parse_body`, of a large body in a thread: a hostile one of megabytes takes seconds."""
-    if len(body) <= _MAX_INLINE_BYTES:
-        return parse_body(body, content_type, schema, notes)
-    return await asyncio.to_thread(parse_body, body, content_type, schema, notes)
+    """The request in the body of `http`. Raises as `source`, `parse_body` and `Bodies.parse`."""
+    bodies = http.app[BODIES]
+    with bodies.place(http) as place:
+        body, content_type = await source(http, place)
+        return await bodies.parse(place, partial(parse_body, body, content_type, schema, notes))
 
 
 def _check_content_type(content_type: str | None) -> None:

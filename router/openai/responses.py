@@ -1,4 +1,4 @@
-"""Answers as bytes: whole answers, chunks of a stream, server-sent events, models.
+"""Answers as bytes: whole answers, chunks of a stream, server-sent events.
 
 Owns the formats of the OpenAI interface. Does not know requests, nodes or sockets; everything here is a pure function
 of its arguments. A stream builder renders what all its chunks share once, so that one chunk costs a few string joins.
@@ -29,7 +29,6 @@ from router.timings import Timings
 from wire.messages import HandoffFigures
 
 SSE_DONE = b"data: [DONE]\n\n"
-OWNER = "baton"
 
 _NO_MEMBERS = ',"logprobs":null,"finish_reason":null'
 
@@ -310,23 +309,6 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 def prompt_logprobs(choice: FinishedChoice) -> dict[str, Any]:
     """The member `prompt_logprobs`, where vLLM has it: in a choice of completions, beside the choices of a chat."""
     return {} if choice.prompt.listed is None else {"prompt_logprobs": choice.prompt.listed}
-
-
-def model_object(
-    name: str, created: int, max_model_len: int | None = None, kinds: Sequence[str] = ("text",)
-) -> dict[str, Any]:
-    """One model, for /v1/models/NAME. vLLM adds these too: `max_model_len` (prompt and output together), and `root`,
-    which its load generator reads when it is not told a model. Here `root` is the name again: a path is not shown.
-    `kinds`: of what a prompt may hold, as `input_modalities`.
-    """
-    model: dict[str, Any] = {"id": name, "object": "model", "created": created, "owned_by": OWNER, "root": name}
-    model["input_modalities"] = [*kinds]
-    return model if max_model_len is None else {**model, "max_model_len": max_model_len}
-
-
-def model_list(models: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The answer of /v1/models."""
-    return {"object": "list", "data": list(models)}
 
 
 def sse_event(payload: dict[str, Any]) -> bytes:

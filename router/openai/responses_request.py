@@ -18,6 +18,7 @@ from router.openai.fields import (
     TOO_LONG,
     UNSUPPORTED,
     ReasoningEffort,
+    ThinkingBudget,
     UserName,
     field_error,
     ignored_fields_of,
@@ -179,6 +180,7 @@ class ResponsesRequest(GenerationRequest, ToolFields, TranslatedRequest):
     ] = ()
     text: _TextConfig = Field(default_factory=dict)
     reasoning: Reasoning | None = None
+    thinking_token_budget: ThinkingBudget | None = None
     truncation: Annotated[str, PlainValidator(_read_truncation), WithJsonSchema({"enum": ["disabled"]})] = "disabled"
     safety_identifier: UserName | None = None
     prompt_cache_key: UserName | None = None
@@ -226,6 +228,7 @@ class ResponsesRequest(GenerationRequest, ToolFields, TranslatedRequest):
                 "top_logprobs": self.top_logprobs,
                 "response_format": self._asked_format,
                 "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+                "thinking_token_budget": self.thinking_token_budget,
             },
         )
 

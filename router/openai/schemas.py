@@ -37,6 +37,7 @@ from router.openai.fields import (
     ReasoningEffort,
     Stops,
     TemplateVariables,
+    ThinkingBudget,
     TokenIds,
     UserName,
     field_error,
@@ -225,7 +226,7 @@ class ChatCompletionRequest(GenerationRequest, ResponseFormatField, ToolFields):
     documents: Documents = ()
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool = True
-    thinking_token_budget: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    thinking_token_budget: ThinkingBudget | None = None
     chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
     safety_identifier: UserName | None = None
     prompt_cache_key: UserName | None = None

@@ -1,34 +1,41 @@
 """Bytes of an HTTP body -> a JSON object that is safe to look at.
 
 Owns the rules for the JSON text itself: UTF-8 (a byte order mark is skipped), one object at the top, no duplicate keys,
-finite numbers below 2**64, at most 64 levels deep, strings that can be written out again (no lone surrogates). Does not
-know any field. Invariant: whatever the bytes are, the only error is `InvalidRequest`, and its text never carries more
-of the input than a short repr. Costs are linear in the length of the body.
+finite numbers below 2**64, at most 64 levels deep, strings that can be written out again (no lone surrogates), no more
+in it than `json_count` allows. Does not know any field. Invariants: whatever the bytes are, the only error is
+`InvalidRequest`, and its text never carries more of the input than a short repr. Costs are linear in the length of the
+body. No step but those of one string takes longer than a few milliseconds, so a thread that does this lets others run.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
+from router.openai.json_count import check_counts
+from router.openai.long_json import parse_long
 from wire.errors import InvalidRequest
 
 MAX_DEPTH = 64
 MAX_INTEGER = 2**64
 _MAX_SHOWN = 64
+_MAX_AT_ONCE = 2**14
+"""Characters of a text, or items of a list, that one call of the interpreter may take."""
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """The object in `body`. Raises `InvalidRequest`, code `invalid_json`, `param` set where a value is at fault."""
     if not body.strip():
         raise _invalid("the request body is empty")
+    check_counts(body)
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _invalid(f"the request body is not valid UTF-8 at byte {error.start}") from None
     try:
-        value = json.loads(text, object_pairs_hook=_object_without_duplicates)
+        value = _parse(text)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise _invalid(f"the request body is not valid JSON: {error.msg} ({place})") from None
@@ -55,6 +62,24 @@ def member_path(path: str, key: str) -> str:
     """`path.key`, or `key` at the top; a long or unprintable key is cut and cleaned."""
     name = key[:_MAX_SHOWN].encode("utf-8", "replace").decode()
     return f"{path}.{name}" if path else name
+
+
+def holds_only_integers(items: list[Any]) -> bool:
+    """Whether `items` are integers, and no booleans."""
+    starts = range(0, len(items), _MAX_AT_ONCE)
+    return all(set(map(type, items[start : start + _MAX_AT_ONCE])) == {int} for start in starts)
+
+
+def extremes(numbers: Sequence[int]) -> tuple[int, int]:
+    """The smallest and the largest of `numbers`, of which there is one at least."""
+    parts = [numbers[start : start + _MAX_AT_ONCE] for start in range(0, len(numbers), _MAX_AT_ONCE)]
+    return min(map(min, parts)), max(map(max, parts))
+
+
+def _parse(text: str) -> Any:
+    if len(text) <= _MAX_AT_ONCE:
+        return json.loads(text, object_pairs_hook=_object_without_duplicates)
+    return parse_long(text, _object_without_duplicates)
 
 
 def _invalid(message: str, param: str | None = None) -> InvalidRequest:
@@ -90,9 +115,9 @@ def _check(value: Any, path: str, depth: int) -> None:
 
 
 def _check_items(items: list[Any], path: str, depth: int) -> None:
-    if set(map(type, items)) == {int}:  # prompts of a hundred thousand token ids are common: two passes in C
-        _check_number(min(items), path)
-        _check_number(max(items), path)
+    if items and holds_only_integers(items):  # prompts of a hundred thousand token ids are common
+        for number in extremes(items):
+            _check_number(number, path)
         return
     for index, item in enumerate(items):
         _check(item, f"{path}[{index}]", depth + 1)

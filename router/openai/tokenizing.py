@@ -13,13 +13,13 @@ from aiohttp import web
 from pydantic import FailFast, Field, PlainValidator, model_validator
 
 from engine.text.tokenizer import Tokenizer
-from router.http.body import read_body
 from router.openai.endpoints import Endpoints
 from router.openai.fields import MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, field_error
 from router.openai.messages import Message
-from router.openai.request_body import parse_body
+from router.openai.request_body import read_request
 from router.openai.responses import json_bytes
 from router.openai.schemas import MAX_MESSAGES, MAX_MODEL_NAME, ChatCompletionRequest
+from router.openai.strict_json import extremes, holds_only_integers
 from router.openai.strict_model import Strict
 from router.served_model import ServedModel
 from wire.errors import InvalidRequest
@@ -29,7 +29,7 @@ _ModelName = Annotated[str, Field(max_length=MAX_MODEL_NAME)]
 
 
 def _read_tokens(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+    if not isinstance(value, list) or not holds_only_integers(value):
         raise field_error("must be a list of token ids")
     if len(value) > MAX_PROMPT_TOKENS:
         raise field_error(f"holds more than {MAX_PROMPT_TOKENS} token ids")
@@ -84,7 +84,7 @@ class Tokenizing:
 
     async def tokenize(self, http: web.Request) -> web.Response:
         """`POST /tokenize`: the token ids of a text or a conversation."""
-        request = parse_body(await read_body(http), http.headers.get("Content-Type"), TokenizeRequest)
+        request = await read_request(http, TokenizeRequest)
         model = self._model(request.model)
         text, chat_ids = request.prompt, None
         if text is None:
@@ -101,11 +101,11 @@ class Tokenizing:
 
     async def detokenize(self, http: web.Request) -> web.Response:
         """`POST /detokenize`: the text of token ids, special tokens included."""
-        request = parse_body(await read_body(http), http.headers.get("Content-Type"), DetokenizeRequest)
+        request = await read_request(http, DetokenizeRequest)
         tokenizer, ids = self._model(request.model).prompts.tokenizer, request.tokens
-        _check_vocabulary(ids, tokenizer)
 
         def make() -> bytes:
+            _check_vocabulary(ids, tokenizer)
             return json_bytes({"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
 
         return _json(await self._model(request.model).prompts.off_loop(make, len(ids)))
@@ -115,7 +115,8 @@ class Tokenizing:
 
 
 def _check_vocabulary(ids: tuple[int, ...], tokenizer: Tokenizer) -> None:
-    if ids and (min(ids) < 0 or max(ids) >= tokenizer.vocab_size):
+    smallest, largest = extremes(ids) if ids else (0, 0)
+    if smallest < 0 or largest >= tokenizer.vocab_size:
         raise InvalidRequest(f"tokens: ids must lie in the vocabulary of {tokenizer.vocab_size}", "tokens")
 
 

@@ -83,7 +83,8 @@ class RelayView:
             "num_waiting": admission.num_waiting + relay.node_wait.num_waiting,
             "num_tokens": sum(self.metrics.of_model(name).tokens.num_tokens for name in self.endpoints.served),
             "num_requests": relay.counters.num_requests,
-            "num_failed": relay.counters.num_failed,
+            "num_failed": self.ends.num_failed,
+            "num_refused": self.ends.num_refused,
             "num_retries": relay.counters.num_retries,
         }
 

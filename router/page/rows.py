@@ -45,6 +45,7 @@ def request_row(trace: RequestTrace, now_us: int) -> Row:
         "leg": leg_of(trace),
         "end": trace.end,
         "status": trace.status,
+        "is_refused": trace.is_refused,
         "api": trace.path.rstrip("/").rpartition("/v1/")[2],
         "model": trace.model,
         "num_choices": len(flights),
@@ -77,7 +78,7 @@ def leg_of(trace: RequestTrace) -> str:
 
 
 def failure_row(trace: RequestTrace) -> Row:
-    """A request that failed, was refused, or needed another attempt."""
+    """A request that failed or needed another attempt."""
     attempts = [attempt for flight in trace.flights for attempt in flight.attempts if attempt.end != FINISHED]
     after_s = trace.after_us(trace.ended_us) or 0.0
     return {

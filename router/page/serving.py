@@ -1,18 +1,23 @@
-"""Serves the page at `/`: three static files and one stream of events.
+"""Serves the page at `/`, the files that it loads, and one stream of events.
 
-Owns the number of watchers. The files hold nothing of this deployment, so they need no key (`router/access/guard.py`
-lists them); the stream does, as every other route. Nothing runs for the page while nobody watches: the only timer is
-that of a watcher's own request, and a watcher that reads slowly gets fewer documents, never a queue of them.
+Owns the number of watchers and the headers of the files. The files hold nothing of this deployment, so they need no key
+(`router/access/guard.py` lists their routes); the stream does, as every other route. Nothing runs for the page while
+nobody watches: the only timer is that of a watcher's own request, and a watcher that reads slowly gets fewer documents,
+never a queue of them.
+
+The content policy lets a browser run the files and nothing else. It loads nothing from elsewhere, and because of the
+trusted types that there are none of, no script can turn text into markup.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from router.openai.event_writer import EventWriter
 from router.page.relay_view import INTERVAL_S, RelayView
@@ -22,20 +27,25 @@ MAX_WATCHERS = 8
 REPEAT_S = 2.0
 """An unchanged document is sent again after so long, which tells the page that the router lives."""
 EVENTS_PATH: Final = "/page/events"
+FOLDER: Final = Path(__file__).parent / "files"
+INDEX: Final = "index.html"
 _RETRY_S = 10
-_FILES = {
-    "/": ("index.html", "text/html"),
-    "/page/style.css": ("style.css", "text/css"),
-    "/page/page.js": ("page.js", "text/javascript"),
-    "/page/icon.svg": ("icon.svg", "image/svg+xml"),
+_MEDIA_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
 }
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
 }
+_HAS_VERSION = re.compile(r"-\d+\.\d+\.\d+\.")
+_ASK_AGAIN, _FOR_A_YEAR = "no-cache", "public, max-age=31536000, immutable"
 
 
 class Page:
@@ -44,13 +54,24 @@ class Page:
     def __init__(self, view: RelayView) -> None:
         self.num_watchers = 0
         self._view = view
+        self._files = {path.name: _PageFile(path) for path in FOLDER.iterdir()}
 
     def add_routes(self, app: web.Application) -> None:
         """Add the routes to `app`."""
-        folder = Path(__file__).parent
-        for path, (name, media_type) in _FILES.items():
-            app.router.add_get(path, _serve((folder / name).read_bytes(), media_type))
+        app.router.add_get("/", self.index)
+        app.router.add_get("/page/files/{name}", self.file)
         app.router.add_get(EVENTS_PATH, self.watch, allow_head=False)
+
+    async def index(self, http: web.Request) -> web.Response:
+        """`GET /`."""
+        return self._files[INDEX].answer(http)
+
+    async def file(self, http: web.Request) -> web.Response:
+        """`GET /page/files/{name}`."""
+        found = self._files.get(http.match_info["name"])
+        if found is None:
+            raise web.HTTPNotFound
+        return found.answer(http)
 
     async def watch(self, http: web.Request) -> web.StreamResponse:
         """The relay as it is now, as server-sent events: whole documents, at most four a second. Raises `Overloaded`
@@ -77,9 +98,18 @@ class Page:
         await writer.finish(b"data: %b\n\n" % self._view.read())
 
 
-def _serve(content: bytes, media_type: str) -> Handler:
-    async def serve_file(http: web.Request) -> web.StreamResponse:
-        """Serve a file of the page at `/`."""
-        return web.Response(body=content, content_type=media_type, charset="utf-8", headers=_HEADERS)
+class _PageFile:
+    """One file, read once. A browser keeps it, and asks whether it has changed unless its name has a version."""
 
-    return serve_file
+    def __init__(self, path: Path) -> None:
+        self._content = path.read_bytes()
+        self._media_type = _MEDIA_TYPES[path.suffix]
+        self._etag = blake2b(self._content, digest_size=16).hexdigest()
+        self._caching = _FOR_A_YEAR if _HAS_VERSION.search(path.name) else _ASK_AGAIN
+
+    def answer(self, http: web.Request) -> web.Response:
+        """The file, or that it is still the same."""
+        headers = {**_HEADERS, "Cache-Control": self._caching, "ETag": f'"{self._etag}"'}
+        if any(each.value == self._etag for each in http.if_none_match or ()):
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=self._content, content_type=self._media_type, charset="utf-8", headers=headers)

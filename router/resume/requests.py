@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from router.access.guard import IDENTITY, RESUME_ROUTE
+from router.http.bodies import Place
 from router.http.body import read_body
 from router.journal import Delivery
 from router.resume.records import Past, StreamHead, ToldFigures, digest_of
@@ -113,13 +114,14 @@ async def resume(http: web.Request) -> web.StreamResponse:
     raise StreamNotFound("this router has no endpoint like the one that began the stream")
 
 
-async def body_of(http: web.Request) -> tuple[bytes, str | None]:
+async def body_of(http: web.Request, place: Place) -> tuple[bytes, str | None]:
     """The body of a request, and its content type: the one it has, or that of the stream it resumes. Raises as
     `read_body`, and `StreamNotFound`."""
     resumed = http.get(RESUMED)
     if resumed is not None:
+        place.add(len(resumed.head.body))
         return resumed.head.body, resumed.head.content_type
-    body, content_type = await read_body(http), http.headers.get("Content-Type")
+    body, content_type = await read_body(http, place), http.headers.get("Content-Type")
     streams = http.app.get(STREAMS)
     if streams is not None:
         if _STREAM_MEMBER in body:  # what is not a stream is not kept in memory while it is answered

@@ -7,8 +7,11 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from openai import AsyncOpenAI
 
@@ -16,7 +19,7 @@ from tests.campaign import checks, private_shm, report, results
 from tests.campaign.clocks import compile_liar
 from tests.campaign.corpus import make_corpus, token_seconds
 from tests.campaign.deployment import Deployment
-from tests.campaign.faults import Injector
+from tests.campaign.faults import Happened, Injector
 from tests.campaign.gaps import GapJudge
 from tests.campaign.growth import Growth
 from tests.campaign.load import GIVE_UP_S, HUNG, WRONG, Asked, Load
@@ -26,13 +29,30 @@ from tests.campaign.settings import CampaignSettings
 from tests.campaign.strangers import Answered, Strangers
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.seeing import make_seeing
+from tests.stations.ring import stamp_turns
 
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a campaign has come to, for somebody who watches it: everything here goes on changing."""
+
+    deployment: Deployment
+    load: Load
+    happened: Sequence[Happened]
+    excused: Mapping[str, int]
+    judge: GapJudge
+    growth: Growth
+    findings: Sequence[str]
+
+
+Watcher: TypeAlias = Callable[[Course], Awaitable[None]]
 _WARM_UP_S = 1.0
 _MAX_POSITION = 4096
 
 
-async def run(settings: CampaignSettings, *, has_private_shm: bool) -> list[str]:
-    """Run it and print its result; what was found that must not happen."""
+async def run(settings: CampaignSettings, *, has_private_shm: bool, watcher: Watcher | None = None) -> list[str]:
+    """Run it and print its result; what was found that must not happen. `watcher` runs beside it, and is cancelled when
+    everything has ended that was asked."""
     timeline = report.Timeline(settings.folder)
     report.tell(f"{settings.command}\nlogs and timeline are in {settings.folder}")
     model = _make_model(settings)
@@ -41,7 +61,7 @@ async def run(settings: CampaignSettings, *, has_private_shm: bool) -> list[str]
     try:
         await deployment.start()
         async with _client(deployment.url) as client:
-            line = await _run_faults(settings, deployment, injector, client, timeline, has_private_shm=has_private_shm)
+            line = await _run_faults(settings, deployment, injector, client, timeline, has_private_shm, watcher)
         for text in await checks.quiescence(deployment):
             timeline.found(text, results.LEAK)
         lines, grown = checks.footprints(deployment)
@@ -69,8 +89,8 @@ async def _run_faults(
     injector: Injector,
     client: AsyncOpenAI,
     timeline: report.Timeline,
-    *,
     has_private_shm: bool,
+    watcher: Watcher | None,
 ) -> results.Line:
     entries = await make_corpus(settings, client, sees=settings.sees)
     token_s = await token_seconds(client)
@@ -78,7 +98,7 @@ async def _run_faults(
     timeline.note(f"{len(entries)} references, {num_tokens} tokens; {1 / token_s:.0f} tokens of a prompt a second")
     checks.note_footprints(deployment)
     excused: Counter[str] = Counter()
-    judge = GapJudge(injector.happened, deployment, token_s)
+    judge = GapJudge(injector.happened, deployment, token_s, settings.folder)
 
     def done(asked: Asked) -> None:
         known = (injector.happened, deployment.outages, deployment.deaths_s)
@@ -101,7 +121,10 @@ async def _run_faults(
     async with measured(judge.pace):
         load.start(settings.num_clients)
         strangers.start(settings.num_strangers)
-        watching = _watching(deployment, injector, load, growth, settings.stall_s, timeline)
+        watching = _watching(deployment, injector, load, growth, judge, settings.stall_s, timeline)
+        if watcher is not None:
+            course = Course(deployment, load, injector.happened, excused, judge, growth, timeline.findings)
+            watching.append(asyncio.ensure_future(watcher(course)))
         await asyncio.sleep(_WARM_UP_S)
         end_s = time.monotonic() + 60 * settings.minutes
         await injector.run(plan(settings, has_private_shm=has_private_shm))
@@ -109,12 +132,13 @@ async def _run_faults(
         await asyncio.gather(load.stop(), strangers.stop())
     for task in watching:
         task.cancel()
+    await asyncio.gather(*watching, return_exceptions=True)
     for thaw in checks.after_thaws(load.asked, injector.happened):
         if thaw.held_s > checks.AFTER_THAW_S:
             timeline.found(str(thaw), results.GAP)
     report.tell(report.summary(load.asked, excused, injector.happened, load.num_tokens))
     report.tell(strangers.summary())
-    report.tell("\n".join(judge.summary()))
+    report.tell("\n".join([*judge.summary(), *judge.lines]))
     lines, grown = growth.judged()
     report.tell("\n".join(lines))
     for text in grown:
@@ -123,7 +147,13 @@ async def _run_faults(
 
 
 def _watching(
-    deployment: Deployment, injector: Injector, load: Load, growth: Growth, stall_s: float, timeline: report.Timeline
+    deployment: Deployment,
+    injector: Injector,
+    load: Load,
+    growth: Growth,
+    judge: GapJudge,
+    stall_s: float,
+    timeline: report.Timeline,
 ) -> list[asyncio.Future[None]]:
     """What looks at the campaign while it runs, until cancelled."""
 
@@ -134,6 +164,7 @@ def _watching(
     watches = [
         checks.watch_progress(lambda: load.running, is_excused, stall_s, partial(timeline.found, kind=results.HANG)),
         growth.watch(deployment),
+        stamp_turns(judge.turns),
     ]
     return [asyncio.ensure_future(each) for each in watches]
 

@@ -28,6 +28,7 @@ from tests.system.harness import MODEL_NAME, Node, Program, forked_with, started
 from tests.system.spread import Machine
 
 NODE_SCRIPT = str(Path(__file__).with_name("node_process.py"))
+_ROUTER_SCRIPT = str(Path(__file__).parents[1] / "stations" / "router_process.py")
 NODE_WAIT_S = 60.0
 RESUMABLE_S = 60.0
 _WATCH_S = 0.05
@@ -214,7 +215,7 @@ class Deployment:
         folder = self._settings.folder
         flags += ["--resumable-streams-s", f"{RESUMABLE_S:g}", "--journal-dir", str(folder / "journals")]
         flags += ["--audit-log", str(folder / "audit.jsonl")]
-        command = ["-m", "router", str(self._model), *flags, *self._key_flags]
+        command = [_ROUTER_SCRIPT, str(folder / "router.stamps"), str(self._model), *flags, *self._key_flags]
         self._router = Program(f"router-life-{self._num_routers}", command, folder, self._start)
 
     def _spawn(self, member: Member) -> None:
@@ -222,7 +223,8 @@ class Deployment:
         settings = self._settings
         program = "mixed" if settings.is_mixed else member.role
         command = [NODE_SCRIPT, program, str(member.peer.port), str(settings.step_s)]
-        command += [str(self._model), "--router", f"tcp://127.0.0.1:{member.control.port}", "--port", str(member.port)]
+        command += [str(settings.folder / f"{member.name}.stamps"), str(self._model)]
+        command += ["--router", f"tcp://127.0.0.1:{member.control.port}", "--port", str(member.port)]
         command += ["--node-id", member.name, "--num-threads", "1", "--batch-invariant", "--dtype", settings.dtype]
         command += ["--kv-cache-dtype", settings.kv_cache_dtype, *self._key_flags]
         command += ["--role", member.role] * settings.is_mixed

@@ -9,7 +9,8 @@ the asking to its first one. After each fault there is a time in which streams m
 
 While no decode node is there, and 2 s longer, all may stand still. A gap may have as much of all these times as fall
 into it, together, and beside that what is normal (`NORMAL_S`) and everything that is open computed once. All but the
-waits are stretched as the machine was (`pace`). So a gap with one lost node in it has the bound of the plan: 2 s and
+waits are stretched as the machine was (`pace`); or, where that is more, what threads on the way of the gap's own token
+waited for a processor is added (`tests.stations`). So a gap with one lost node in it has the bound of the plan: 2 s and
 recomputation.
 """
 
@@ -19,13 +20,17 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 from tests.campaign.deployment import Deployment, Outage
 from tests.campaign.faults import Happened
 from tests.campaign.load import Asked
 from tests.campaign.pace import Pace
+from tests.stations.account import account_of
+from tests.stations.ring import Ring, Station, request_key
+from tests.stations.stamps import CLIENT, Stamps, stalls
 from wire.links import HANDSHAKE_TIMEOUT_MS
 
 NORMAL_S = 0.5
@@ -39,6 +44,8 @@ _THAWED_S = 5.0
 _SUSPECTED_S = 7.0
 """A request that was lost with two nodes waits up to 5 s for them, and its next attempts for up to 2 s."""
 _TOGETHER_S = 10.0
+_BEFORE_S = 1.0
+"""Stamps are read from so long before the asking on."""
 _STANDS_S = {
     "kill": 0.0,
     "kill-together": 0.0,
@@ -71,11 +78,14 @@ _KILLS_SEVERAL = {"kill-together", "poison"}
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A choice of `asked` made no progress between these moments."""
+    """A choice of `asked` made no progress between these moments; the first had so many tokens, the second so many."""
 
     asked: Asked
     begun_s: float
     ended_s: float
+    choice: int = 0
+    num_before: int = 0
+    num_after: int = 0
 
     @property
     def lasted_s(self) -> float:
@@ -95,20 +105,24 @@ class Bound:
 
 def gaps_of(asked: Asked) -> Iterator[Gap]:
     """All gaps of a request."""
-    for moments in asked.moments_s:
-        for before_s, after_s in pairwise([asked.begun_s, *moments]):
-            yield Gap(asked, before_s, after_s)
+    for choice, (moments_s, totals) in enumerate(zip(asked.moments_s, asked.totals, strict=True)):
+        events = pairwise(zip([asked.begun_s, *moments_s], [0, *totals], strict=True))
+        for (before_s, num_before), (after_s, num_after) in events:
+            yield Gap(asked, before_s, after_s, choice, num_before, num_after)
 
 
 class GapJudge:
     """Judges the gaps of requests when they have ended. `token_s`: what a token of a prompt takes, with nothing else to
-    do."""
+    do. `folder`: with the stamps of all programs. `turns` are those of the loop that
+    stamps tokens. `lines` tell of each gap that no fault touched to which station it belongs."""
 
-    def __init__(self, happened: Sequence[Happened], deployment: Deployment, token_s: float) -> None:
+    def __init__(self, happened: Sequence[Happened], deployment: Deployment, token_s: float, folder: Path) -> None:
         self.pace = Pace()
-        self._happened, self._deployment = happened, deployment
-        self._token_s = token_s
+        self.turns = Ring(folder / f"{CLIENT}.stamps")
         self.judged: list[tuple[Gap, Bound]] = []
+        self.lines: list[str] = []
+        self._happened, self._deployment = happened, deployment
+        self._token_s, self._folder = token_s, folder
 
     def findings_of(self, asked: Asked, others: Sequence[Asked]) -> list[str]:
         """What lasted longer than it may. `others`: all requests."""
@@ -117,13 +131,35 @@ class GapJudge:
         found = []
         for gap in gaps_of(asked):
             if gap.lasted_s > NORMAL_S:
-                bound = known.bound_of(gap)
+                bound, why = known.bound_of(gap), ""
+                if gap.lasted_s > bound.seconds or not bound.kinds:
+                    bound, why = self._accounted(known, gap, bound)
                 self.judged.append((gap, bound))
                 if gap.lasted_s > bound.seconds:
                     ago_s = time.monotonic() - gap.ended_s
                     took = f"a gap of {gap.lasted_s:.2f} s, which ended {ago_s:.1f} s ago"
-                    found.append(f"{took}, where {bound.seconds:.2f} s are allowed ({bound.why}): {asked}")
+                    found.append(f"{took}, where {bound.seconds:.2f} s are allowed ({bound.why}){why}: {asked}")
         return found
+
+    def _accounted(self, known: Known, gap: Gap, bound: Bound) -> tuple[Bound, str]:
+        """The bound, which is no less than what it is on an idle machine and what the gap's own token waited for
+        processors; and the account."""
+        request, before, after = request_key(gap.asked.request_id), gap.num_before - 1, gap.num_after - 1
+        self.turns.add(Station.TURN)  # what the loop has waited before this turn is in no stamp yet
+        stamps = Stamps(self._folder, gap.asked.begun_s - _BEFORE_S)
+        if not gap.num_after:  # told without ids: what the router had written when the client got it
+            before, after = (
+                stamps.last_written(request, gap.choice, moment_s) for moment_s in (gap.begun_s, gap.ended_s)
+            )
+        account = account_of(stamps, request, gap.choice, (before, gap.begun_s), (after, gap.ended_s))
+        if account is None:
+            return bound, "; stations do not know it"
+        idle_s = replace(known, pace=Pace()).bound_of(gap).seconds
+        stood = stalls(self._folder, gap.begun_s, gap.ended_s)[-1:]
+        why = "".join([f"; {account}", *(f"; the router's loop stood: {line}" for line in stood)])
+        if not bound.kinds:
+            self.lines.append(f"no fault touched a gap of {gap.lasted_s:.2f} s{why}")
+        return replace(bound, seconds=max(bound.seconds, idle_s + account.waited_s)), why
 
     def summary(self) -> list[str]:
         """A table of what was judged, by the faults that touched it."""

@@ -28,7 +28,7 @@ MIN_LIFE_S = 240.0
 MIN_SLOPE_LIFE_S = 1_800.0
 """The slope of a shorter life is told and not judged."""
 _MORE_FILES, _MORE_THREADS, _MORE_BYTES = 8, 2, 16 * 2**20
-_FILES_PER_HOUR, _THREADS_PER_HOUR, _BYTES_PER_HOUR = 4.0, 1.0, 8.0 * 2**20
+FILES_PER_HOUR, THREADS_PER_HOUR, BYTES_PER_HOUR = 4.0, 1.0, 8.0 * 2**20
 _NOISE = (8.0, 1.0, 4.0 * 2**20)
 """By no more than this does a slope matter: connections and tasks of one moment are no growth. To each other node of
 which there are two, four files are open or not."""
@@ -36,7 +36,7 @@ _PARTS = 10
 
 
 @dataclass(slots=True)
-class _Life:
+class Life:
     """What a process held at `moments_s`."""
 
     name: str
@@ -48,8 +48,13 @@ class Growth:
     """See the module. `file` gets a line for each look."""
 
     def __init__(self, file: TextIO | None = None) -> None:
-        self._lives: dict[tuple[str, int], _Life] = {}
+        self._lives: dict[tuple[str, int], Life] = {}
         self._file = file
+
+    @property
+    def lives(self) -> Sequence[Life]:
+        """All lives so far, in the order in which they began."""
+        return list(self._lives.values())
 
     async def watch(self, deployment: Deployment) -> None:
         """Look at every program that is ready until cancelled."""
@@ -61,7 +66,7 @@ class Growth:
 
     def add(self, name: str, pid: int, now_s: float, footprint: Footprint) -> None:
         """What the process `pid` of a program holds at `now_s`."""
-        life = self._lives.setdefault((name, pid), _Life(name))
+        life = self._lives.setdefault((name, pid), Life(name))
         life.moments_s.append(now_s)
         life.footprints.append(footprint)
         if self._file is not None:
@@ -108,7 +113,7 @@ def _slopes_per_hour(moments_s: Sequence[float], footprints: Sequence[Footprint]
 
 
 def _is_steep(slopes: tuple[float, float, float], over_s: float) -> bool:
-    bounds = zip(slopes, (_FILES_PER_HOUR, _THREADS_PER_HOUR, _BYTES_PER_HOUR), _NOISE, strict=True)
+    bounds = zip(slopes, (FILES_PER_HOUR, THREADS_PER_HOUR, BYTES_PER_HOUR), _NOISE, strict=True)
     return any(slope > bound and slope * over_s / 3_600 > noise for slope, bound, noise in bounds)
 
 

@@ -53,7 +53,8 @@ _STREAM_CLASSES: dict[str, Any] = {
 @dataclass(slots=True)
 class Asked:
     """One request of a client. `end`: how it ended, one of the words above, "" while it runs. `moments_s`: when news
-    of each choice came, by `time.monotonic()`. `told`: ids and events, while it runs."""
+    of each choice came, by `time.monotonic()`, and `totals`: how many tokens with ids it had then. `told`: ids and
+    events, while it runs."""
 
     number: int
     entry: Entry
@@ -66,6 +67,7 @@ class Asked:
     num_resumed: int = 0
     num_told_again: int = 0
     moments_s: list[list[float]] = field(default_factory=list)
+    totals: list[list[int]] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
     told: list[tuple[str, Event]] = field(default_factory=list)
 
@@ -108,9 +110,10 @@ class _Reading:
         asked.choices = self.answer.choices
         judged(asked.choices, asked.entry.choices, is_whole=False)
         news = [choice.size - size for choice, size in zip(asked.choices, sizes, strict=True)]
-        for moments_s, num_new in zip(asked.moments_s, news, strict=True):
+        for index, num_new in enumerate(news):
             if num_new:
-                moments_s.append(time.monotonic())
+                asked.moments_s[index].append(time.monotonic())
+                asked.totals[index].append(len(asked.choices[index].token_ids))
         return sum(news)
 
     def end(self) -> None:
@@ -198,7 +201,7 @@ class Load:
         request = asked.entry.request
         reading = _Reading(asked, answer_to(request))
         asked.choices = reading.answer.choices
-        asked.moments_s = [[] for _ in asked.choices]
+        asked.moments_s, asked.totals = [[] for _ in asked.choices], [[] for _ in asked.choices]
         leave_at = rng.random() * (1.2 if asked.mode == CUT else 1) * asked.entry.size
         leave_at = leave_at if asked.mode in (CUT, LEAVE) else float("inf")
         create, body = creating(self._client, request.api), body | {"stream": True}

@@ -1,8 +1,9 @@
-"""A real node of a campaign: `node_process.py ROLE PROXY_PORT STEP_S MODEL FLAG...`.
+"""A real node of a campaign: `node_process.py ROLE PROXY_PORT STEP_S STAMPS MODEL FLAG...`.
 
-Three things differ from `python -m prefill_node`, `decode_node` and `mixed_node`. It tells its peers the port of a
+Four things differ from `python -m prefill_node`, `decode_node` and `mixed_node`. It tells its peers the port of a
 proxy in place of the port that it listens on (`--port`), and a step takes at least `STEP_S`, so that streams of a tiny
-model last long enough for faults to hit them. And it aborts when it computes the prompt of `tests.campaign.poison`.
+model last long enough for faults to hit them. It aborts when it computes the prompt of `tests.campaign.poison`. And it
+stamps the tokens that it sends, in the file `STAMPS`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 import time
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,6 +23,7 @@ from engine.runner.base import RunningStep
 from engine.runner.model_runner import ModelRunner
 from engine.scheduler.request import Step
 from tests.campaign import poison
+from tests.stations.node_stamps import stamped
 from wire import links
 
 ROLE, PROXY_PORT, STEP_S = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -49,5 +52,9 @@ def launch(runner: ModelRunner, step: Step, layer_stored: LayerStored | None = N
 
 if __name__ == "__main__":
     main = import_module(f"{ROLE}_node.__main__").main
-    with mock.patch.object(links, "bind", bind), mock.patch.object(ModelRunner, "launch", launch):
-        sys.exit(main(sys.argv[4:]))
+    with (
+        mock.patch.object(links, "bind", bind),
+        mock.patch.object(ModelRunner, "launch", launch),
+        stamped(Path(sys.argv[4])),
+    ):
+        sys.exit(main(sys.argv[5:]))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.campaign.answers import Choice
 from tests.campaign.corpus import Entry
-from tests.campaign.deployment import Outage
+from tests.campaign.deployment import Deployment, Outage
 from tests.campaign.faults import Happened
-from tests.campaign.gaps import LOST_S, NORMAL_S, Gap, Known, gaps_of
+from tests.campaign.gaps import LOST_S, NORMAL_S, Gap, GapJudge, Known, gaps_of
 from tests.campaign.load import Asked
 from tests.campaign.pace import Pace
 from tests.campaign.requests import COMPLETIONS, TEXT, Request
 from tests.campaign.schedule import Fault
+from tests.stations.ring import STAMP, Station, request_key
 
 TOKEN_S = 0.001
 ENTRY = Entry(0, Request(COMPLETIONS, TEXT, {}), (Choice([1] * 10),), (90, 10))
@@ -37,7 +40,7 @@ def hit(kind: str, begun_s: float, ended_s: float | None = None) -> Happened:
 
 
 def test_gaps_are_the_waits_of_each_choice_from_the_asking_on() -> None:
-    asked = replace(ASKED, begun_s=1.0, moments_s=[[2.0, 4.0], [3.0]])
+    asked = replace(ASKED, begun_s=1.0, moments_s=[[2.0, 4.0], [3.0]], totals=[[1, 2], [1]])
     assert [(gap.begun_s, gap.ended_s) for gap in gaps_of(asked)] == [(1.0, 2.0), (2.0, 4.0), (1.0, 3.0)]
 
 
@@ -98,3 +101,33 @@ def test_work_may_take_longer_where_the_machine_was_slow_and_waits_may_not() -> 
     pace.add_lag(120.0, 9.0)
     works_s = NORMAL_S + OPEN_S + LOST_S + OPEN_S
     assert bound_s(hit("freeze", 101.0, 109.0), pace=pace) == pytest.approx(3.5 + 0.25 + 2 * works_s)
+
+
+class NoOutages:
+    """What the judge asks of a deployment."""
+
+    outages: tuple[Outage, ...] = ()
+    scarcities: tuple[Outage, ...] = ()
+
+
+@pytest.mark.parametrize("totals", [[1, 2], [0, 0]], ids=["ids", "no_ids"])
+@pytest.mark.parametrize(("waited_s", "is_found"), [(0.6, False), (0.0, True)], ids=["machine", "product"])
+def test_a_gap_for_which_threads_waited_for_a_processor_is_the_machines(
+    tmp_path: Path, waited_s: float, is_found: bool, totals: list[int]
+) -> None:
+    """The token was made in time, and the router had it 1 s later."""
+    asked = replace(ASKED, request_id="cmpl-1", begun_s=9.0, moments_s=[[9.3, 10.4]], totals=[totals], ended_s=10.5)
+    judge = GapJudge([], cast(Deployment, NoOutages()), 0.0, tmp_path)
+    received = list(Station)[1:4]
+    stamps = {
+        "decode-0": [(9.2, Station.EMITTED, 0, 0.0), (9.3, Station.EMITTED, 1, 0.0)],
+        "router": [(9.3, each, 0, 0.0) for each in received] + [(10.4, each, 1, waited_s) for each in received],
+    }
+    for program, rows in stamps.items():
+        with (tmp_path / f"{program}.stamps").open("wb") as file:
+            for moment_s, station, index, own_s in rows:
+                stamp = (moment_s, 0.0, own_s, 0.0, request_key("cmpl-1"), 5, index, 0, station)
+                file.write(STAMP.pack(*stamp))
+    assert bool(judge.findings_of(asked, [asked])) == is_found
+    (line,) = judge.lines
+    assert "no fault touched a gap of 1.10 s; 1.00 s from the node to the router" in line

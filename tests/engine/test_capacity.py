@@ -34,6 +34,6 @@ def test_a_gpu_takes_larger_chunks_unless_told(config: ModelConfig, given: int, 
     assert (found.max_chunk, found.max_step_tokens) == (expected, expected + 8)
 
 
-def test_a_negative_step_is_refused(config: ModelConfig) -> None:
-    with pytest.raises(InvalidSetting, match="--max-num-batched-tokens must not be negative, got -1"):
-        find_capacity(EngineSettings(max_num_batched_tokens=-1), config, is_gpu=True)
+def test_a_limit_without_room_for_an_answer_is_refused(config: ModelConfig) -> None:
+    with pytest.raises(InvalidSetting, match="--max-model-len 1 has no room"):
+        find_capacity(EngineSettings(max_model_len=1), config, is_gpu=True)

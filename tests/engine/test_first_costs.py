@@ -10,6 +10,7 @@ from engine.build import build_engine
 from engine.first_costs import measure_first_costs
 from engine.runner.base import RunningStep
 from engine.runner.kv_memory import allocate_private
+from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.request import Step
 from engine.scheduler.step_costs import StepCosts, work_of
 from engine.settings import EngineSettings
@@ -39,7 +40,7 @@ def learn(monkeypatch: pytest.MonkeyPatch, cost: StepCost) -> tuple[StepCosts, T
     runner = TimedRunner(cost)
     monkeypatch.setattr("engine.first_costs.time.perf_counter", lambda: runner.now_s)
     costs = StepCosts(lambda: runner.now_s)
-    measure_first_costs(runner, costs, 16, 64, 512)
+    measure_first_costs(runner, costs, SchedulerLimits(16, 64, 512, 1024))
     return costs, runner
 
 

@@ -82,8 +82,6 @@ def test_a_longest_request_that_was_asked_for_has_to_fit_the_host() -> None:
     settings = EngineSettings(cpu_memory_utilization=0.3, max_model_len=16 * 14 * PER_GIB)
     with pytest.raises(InvalidSetting, match=r"0\.3 leaves 2\.70 GiB .*9\.0 of 16\.0 GiB are free.* needs 14\.00"):
         host_blocks(settings, long, laptop)
-    with pytest.raises(InvalidSetting, match="--cpu-memory-utilization must be above 0"):
-        host_blocks(EngineSettings(cpu_memory_utilization=0), long)
 
 
 def test_a_pool_that_cannot_be_there_is_refused_before_it_is_touched() -> None:
@@ -139,12 +137,6 @@ def test_no_more_than_is_free_is_promised() -> None:
 def test_a_share_that_is_used_up_leaves_nothing() -> None:
     after = reading(80_000, 60_000, reserved=15_000, peak=17_000)
     assert budget(reading(80_000, 79_000), after, 0.2) == 0
-
-
-@pytest.mark.parametrize("utilization", [0.0, -0.1, 1.01, float("nan")])
-def test_only_a_share_is_a_utilization(utilization: float) -> None:
-    with pytest.raises(InvalidSetting, match="--gpu-memory-utilization"):
-        budget(reading(8, 8), reading(8, 8), utilization)
 
 
 # --- the blocks of a GPU

@@ -32,7 +32,7 @@ if behaviour == "parent":
     tell(f"sleeper has pid {sleeper.pid}")
 if behaviour == "broken" or (behaviour == "breaks" and os.path.exists(rest[0])):
     log("error: no such model: llama-17")
-    sys.exit(1)
+    sys.exit(2)
 if behaviour == "reloads":
     while rest and not os.path.exists(rest[0]):  # made by the test: until then SIGHUP would end this process
         time.sleep(0.01)
@@ -58,7 +58,7 @@ time.sleep(100)
 DRIVER = """
 import json, os, sys
 import psutil
-from wire.errors import BatonError
+from program.exit_status import report_errors
 from launch.supervised import ChildSpec
 from launch.console import Console
 from launch.supervisor import Supervisor
@@ -84,11 +84,9 @@ supervisor = Supervisor(
     restart_delay_s=0.05,
     max_failures=4,
 )
-try:
-    status = supervisor.run(lambda addresses: print("all ready", json.dumps(addresses), flush=True))
-except BatonError as error:
-    print(f"error: {error}", file=sys.stderr)
-    status = 1
+status = report_errors(
+    lambda: supervisor.run(lambda addresses: print("all ready", json.dumps(addresses), flush=True))
+)
 if psutil.Process().children():  # the kernel would kill them now: a supervisor that relies on it is wrong
     print("left behind")
 sys.exit(status)

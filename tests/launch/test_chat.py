@@ -14,7 +14,7 @@ import pytest
 
 from launch.api_client import ApiClient
 from launch.chat import Screen, join_lines, printable
-from launch.chat_commands import MAX_FILE_BYTES, ChatCommands
+from launch.chat_commands import HELP, MAX_FILE_BYTES, ChatCommands
 from launch.conversation import AnswerFigures, Conversation
 from tests.launch.endpoint import FakeEndpoint
 from tests.launch.supervised import ROOT
@@ -56,6 +56,16 @@ def test_a_piped_conversation_ends_at_an_error(endpoint: FakeEndpoint) -> None:
 def test_commands_work_in_piped_input(endpoint: FakeEndpoint) -> None:
     assert piped(endpoint, "one\n/reset\ntwo\n/exit\nthree\n").returncode == 0
     assert [roles_and_texts(body) for body in endpoint.bodies] == [[("user", "one")], [("user", "two")]]
+
+
+def test_piped_input_is_read_as_what_is_typed(endpoint: FakeEndpoint) -> None:
+    finished = piped(endpoint, '/retry\n/help\n/nonsense\n"""one\ntwo"""\n/retry\n')
+    answer = "You said one\ntwo.\n"
+    assert finished.stdout == f"{HELP}\n{answer}{answer}"
+    retry, nonsense = finished.stderr.splitlines()
+    assert retry == "error: nothing has been asked yet"
+    assert nonsense.startswith("error: unknown command /nonsense")
+    assert finished.returncode == 0
 
 
 def test_an_answer_cut_off_by_the_token_limit_says_so(endpoint: FakeEndpoint) -> None:

@@ -75,8 +75,8 @@ def test_baton_alone_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None
     assert "commands:" in capsys.readouterr().out
 
 
-def test_an_error_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chat", "--url", "nowhere"]) == 1
+def test_a_setting_that_cannot_be_used_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", "nowhere"]) == 2
     assert capsys.readouterr().err == "error: --url 'nowhere' is not of the form http://HOST:PORT\n"
 
 
@@ -116,5 +116,5 @@ def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_key_in_a_missing_folder_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["key", str(tmp_path / "missing" / "cluster.key")]) == 1
+    assert main(["key", str(tmp_path / "missing" / "cluster.key")]) == 2
     assert "No such file or directory" in capsys.readouterr().err

@@ -40,5 +40,5 @@ def test_a_group_of_mixed_nodes_prefers_what_it_was_told_and_a_name_of_several_g
 
 @pytest.mark.parametrize("command", ["prefill", "decode", "node", "serve"])
 def test_a_group_of_no_nodes_is_refused_in_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--data-parallel-size=0"]) == 1
-    assert capsys.readouterr().err == "error: --data-parallel-size 0 must be from 1 to 256\n"
+    assert main([command, "--data-parallel-size=0"]) == 2
+    assert capsys.readouterr().err == "error: --data-parallel-size: 0 is not from 1 to 256\n"

@@ -114,7 +114,7 @@ def test_prefill_and_decode_nodes_may_have_different_numbers_of_ranks() -> None:
     assert not any("parallel" in word for word in router.arguments)
     with pytest.raises(InvalidSetting, match="--batch-invariant with 2 ranks in a stage of prefill nodes and 4"):
         resolve_serve([*uneven, "--batch-invariant"], {})
-    with pytest.raises(InvalidSetting, match="--decode-tensor-parallel-size -1 must not be negative"):
+    with pytest.raises(InvalidSetting, match="--decode-tensor-parallel-size: -1 is not from 0 to 64"):
         resolve_serve(["--decode-tensor-parallel-size=-1"], {})
 
 
@@ -123,7 +123,7 @@ def test_prefill_and_decode_nodes_may_have_different_numbers_of_ranks() -> None:
     [
         (["--tensor-parallel-size=3"], "^prefill nodes with --tensor-parallel-size 3 .*: 4 attention heads cannot be"),
         (["--prefill-pipeline-parallel-size=3"], "2 layers cannot be divided among 3 stages"),
-        (["--decode-tensor-parallel-size=65"], "must lie between 1 and 64, got 65"),
+        (["--tensor-parallel-size=16", "--pipeline-parallel-size=16"], "16 in 16 stages are more than 64 ranks"),
     ],
 )
 def test_ranks_that_no_node_can_have_are_refused_before_anything_starts(
@@ -322,7 +322,7 @@ def test_what_no_node_can_serve_is_refused_before_one_starts(
     arguments: list[str], part: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch.serve, "Supervisor", None)
-    assert main(["serve", "--port=0", *arguments]) == 1
+    assert main(["serve", "--port=0", *arguments]) == 2
     shown = capsys.readouterr().err
     assert part in shown
     assert shown.count("\n") == 1
@@ -339,7 +339,7 @@ def test_a_port_in_use_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert main(["serve", f"--port={port}"]) == 1
+        assert main(["serve", f"--port={port}"]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith(f"error: cannot listen on 127.0.0.1:{port}: ")
     assert shown.count("\n") == 1

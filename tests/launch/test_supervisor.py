@@ -23,9 +23,9 @@ def test_marks_lines_of_children_with_their_name(supervise: Supervise) -> None:
     assert "[decode-0] loading 0.0 MB of weights" in supervisor.output()
 
 
-def test_a_child_that_cannot_start_ends_the_supervisor_with_its_own_error(supervise: Supervise) -> None:
+def test_a_child_that_cannot_start_ends_the_supervisor_with_its_own_error_and_status(supervise: Supervise) -> None:
     supervisor = supervise([("router", "steady"), ("prefill-0", "mute"), ("decode-0", "broken")])
-    assert supervisor.wait() == 1
+    assert supervisor.wait() == 2
     assert supervisor.output().endswith("error: decode-0: no such model: llama-17\n")
     assert supervisor.output().count("llama-17") == 1
     assert supervisor.running_pids() == []

@@ -147,6 +147,7 @@ def test_a_node_is_ready_once_the_router_has_welcomed_it_and_leaves_when_asked(
     welcomed = meanwhile(welcome)
     serve(router, role)
     hello = welcomed.result(WAIT_S)
+    assert hello.start_ms > 0
     said = capsys.readouterr().out.splitlines()
     assert list(map(parse_event, said)) == [Ready(DECODE, hello.http_address, peer_address="tcp://127.0.0.1:3")]
     assert role.closed == ["leg", "device", "role"]

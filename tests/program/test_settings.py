@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from program.command_line import CommandParser
+from program.ranges import Range
 from program.settings import add_flags, as_flags, check_file_keys, resolve, setting
 from wire.errors import InvalidSetting
 
@@ -17,12 +18,12 @@ from wire.errors import InvalidSetting
 @dataclass(frozen=True, slots=True)
 class Sample:
     model: str = setting("", "folder", positional=True)
-    block_size: int = setting(16, "tokens")
-    lease_s: float = setting(10.0, "seconds, 100%")
+    block_size: int = setting(16, "tokens", allowed=Range(1, 4096))
+    lease_s: float = setting(10.0, "seconds, 100%", allowed=Range(-1e300, 1e300))
     enable_cache: bool = setting(True, "reuse")
     dtype: str = setting("auto", "type", choices=("auto", "float32"))
     limit: int | None = setting(None, "optional")
-    rate: float = setting(math.inf, "per second", allow_infinity=True)
+    rate: float = setting(math.inf, "per second", allowed=Range(-math.inf, math.inf))
     goals: tuple[str, ...] = setting((), "what is good enough", group="goals", metavar="NAME:MS")
     sizes: tuple[int, ...] = setting((1, 8), "blocks", group="goals")
     no_repeats: bool = setting(False, "each only once")
@@ -35,9 +36,9 @@ class Reading:
 
 
 def resolved(*arguments: str, environment: dict[str, str] | None = None) -> Sample:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser(prog="baton")
     add_flags(parser, Sample)
-    return resolve(Sample, parser.parse_args(arguments), environment or {})
+    return resolve(Sample, parser.parse(arguments), environment or {})
 
 
 @pytest.fixture
@@ -103,11 +104,11 @@ def test_a_number_is_infinite_where_its_field_allows_it(tmp_path: Path) -> None:
 
 
 def test_positional_arguments_may_be_several() -> None:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser(prog="baton")
     add_flags(parser, Reading)
     for settings in (Reading(), Reading(("a", "b c"), 2), Reading(depth=3)):
-        assert resolve(Reading, parser.parse_args(as_flags(settings)), {}) == settings
-    assert resolve(Reading, parser.parse_args([]), {"BATON_FILES": "a b"}).files == ("a", "b")
+        assert resolve(Reading, parser.parse(as_flags(settings)), {}) == settings
+    assert resolve(Reading, parser.parse([]), {"BATON_FILES": "a b"}).files == ("a", "b")
 
 
 def test_a_misspelt_key_in_the_file_is_an_error(tmp_path: Path) -> None:
@@ -150,8 +151,8 @@ def test_what_would_be_lost_on_its_way_to_another_program_is_refused(name: str) 
     st.builds(
         Sample,
         model=st.from_regex(r"[A-Za-z/][A-Za-z0-9/._-]*", fullmatch=True),
-        block_size=st.integers(-5, 10**6),
-        lease_s=st.floats(allow_nan=False, allow_infinity=False),
+        block_size=st.integers(1, 4096),
+        lease_s=st.floats(-1e300, 1e300),
         enable_cache=st.booleans(),
         dtype=st.sampled_from(["auto", "float32"]),
         limit=st.none() | st.integers(),
@@ -166,27 +167,45 @@ def test_flags_rebuild_the_settings_they_were_made_of(settings: Sample) -> None:
 
 
 def test_a_field_of_two_classes_is_one_flag() -> None:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser(prog="baton")
     add_flags(parser, Sample, Sample)
-    flags: dict[str, Any] = vars(parser.parse_args(["--block-size=2"]))
+    flags: dict[str, Any] = vars(parser.parse(["--block-size=2"]))
     assert flags["block_size"] == "2"
 
 
 def test_help_shows_every_field_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser(prog="baton")
     add_flags(parser, Sample)
     parser.print_help()
     shown = capsys.readouterr().out
     assert "--lease-s" in shown
     assert "100%" in shown
-    assert "(default: 16)" in shown
+    assert "(default: auto)" in shown
+    assert "(default: 16; from 1 to 4096)" in shown
+
+
+def shown_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit, match="0"):
+        resolved(*arguments)
+    return capsys.readouterr().out
+
+
+def test_help_shows_the_usual_settings_and_names_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = shown_by(capsys, "--help")
+    assert "--rate FLOAT" in shown
+    assert "--goals" not in shown
+    assert "--help GROUP, one of goals, all" in shown
 
 
 def test_help_lists_settings_under_their_group(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_flags(parser, Sample)
-    parser.print_help()
-    before, _, after = capsys.readouterr().out.partition("\ngoals:\n")
+    before, _, after = shown_by(capsys, "--help", "all").partition("\ngoals:\n")
     assert "--rate FLOAT" in before
     assert "--goals NAME:MS [NAME:MS ...]" in after
-    assert "(default: 1 8)" in after
+    assert "(default: 1 8; from -inf to inf)" in after
+    assert shown_by(capsys, "--help=goals") == f"goals:\n{after}"
+
+
+def test_a_group_that_there_is_not_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        resolved("--help=goal")
+    assert capsys.readouterr().err == "error: there is no group of flags 'goal', but goals, all (baton --help)\n"

@@ -4,6 +4,7 @@
     python -m tests.router.crowds readers --number 200 --seconds 60
     python -m tests.router.crowds overload --factor 10 --seconds 20
     python -m tests.router.crowds joins --number 250 --seconds 60
+    python -m tests.router.crowds rush --number 5000
 
 The router is the real program; its nodes have no model and compute at a fixed pace. Prints what was measured, and exits
 with 1 when something does not hold: a request that is neither answered nor refused, memory beyond its bound, load that
@@ -31,6 +32,7 @@ from typing import Any
 import psutil
 
 from tests.checkpoints import make_checkpoint
+from tests.router.bystanders import watching
 from tests.router.fake_node import FakeNode, LegMessage, make_hello
 from tests.router.http_client import Connection, parse_reply, request_bytes
 from tests.router.router_process import RouterProcess, router_process
@@ -45,6 +47,7 @@ MAX_READERS_BYTES, MAX_STORM_BYTES = 50 * 2**20, 32 * 2**20
 MAX_OWN_LAG_S = 0.2
 """Of processor time that the event loop itself took, so it does not depend on how busy the machine is."""
 _AT_ONCE = 200
+_NUM_ADDRESSES = 8
 _WORD = "word "
 
 
@@ -114,9 +117,10 @@ class Door:
     port: int
     model: str
 
-    async def connect(self, max_tokens: int, **members: Any) -> Connection:
-        """A connection on which a stream was asked for."""
-        connection = Connection(*await asyncio.open_connection(self.host, self.port))
+    async def connect(self, max_tokens: int, source: str | None = None, **members: Any) -> Connection:
+        """A connection on which a stream was asked for. `source`: the address it comes from."""
+        local = None if source is None else (source, 0)
+        connection = Connection(*await asyncio.open_connection(self.host, self.port, local_addr=local))
         body = {"model": self.model, "prompt": _WORD * 4, "stream": True, "max_tokens": max_tokens, **members}
         await connection.send(request_bytes("POST", PATH, json.dumps(body).encode()))
         return connection
@@ -175,6 +179,13 @@ async def read_slowly(door: Door, seconds: float, bytes_per_s: int) -> int:
         return num_read
     finally:
         connection.break_off()
+
+
+async def rush(door: Door, number: int) -> list[Outcome]:
+    """So many clients from `_NUM_ADDRESSES` addresses that all come at the same moment."""
+    sources = [f"127.0.0.{place + 2}" for place in range(_NUM_ADDRESSES)]
+    asking = (door.ask(4, source=sources[place % _NUM_ADDRESSES]) for place in range(number))
+    return await asyncio.gather(*asking)
 
 
 async def offer(door: Door, per_s: float, seconds: float, max_tokens: int) -> list[Outcome]:
@@ -299,6 +310,18 @@ class _Measured:
             )
             self.require(not kinds["other"], f"{kinds['other']} requests were neither answered nor refused")
 
+    async def rush(self) -> None:
+        """`/health` beside thousands of clients that come at once."""
+        async with watching(self.door.host, self.door.port, self.door.model) as seen:
+            begun_s = time.monotonic()
+            outcomes = await rush(self.door, self.options.number)
+            took_s = time.monotonic() - begun_s
+        await settled(self.is_idle)
+        kinds = count(outcomes)
+        _say(f"{self.options.number} clients at once: {dict(kinds)} in {took_s:.1f} s; others: {seen}")
+        self.require(not kinds["other"], f"{kinds['other']} requests were neither answered nor refused")
+        self.require(not seen.num_failed, f"{seen.num_failed} looks at /health failed")
+
     async def joins(self) -> None:
         """F44."""
         number, seconds = self.options.number, self.options.seconds
@@ -363,7 +386,7 @@ async def _measure(options: argparse.Namespace) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Run one; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.router.crowds", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("crowd", choices=("storm", "readers", "overload", "joins"))
+    parser.add_argument("crowd", choices=("storm", "readers", "overload", "joins", "rush"))
     parser.add_argument("--number", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--factor", type=float, default=10.0)

@@ -75,7 +75,7 @@ FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("55", COMPLETIONS, {"prompt": [[5], [5] * 256], "max_tokens": 7}, "prompt"),
     ("56", COMPLETIONS, {"prompt": [5] * 256, "max_tokens": None}, "prompt"),
     ("60", CHAT, {"logit_bias": {"320": 1}}, "logit_bias"),
-    ("60", CHAT, {"logit_bias": {str(key): 1 for key in range(100_000)}}, "logit_bias"),
+    ("60", CHAT, {"logit_bias": {str(key): 1 for key in range(50_000)}}, "logit_bias"),
     ("62", CHAT, {"stop_token_ids": [320]}, "stop_token_ids"),
     ("69", CHAT, {"stream": True, "stream_options": {"colour": 1}}, "stream_options.colour"),
 ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -312,6 +314,16 @@ async def test_models(server: Server) -> None:
     assert one.json()["max_model_len"] == 256
     missing = await fetch(server, "GET", "/v1/models/other/model")
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+
+
+async def test_a_model_tells_to_which_switches_of_thinking_it_listens(checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "thinking")
+    template = "{{ messages[0].content }}{% if not enable_thinking %}/no_think{% endif %}"
+    (folder / "chat_template.jinja").write_text(template)
+    prompts = PromptMaker.from_folder(folder)
+    async with serving(prompts) as server:
+        assert (await fetch(server, "GET", f"/v1/models/{MODEL}")).json()["thinking_switches"] == ["enable_thinking"]
+    prompts.close()
 
 
 async def test_health_follows_the_decode_nodes(server: Server) -> None:

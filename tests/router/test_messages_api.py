@@ -168,6 +168,27 @@ async def test_thinking_that_is_not_wanted_is_not_told(server: Server, prompts: 
         assert body["usage"]["output_tokens_details"]["thinking_tokens"] > 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_is_all_hidden_thinking_says_so(
+    server: Server, prompts: PromptMaker, stream: bool
+) -> None:
+    asked: dict[str, Any] = {"thinking": {"type": "enabled", "display": "omitted"}, "stream": stream}
+    await _answers(server, prompts, "One and two and", "length")
+    told = (await _post(server, **asked)).body.decode()
+    assert "the answer is empty because all of its tokens are reasoning" in told
+    assert "One and" not in told
+    await _answers(server, prompts, "One.</think>Two.")
+    assert "warnings" not in (await _post(server, **asked)).body.decode()
+
+
+async def test_a_budget_bounds_thinking(server: Server, prompts: PromptMaker) -> None:
+    prefill, _ = await _answers(server, prompts, "Hm.</think>Well.")
+    await _post(server, thinking={"type": "enabled", "budget_tokens": 5})
+    grammar = (await prefill.expect(Prefill)).params.grammar
+    assert grammar is not None
+    assert grammar.text.startswith("start: thought SPACE? <[*]>*\n")
+
+
 @pytest.mark.parametrize(("choice", "text", "items"), [
     ({"type": "any"}, '[{"name": "double", "parameters": {"x": 4}}]', {"minItems": 1}),
     ({"type": "any", "disable_parallel_tool_use": True}, '[{"name": "double", "parameters": {"x": 4}}]',

@@ -56,6 +56,22 @@ async def test_a_running_request_goes_on_at_a_node_that_comes_back() -> None:
         assert rig.relay.counters.num_retries == 1
 
 
+@pytest.mark.parametrize(("starts_s", "wait_s"), [((), 10.0), ((0.0,), 10.0), ((6.0, 2.5), 24.0), ((300.0,), 60.0)])
+async def test_the_wait_follows_what_starts_took(starts_s: tuple[float, ...], wait_s: float) -> None:
+    async with relaying(replace(DEFAULTS, node_wait_s=None)) as rig:
+        for start_s in starts_s:
+            await rig.join(DECODE, start_ms=round(1000 * start_s))
+        assert rig.relay.node_wait.timeout_s == wait_s
+        rig.relay.node_wait.close()
+        assert rig.relay.node_wait.timeout_s == 0
+
+
+async def test_a_wait_that_was_set_stays() -> None:
+    async with relaying(PATIENT) as rig:
+        await rig.join(DECODE, start_ms=30_000)
+        assert rig.relay.node_wait.timeout_s == 20
+
+
 @pytest.mark.parametrize("has_prefill", [False, True])
 async def test_the_wait_has_an_end(prompts: PromptMaker, has_prefill: bool) -> None:
     async with serving(prompts, IMPATIENT) as server:

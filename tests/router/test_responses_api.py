@@ -10,11 +10,12 @@ import openai
 import pytest
 
 from router.openai.prompts import PromptMaker
+from tests.router.conversations import conversing
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.http_client import Reply, fetch
 from tests.router.rig import MODEL, Server, serving
 from wire.errors import RequestFailed
-from wire.messages import Decode
+from wire.messages import Decode, Prefill
 
 TEXT = "The river goes to the sea."
 INPUT = "Where does the river go?"
@@ -62,6 +63,15 @@ async def test_an_answer(server: Server, client: openai.AsyncOpenAI, prompts: Pr
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         f"<|im_start|>user\n{INPUT}<|im_end|>\n<|im_start|>assistant\n"
     )  # fmt: skip
+
+
+async def test_a_budget_bounds_reasoning(prompts: PromptMaker) -> None:
+    async with conversing(prompts) as server:
+        prefill, _ = await server.rig.pair(answering(prompts.tokenizer.encode("Hm.</think>Well."), "complete"))
+        await _post(server, reasoning={"effort": "high"}, thinking_token_budget=5)
+        grammar = (await prefill.expect(Prefill)).params.grammar
+        assert grammar is not None
+        assert grammar.text.startswith("start: thought SPACE? <[*]>*\n")
 
 
 async def test_an_answer_that_reached_its_limit_is_incomplete(

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 from tests.campaign.load import LEFT, WELL
+from tests.stations.ring import Station
+from tests.stations.stamps import Stamps
 from tests.system.harness import ROOT
 
 TIMEOUT_S = 240.0
@@ -28,3 +30,15 @@ def test_a_small_campaign_finds_nothing(tmp_path: Path) -> None:
     assert not any(line["findings"].values())
     assert line["requests"] == sum(line["ends"].get(end, 0) for end in (WELL, LEFT))
     assert line["random_bodies"]
+    assert_the_last_token_was_stamped_everywhere(Stamps(tmp_path, 0.0))
+
+
+def assert_the_last_token_was_stamped_everywhere(stamps: Stamps) -> None:
+    rows = stamps.rows("router")
+    last = rows[rows["station"] == Station.WRITTEN][-1]
+    passed = stamps.passed(int(last["request"]), int(last["choice"]), int(last["index"]))
+    assert passed is not None
+    assert passed.node.startswith("decode-")
+    moments_s = (passed.emitted_s, passed.received_s, passed.taken_s, passed.written_s)
+    assert list(moments_s) == sorted(moments_s)
+    assert stamps.waited_s("router", 0.0, passed.written_s)[2] > 0.0, "its thread has run"

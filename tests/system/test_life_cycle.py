@@ -81,6 +81,14 @@ def drain(relay: Relay, node: Node) -> None:
         assert json.load(answer)["node"] == node.name
 
 
+def test_a_node_whose_last_port_cannot_be_ends_with_one_line(relay: Relay) -> None:
+    node = relay.launch("decode", "--kv-transport=shm", "--port=65535")
+    assert node.wait_exit() == 2
+    assert "Traceback" not in node.err
+    assert node.err.splitlines()[-1].startswith("error: cannot listen on 127.0.0.1:65536: ")
+    node.require_nothing_left()
+
+
 def test_a_killed_prefill_node_is_replaced(relay: Relay, references: References) -> None:
     ensure(relay, prefill=1, decode=2)
     relay.drop(relay.prefills[0])

@@ -56,9 +56,10 @@ class HarmonyShape:
         named = " | ".join(map(quoted, channels))
         last = [*([] if self.must_call else ["final"]), *(f"call_{number}" for number in range(len(self.functions)))]
         budget = self.max_reasoning_tokens
-        repeated, most = ("*", None) if budget is None else (f"{{0,{_BOUNDED_MESSAGES}}}", budget // _BOUNDED_MESSAGES)
+        most = None if budget is None else budget // _BOUNDED_MESSAGES
+        before = "before* " if most is None else f"before{{0,{_BOUNDED_MESSAGES}}} " if most else ""
         rules = [
-            f"start: before{repeated} ({' | '.join(last)})",
+            f"start: {before}({' | '.join(last)})",
             f'before: {marker(CHANNEL)} ({named}) {marker(MESSAGE)} said {marker(START)} "assistant"',
             *until("said", END, marker, max_tokens=most),
             f'kind: (SPACE | SPACE? {marker(CONSTRAIN)} SPACE?) "json" SPACE?',

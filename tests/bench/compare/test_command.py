@@ -70,7 +70,7 @@ def test_one_at_a_time_needs_one_server_and_one_that_answers_nothing_is_the_exit
     ("arguments", "reason"),
     [
         ([], "--target is needed"),
-        (["--target", "a=http://x:1", "--rounds=0"], "--rounds 0"),
+        (["--target", "a=http://x:1", "--rounds=0"], "--rounds: 0"),
         (["--target", "a=http://x:1", "--rates=0,1"], "--rates '0'"),
         (["--target", "a=http://x:1", "--rates=1,1"], "a rate is there twice"),
         (["--target", "a=http://x:1"], "infinite rate needs --num-prompts"),

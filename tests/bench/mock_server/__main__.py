@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.arguments import parse_alone, require_at_least
+from bench.arguments import parse_alone
 from bench.client.driver import client_runner
+from program.ranges import COUNT, COUNT_OR_NONE, MILLISECONDS, PORT, SEED, SHARE_OR_NONE, Range
 from program.settings import setting
 from tests.bench.mock_server.schedule import Fault, FaultKind, Steady
 from tests.bench.mock_server.server import MockOptions, mock_server
-from wire.errors import BatonError, InvalidSetting
+from wire.errors import BatonError
 
 NO_FAULT = "none"
 
@@ -21,28 +22,23 @@ NO_FAULT = "none"
 @dataclass(frozen=True, slots=True)
 class MockServerSettings:
     host: str = setting("127.0.0.1", "address to listen on")
-    port: int = setting(8100, "port to listen on; 0: any")
+    port: int = setting(8100, "port to listen on; 0: any", allowed=PORT)
     model: str = setting("mock", "name of the model that it lists")
     owned_by: str = setting("mock", "who owns the model; baton: clients may ask for Baton's timings, which are made up")
-    ttft_ms: float = setting(50.0, "from a request to the first chunk of its answer")
-    itl_ms: float = setting(10.0, "from token to token after that")
-    jitter: float = setting(0.0, "make each time random within this share around its value")
-    tokens_per_chunk: int = setting(1, "tokens that come in one event")
+    ttft_ms: float = setting(50.0, "from a request to the first chunk of its answer", allowed=MILLISECONDS)
+    itl_ms: float = setting(10.0, "from token to token after that", allowed=MILLISECONDS)
+    jitter: float = setting(0.0, "make each time random within this share around its value", allowed=SHARE_OR_NONE)
+    tokens_per_chunk: int = setting(1, "tokens that come in one event", allowed=COUNT)
     text: str = setting(" word", "text of each token")
     fault: str = setting(NO_FAULT, "what befalls some of the requests", choices=(NO_FAULT, *FaultKind))
-    fault_share: float = setting(1.0, "share of the requests that it befalls")
-    fault_after_chunks: int = setting(0, "chunks that come before it, where it breaks a stream")
-    fault_status: int = setting(503, "status of an HTTP error")
-    seed: int = setting(0, "of all that is random")
+    fault_share: float = setting(1.0, "share of the requests that it befalls", allowed=SHARE_OR_NONE)
+    fault_after_chunks: int = setting(0, "chunks that come before it, where it breaks a stream", allowed=COUNT_OR_NONE)
+    fault_status: int = setting(503, "status of an HTTP error", allowed=Range(400, 599))
+    seed: int = setting(0, "of all that is random", allowed=SEED)
 
 
 def schedule_of(settings: MockServerSettings) -> Steady:
     """Raises `InvalidSetting`."""
-    require_at_least(settings, ttft_ms=0, itl_ms=0, fault_after_chunks=0, tokens_per_chunk=1, jitter=0, fault_share=0)
-    if settings.jitter > 1 or settings.fault_share > 1:
-        raise InvalidSetting("--jitter and --fault-share are shares from 0 to 1")
-    if not 400 <= settings.fault_status <= 599:
-        raise InvalidSetting(f"--fault-status {settings.fault_status} is no status of an error")
     fault = None
     if settings.fault != NO_FAULT:
         fault = Fault(FaultKind(settings.fault), settings.fault_after_chunks, settings.fault_status)

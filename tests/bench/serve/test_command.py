@@ -164,7 +164,7 @@ async def test_a_bad_setting_ends_it_before_anything_is_sent() -> None:
     async with mock_server(Steady(0.01, 0.01)) as server:
         status, out, err = await run(*flags(server), "--goodput", "tbt:5")
         assert not server.records
-    assert (status, out) == (1, "")
+    assert (status, out) == (2, "")
     assert err.startswith("error: --goodput 'tbt:5'")
 
 

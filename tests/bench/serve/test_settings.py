@@ -40,7 +40,7 @@ def parse(arguments: list[str]) -> tuple[Any, ...]:
 
 def test_help_knows_the_flags_of_vllm(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        parse(["--help"])
+        parse(["--help", "all"])
     flags = set(re.findall(r"^  --([a-z-]+)", capsys.readouterr().out, re.MULTILINE))
     assert VLLM_FLAGS - flags == set()
 
@@ -83,9 +83,6 @@ def test_an_extra_body_is_a_json_object() -> None:
     ("flag", "change"),
     [
         ("--base-url", {"base_url": ("localhost:8000",)}),
-        ("--request-rate", {"request_rate": 0.0}),
-        ("--vocab-size", {"vocab_size": 0}),
-        ("--num-warmups", {"num_warmups": -1}),
         ("--extra-body", {"extra_body": "{"}),
         ("--extra-body", {"extra_body": "[1]"}),
         ("--header", {"header": ("no",)}),

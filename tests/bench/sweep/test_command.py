@@ -56,9 +56,9 @@ def test_a_sweep_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureF
     [
         (["--goodput=ttft:1"], "--target is needed"),
         (["--target", "a=http://x:1"], "--goodput is needed"),
-        (["--target", "a=http://x:1", "--goodput=ttft:1", "--attainment=90"], "--attainment 90"),
-        (["--target", "a=http://x:1", "--goodput=ttft:1", "--precision=0"], "--precision 0"),
-        (["--target", "a=http://x:1", "--goodput=ttft:1", "--start-rate=0"], "--start-rate 0"),
+        (["--target", "a=http://x:1", "--goodput=ttft:1", "--attainment=90"], "--attainment: 90"),
+        (["--target", "a=http://x:1", "--goodput=ttft:1", "--precision=0"], "--precision: 0"),
+        (["--target", "a=http://x:1", "--goodput=ttft:1", "--start-rate=0"], "--start-rate: 0"),
         (["--target", "a=http://x:1", "--goodput=ttft:1", "--rates=inf"], "needs --num-prompts"),
     ],
 )

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 
 from bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings
+from program.command_line import CommandParser
 from program.settings import add_flags, as_flags, resolve
 
 
 def parsed(*arguments: str) -> DatasetSettings:
-    parser = argparse.ArgumentParser()
+    parser = CommandParser(prog="baton")
     add_flags(parser, DatasetSettings)
     return resolve(DatasetSettings, parser.parse_args(arguments), {})
 

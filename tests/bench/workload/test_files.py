@@ -134,7 +134,7 @@ def test_a_damaged_sharegpt_file_is_an_error_that_says_where(
         ('{"prompt": "a"}', {"custom_output_len": -1}, "line 1: output_tokens: .*found None"),
         ('{"prompt": "a", "output_tokens": "5"}', {"custom_output_len": -1}, "line 1: output_tokens: .*found '5'"),
         ('{"prompt": "a", "output_tokens": true}', {"custom_output_len": -1}, "output_tokens: .*found True"),
-        (ROWS, {"custom_output_len": 0}, "--custom-output-len 0 is not at least 1"),
+        (ROWS, {"custom_output_len": 0}, "--custom-output-len 0 is neither above 0 nor -1"),
     ],
 )
 def test_a_damaged_custom_file_is_an_error_that_says_where(

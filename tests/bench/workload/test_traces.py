@@ -206,7 +206,6 @@ def test_a_damaged_azure_row_is_an_error_that_says_where(lines: list[str], messa
 @pytest.mark.parametrize(
     ("divisor", "message"),
     [
-        (0, "--length-divisor 0 is not at least 1"),
         (48, "--length-divisor 48 does not divide 512"),
         (512, "--length-divisor leaves a block length of 1, too short for 38788"),
     ],

@@ -99,6 +99,27 @@ def test_a_key_that_is_left_out_means_transformers_default(name: str) -> None:
     assert list(_differences(name, written, parse_config)) == []
 
 
+@pytest.mark.parametrize("border", [0, 2, 3, 9])
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen2_moe", "qwen3"])
+def test_the_layers_with_windows_are_transformers_where_no_file_names_them(model_type: str, border: int) -> None:
+    fields = {"num_hidden_layers": 5, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": border}
+    written = _completed(model_type, {**_COMMON, **fields})
+    written["architectures"] = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]]
+    assert parse_config(_without(written, ("layer_types",))) == parse_config(written)
+
+
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+def test_latents_are_scaled_by_yarn_alone(place: str) -> None:
+    """transformers takes a rope without its type for one that stretches nothing, whatever else it says."""
+    written = _written("deepseek-v2-groups")
+    plain = {**written, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+    rope = written.pop("rope_parameters")
+    assert parse_config({**written, place: {**rope, "rope_type": "default"}}) == parse_config(plain)
+    del rope["rope_type"]
+    assert parse_config({**written, place: rope}) == parse_config(plain)
+    assert parse_config({**written, place: {**rope, "type": "yarn"}}) != parse_config(plain)
+
+
 @pytest.mark.parametrize("name", SEEING_FAMILIES)
 def test_a_key_that_is_left_out_means_transformers_default_for_images_too(name: str, tmp_path: Path) -> None:
     seeing = make_seeing(tmp_path, name)

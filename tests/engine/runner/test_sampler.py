@@ -117,6 +117,30 @@ def test_samples_follow_the_truncated_distribution(temperature: float, top_k: in
     assert sum(squares) < len(large) + 5 * np.sqrt(2 * len(large))
 
 
+@pytest.mark.parametrize(
+    ("params", "num_kept"),
+    [
+        ({"top_k": 4, "top_p": 0.85}, 3),  # 0.85 of the four, not of all, of which it takes four
+        ({"top_p": 0.85, "min_p": 0.2}, 4),  # 0.85 of all, not of the four that min_p keeps, of which it takes three
+        ({"top_k": 3, "top_p": 0.99, "min_p": 0.2}, 3),
+        ({"temperature": 2.0, "min_p": 0.55}, 3),  # min_p looks at what the temperature has made
+        ({"temperature": 2.0, "top_p": 0.72}, 4),
+    ],
+)
+def test_temperature_top_k_top_p_and_min_p_are_applied_in_the_documented_order(
+    params: dict[str, Any], num_kept: int
+) -> None:
+    logits = torch.tensor([[0.45, 0.22, 0.14, 0.11, 0.08]]).log()
+    assert set(sampled_counts(logits, 300, **params)) == set(range(num_kept))
+
+
+def test_penalties_come_before_the_temperature() -> None:
+    logits = torch.tensor([[1.0, 0.5]])
+    params = {"temperature": 0.1, "min_p": 0.5, "presence_penalty": 0.8}
+    requests = [request(prompt=(1,), output=(0,), seed=seed, **params) for seed in range(50)]
+    assert {token.token_id for token in sample(logits.expand(50, -1), *requests)} == {1}
+
+
 def test_noise_is_uniform_and_depends_on_all_its_arguments() -> None:
     noises = [uniform_noise(*arguments) for arguments in itertools.product(range(20), range(10), range(20))]
     assert len(set(noises)) == len(noises)

@@ -161,6 +161,9 @@ def test_thoughts_of_harmony_have_a_budget_too(model: Model) -> None:
     assert model.accepts(shape, HARMONY_THOUGHT + final)
     assert model.accepts(shape, HARMONY_THOUGHT * 2 + final)
     assert not model.accepts(shape, HARMONY_THOUGHT * 3 + final)
+    at_once = replace(shape, max_reasoning_tokens=1)
+    assert model.accepts(at_once, final)
+    assert not model.accepts(at_once, HARMONY_THOUGHT + final)
     assert model.accepts(shape, HARMONY_THOUGHT.replace("A", "A" * 200) + final) is (model.kind == "text")
 
 

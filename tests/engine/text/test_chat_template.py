@@ -190,3 +190,21 @@ def test_a_damaged_template_is_a_load_error(folder: Path, template: object) -> N
     configure(folder, template)
     with pytest.raises(ModelLoadError):
         ChatTemplate.from_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "switches"),
+    [
+        (CHATML, ("enable_thinking",)),
+        ("{{ messages[0].content }}", ()),
+        ("{{ messages[0].content }}{% if not thinking %}</think>{% endif %}", ("thinking",)),
+        ("Reasoning: {{ reasoning_effort or 'medium' }}", ("reasoning_effort",)),
+        ("{% if reasoning_effort == 'low' or not enable_thinking %}/no_think{% endif %}", ("enable_thinking",)),
+        ("{% if enable_thinking is defined %}{{ raise_exception('no') }}{% endif %}", ()),
+    ],
+)
+def test_a_template_listens_to_the_switches_of_thinking_that_change_its_prompt(
+    source: str, switches: tuple[str, ...]
+) -> None:
+    assert ChatTemplate({"default": source}, {}).thinking_switches() == switches
+    assert ChatTemplate({}, {}).thinking_switches() == ()

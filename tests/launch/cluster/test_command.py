@@ -144,7 +144,7 @@ def test_down_ends_what_has_no_controller(ray: PlayedRay, capsys: pytest.Capture
     FakeBackend(ray.world).start(program("decode-0"))
     assert main(["cluster", "down"]) == 1
     assert "not everything has finished: 1 programs were ended" in capsys.readouterr().err
-    assert main(["cluster", "down"]) == 1
+    assert main(["cluster", "down"]) == 2
     assert capsys.readouterr().err.endswith("error: no deployment called baton is up\n")
 
 
@@ -161,7 +161,7 @@ def test_without_ray_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "launch.cluster.ray_backend", raising=False)
-    assert main(["cluster", *(argument.format(file=file) for argument in arguments)]) == 1
+    assert main(["cluster", *(argument.format(file=file) for argument in arguments)]) == 2
     assert capsys.readouterr().err == (
         "error: Ray is not installed: pip install 'baton-serve[ray]', here and on every machine\n"
     )
@@ -169,7 +169,7 @@ def test_without_ray_one_line_says_what_to_install(
 
 def test_a_file_that_cannot_be_used_is_one_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text("[decode]\ncount = 0")
-    assert main(["cluster", "up", str(file)]) == 1
+    assert main(["cluster", "up", str(file)]) == 2
     assert "[decode]: min must be at least 1" in capsys.readouterr().err
 
 

@@ -150,7 +150,7 @@ def test_a_group_of_nodes_has_one_place_and_is_one_program() -> None:
     assert program.resources == {"CPU": 6.0, "GPU": 1.0}
     assert {"--data-parallel-size=2", "--num-threads=3", "--node-id=decode-0"} <= set(program.arguments)
     assert not any("gpu-memory" in flag for flag in program.arguments), "the group divides its GPU by itself"
-    with pytest.raises(InvalidSetting, match=r"it: \[decode\] flags: --data-parallel-size 0 must be"):
+    with pytest.raises(InvalidSetting, match=r"it: \[decode\] flags: --data-parallel-size: 0 is not from 1 to 256"):
         parse_cluster_file(text.format(0), "it")
 
 

@@ -173,8 +173,8 @@ def test_the_demo_model_on_this_machine_is_planned_as_it_is_served(capsys: pytes
         (LLAMA_3_8B, ["--gpu", "h20"], "--gpu 'h20' is not one of b200, h200"),
         (LLAMA_3_8B, ["--context", "9000"], "--context 9000 does not fit: the largest here is 8192 tokens"),
         (LLAMA_3_8B, ["--max-model-len", "9000"], "above the model's limit of 8192"),
-        (LLAMA_3_8B, ["--tp", "0"], "must be at least 1"),
-        (LLAMA_3_8B, ["--flop-utilization", "2"], "--flop-utilization must be above 0 and at most 1"),
+        (LLAMA_3_8B, ["--tp", "0"], "--tp: 0 is not from 1 to 64"),
+        (LLAMA_3_8B, ["--flop-utilization", "2"], "--flop-utilization: 2.0 is not above 0"),
         (DEEPSEEK_V3, ["--gpu", "h200", "--decode-tp", "8"], "prefill node of --tp 1 and --pp 1: .* do not fit into"),
         (GPT_OSS_20B, ["--tp", "4"], "2880 rows of an expert cannot be divided among 4 ranks in groups of 32"),
     ],
@@ -186,7 +186,7 @@ def test_what_cannot_be_is_one_clear_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["plan", _written(tmp_path, model), *arguments]) == 1
+    assert main(["plan", _written(tmp_path, model), *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert re.search(words, line)

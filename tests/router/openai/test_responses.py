@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from openai.types import Completion, Model
+from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from engine.text.choice_text import ScoredToken, TextDelta, TokenEntry
@@ -22,8 +22,6 @@ from router.openai.responses import (
     Usage,
     chat_completion,
     json_bytes,
-    model_list,
-    model_object,
     sse_error,
     sse_event,
     text_completion,
@@ -205,12 +203,3 @@ def test_the_error_event_of_a_stream_has_the_envelope() -> None:
 
 def test_json_survives_a_lone_surrogate() -> None:
     assert json_bytes({"a": "\ud800"}) == b'{"a":"?"}'
-
-
-def test_models() -> None:
-    model = Model.model_validate(model_object("qwen", 1, 4096), strict=False)
-    assert (model.id, model.object, model.owned_by) == ("qwen", "model", "baton")
-    assert model_object("qwen", 1, 4096)["max_model_len"] == 4096
-    assert model_object("qwen", 1)["root"] == "qwen"
-    assert "max_model_len" not in model_object("qwen", 1)
-    assert model_list([model_object("qwen", 1)])["data"][0]["id"] == "qwen"
