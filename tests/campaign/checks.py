@@ -44,8 +44,9 @@ _LONG_GAP_S = 4.0
 GAP_S = 0.4
 """A shorter time between two tokens is no gap: steps of a busy machine take as long."""
 _QUIET_S, _LOOK_S = 90.0, 0.5
-_MORE_FILES, _MORE_THREADS, _MORE_BYTES = 8, 4, 96 * 2**20
-"""Files: for each other node, because at first not every two are connected."""
+_MORE_FILES, _MORE_THREADS, _MORE_BYTES = 8, 8, 96 * 2**20
+"""Threads: pools fill as they are used, above all a router's: six of its event loop, one for large bodies, one for very
+long prompts. Files: for each other node, because at first not every two are connected."""
 
 
 class Ended(Protocol):
