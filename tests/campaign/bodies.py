@@ -2,7 +2,7 @@
 
 A body is a good one that was changed, or none at all: nested very deep, with very many members, with members of other
 types, not UTF-8, cut short, compressed, in odd chunks, slow, or larger than is allowed. Owns the bytes, and whether
-an answer is owed to them. `MAX_MEMBERS` is how many members and items a body has at most.
+an answer is owed to them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.campaign.requests import CHAT, COMPLETIONS, RESPONSES, Body, Request,
 from tests.system.harness import MODEL_NAME
 
 MAX_BODY_BYTES = 8 * 2**20
-MAX_MEMBERS = 20_000
+_MAX_MEMBERS = 2_000_000
 _MAX_TOKENS = 4
 _NAMES_LENGTH = ("max_tokens", "max_output_tokens")
 """Stay as they are: an answer of thousands of tokens is work, and no fault."""
@@ -106,15 +106,20 @@ def _deep(rng: random.Random, body: Body) -> bytes:
     depth = _number(rng, MAX_BODY_BYTES // 8)
     opening, closing = rng.choice(((b"[", b"]"), (b'{"a":', b"}")))
     nest = opening * depth + b"1" + closing * (depth if rng.random() < 0.7 else 0)
-    name = rng.choice([*body, "x"])
-    return nest if rng.random() < 0.3 else json.dumps(body | {name: "NEST"}).encode().replace(b'"NEST"', nest)
+    return nest if rng.random() < 0.3 else _with_member(rng, body, nest)
 
 
 def _many(rng: random.Random, body: Body) -> bytes:
     """A member has very many members or items."""
-    number = _number(rng, MAX_MEMBERS)
-    many = rng.choice(({f"k{place}": place for place in range(number)}, [rng.choice(_ODD[:8])] * number))
-    return json.dumps(body | {rng.choice([*body, "x"]): many}).encode()
+    number, item = _number(rng, _MAX_MEMBERS), rng.choice((b"0", b"null", b'""', b"[]", b"{}", b"1.5e300"))
+    if rng.random() < 0.5:
+        return _with_member(rng, body, b"[%b]" % b",".join([item] * number))
+    return _with_member(rng, body, b"{%b}" % b",".join(b'"k%d":%b' % (place, item) for place in range(number)))
+
+
+def _with_member(rng: random.Random, body: Body, value: bytes) -> bytes:
+    name = rng.choice([*body, "x"])
+    return json.dumps(body | {name: "VALUE"}).encode().replace(b'"VALUE"', value)
 
 
 def _long(rng: random.Random, body: Body) -> bytes:

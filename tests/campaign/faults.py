@@ -38,6 +38,8 @@ _WATCH_S = 1.0
 """By then it has been noticed that a node has ended."""
 
 
+_NEEDED_TO_START = ("router-disk-full", "router-threads")
+"""No program starts without these: it could not even say so where its output is a file."""
 _LOSS, _JITTER_S, _LIES = 1 / 30, 0.1, 0.2
 _TAKEN: Mapping[str, tuple[int, Callable[[psutil.Process], int]]] = {
     "descriptors": (resource.RLIMIT_NOFILE, lambda process: int(process.num_fds())),
@@ -99,6 +101,8 @@ class Injector:
 
     async def _hit_router(self, fault: Fault) -> None:
         router = self._deployment.router
+        if fault.kind in _NEEDED_TO_START and not router.ready:
+            return
         if fault.kind == "router-kill":
             self._deployment.is_router_meant_to_end = True
             self._deployment.router_delay_s = fault.lasts_s
@@ -110,7 +114,7 @@ class Injector:
             with _excused([self._deployment.router_excuses], "it had no memory left"):
                 await self._limit(router, *_TAKEN["memory"], fault.lasts_s)
                 await asyncio.sleep(_EXCUSED_S)
-        elif fault.kind == "router-threads" and router.ready:  # no program starts without threads
+        elif fault.kind == "router-threads":
             await _take_threads(router, fault.lasts_s)
         else:
             await _stop_for(router, fault.lasts_s, 1.0 if fault.kind == "router-freeze" else fault.strength)

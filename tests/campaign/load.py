@@ -42,7 +42,7 @@ FAILED = (ERROR, REFUSED, BROKEN, FORGOTTEN)
 STREAM, RESUME, CUT, WHOLE, LEAVE = "stream", "resume", "cut", "whole", "leave"
 """What a client does: it reads a stream; it resumes one that broke; it breaks one once and resumes it, or asks for all
 of it again when it is over; it asks without streaming; it leaves in the middle."""
-_SHARES = {STREAM: 28, RESUME: 30, CUT: 15, WHOLE: 15, LEAVE: 12}
+_SHARES = {STREAM: 22, RESUME: 31, CUT: 20, WHOLE: 15, LEAVE: 12}
 _STREAM_CLASSES: dict[str, Any] = {
     COMPLETIONS: AsyncStream[Completion],
     CHAT: AsyncStream[ChatCompletionChunk],
@@ -210,7 +210,7 @@ class Load:
         await self._read(reading, create(**body), leave_at)
         while _goes_on(asked):
             await asyncio.sleep(_REFUSED_S * (asked.end in (BROKEN, REFUSED)))
-            reading.place = rng.choice((len(asked.told), rng.randint(1, len(asked.told))))
+            reading.place = rng.choice((1, rng.randint(1, len(asked.told)), len(asked.told)))
             last_id, asked.end, asked.message = asked.told[reading.place - 1][0], "", ""
             rest = self._rest(request.api, body, last_id, by_id=rng.random() < 0.5)
             await self._read(reading, rest, float("inf"), is_rest=True)
