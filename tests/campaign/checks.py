@@ -45,8 +45,8 @@ GAP_S = 0.4
 """A shorter time between two tokens is no gap: steps of a busy machine take as long."""
 _QUIET_S, _LOOK_S = 90.0, 0.5
 _MORE_FILES, _MORE_THREADS, _MORE_BYTES = 8, 12, 96 * 2**20
-"""Threads: pools fill as they are used, above all a router's: six of its event loop, two for grammars, one each for large
-bodies, for very long prompts and for journals. Files: for each other node, because at first not every two are
+"""Threads: pools fill as they are used, above all a router's: six of its event loop, two for grammars, one each for
+large bodies, for very long prompts and for journals. Files: for each other node, because at first not every two are
 connected."""
 
 
