@@ -213,11 +213,11 @@ class ToolFields(BaseModel):
     def parameter_grammars(self) -> list[tuple[str, Grammar]]:
         """The schemas of arguments that a grammar enforces, by the field that they came with. Raises `InvalidRequest`
         for one that is too long."""
-        names = self.callable_schemas() if self.calls_wanted.is_enforced or self.has_strict_function else {}
+        wanted = self.calls_wanted
         return [
             (f"tools[{number}].{self.parameters_field}", Grammar.json_schema(tool["function"]["parameters"]))
             for number, tool in enumerate(self.tools)
-            if tool["function"]["name"] in names and tool["function"].get("parameters")
+            if tool["function"]["parameters"] and self._is_enforced(tool["function"], wanted)
         ]
 
     def callable_schemas(self) -> dict[str, Mapping[str, Any]]:
@@ -227,12 +227,16 @@ class ToolFields(BaseModel):
         functions = [tool["function"] for tool in self.offered_tools]
         anything = {"type": "object"}
         return {
-            function["name"]: _parameters(function["parameters"])
-            if wanted.is_enforced or function.get("strict")
-            else anything
+            function["name"]: _parameters(function["parameters"]) if self._is_enforced(function, wanted) else anything
             for function in functions
             if wanted.function in ("", function["name"])
         }
+
+    def _is_enforced(self, function: Mapping[str, Any], wanted: CallsWanted) -> bool:
+        """Whether a grammar knows the arguments of `function`: it is strict, or one that has to be called."""
+        if not self.offered_tools or wanted.function not in ("", function["name"]):
+            return False
+        return wanted.is_enforced or bool(function.get("strict"))
 
     def _schemas(self) -> dict[str, Mapping[str, Any]]:
         functions = [tool["function"] for tool in self.tools]

@@ -54,7 +54,7 @@ class Page:
     def __init__(self, view: RelayView) -> None:
         self.num_watchers = 0
         self._view = view
-        self._files = {path.name: _PageFile(path) for path in FOLDER.iterdir()}
+        self._files = {path.name: _PageFile(path) for path in FOLDER.iterdir() if path.suffix in _MEDIA_TYPES}
 
     def add_routes(self, app: web.Application) -> None:
         """Add the routes to `app`."""

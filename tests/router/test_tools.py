@@ -459,6 +459,9 @@ async def test_a_schema_that_never_ends_is_refused_wherever_it_stands(server: Se
         for stream in (False, True):
             reply = await _post(server, stream=stream, **members)
             assert (reply.status, reply.json()["error"]["param"]) == (400, f"{place}.properties.next.$ref")
+    strict = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}
+    reply = await _post(server, tools=[strict, {"type": "function", "function": function}])
+    assert reply.error["code"] == "no_node", "arguments that no grammar enforces may be anything"
 
 
 async def test_markers_that_are_special_tokens_are_seen(prompts: PromptMaker) -> None:
