@@ -125,6 +125,7 @@ class ControlLink:
         self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings, fd)
         self._registry = registry
         self._reading: _Reading | None = None
+        self._next_read: asyncio.Handle | None = None
         self._suspects: dict[int, Node] = {}
 
     @property
@@ -175,12 +176,15 @@ class ControlLink:
     def _read_soon(self) -> None:
         # ZMQ's descriptor is edge-triggered: a send may swallow the edge that announced a message
         reading = self._reading
-        if reading is not None and self._socket.poll(0):
-            reading.loop.call_soon(self._read, reading.handler)
+        if reading is not None and self._next_read is None and self._socket.poll(0):
+            self._next_read = reading.loop.call_soon(self._read, reading.handler)
 
     def _read(self, handler: ControlHandler) -> None:
         if self._socket.closed:
             return
+        if self._next_read is not None:  # two reads in one turn of the loop would leave nothing else a place between
+            self._next_read.cancel()
+            self._next_read = None
         num_events, until_s = 0, self._clock() + _MAX_TURN_S
         for _ in range(_MAX_PER_TURN):
             if num_events >= _MAX_PER_TURN or self._clock() > until_s:

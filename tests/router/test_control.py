@@ -73,13 +73,15 @@ async def test_what_else_is_due_comes_between_the_tokens_of_many_streams(monkeyp
     turns: list[int] = []
     num_turns = 0
 
-    async def count() -> None:
-        nonlocal num_turns
-        while True:
-            num_turns += 1
-            await asyncio.sleep(0)
-
     async with relaying() as rig:
+
+        async def count() -> None:
+            nonlocal num_turns
+            while True:
+                num_turns += 1
+                rig.control.send(node.hello.epoch, Cancel(b"h" * 16, 1))
+                await asyncio.sleep(0)
+
         monkeypatch.setattr(type(rig.relay), "on_tokens", lambda _, tokens: turns.append(num_turns))
         node = await rig.join(DECODE)
         other = asyncio.create_task(count())
