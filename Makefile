@@ -10,7 +10,6 @@ ARGS ?=
 # PIP_EXTRA_INDEX_URL and pip's other variables work as always.
 TORCH_INDEX ?=
 TORCH = torch>=2.11,<2.14
-PACKAGES = wire program device engine kvtransfer node rank_node prefill_node decode_node mixed_node router launch baton demo bench
 
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
@@ -25,7 +24,7 @@ install: $(STAMP) ## make .venv with Baton and everything its tests need
 
 # torch first and by itself: a machine without a GPU can take a small CPU build from TORCH_INDEX, and the step after it
 # finds the requirement satisfied.
-$(STAMP): pyproject.toml $(wildcard engine/native/src/* engine/native/src/levels/*)
+$(STAMP): pyproject.toml $(wildcard baton/engine/native/src/* baton/engine/native/src/levels/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Baton needs Python 3.11 or newer")'
 	$(BIN)/python -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--index-url '$(TORCH_INDEX)') '$(TORCH)'
@@ -47,7 +46,7 @@ test: install ## run all tests on all cores, without network: ARGS=
 lint: install ## ruff (rules and format), and mypy in strict mode
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(PACKAGES) tests
+	$(BIN)/mypy baton tests
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

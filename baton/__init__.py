@@ -8,24 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.llm import LLM
-    from wire.grammar import Grammar
-    from wire.sampling import SamplingParams
+    from baton.engine.llm import LLM
+    from baton.wire.grammar import Grammar
+    from baton.wire.sampling import SamplingParams
 
 __all__ = ["LLM", "Grammar", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
-        from engine.llm import LLM
+        from baton.engine.llm import LLM
 
         return LLM
     if name == "Grammar":
-        from wire.grammar import Grammar
+        from baton.wire.grammar import Grammar
 
         return Grammar
     if name == "SamplingParams":
-        from wire.sampling import SamplingParams
+        from baton.wire.sampling import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

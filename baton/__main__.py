@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from launch.cli import main
+from baton.launch.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,9 +15,9 @@ from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from program.command_line import CommandParser
-from program.settings import add_flags, check_file_keys, resolve
-from wire.errors import InvalidSetting
+from baton.runtime.command_line import CommandParser
+from baton.runtime.settings import add_flags, check_file_keys, resolve
+from baton.wire.errors import InvalidSetting
 
 _SettingsT = TypeVar("_SettingsT")
 _T = TypeVar("_T")

@@ -34,9 +34,9 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from bench.client.outcome import Outcome
-from bench.numbers import median, percentile
-from program.clock import host_clock
+from baton.bench.client.outcome import Outcome
+from baton.bench.numbers import median, percentile
+from baton.runtime.clock import host_clock
 
 TOLERANCE_MS = 0.2
 _TO_FIRST_SAMPLED = ("client", "router", "queue_prefill", "prefill")

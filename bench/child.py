@@ -1,4 +1,4 @@
-"""Processes that a benchmark measures: one command at a time over pipes, see `program.child`, never left behind.
+"""Processes that a benchmark measures: one command at a time over pipes, see `baton.runtime.child`, never left behind.
 
 Owns the commands. A command and its answer are one line of JSON each. Whoever waits for an answer is blocked on a pipe,
 so the process that asks takes no time from those that are measured. A child ends when its standard input does, however
@@ -15,8 +15,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from program import child
-from wire.errors import BatonError, ChildFailed, RequestFailed
+from baton.runtime import child
+from baton.wire.errors import BatonError, ChildFailed, RequestFailed
 
 _ANSWER_S = 120.0
 _LEAVE_S = 10.0

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from program.command_line import CommandParser, closest
+from baton.runtime.command_line import CommandParser, closest
 
 BENCHMARKS = {
     "serve": "latency, throughput and goodput of an OpenAI-compatible server under load",
@@ -29,7 +29,11 @@ BENCHMARKS = {
 
 def entry_of(name: str) -> tuple[str, str]:
     """The module and its function `(arguments) -> int` that run a benchmark."""
-    return ("bench.kv.command", "main_of_gap") if name == "gap" else (f"bench.{name.replace('-', '_')}.command", "main")
+    return (
+        ("baton.bench.kv.command", "main_of_gap")
+        if name == "gap"
+        else (f"bench.{name.replace('-', '_')}.command", "main")
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from bench.arguments import checked, parse_json, read_text, require_folder
-from bench.facts import Facts
-from bench.kv.measure import Results
-from bench.limits.result import Ceiling
-from bench.limits.result import Ratio as LimitRatio
-from bench.runs import Rate, Ratio, Result, Run, as_json
-from wire.errors import InvalidSetting
+from baton.bench.arguments import checked, parse_json, read_text, require_folder
+from baton.bench.facts import Facts
+from baton.bench.kv.measure import Results
+from baton.bench.limits.result import Ceiling
+from baton.bench.limits.result import Ratio as LimitRatio
+from baton.bench.runs import Rate, Ratio, Result, Run, as_json
+from baton.wire.errors import InvalidSetting
 
 _MAX_SHOWN = 300
 

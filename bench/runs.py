@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from bench.numbers import median, number, percent
+from baton.bench.numbers import median, number, percent
 
 FAMILIES = ("ttft", "tpot", "itl", "e2el", "max_itl", "ttst")
 """Metrics of which mean, median, deviation and percentiles are measured."""

@@ -1,20 +1,20 @@
-"""`python -m decode_node`: a decode node from its command line."""
+"""`python -m baton.decode_node`: a decode node from its command line."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from decode_node.settings import DecodeNodeSettings
-from node.command import run_command
-from program.process import quick_imports
+from baton.decode_node.settings import DecodeNodeSettings
+from baton.node.command import run_command
+from baton.runtime.process import quick_imports
 
 
 def _serve(settings: DecodeNodeSettings) -> None:
     # imported late: these bring in torch, and help and wrong flags have been answered by now
     with quick_imports():
-        from decode_node.node import DecodeRole
-        from node.process import run_node
+        from baton.decode_node.node import DecodeRole
+        from baton.node.process import run_node
 
     run_node(settings, DecodeRole)
 

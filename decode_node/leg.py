@@ -21,13 +21,13 @@ from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from decode_node.source import Source
-from engine.attention.base import LayerStored
-from engine.cache.hashing import prompt_digest
-from engine.core import EngineCore, FirstToken
-from engine.held_blocks import Reservation
-from engine.scheduler.request import RequestOutput, Step, choices_of
-from kvtransfer.commands import (
+from baton.decode_node.source import Source
+from baton.engine.attention.base import LayerStored
+from baton.engine.cache.hashing import prompt_digest
+from baton.engine.core import EngineCore, FirstToken
+from baton.engine.held_blocks import Reservation
+from baton.engine.scheduler.request import RequestOutput, Step, choices_of
+from baton.kvtransfer.commands import (
     CancelReceiving,
     Delivered,
     Failed,
@@ -38,16 +38,16 @@ from kvtransfer.commands import (
     ReservedBlocks,
     WaitForRoom,
 )
-from kvtransfer.mailbox import Mailbox
-from kvtransfer.receiving import ReceivingSide
-from kvtransfer.thread import TransferThread
-from node.choices import choice_keys
-from node.events import token_event
-from node.first_steps import FirstSteps
-from node.metrics import HandoffTimes, StepCounters, counters_as_metrics
-from wire.errors import BatonError, InvalidMessage, Overloaded, RequestFailed, TransferFailed
-from wire.messages import Decode, HandOver, PrefillPeer, TokenEvent
-from wire.request_key import RequestKey
+from baton.kvtransfer.mailbox import Mailbox
+from baton.kvtransfer.receiving import ReceivingSide
+from baton.kvtransfer.thread import TransferThread
+from baton.node.choices import choice_keys
+from baton.node.events import token_event
+from baton.node.first_steps import FirstSteps
+from baton.node.metrics import HandoffTimes, StepCounters, counters_as_metrics
+from baton.wire.errors import BatonError, InvalidMessage, Overloaded, RequestFailed, TransferFailed
+from baton.wire.messages import Decode, HandOver, PrefillPeer, TokenEvent
+from baton.wire.request_key import RequestKey
 
 MAX_AWAITED = 4096
 """Requests of all routers that wait for KV; more are refused."""
@@ -72,9 +72,9 @@ class _Awaited:
 
 
 class DecodeLeg:
-    """See `node.loop.Leg`. `thread` runs `receiving`, whose counters are read here. `first_steps` holds the requests in
-    the engine whose first tokens are still to come. `source` hands running requests over. `others`: the keys of
-    requests in the same engine that another leg has, which may count into the same `counters`.
+    """See `baton.node.loop.Leg`. `thread` runs `receiving`, whose counters are read here. `first_steps` holds the
+    requests in the engine whose first tokens are still to come. `source` hands running requests over. `others`: the
+    keys of requests in the same engine that another leg has, which may count into the same `counters`.
     """
 
     def __init__(

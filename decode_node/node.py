@@ -7,31 +7,31 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import Protocol, TypeVar
 
-from decode_node.leg import DecodeLeg
-from decode_node.source import Source
-from engine.runner.kv_memory import ByteArray, SharedRegion, allocate_private
-from kvtransfer.commands import ReceivingNotice, SendingNotice
-from kvtransfer.facts import ReceivingFacts, SendingFacts
-from kvtransfer.incoming_handoffs import ReceivingCounters
-from kvtransfer.integrity import resolve
-from kvtransfer.mailbox import Mailbox
-from kvtransfer.process_identity import this_process
-from kvtransfer.ranks.messages import Begin
-from kvtransfer.receiving import ReceivingSide
-from kvtransfer.sending import SendingCounters
-from kvtransfer.sending_end import ListenAt, SendingEnd, open_sending_end
-from kvtransfer.thread import TransferThread
-from kvtransfer.transports.registry import NIXL, PoolMemory, TransportSettings, listens, source_settings
-from node.first_steps import FirstSteps
-from node.loop import Leg
-from node.metrics import StepCounters
-from node.process import Context, NodeParts
-from node.settings import NodeSettings
-from rank_node.driver import Transfers, open_transfers
-from rank_node.opening import open_ranks
-from wire import links
-from wire.messages import DECODE
-from wire.request_key import RequestKey
+from baton.decode_node.leg import DecodeLeg
+from baton.decode_node.source import Source
+from baton.engine.runner.kv_memory import ByteArray, SharedRegion, allocate_private
+from baton.kvtransfer.commands import ReceivingNotice, SendingNotice
+from baton.kvtransfer.facts import ReceivingFacts, SendingFacts
+from baton.kvtransfer.incoming_handoffs import ReceivingCounters
+from baton.kvtransfer.integrity import resolve
+from baton.kvtransfer.mailbox import Mailbox
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.ranks.messages import Begin
+from baton.kvtransfer.receiving import ReceivingSide
+from baton.kvtransfer.sending import SendingCounters
+from baton.kvtransfer.sending_end import ListenAt, SendingEnd, open_sending_end
+from baton.kvtransfer.thread import TransferThread
+from baton.kvtransfer.transports.registry import NIXL, PoolMemory, TransportSettings, listens, source_settings
+from baton.node.first_steps import FirstSteps
+from baton.node.loop import Leg
+from baton.node.metrics import StepCounters
+from baton.node.process import Context, NodeParts
+from baton.node.settings import NodeSettings
+from baton.ranks.driver import Transfers, open_transfers
+from baton.ranks.opening import open_ranks
+from baton.wire import links
+from baton.wire.messages import DECODE
+from baton.wire.request_key import RequestKey
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def _nothing_beside(end: SendingEnd) -> _Nothing:
 
 
 class DecodeRole:
-    """See `node.process.Role`."""
+    """See `baton.node.process.Role`."""
 
     name = DECODE
     preference = ""

@@ -16,13 +16,13 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from engine.cache.hashing import prompt_digest
-from engine.core import EngineCore
-from kvtransfer.commands import BeginHandoff, CancelSending, FinishHandoff, SendingNotice
-from kvtransfer.sending_end import SendingEnd
-from node.metrics import counters_as_metrics
-from wire.messages import HandOver, TokenEvent
-from wire.request_key import RequestKey
+from baton.engine.cache.hashing import prompt_digest
+from baton.engine.core import EngineCore
+from baton.kvtransfer.commands import BeginHandoff, CancelSending, FinishHandoff, SendingNotice
+from baton.kvtransfer.sending_end import SendingEnd
+from baton.node.metrics import counters_as_metrics
+from baton.wire.messages import HandOver, TokenEvent
+from baton.wire.request_key import RequestKey
 
 
 def _nobody(notice: SendingNotice) -> None:

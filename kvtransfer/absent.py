@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from kvtransfer.messages import Grant, HandoffName, Revoked
-from kvtransfer.sender_connections import Peer
-from wire.request_key import RequestKey
+from baton.kvtransfer.messages import Grant, HandoffName, Revoked
+from baton.kvtransfer.sender_connections import Peer
+from baton.wire.request_key import RequestKey
 
 _MAX_EARLY = 4096
 _MAX_ENDED = 4096

@@ -14,7 +14,7 @@ import itertools
 import time
 from collections.abc import Iterable, Sequence
 
-from kvtransfer.pools.base import Checksums, Pending
+from baton.kvtransfer.pools.base import Checksums, Pending
 
 
 class ArrivedBlocks:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
-from kvtransfer.layers import LayerProgress
-from wire.messages import HandoffFigures, PrefillPeer, TokenEvent
-from wire.request_key import RequestKey
+from baton.kvtransfer.layers import LayerProgress
+from baton.wire.messages import HandoffFigures, PrefillPeer, TokenEvent
+from baton.wire.request_key import RequestKey
 
 NoticeT_contra = TypeVar("NoticeT_contra", contravariant=True)
 

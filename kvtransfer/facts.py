@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtransfer.integrity import XXH3
-from kvtransfer.messages import ProcessIdentity
-from wire.layout import KvLayout
+from baton.kvtransfer.integrity import XXH3
+from baton.kvtransfer.messages import ProcessIdentity
+from baton.wire.layout import KvLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,21 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kvtransfer.arrived import ArrivedBlocks
-from kvtransfer.commands import ReservedBlocks
-from kvtransfer.facts import ReceivingFacts
-from kvtransfer.integrity import NONE
-from kvtransfer.leases import LeaseTable
-from kvtransfer.messages import Commit, Grant, HandoffName, ProcessIdentity, Pushed, Resend
-from kvtransfer.pools.base import Checksums
-from kvtransfer.process_identity import is_elsewhere, is_gone, shares_processes
-from kvtransfer.receiver_connections import Connection
-from kvtransfer.states import RECEIVING_MOVES, Lifecycle, ReceivingState
-from kvtransfer.transports.base import Receiver
-from kvtransfer.write_proof import Known, PeerWord, Verdict, Writer, judge, writer_of_all
-from wire.errors import InvalidMessage
-from wire.messages import HandoffFigures
-from wire.request_key import RequestKey
+from baton.kvtransfer.arrived import ArrivedBlocks
+from baton.kvtransfer.commands import ReservedBlocks
+from baton.kvtransfer.facts import ReceivingFacts
+from baton.kvtransfer.integrity import NONE
+from baton.kvtransfer.leases import LeaseTable
+from baton.kvtransfer.messages import Commit, Grant, HandoffName, ProcessIdentity, Pushed, Resend
+from baton.kvtransfer.pools.base import Checksums
+from baton.kvtransfer.process_identity import is_elsewhere, is_gone, shares_processes
+from baton.kvtransfer.receiver_connections import Connection
+from baton.kvtransfer.states import RECEIVING_MOVES, Lifecycle, ReceivingState
+from baton.kvtransfer.transports.base import Receiver
+from baton.kvtransfer.write_proof import Known, PeerWord, Verdict, Writer, judge, writer_of_all
+from baton.wire.errors import InvalidMessage
+from baton.wire.messages import HandoffFigures
+from baton.wire.request_key import RequestKey
 
 FENCE_AFTER_S = 5.0
 _REVOKE_AGAIN_S = 1.0

@@ -15,18 +15,18 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvtransfer.commands import Delivered, Failed, GrantBlocks, NoticeSink, ReceivingNotice, Released
-from kvtransfer.facts import ReceivingFacts
-from kvtransfer.incoming import IncomingHandoff
-from kvtransfer.leases import LeaseTable
-from kvtransfer.messages import Commit, HandoffName, Release, Revoke, Revoked
-from kvtransfer.receiver_connections import Connection, LifeKey, ReceiverConnections
-from kvtransfer.states import ReceivingState
-from kvtransfer.write_proof import PeerWord, Verdict
-from program.clock import now_us
-from wire.errors import BatonError
-from wire.messages import PrefillPeer
-from wire.request_key import RequestKey
+from baton.kvtransfer.commands import Delivered, Failed, GrantBlocks, NoticeSink, ReceivingNotice, Released
+from baton.kvtransfer.facts import ReceivingFacts
+from baton.kvtransfer.incoming import IncomingHandoff
+from baton.kvtransfer.leases import LeaseTable
+from baton.kvtransfer.messages import Commit, HandoffName, Release, Revoke, Revoked
+from baton.kvtransfer.receiver_connections import Connection, LifeKey, ReceiverConnections
+from baton.kvtransfer.states import ReceivingState
+from baton.kvtransfer.write_proof import PeerWord, Verdict
+from baton.runtime.clock import now_us
+from baton.wire.errors import BatonError
+from baton.wire.messages import PrefillPeer
+from baton.wire.request_key import RequestKey
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from wire.errors import InvalidSetting
+from baton.wire.errors import InvalidSetting
 
 AUTO = "auto"
 XXH3 = "xxh3"

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from wire.codec import U64, BlockIds, Bounds, Codec, Id128, Length, U64s
-from wire.kv_share import MAX_RANKS, KvDivision
-from wire.layout import KvLayout
-from wire.messages import TokenEvent
-from wire.request_key import RequestKey
+from baton.wire.codec import U64, BlockIds, Bounds, Codec, Id128, Length, U64s
+from baton.wire.kv_share import MAX_RANKS, KvDivision
+from baton.wire.layout import KvLayout
+from baton.wire.messages import TokenEvent
+from baton.wire.request_key import RequestKey
 
 _Name = Annotated[str, Length(256)]
 _Text = Annotated[str, Length(1024)]

@@ -12,19 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtransfer.absent import End
-from kvtransfer.commands import BeginHandoff, CancelSending, FinishHandoff, PushComputed, PushLayers
-from kvtransfer.facts import SendingFacts
-from kvtransfer.integrity import NONE
-from kvtransfer.layers import LayerProgress
-from kvtransfer.leases import LeaseTable
-from kvtransfer.messages import Commit, Grant, PeerHello, Pushed, Resend
-from kvtransfer.pusher import Pusher, PushJob, PushReport
-from kvtransfer.sender_connections import Peer
-from kvtransfer.states import SENDING_MOVES, Lifecycle, SendingState
-from kvtransfer.transports.base import Move
-from wire.errors import InvalidMessage
-from wire.request_key import RequestKey
+from baton.kvtransfer.absent import End
+from baton.kvtransfer.commands import BeginHandoff, CancelSending, FinishHandoff, PushComputed, PushLayers
+from baton.kvtransfer.facts import SendingFacts
+from baton.kvtransfer.integrity import NONE
+from baton.kvtransfer.layers import LayerProgress
+from baton.kvtransfer.leases import LeaseTable
+from baton.kvtransfer.messages import Commit, Grant, PeerHello, Pushed, Resend
+from baton.kvtransfer.pusher import Pusher, PushJob, PushReport
+from baton.kvtransfer.sender_connections import Peer
+from baton.kvtransfer.states import SENDING_MOVES, Lifecycle, SendingState
+from baton.kvtransfer.transports.base import Move
+from baton.wire.errors import InvalidMessage
+from baton.wire.request_key import RequestKey
 
 _MIN_JOB_BYTES = 4 * 2**20
 _MAX_REASON = 1000

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 
-from wire.kv_share import KvDivision, KvShare, own_layout
-from wire.layout import DTYPE_BYTES, STATE, KvLayout, LayerKv
+from baton.wire.kv_share import KvDivision, KvShare, own_layout
+from baton.wire.layout import DTYPE_BYTES, STATE, KvLayout, LayerKv
 
 
 @dataclass(frozen=True, slots=True)

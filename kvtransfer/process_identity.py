@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kvtransfer.messages import ProcessIdentity
+from baton.kvtransfer.messages import ProcessIdentity
 
 
 def this_process() -> ProcessIdentity:

@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvtransfer.integrity import XXH3
-from kvtransfer.layers import LayerProgress
-from kvtransfer.pools.base import Checksums, HashedPool, Parts, Pending
-from kvtransfer.transports.base import Move, Sender
-from wire.errors import BatonError, TransferFailed
-from wire.request_key import RequestKey
+from baton.kvtransfer.integrity import XXH3
+from baton.kvtransfer.layers import LayerProgress
+from baton.kvtransfer.pools.base import Checksums, HashedPool, Parts, Pending
+from baton.kvtransfer.transports.base import Move, Sender
+from baton.wire.errors import BatonError, TransferFailed
+from baton.wire.request_key import RequestKey
 
 STANDSTILL_S = 5.0
 CONNECT_S = 12.0

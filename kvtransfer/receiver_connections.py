@@ -22,13 +22,13 @@ from typing import Any, TypeAlias
 
 import zmq
 
-from kvtransfer.facts import ReceivingFacts
-from kvtransfer.messages import RECEIVER_TO_SENDER, HandoffName, PeerHello, PeerWelcome, Renew
-from kvtransfer.transports.base import Receiver
-from wire import links
-from wire.errors import InvalidSetting, Refused
-from wire.link_watch import DIAL_PAUSE_S, LinkWatch, open_watched
-from wire.messages import PrefillPeer
+from baton.kvtransfer.facts import ReceivingFacts
+from baton.kvtransfer.messages import RECEIVER_TO_SENDER, HandoffName, PeerHello, PeerWelcome, Renew
+from baton.kvtransfer.transports.base import Receiver
+from baton.wire import links
+from baton.wire.errors import InvalidSetting, Refused
+from baton.wire.link_watch import DIAL_PAUSE_S, LinkWatch, open_watched
+from baton.wire.messages import PrefillPeer
 
 _IDLE_S = 60.0
 _log = logging.getLogger(__name__)

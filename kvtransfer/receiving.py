@@ -33,28 +33,27 @@ from typing import Any
 
 import zmq
 
-from kvtransfer.commands import CancelReceiving, GrantBlocks, NoticeSink, ReceivingCommand, ReceivingNotice, WaitForRoom
-from kvtransfer.facts import ReceivingFacts
-from kvtransfer.incoming import IncomingHandoff
-from kvtransfer.incoming_handoffs import IncomingHandoffs, ReceivingCounters
-from kvtransfer.leases import LeaseTable
-from kvtransfer.messages import (
-    SENDER_TO_RECEIVER,
-    Commit,
-    PeerRefusal,
-    PeerWelcome,
-    Pushed,
-    Renew,
-    Revoked,
+from baton.kvtransfer.commands import (
+    CancelReceiving,
+    GrantBlocks,
+    NoticeSink,
+    ReceivingCommand,
+    ReceivingNotice,
+    WaitForRoom,
 )
-from kvtransfer.pools.base import HashedPool
-from kvtransfer.receiver_connections import Connection, ReceiverConnections
-from kvtransfer.states import ReceivingState
-from kvtransfer.thread import MAX_IDLE_S
-from kvtransfer.transports.base import Receiver
-from wire import links
-from wire.errors import BatonError
-from wire.request_key import RequestKey
+from baton.kvtransfer.facts import ReceivingFacts
+from baton.kvtransfer.incoming import IncomingHandoff
+from baton.kvtransfer.incoming_handoffs import IncomingHandoffs, ReceivingCounters
+from baton.kvtransfer.leases import LeaseTable
+from baton.kvtransfer.messages import SENDER_TO_RECEIVER, Commit, PeerRefusal, PeerWelcome, Pushed, Renew, Revoked
+from baton.kvtransfer.pools.base import HashedPool
+from baton.kvtransfer.receiver_connections import Connection, ReceiverConnections
+from baton.kvtransfer.states import ReceivingState
+from baton.kvtransfer.thread import MAX_IDLE_S
+from baton.kvtransfer.transports.base import Receiver
+from baton.wire import links
+from baton.wire.errors import BatonError
+from baton.wire.request_key import RequestKey
 
 _SLICE_S = 0.002
 _LOOK_S = 0.001

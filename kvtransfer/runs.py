@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtransfer.transports.base import Move
+from baton.kvtransfer.transports.base import Move
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,13 @@ from typing import Any, Protocol
 
 import zmq
 
-from kvtransfer.facts import SendingFacts
-from kvtransfer.messages import SENDER_TO_RECEIVER, HandoffName, PeerHello, PeerRefusal, PeerWelcome, Renew
-from kvtransfer.pusher import Pusher
-from kvtransfer.transports.base import Sender, Starting
-from wire import links
-from wire.errors import BatonError, Refused
-from wire.fingerprint import difference
+from baton.kvtransfer.facts import SendingFacts
+from baton.kvtransfer.messages import SENDER_TO_RECEIVER, HandoffName, PeerHello, PeerRefusal, PeerWelcome, Renew
+from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.transports.base import Sender, Starting
+from baton.wire import links
+from baton.wire.errors import BatonError, Refused
+from baton.wire.fingerprint import difference
 
 _MAX_REASON = 1000
 _MAX_WAITING = 64

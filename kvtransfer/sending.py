@@ -29,8 +29,8 @@ from typing import Any
 
 import zmq
 
-from kvtransfer.absent import EarlyGrant, EarlyGrants, EndedHandoffs
-from kvtransfer.commands import (
+from baton.kvtransfer.absent import EarlyGrant, EarlyGrants, EndedHandoffs
+from baton.kvtransfer.commands import (
     BeginHandoff,
     CancelSending,
     FinishHandoff,
@@ -42,24 +42,15 @@ from kvtransfer.commands import (
     SendingCommand,
     SendingNotice,
 )
-from kvtransfer.facts import SendingFacts
-from kvtransfer.leases import LeaseTable
-from kvtransfer.messages import (
-    RECEIVER_TO_SENDER,
-    Grant,
-    HandoffName,
-    PeerHello,
-    Release,
-    Renew,
-    Resend,
-    Revoke,
-)
-from kvtransfer.outgoing import OutgoingHandoff
-from kvtransfer.pusher import STANDSTILL_S, Pusher, PushReport
-from kvtransfer.sender_connections import Peer, SenderConnections, SenderOpener
-from kvtransfer.states import SendingState
-from wire.errors import BatonError, InvalidMessage
-from wire.request_key import RequestKey
+from baton.kvtransfer.facts import SendingFacts
+from baton.kvtransfer.leases import LeaseTable
+from baton.kvtransfer.messages import RECEIVER_TO_SENDER, Grant, HandoffName, PeerHello, Release, Renew, Resend, Revoke
+from baton.kvtransfer.outgoing import OutgoingHandoff
+from baton.kvtransfer.pusher import STANDSTILL_S, Pusher, PushReport
+from baton.kvtransfer.sender_connections import Peer, SenderConnections, SenderOpener
+from baton.kvtransfer.states import SendingState
+from baton.wire.errors import BatonError, InvalidMessage
+from baton.wire.request_key import RequestKey
 
 _MAX_MESSAGES = 256
 _log = logging.getLogger(__name__)

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 import zmq
 
-from kvtransfer.commands import SendingCommand, SendingNotice
-from kvtransfer.facts import SendingFacts
-from kvtransfer.mailbox import Mailbox
-from kvtransfer.pools.base import HashedPool
-from kvtransfer.pusher import Pusher
-from kvtransfer.sender_connections import SenderOpener, open_listener
-from kvtransfer.sending import SendingCounters, SendingSide
-from kvtransfer.thread import TransferThread
-from program.watchdog import Beat
-from wire import links
+from baton.kvtransfer.commands import SendingCommand, SendingNotice
+from baton.kvtransfer.facts import SendingFacts
+from baton.kvtransfer.mailbox import Mailbox
+from baton.kvtransfer.pools.base import HashedPool
+from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.sender_connections import SenderOpener, open_listener
+from baton.kvtransfer.sending import SendingCounters, SendingSide
+from baton.kvtransfer.thread import TransferThread
+from baton.runtime.watchdog import Beat
+from baton.wire import links
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import zmq
 
-from kvtransfer.mailbox import Mailbox
-from program.watchdog import Beat
-from wire.errors import RequestFailed
+from baton.kvtransfer.mailbox import Mailbox
+from baton.runtime.watchdog import Beat
+from baton.wire.errors import RequestFailed
 
 MAX_IDLE_S = 0.25
 _log = logging.getLogger(__name__)

@@ -1,20 +1,20 @@
-"""`python -m prefill_node`: a prefill node from its command line."""
+"""`python -m baton.prefill_node`: a prefill node from its command line."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from node.command import run_command
-from prefill_node.settings import PrefillNodeSettings
-from program.process import quick_imports
+from baton.node.command import run_command
+from baton.prefill_node.settings import PrefillNodeSettings
+from baton.runtime.process import quick_imports
 
 
 def _serve(settings: PrefillNodeSettings) -> None:
     # imported late: these bring in torch, and help and wrong flags have been answered by now
     with quick_imports():
-        from node.process import run_node
-        from prefill_node.node import PrefillRole
+        from baton.node.process import run_node
+        from baton.prefill_node.node import PrefillRole
 
     run_node(settings, PrefillRole)
 

@@ -18,11 +18,11 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from engine.attention.base import LayerStored
-from engine.cache.hashing import prompt_digest
-from engine.core import EngineCore
-from engine.scheduler.request import RequestOutput, Step
-from kvtransfer.commands import (
+from baton.engine.attention.base import LayerStored
+from baton.engine.cache.hashing import prompt_digest
+from baton.engine.core import EngineCore
+from baton.engine.scheduler.request import RequestOutput, Step
+from baton.kvtransfer.commands import (
     BeginHandoff,
     CancelSending,
     FinishHandoff,
@@ -31,15 +31,15 @@ from kvtransfer.commands import (
     Rejected,
     SendingNotice,
 )
-from kvtransfer.layers import LayerProgress
-from kvtransfer.sending_end import SendingEnd
-from node.choices import choice_keys
-from node.events import token_event
-from node.first_steps import FirstSteps
-from node.metrics import StepCounters, counters_as_metrics
-from wire.errors import BatonError, InvalidMessage, RequestFailed
-from wire.messages import HandOver, Prefill, TokenEvent
-from wire.request_key import RequestKey
+from baton.kvtransfer.layers import LayerProgress
+from baton.kvtransfer.sending_end import SendingEnd
+from baton.node.choices import choice_keys
+from baton.node.events import token_event
+from baton.node.first_steps import FirstSteps
+from baton.node.metrics import StepCounters, counters_as_metrics
+from baton.wire.errors import BatonError, InvalidMessage, RequestFailed
+from baton.wire.messages import HandOver, Prefill, TokenEvent
+from baton.wire.request_key import RequestKey
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class _WatchedStep:
 
 
 class PrefillLeg:
-    """See `node.loop.Leg`. `end` is its sending side, closed with it. `layer_ends`: see `KvLayout`.
+    """See `baton.node.loop.Leg`. `end` is its sending side, closed with it. `layer_ends`: see `KvLayout`.
     `first_steps` holds the prompts whose first token is still to come. `counters`: those of another leg that counts the
     same steps and shows them, None for its own.
     """

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from engine.runner.kv_memory import ByteArray, SharedRegion, allocate_private
-from kvtransfer.facts import SendingFacts
-from kvtransfer.integrity import resolve
-from kvtransfer.process_identity import this_process
-from kvtransfer.ranks.messages import Begin
-from kvtransfer.sending import SendingCounters
-from kvtransfer.sending_end import ListenAt, open_sending_end
-from kvtransfer.transports.registry import PoolMemory, TransportSettings
-from node.first_steps import FirstSteps
-from node.loop import Leg
-from node.process import Context, NodeParts
-from node.settings import NodeSettings
-from prefill_node.leg import PrefillLeg
-from rank_node.driver import open_transfers
-from rank_node.opening import open_ranks
-from wire import links
-from wire.messages import PREFILL
+from baton.engine.runner.kv_memory import ByteArray, SharedRegion, allocate_private
+from baton.kvtransfer.facts import SendingFacts
+from baton.kvtransfer.integrity import resolve
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.ranks.messages import Begin
+from baton.kvtransfer.sending import SendingCounters
+from baton.kvtransfer.sending_end import ListenAt, open_sending_end
+from baton.kvtransfer.transports.registry import PoolMemory, TransportSettings
+from baton.node.first_steps import FirstSteps
+from baton.node.loop import Leg
+from baton.node.process import Context, NodeParts
+from baton.node.settings import NodeSettings
+from baton.prefill_node.leg import PrefillLeg
+from baton.ranks.driver import open_transfers
+from baton.ranks.opening import open_ranks
+from baton.wire import links
+from baton.wire.messages import PREFILL
 
 
 class PrefillRole:
-    """See `node.process.Role`."""
+    """See `baton.node.process.Role`."""
 
     name = PREFILL
     preference = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from node.settings import NodeSettings
+from baton.node.settings import NodeSettings
 
 
 @dataclass(frozen=True, slots=True)

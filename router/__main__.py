@@ -1,4 +1,4 @@
-"""`python -m router`: the router from its command line.
+"""`python -m baton.router`: the router from its command line.
 
 The start reads settings, loads the tokenizer, opens the control socket and the HTTP port, and says "ready". On SIGTERM
 the router refuses new requests, lets the running ones finish until a deadline, and closes everything. A second signal
@@ -23,43 +23,43 @@ from pathlib import Path
 import zmq
 from aiohttp import web
 
-from engine.text.answers.formats import ParserNames
-from program.command_line import CommandParser
-from program.events import Ready, emit
-from program.exit_status import report_errors
-from program.process import configure_logging, freeze_startup_objects, start_authenticator
-from program.settings import add_flags, check_file_keys, resolve
-from program.watchdog import Watchdog
-from router.access.audit import AuditLog
-from router.access.guard import Guard, require_keys_beyond_loopback
-from router.access.keys import KEY_VARIABLE
-from router.access.tls import ServerTls
-from router.adaptation import Adaptation
-from router.admission.admission import Admission, AdmissionSettings
-from router.admission.metrics import AccessMetrics
-from router.app import build_app
-from router.control import ControlLink
-from router.goals import AllowedGoals, Goals
-from router.http.inherited import inherited_sockets
-from router.http.limits import HttpLimits
-from router.http.server import HttpServer
-from router.lives import Lives
-from router.metrics import RouterMetrics
-from router.nodes import NodeRegistry
-from router.openai.endpoints import Endpoints
-from router.openai.request_templates import RequestTemplates
-from router.policies import make_policy
-from router.relay import Relay, RelaySettings
-from router.request_log import Observer
-from router.resume.logs import Folder, Memory
-from router.resume.streams import Streams
-from router.served_model import ServedModel, load_served_models
-from router.settings import RouterSettings
-from router.tracing import open_tracing
-from wire import links
-from wire.errors import InvalidSetting, Overloaded
-from wire.keys import ROUTER, KeyRing
-from wire.messages import PREFILL
+from baton.engine.text.answers.formats import ParserNames
+from baton.router.app import build_app
+from baton.router.health.metrics import RouterMetrics
+from baton.router.health.tracing import open_tracing
+from baton.router.http.access.audit import AuditLog
+from baton.router.http.access.guard import Guard, require_keys_beyond_loopback
+from baton.router.http.access.keys import KEY_VARIABLE
+from baton.router.http.access.tls import ServerTls
+from baton.router.http.admission.admission import Admission, AdmissionSettings
+from baton.router.http.admission.metrics import AccessMetrics
+from baton.router.http.openai.endpoints import Endpoints
+from baton.router.http.openai.request_templates import RequestTemplates
+from baton.router.http.request_log import Observer
+from baton.router.http.resume.logs import Folder, Memory
+from baton.router.http.resume.streams import Streams
+from baton.router.http.served_model import ServedModel, load_served_models
+from baton.router.http.serving.inherited import inherited_sockets
+from baton.router.http.serving.limits import HttpLimits
+from baton.router.http.serving.server import HttpServer
+from baton.router.lives import Lives
+from baton.router.nodes.control import ControlLink
+from baton.router.nodes.registry import NodeRegistry
+from baton.router.requests.relay import Relay, RelaySettings
+from baton.router.routing.adaptation import Adaptation
+from baton.router.routing.goals import AllowedGoals, Goals
+from baton.router.routing.policies import make_policy
+from baton.router.settings import RouterSettings
+from baton.runtime.command_line import CommandParser
+from baton.runtime.events import Ready, emit
+from baton.runtime.exit_status import report_errors
+from baton.runtime.process import configure_logging, freeze_startup_objects, start_authenticator
+from baton.runtime.settings import add_flags, check_file_keys, resolve
+from baton.runtime.watchdog import Watchdog
+from baton.wire import links
+from baton.wire.errors import InvalidSetting, Overloaded
+from baton.wire.keys import ROUTER, KeyRing
+from baton.wire.messages import PREFILL
 
 _CLOSE_TIMEOUT_S = 2.0
 _LOOP_LIMIT_S = 60.0

@@ -14,31 +14,31 @@ from typing import Any
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from router.admin import Admin
-from router.anthropic.errors import is_of_messages, messages_error
-from router.cors import CorsPolicy
-from router.debug_endpoints import DebugEndpoints
-from router.docs.serving import add_docs
-from router.http.bodies import BODIES, Bodies
-from router.http.limits import HTTP_LIMITS, HttpLimits
-from router.metrics import RouterMetrics
-from router.nodes import NodeRegistry
-from router.openai.endpoints import Endpoints
-from router.openai.errors import error_body, http_layer_body, retry_after, status_of
-from router.openai.responses import json_bytes
-from router.openai.tokenizing import Tokenizing
-from router.operations import Operations
-from router.page.last_ends import LastEnds
-from router.page.relay_view import RelayView
-from router.page.serving import Page
-from router.request_ids import REQUEST_ID, choose_request_id
-from router.request_log import DEFAULT_NUM_KEPT, Observer, RequestLog, log_request
-from router.resume.requests import add_resuming
-from router.resume.streams import Streams
-from router.settings import RouterSettings
-from router.trailing_slashes import serve_trailing_slashes
-from wire.errors import BatonError
-from wire.messages import DECODE, PREFILL
+from baton.router.health.metrics import RouterMetrics
+from baton.router.http.anthropic.errors import is_of_messages, messages_error
+from baton.router.http.cors import CorsPolicy
+from baton.router.http.docs.serving import add_docs
+from baton.router.http.openai.endpoints import Endpoints
+from baton.router.http.openai.errors import error_body, http_layer_body, retry_after, status_of
+from baton.router.http.openai.responses import json_bytes
+from baton.router.http.openai.tokenizing import Tokenizing
+from baton.router.http.operators.admin import Admin
+from baton.router.http.operators.debug_endpoints import DebugEndpoints
+from baton.router.http.operators.operations import Operations
+from baton.router.http.page.last_ends import LastEnds
+from baton.router.http.page.relay_view import RelayView
+from baton.router.http.page.serving import Page
+from baton.router.http.request_ids import REQUEST_ID, choose_request_id
+from baton.router.http.request_log import DEFAULT_NUM_KEPT, Observer, RequestLog, log_request
+from baton.router.http.resume.requests import add_resuming
+from baton.router.http.resume.streams import Streams
+from baton.router.http.serving.bodies import BODIES, Bodies
+from baton.router.http.serving.limits import HTTP_LIMITS, HttpLimits
+from baton.router.http.trailing_slashes import serve_trailing_slashes
+from baton.router.nodes.registry import NodeRegistry
+from baton.router.settings import RouterSettings
+from baton.wire.errors import BatonError
+from baton.wire.messages import DECODE, PREFILL
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

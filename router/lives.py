@@ -21,8 +21,8 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
-from program.child import describe_end
-from program.tether import die_with
+from baton.runtime.child import describe_end
+from baton.runtime.tether import die_with
 
 SHORTEST_LIFE_S = 1.0
 STABLE_AFTER_S = 30.0

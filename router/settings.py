@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from engine.text.answers.formats import CALL_PARSERS, REASONING_PARSERS
-from program.process import LOG_FORMATS
-from program.ranges import BYTES, COUNT, COUNT_OR_NONE, MILLISECONDS, PORT, SECONDS, SECONDS_OR_NONE, Range
-from program.settings import setting
-from router.policies import POLICIES
+from baton.engine.text.answers.formats import CALL_PARSERS, REASONING_PARSERS
+from baton.router.routing.policies import POLICIES
+from baton.runtime.process import LOG_FORMATS
+from baton.runtime.ranges import BYTES, COUNT, COUNT_OR_NONE, MILLISECONDS, PORT, SECONDS, SECONDS_OR_NONE, Range
+from baton.runtime.settings import setting
 
 _POLICY_NAMES = tuple(POLICIES)
 _http = partial(setting, group="http")

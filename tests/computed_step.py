@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.scheduler.request import PromptScores, SampledToken
-from wire.request_key import RequestKey
+from baton.engine.scheduler.request import PromptScores, SampledToken
+from baton.wire.request_key import RequestKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ settings.register_profile("baton", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("baton")
 
 _IMPORTED_BY_MOST = (
-    "engine.models.modelling.loading",
-    "engine.models.vision.tower",
+    "baton.engine.models.modelling.loading",
+    "baton.engine.models.vision.tower",
     "execnet",
     "matplotlib.backends.backend_agg",
     "openai.resources",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.request_key import RequestKey
+from baton.wire.request_key import RequestKey
 
 
 def key_of(name: str | int, attempt: int = 1) -> RequestKey:

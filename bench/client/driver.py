@@ -23,11 +23,11 @@ from itertools import accumulate
 import aiohttp
 import numpy as np
 
-from bench.client.endpoint import Endpoint, History, RequestOptions, check_requests
-from bench.client.outcome import Outcome
-from bench.client.stream import send
-from bench.workload.dataset_settings import Conversation, Turn
-from wire.errors import RequestFailed
+from baton.bench.client.endpoint import Endpoint, History, RequestOptions, check_requests
+from baton.bench.client.outcome import Outcome
+from baton.bench.client.stream import send
+from baton.bench.workload.dataset_settings import Conversation, Turn
+from baton.wire.errors import RequestFailed
 
 LATE_S = 0.010
 TIMEOUT_S = 120.0

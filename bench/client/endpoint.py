@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from bench.client.outcome import Outcome
-from bench.workload.dataset_settings import Conversation, Turn
-from wire.errors import InvalidSetting, RequestFailed
+from baton.bench.client.outcome import Outcome
+from baton.bench.workload.dataset_settings import Conversation, Turn
+from baton.wire.errors import InvalidSetting, RequestFailed
 
 Kind: TypeAlias = Literal["completions", "chat"]
 

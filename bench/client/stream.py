@@ -22,8 +22,8 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
-from bench.client.endpoint import Endpoint
-from bench.client.outcome import Failure, Outcome, count_of
+from baton.bench.client.endpoint import Endpoint
+from baton.bench.client.outcome import Failure, Outcome, count_of
 
 _DONE = b"[DONE]"
 _FIELD = b"data:"

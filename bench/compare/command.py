@@ -1,7 +1,7 @@
 """`baton bench compare`: the same workload on several targets in turns, and what may be concluded from it.
 
 Targets are measured one after the other in each round, each with the same requests; what else uses the machine meets
-all of them. The file of the result is whole after each step. See `bench.compare.verdict` for the rule by which a
+all of them. The file of the result is whole after each step. See `baton.bench.compare.verdict` for the rule by which a
 difference is called one.
 
 Invariants: every target gets the same prompts and arrivals in a round, and no prompt comes twice on one target (but for
@@ -14,12 +14,12 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.compare.verdict import RULE, medians_of, ratios_of
-from bench.documents import CompareDocument, ResultFile
-from bench.report.document import as_text
-from bench.report.sections import section_of
-from bench.runs import Run
-from bench.targets.line_up import (
+from baton.bench.compare.verdict import RULE, medians_of, ratios_of
+from baton.bench.documents import CompareDocument, ResultFile
+from baton.bench.report.document import as_text
+from baton.bench.report.sections import section_of
+from baton.bench.runs import Run
+from baton.bench.targets.line_up import (
     SESSION_STEP,
     LineUp,
     Load,
@@ -30,8 +30,8 @@ from bench.targets.line_up import (
     parse_rates,
     read_session,
 )
-from program.ranges import COUNT, COUNT_OR_NONE
-from program.settings import setting
+from baton.runtime.ranges import COUNT, COUNT_OR_NONE
+from baton.runtime.settings import setting
 
 _ROUND_STEP = 1000
 _CONTROL_STEP = 500

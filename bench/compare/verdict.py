@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.numbers import paired_ratio
-from bench.runs import COMPARED, Metric, Point, Ratio, Run, points_of, rate_as_json
+from baton.bench.numbers import paired_ratio
+from baton.bench.runs import COMPARED, Metric, Point, Ratio, Run, points_of, rate_as_json
 
 MIN_ROUNDS = 3
 MAX_FAILED_SHARE = 0.01

@@ -1,9 +1,9 @@
-"""`python -m bench.gpu_check`; `baton bench gpu-check` is the same."""
+"""`python -m baton.bench.gpu_check`; `baton bench gpu-check` is the same."""
 
 import sys
 
-from bench.gpu_check.command import main
-from program.exit_status import report_errors
+from baton.bench.gpu_check.command import main
+from baton.runtime.exit_status import report_errors
 
 if __name__ == "__main__":
     sys.exit(report_errors(lambda: main(sys.argv[1:])))

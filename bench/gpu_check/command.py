@@ -1,11 +1,12 @@
-"""`python -m bench.gpu_check`: check and measure the whole GPU path, in less than 8 minutes on one GPU, and 9 on two.
+"""`python -m baton.bench.gpu_check`: check and measure the whole GPU path, in less than 8 minutes on one GPU, and 9 on
+two.
 
 Prints tables; exits with 1 when a result is wrong or a check could not be finished, with 0 when speeds alone are below
 their targets (`--strict`: with 1 for those too). Of the card nothing is ever set, only read.
 
 Owns the list of groups, their processes and the time: one process for the tests of a group (a file of `tests/gpu`) and
-one for each thing it measures (a name that `bench.gpu_check.measure_process` knows). They say rows, see
-`bench.gpu_check.rows.say`. Invariants: everything planned gives at least one row; a process that crashed, hung or
+one for each thing it measures (a name that `baton.bench.gpu_check.measure_process` knows). They say rows, see
+`baton.bench.gpu_check.rows.say`. Invariants: everything planned gives at least one row; a process that crashed, hung or
 raised costs what it was at; a group never outlives its limit by more than the time to kill it; all groups end within
 `TOTAL_S`.
 """
@@ -25,14 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.arguments import names_in, parse_alone, require_folder, write_text
-from bench.facts import ROOT, collect_facts
-from bench.gpu_check.rows import CORRECTNESS, Row, exit_status, failed_row, missing_row, render
-from program.child import PIPE, Child
-from program.settings import setting
-from wire.errors import ChildFailed, InvalidSetting
+from baton.bench.arguments import names_in, parse_alone, require_folder, write_text
+from baton.bench.facts import ROOT, collect_facts
+from baton.bench.gpu_check.rows import CORRECTNESS, Row, exit_status, failed_row, missing_row, render
+from baton.runtime.child import PIPE, Child
+from baton.runtime.settings import setting
+from baton.wire.errors import ChildFailed, InvalidSetting
 
-MEASURE = "bench.gpu_check.measure_process"
+MEASURE = "baton.bench.gpu_check.measure_process"
 TESTS = ROOT / "tests" / "gpu"
 TOTAL_S = 530.0
 """Below 9 minutes, with time to start and to print; with one GPU ranks take no time."""
@@ -184,11 +185,11 @@ def next_message(child: Child, timeout_s: float) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """Check, measure and print; the exit status. Raises `BatonError` when nothing could be begun."""
-    settings = parse_alone("python -m bench.gpu_check", _DESCRIPTION, arguments, GpuCheckSettings)
+    settings = parse_alone("python -m baton.bench.gpu_check", _DESCRIPTION, arguments, GpuCheckSettings)
     require_folder(settings.json)
     groups = chosen_groups(settings.only, quick=settings.quick)
     device = _describe_device(settings.device)
-    facts = collect_facts(shlex.join(["python", "-m", "bench.gpu_check", *arguments]), _PACKAGES)
+    facts = collect_facts(shlex.join(["python", "-m", "baton.bench.gpu_check", *arguments]), _PACKAGES)
     _say(f"{device['device']}: {len(groups)} groups, at most {sum(group.limit_s for group in groups):g} s")
     before = _read_clocks()
     results = [GroupRun(group, settings.device, quick=settings.quick).run(_say) for group in groups]

@@ -1,8 +1,9 @@
-"""The process of one measurement: `python -m bench.gpu_check.measure_process GROUP DEVICE "quick"|"" NAME`.
+"""The process of one measurement: `python -m baton.bench.gpu_check.measure_process GROUP DEVICE "quick"|"" NAME`.
 
-Says every row as it is measured, see `bench.gpu_check.rows.say`; the group "machine" says what torch sees instead.
-Owns the dispatch and what is measured within one process: an engine's steps with random weights, and what runs beside
-the model's products. The time of a step is the host's: from one step to the next, so whatever the host adds is in it.
+Says every row as it is measured, see `baton.bench.gpu_check.rows.say`; the group "machine" says what torch sees
+instead. Owns the dispatch and what is measured within one process: an engine's steps with random weights, and what runs
+beside the model's products. The time of a step is the host's: from one step to the next, so whatever the host adds is
+in it.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from typing import Any
 
 import torch
 
-from bench.gpu_check.relay_process import exposed_rows, transfer_rows
-from bench.gpu_check.rows import Row, failed_row, missing_row, say, say_row, speed_row
-from bench.gpu_check.setup_process import Setup, block_bytes, config_of, gb_per_s, model_shapes
-from bench.limits.engine_process import ONE_BY_ONE, EngineSteps
-from bench.numbers import median, percentile
-from engine.models.config import ModelConfig, parse_config
-from engine.models.ops.base import DecoderOps
-from engine.models.ops.choose import choose_ops
-from engine.models.ops.torch_ops import TorchOps
-from engine.models.rope import RotaryEmbedding
-from kvtransfer.integrity import DOT64
-from kvtransfer.pools.device import DevicePool
-from wire.errors import InvalidSetting
+from baton.bench.gpu_check.relay_process import exposed_rows, transfer_rows
+from baton.bench.gpu_check.rows import Row, failed_row, missing_row, say, say_row, speed_row
+from baton.bench.gpu_check.setup_process import Setup, block_bytes, config_of, gb_per_s, model_shapes
+from baton.bench.limits.engine_process import ONE_BY_ONE, EngineSteps
+from baton.bench.numbers import median, percentile
+from baton.engine.models.config import ModelConfig, parse_config
+from baton.engine.models.ops.base import DecoderOps
+from baton.engine.models.ops.choose import choose_ops
+from baton.engine.models.ops.torch_ops import TorchOps
+from baton.engine.models.rope import RotaryEmbedding
+from baton.kvtransfer.integrity import DOT64
+from baton.kvtransfer.pools.device import DevicePool
+from baton.wire.errors import InvalidSetting
 
 _WARM_UP_STEPS = 8
 _DECODE_SHARE, _DECODE_TARGETS = 0.75, {"8B": (1, 64)}

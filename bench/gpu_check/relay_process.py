@@ -13,16 +13,16 @@ from pathlib import Path
 
 import torch
 
-from bench.breakdown import TTST_PARTS, breakdown_of
-from bench.client.driver import Prompts, ask, client_runner
-from bench.client.outcome import Outcome
-from bench.gpu_check.rows import Row, missing_row, speed_row
-from bench.gpu_check.setup_process import BLOCK_SIZE, Setup, block_bytes, config_of, gb_per_s, write_model
-from bench.kv.measure import NodePair, node_pair
-from bench.limits.served import baton_served
-from bench.numbers import median
-from kvtransfer.integrity import DOT64, XXH3
-from wire.errors import RequestFailed
+from baton.bench.breakdown import TTST_PARTS, breakdown_of
+from baton.bench.client.driver import Prompts, ask, client_runner
+from baton.bench.client.outcome import Outcome
+from baton.bench.gpu_check.rows import Row, missing_row, speed_row
+from baton.bench.gpu_check.setup_process import BLOCK_SIZE, Setup, block_bytes, config_of, gb_per_s, write_model
+from baton.bench.kv.measure import NodePair, node_pair
+from baton.bench.limits.served import baton_served
+from baton.bench.numbers import median
+from baton.kvtransfer.integrity import DOT64, XXH3
+from baton.wire.errors import RequestFailed
 
 _MOST_PERCENT = 5.0
 _NUM_OUTPUT_TOKENS = 4

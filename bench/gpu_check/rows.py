@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.report.document import aligned
+from baton.bench.report.document import aligned
 
 CORRECTNESS = "correctness"
 """Name of the row that says why the tests of a group were not run."""
@@ -132,7 +132,8 @@ def exit_status(rows: Iterable[Row], *, strict: bool) -> int:
 
 
 def say(message: Mapping[str, Any]) -> None:
-    """How a process tells `bench.gpu_check.command` {"row": ...}, {"begun": what comes next} or {"done": true}."""
+    """How a process tells `baton.bench.gpu_check.command` {"row": ...}, {"begun": what comes next} or {"done":
+    true}."""
     sys.stdout.write("\n" + json.dumps(message) + "\n")
     sys.stdout.flush()
 

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.limits.engine_process import EngineSteps
-from bench.limits.model_shapes import ModelShapes, Product, shapes_of
-from bench.numbers import median
-from device.choose import open_device
-from engine.models.config import parse_config
-from engine.settings import EngineSettings
+from baton.bench.limits.engine_process import EngineSteps
+from baton.bench.limits.model_shapes import ModelShapes, Product, shapes_of
+from baton.bench.numbers import median
+from baton.device.choose import open_device
+from baton.engine.models.config import parse_config
+from baton.engine.settings import EngineSettings
 
 BLOCK_SIZE = 16
 _QWEN3: dict[str, Any] = {

@@ -1,9 +1,9 @@
 """`baton bench kv` and `baton bench gap`: what the handoff of KV blocks costs, and what a client sees of it.
 
 `kv`: for each transport and several sizes, two node processes hand blocks over with everything the product does except
-computing them, in turns with a plain copy of as many bytes. See `bench.kv.measure`. `gap` sends one streamed completion
-after the other to a running endpoint. Token 1 comes from the prefill node, every later one from the decode node: what
-the gap between them is longer by than all later ones is what is left of the transfer.
+computing them, in turns with a plain copy of as many bytes. See `baton.bench.kv.measure`. `gap` sends one streamed
+completion after the other to a running endpoint. Token 1 comes from the prefill node, every later one from the decode
+node: what the gap between them is longer by than all later ones is what is left of the transfer.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bench.arguments import parse_alone, require_folder, write_text
-from bench.client.driver import TIMEOUT_S, Prompts, ask, client_runner
-from bench.client.endpoint import probe
-from bench.client.outcome import Outcome
-from bench.documents import KvDocument, ResultFile
-from bench.facts import collect_facts
-from bench.kv.measure import KvBenchSettings, measure, plan
-from bench.kv.report import as_json, save_plot
-from bench.numbers import median, percentile
-from bench.report.document import as_text
-from bench.report.sections import section_of
-from program.ranges import COUNT, SEED, Range
-from program.settings import setting
-from wire.errors import RequestFailed
+from baton.bench.arguments import parse_alone, require_folder, write_text
+from baton.bench.client.driver import TIMEOUT_S, Prompts, ask, client_runner
+from baton.bench.client.endpoint import probe
+from baton.bench.client.outcome import Outcome
+from baton.bench.documents import KvDocument, ResultFile
+from baton.bench.facts import collect_facts
+from baton.bench.kv.measure import KvBenchSettings, measure, plan
+from baton.bench.kv.report import as_json, save_plot
+from baton.bench.numbers import median, percentile
+from baton.bench.report.document import as_text
+from baton.bench.report.sections import section_of
+from baton.runtime.ranges import COUNT, SEED, Range
+from baton.runtime.settings import setting
+from baton.wire.errors import RequestFailed
 
 _DESCRIPTION = "Measure handoffs of KV blocks between two processes, in turns with a plain copy."
 _GAP_DESCRIPTION = "Measure the gap between token 1 and token 2 that a client sees, against all later gaps."

@@ -1,8 +1,8 @@
 """What this machine can do without Baton: a core can copy, hash, both, send to another core through plain TCP, and hand
 it a ZMQ message; NIXL can write.
 
-`python -m bench.kv.limits_process`, one on each of two cores; `spec` is {"core": bytes of a buffer} or {"nixl": [number
-of blocks, bytes of a block]}. Each command returns seconds where it says nothing else.
+`python -m baton.bench.kv.limits_process`, one on each of two cores; `spec` is {"core": bytes of a buffer} or {"nixl":
+[number of blocks, bytes of a block]}. Each command returns seconds where it says nothing else.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy.typing as npt
 import xxhash
 import zmq
 
-from bench.child import Worker, serve_parent
-from kvtransfer.transports.nixl.ucx import ucx_environment
-from wire.errors import RequestFailed
-from wire.links import LinkSettings, bind, connect, open_socket
+from baton.bench.child import Worker, serve_parent
+from baton.kvtransfer.transports.nixl.ucx import ucx_environment
+from baton.wire.errors import RequestFailed
+from baton.wire.links import LinkSettings, bind, connect, open_socket
 
 _HOST = "127.0.0.1"
 _PIECE_BYTES = 2**20
@@ -31,7 +31,8 @@ _WAIT_S = 60.0
 
 
 class CoreLimits:
-    """Two buffers, to be chosen much larger than the caches, with every page touched. See `bench.child.Worker`."""
+    """Two buffers, to be chosen much larger than the caches, with every page touched. See
+    `baton.bench.child.Worker`."""
 
     def __init__(self, num_bytes: int) -> None:
         self._source, self._target = np.ones((2, num_bytes), dtype=np.uint8)

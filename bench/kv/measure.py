@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
-from bench.arguments import cores_in, names_in, numbers_in
-from bench.child import Child
-from kvtransfer.integrity import CHECKSUMS
-from kvtransfer.transports.registry import NIXL, SHM, ZMQ
-from program.ranges import BYTES, COUNT
-from program.settings import setting
-from wire.errors import InvalidSetting, RequestFailed, TransferFailed
+from baton.bench.arguments import cores_in, names_in, numbers_in
+from baton.bench.child import Child
+from baton.kvtransfer.integrity import CHECKSUMS
+from baton.kvtransfer.transports.registry import NIXL, SHM, ZMQ
+from baton.runtime.ranges import BYTES, COUNT
+from baton.runtime.settings import setting
+from baton.wire.errors import InvalidSetting, RequestFailed, TransferFailed
 
 TRANSPORTS = (SHM, ZMQ, NIXL)
 """Those that carry pools in host memory."""
@@ -34,7 +34,7 @@ _ALL = "all"
 _LIBRARIES = {NIXL: ("nixl", "baton-serve[nixl]")}
 _BLOCK_UNIT_BYTES = 64
 _TINY = {"blocks": "1,4", "block_bytes": 2**16, "rounds": 2, "min_pool_bytes": 2**20}
-_NODE, _LIMITS = "bench.kv.node_process", "bench.kv.limits_process"
+_NODE, _LIMITS = "baton.bench.kv.node_process", "baton.bench.kv.limits_process"
 _SMALL_BYTES, _MORE_ROUNDS = 16 * 2**20, 10
 _FIXED_COST_BLOCK_BYTES = 2**16
 _LIMIT_BYTES, _QUICK_LIMIT_BYTES = 2**28, 2**22

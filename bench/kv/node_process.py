@@ -1,4 +1,5 @@
-"""One node of the measured pair, without an engine: `python -m bench.kv.node_process`, driven by `bench.child`.
+"""One node of the measured pair, without an engine: `python -m baton.bench.kv.node_process`, driven by
+`baton.bench.child`.
 
 Owns a pool, one side of the transfer layer on its own thread, and the time stamps (CLOCK_MONOTONIC). Everything between
 the stamps is what `baton prefill` and `baton decode` run. The main thread posts and waits, as an engine would.
@@ -14,27 +15,27 @@ from typing import Any
 import numpy as np
 import zmq
 
-from bench.child import Worker, serve_parent
-from kvtransfer import commands
-from kvtransfer.facts import ReceivingFacts, SendingFacts
-from kvtransfer.messages import PeerHello
-from kvtransfer.pools.base import KvPool
-from kvtransfer.pools.open import open_pool
-from kvtransfer.process_identity import this_process
-from kvtransfer.pusher import Pusher
-from kvtransfer.receiving import ReceivingSide
-from kvtransfer.sender_connections import open_listener
-from kvtransfer.sending import SendingSide
-from kvtransfer.thread import TransferThread
-from kvtransfer.transports import registry
-from kvtransfer.transports.base import Blocks, Sender
-from kvtransfer.transports.registry import SHM, SLOTS, PoolMemory, SenderFactory, TransportSettings
-from program.process import keep_freed_memory
-from wire.errors import Refused, RequestFailed
-from wire.layout import KvLayout, LayerKv
-from wire.links import LinkSettings
-from wire.messages import PrefillPeer, TokenEvent
-from wire.request_key import RequestKey
+from baton.bench.child import Worker, serve_parent
+from baton.kvtransfer import commands
+from baton.kvtransfer.facts import ReceivingFacts, SendingFacts
+from baton.kvtransfer.messages import PeerHello
+from baton.kvtransfer.pools.base import KvPool
+from baton.kvtransfer.pools.open import open_pool
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.receiving import ReceivingSide
+from baton.kvtransfer.sender_connections import open_listener
+from baton.kvtransfer.sending import SendingSide
+from baton.kvtransfer.thread import TransferThread
+from baton.kvtransfer.transports import registry
+from baton.kvtransfer.transports.base import Blocks, Sender
+from baton.kvtransfer.transports.registry import SHM, SLOTS, PoolMemory, SenderFactory, TransportSettings
+from baton.runtime.process import keep_freed_memory
+from baton.wire.errors import Refused, RequestFailed
+from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.links import LinkSettings
+from baton.wire.messages import PrefillPeer, TokenEvent
+from baton.wire.request_key import RequestKey
 
 PREFILL, DECODE = "prefill", "decode"
 TOKENS_PER_BLOCK = 16

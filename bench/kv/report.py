@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.arguments import write_file
-from bench.facts import Facts
-from bench.kv.measure import Case, Results
-from bench.numbers import NOISY_SPREAD, PairedRatio, median, paired_ratio, percentile, size, spread
-from bench.plots.lines import Handoffs, draw_transfer
-from bench.plots.style import as_png
-from bench.report.document import Table, table_of
+from baton.bench.arguments import write_file
+from baton.bench.facts import Facts
+from baton.bench.kv.measure import Case, Results
+from baton.bench.numbers import NOISY_SPREAD, PairedRatio, median, paired_ratio, percentile, size, spread
+from baton.bench.plots.lines import Handoffs, draw_transfer
+from baton.bench.plots.style import as_png
+from baton.bench.report.document import Table, table_of
 
 
 @dataclass(frozen=True, slots=True)

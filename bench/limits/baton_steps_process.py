@@ -1,6 +1,6 @@
-"""Baton's prompts and decode steps for `bench.limits.step_turns`.
+"""Baton's prompts and decode steps for `baton.bench.limits.step_turns`.
 
-python -m bench.limits.baton_steps_process MODEL
+python -m baton.bench.limits.baton_steps_process MODEL
 
 With `--tensor-parallel-size` and `--pipeline-parallel-size` those of several ranks, which divide `--threads` among
 them. As a file it measures other versions of Baton, of which it needs `EngineSteps`:
@@ -14,10 +14,10 @@ import json
 import sys
 from collections.abc import Sequence
 
-from bench.limits.engine_process import EngineSteps
-from bench.numbers import median
-from engine.settings import EngineSettings
-from program.process import keep_freed_memory
+from baton.bench.limits.engine_process import EngineSteps
+from baton.bench.numbers import median
+from baton.engine.settings import EngineSettings
+from baton.runtime.process import keep_freed_memory
 
 _NUM_PROMPTS, _NUM_STEPS = 3, 24
 _BLOCK_SIZE = 16
@@ -27,7 +27,7 @@ _RANKS = ("tensor_parallel_size", "pipeline_parallel_size")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print lines of JSON."""
-    parser = argparse.ArgumentParser(prog="python -m bench.limits.baton_steps_process", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m baton.bench.limits.baton_steps_process", description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--prompts", default="")

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.arguments import parse_alone, require_folder, write_text
-from bench.child import Child
-from bench.documents import LimitsDocument, ResultFile
-from bench.facts import Facts, collect_facts
-from bench.kv.measure import Case, Cores, KvBenchSettings, core_limits, plan, round_trips, session
-from bench.kv.report import figures
-from bench.limits.result import (
+from baton.bench.arguments import parse_alone, require_folder, write_text
+from baton.bench.child import Child
+from baton.bench.documents import LimitsDocument, ResultFile
+from baton.bench.facts import Facts, collect_facts
+from baton.bench.kv.measure import Case, Cores, KvBenchSettings, core_limits, plan, round_trips, session
+from baton.bench.kv.report import figures
+from baton.bench.limits.result import (
     CEILING_NAMES,
     ENGINE_NAMES,
     HANDOFF_NAMES,
@@ -36,19 +36,19 @@ from bench.limits.result import (
     ceiling_of,
     difference_of,
 )
-from bench.limits.router_hop import RatePlan, RouterPlan, measure_router_hop, measure_router_rate, router_ratios
-from bench.limits.served import handoff_ratios, isolation_ratio, measure_handoffs, measure_isolation
-from bench.numbers import median, percentile
-from bench.report.document import as_text
-from bench.report.sections import section_of
-from engine.models.identity import model_name
-from kvtransfer.integrity import XXH3
-from kvtransfer.transports.registry import SHM
-from wire.errors import BatonError
+from baton.bench.limits.router_hop import RatePlan, RouterPlan, measure_router_hop, measure_router_rate, router_ratios
+from baton.bench.limits.served import handoff_ratios, isolation_ratio, measure_handoffs, measure_isolation
+from baton.bench.numbers import median, percentile
+from baton.bench.report.document import as_text
+from baton.bench.report.sections import section_of
+from baton.engine.models.identity import model_name
+from baton.kvtransfer.integrity import XXH3
+from baton.kvtransfer.transports.registry import SHM
+from baton.wire.errors import BatonError
 
 _DESCRIPTION = "Measure this machine's ceilings and how close Baton comes to them, in turns."
 _PACKAGES = ("baton-serve", "numpy", "torch", "pyzmq", "aiohttp")
-_ENGINE = "bench.limits.engine_process"
+_ENGINE = "baton.bench.limits.engine_process"
 _START_S = 300.0
 _MESSAGE_BYTES = 256
 _NUM_ROUND_TRIPS, _NUM_WARM_UP_TRIPS = 500, 50

@@ -1,11 +1,11 @@
 """How close an engine comes to the machine: `decode_bw_ratio`, `attn_ratio`, `prefill_flop_ratio`, their ceilings, and
 its kernels alone.
 
-`python -m bench.limits.engine_process`. Owns how requests get into an engine whose steps are timed; an engine with the
-cores, threads and malloc settings of a node; and two buffers larger than the caches in the same process: memory
-settings and threads are the same for both. Every ratio is a rate of the engine over a rate of the machine, measured in
-turns; numerators are what a step cannot avoid (`bench.limits.model_shapes`), so whatever else the engine does makes its
-ratio smaller.
+`python -m baton.bench.limits.engine_process`. Owns how requests get into an engine whose steps are timed; an engine
+with the cores, threads and malloc settings of a node; and two buffers larger than the caches in the same process:
+memory settings and threads are the same for both. Every ratio is a rate of the engine over a rate of the machine,
+measured in turns; numerators are what a step cannot avoid (`baton.bench.limits.model_shapes`), so whatever else the
+engine does makes its ratio smaller.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.child import Worker, serve_parent
-from bench.limits.kernels_alone import FEW_ROWS, MANY_ROWS, KernelsAlone, Work, library_product
-from bench.limits.model_shapes import Product, shapes_of
-from bench.limits.result import TIMES_CACHE, LimitsSettings, ceiling_of, in_turns, last_cache_bytes, ratio_of
-from bench.numbers import median
-from device.host import HostStaging
-from engine.attention.base import SequenceShare
-from engine.build import Engine, build_engine
-from engine.core import FirstToken
-from engine.models.checkpoint import choose_dtype
-from engine.models.config import load_config
-from engine.models.decoder import TORCH_DTYPES
-from engine.models.identity import find_checkpoint
-from engine.native.library import open_kernels
-from engine.runner.kv_memory import allocate_private, allocate_shared
-from engine.scheduler.request import RequestOutput
-from engine.settings import EngineSettings
-from program.process import keep_freed_memory
-from wire.errors import RequestFailed
-from wire.layout import DTYPE_BYTES
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
+from baton.bench.child import Worker, serve_parent
+from baton.bench.limits.kernels_alone import FEW_ROWS, MANY_ROWS, KernelsAlone, Work, library_product
+from baton.bench.limits.model_shapes import Product, shapes_of
+from baton.bench.limits.result import TIMES_CACHE, LimitsSettings, ceiling_of, in_turns, last_cache_bytes, ratio_of
+from baton.bench.numbers import median
+from baton.device.host import HostStaging
+from baton.engine.attention.base import SequenceShare
+from baton.engine.build import Engine, build_engine
+from baton.engine.core import FirstToken
+from baton.engine.models.checkpoint import choose_dtype
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import TORCH_DTYPES
+from baton.engine.models.identity import find_checkpoint
+from baton.engine.native.library import open_kernels
+from baton.engine.runner.kv_memory import allocate_private, allocate_shared
+from baton.engine.scheduler.request import RequestOutput
+from baton.engine.settings import EngineSettings
+from baton.runtime.process import keep_freed_memory
+from baton.wire.errors import RequestFailed
+from baton.wire.layout import DTYPE_BYTES
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 
 GREEDY = DecodingParams(temperature=0.0, ignore_eos=True)
 ONE_BY_ONE = DecodingParams(temperature=0.0, ignore_eos=True, presence_penalty=0.01)
@@ -216,7 +216,7 @@ class Machine:
 
 
 class EngineLimits:
-    """Measures what it is asked for. See `bench.child.Worker`; `spec`: the settings of `baton bench limits`."""
+    """Measures what it is asked for. See `baton.bench.child.Worker`; `spec`: the settings of `baton bench limits`."""
 
     def __init__(self, settings: LimitsSettings) -> None:
         config = load_config(find_checkpoint(settings.model))

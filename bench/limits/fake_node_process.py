@@ -1,4 +1,4 @@
-"""A decode node without a model: `python -m bench.limits.fake_node_process`, driven by `bench.child`.
+"""A decode node without a model: `python -m baton.bench.limits.fake_node_process`, driven by `baton.bench.child`.
 
 It registers like any node, takes the requests it is given, answers the first token of each at once and the others in
 steps at a fixed cadence: one message for all requests of a step, stamped (CLOCK_MONOTONIC) before it is made. Two ends
@@ -15,13 +15,13 @@ from typing import Any
 
 import zmq
 
-from bench.child import serve_parent
-from program.clock import host_clock
-from wire import messages
-from wire.errors import RequestFailed
-from wire.layout import KvLayout, LayerKv
-from wire.links import LinkSettings, connect, open_socket
-from wire.session import Session, number_of
+from baton.bench.child import serve_parent
+from baton.runtime.clock import host_clock
+from baton.wire import messages
+from baton.wire.errors import RequestFailed
+from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.links import LinkSettings, connect, open_socket
+from baton.wire.session import Session, number_of
 
 _LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(num_kv_heads=1, head_dim=64)])
 _NUM_BLOCKS = 2**16
@@ -59,8 +59,8 @@ class _End:
 
 
 class FakeNode:
-    """See `bench.child.Worker`. `spec`: `token_id`, which it says again and again, and the `fingerprint` of the model
-    that the router has the tokenizer of.
+    """See `baton.bench.child.Worker`. `spec`: `token_id`, which it says again and again, and the `fingerprint` of the
+    model that the router has the tokenizer of.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
-"""What a schema costs answers that were asked for as JSON: `python -m bench.limits.grammar_answers [--rounds 60]`.
+"""What a schema costs answers that were asked for as JSON: `python -m baton.bench.limits.grammar_answers [--rounds
+60]`.
 
-`bench.limits.grammar_step` measures steps of a model that wants to write something else, whose tokens are refused. Here
-the demo model is asked for an object, and writes it with a schema or without: what the schema allows is what is
-written anyway, and what it forces takes no step. A batch of such questions is answered in turns with the schema and
-without, from the first token of all answers to the last one of any, by the clock and by the processor time of all
+`baton.bench.limits.grammar_step` measures steps of a model that wants to write something else, whose tokens are
+refused. Here the demo model is asked for an object, and writes it with a schema or without: what the schema allows is
+what is written anyway, and what it forces takes no step. A batch of such questions is answered in turns with the schema
+and without, from the first token of all answers to the last one of any, by the clock and by the processor time of all
 threads. Lower quartiles, and the median ratio of neighbouring rounds.
 """
 
@@ -15,17 +16,17 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.limits.grammar_step import ratio_line
-from engine.build import build_engine
-from engine.core import EngineCore
-from engine.models.identity import find_checkpoint
-from engine.runner.kv_memory import allocate_private
-from engine.settings import EngineSettings
-from engine.text.chat_template import ChatTemplate
-from engine.text.tokenizer import Tokenizer
-from wire.grammar import Grammar
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
+from baton.bench.limits.grammar_step import ratio_line
+from baton.engine.build import build_engine
+from baton.engine.core import EngineCore
+from baton.engine.models.identity import find_checkpoint
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.settings import EngineSettings
+from baton.engine.text.chat_template import ChatTemplate
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.grammar import Grammar
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 
 _COUNTRIES = ("France", "Portugal", "Spain", "Italy", "Germany", "Norway", "Sweden", "Japan")
 _QUESTION = "What is the capital of {}? Answer in JSON with country and capital."
@@ -68,7 +69,7 @@ def answer(core: EngineCore, prompts: Sequence[Sequence[int]], temperature: floa
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.limits.grammar_answers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m baton.bench.limits.grammar_answers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1)
     flags = parser.parse_args(argv)

@@ -1,10 +1,10 @@
-"""What llguidance's own calls take: `python -m bench.limits.grammar_calls [MODEL] [--shapes]`.
+"""What llguidance's own calls take: `python -m baton.bench.limits.grammar_calls [MODEL] [--shapes]`.
 
-The floor of what a grammar costs: `bench.limits.grammar_step` measures steps, this the library alone, for the same
-grammars and a batch of outputs of tokens that are drawn uniformly from those allowed. First all of these are accepted,
-then a token is refused before each, so that there is a mask. Each call is timed in a loop, and behind a sweep over more
-memory than a cache of a core holds, as after a forward pass. Medians: a state of a grammar that is reached first takes
-longer.
+The floor of what a grammar costs: `baton.bench.limits.grammar_step` measures steps, this the library alone, for the
+same grammars and a batch of outputs of tokens that are drawn uniformly from those allowed. First all of these are
+accepted, then a token is refused before each, so that there is a mask. Each call is timed in a loop, and behind a sweep
+over more memory than a cache of a core holds, as after a forward pass. Medians: a state of a grammar that is reached
+first takes longer.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
-from bench.limits.grammar_step import GRAMMARS, write_shapes
-from engine.models.identity import find_checkpoint
-from engine.structured.vocabulary import Vocabulary
-from wire.grammar import Grammar
+from baton.bench.limits.grammar_step import GRAMMARS, write_shapes
+from baton.engine.models.identity import find_checkpoint
+from baton.engine.structured.vocabulary import Vocabulary
+from baton.wire.grammar import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -99,9 +99,9 @@ def measure(vocabulary: Vocabulary, grammar: Grammar, *, is_refused: bool, sweep
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.limits.grammar_calls", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m baton.bench.limits.grammar_calls", description=__doc__)
     parser.add_argument("model", nargs="?", default="", help="checkpoint; the demo model when absent")
-    parser.add_argument("--shapes", action="store_true", help="as of bench.limits.grammar_step")
+    parser.add_argument("--shapes", action="store_true", help="as of baton.bench.limits.grammar_step")
     flags = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as name:
         folder = find_checkpoint(flags.model, weights=False)

@@ -1,4 +1,4 @@
-"""What a grammar costs a decode step: `python -m bench.limits.grammar_step [MODEL] [--batch 8] [--rounds 10]`.
+"""What a grammar costs a decode step: `python -m baton.bench.limits.grammar_step [MODEL] [--batch 8] [--rounds 10]`.
 
 One engine decodes a batch of requests, without a grammar and with one in each of them, in turns. Three grammars are
 measured: objects, of which many tokens are forced, so that steps have more of them; a text, in which nothing is forced,
@@ -28,15 +28,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.build import build_engine
-from engine.core import EngineCore
-from engine.models.identity import find_checkpoint
-from engine.runner.kv_memory import allocate_private
-from engine.settings import EngineSettings
-from engine.text.tokenizer import Tokenizer
-from wire.grammar import Grammar
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
+from baton.engine.build import build_engine
+from baton.engine.core import EngineCore
+from baton.engine.models.identity import find_checkpoint
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.settings import EngineSettings
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.grammar import Grammar
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 
 _BLANK = "\u0120"
 """As which tokenizers write a blank."""
@@ -127,7 +127,7 @@ def _word(number: int) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.limits.grammar_step", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m baton.bench.limits.grammar_step", description=__doc__)
     parser.add_argument("model", nargs="?", default="", help="checkpoint; the demo model when absent")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=10)

@@ -1,4 +1,5 @@
-"""What a decode step costs beside its kernels: `python -m bench.limits.host_step [MODEL] [--batch 1] [--rounds 20]`.
+"""What a decode step costs beside its kernels: `python -m baton.bench.limits.host_step [MODEL] [--batch 1] [--rounds
+20]`.
 
 One engine decodes a batch of greedy requests on one thread. Printed is the time of a step without that of its recorded
 kernels, which are all of the layers and the head: what is left is planning, finding the most likely tokens, and what
@@ -14,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from engine.build import build_engine
-from engine.core import EngineCore
-from engine.native.library import Kernels
-from engine.runner.kv_memory import allocate_private
-from engine.settings import EngineSettings
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
+from baton.engine.build import build_engine
+from baton.engine.core import EngineCore
+from baton.engine.native.library import Kernels
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.settings import EngineSettings
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 
 NUM_STEPS = 40
 _PROMPT = tuple(range(20, 52))
@@ -66,7 +67,7 @@ def host_times(core: EngineCore, batch: int, kernels: KernelTime) -> list[float]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.limits.host_step", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m baton.bench.limits.host_step", description=__doc__)
     parser.add_argument("model", nargs="?", default="", help="checkpoint; the demo model when absent")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.limits.model_shapes import ModelShapes, Product
-from engine.attention.native_backend import layer_kv
-from engine.attention.paged_kv import PagedKv
-from engine.models.linear_weights import PlainWeight
-from engine.models.ops.native_ops import NativeOps, NativeWeight
-from engine.native.arguments import BatonAttention, BatonLinear
-from engine.native.library import Kernels
+from baton.bench.limits.model_shapes import ModelShapes, Product
+from baton.engine.attention.native_backend import layer_kv
+from baton.engine.attention.paged_kv import PagedKv
+from baton.engine.models.linear_weights import PlainWeight
+from baton.engine.models.ops.native_ops import NativeOps, NativeWeight
+from baton.engine.native.arguments import BatonAttention, BatonLinear
+from baton.engine.native.library import Kernels
 
 FEW_ROWS, MANY_ROWS = (1, 2, 4, 8), (16, 64, 512)
 """Rows of products that are bound by memory, and of those that are bound by the processor at last."""

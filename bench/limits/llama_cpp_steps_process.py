@@ -1,4 +1,5 @@
-"""llama.cpp's prompts and decode steps for `bench.limits.step_turns`, with a Python that has `llama_cpp` and numpy:
+"""llama.cpp's prompts and decode steps for `baton.bench.limits.step_turns`, with a Python that has `llama_cpp` and
+numpy:
 
     python bench/limits/llama_cpp_steps_process.py MODEL.gguf
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import zmq
 
-from program.clock import host_clock
-from wire import messages
-from wire.layout import KvLayout, LayerKv
-from wire.links import LinkSettings, connect, open_socket
-from wire.session import Session, number_of
+from baton.runtime.clock import host_clock
+from baton.wire import messages
+from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.links import LinkSettings, connect, open_socket
+from baton.wire.session import Session, number_of
 
 _LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(num_kv_heads=1, head_dim=64)])
 _NUM_BLOCKS = 2**16

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from engine.models.config import ModelConfig
+from baton.engine.models.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""OpenVINO's prompts and decode steps for `bench.limits.step_turns`, with a Python that has `openvino` and numpy:
+"""OpenVINO's prompts and decode steps for `baton.bench.limits.step_turns`, with a Python that has `openvino` and numpy:
 
     python bench/limits/openvino_steps_process.py FOLDER
 

@@ -1,4 +1,5 @@
-"""How much faster quantized weights decode on a CPU: `python -m bench.limits.quantized_step [--batch 1] [--threads 1]`.
+"""How much faster quantized weights decode on a CPU: `python -m baton.bench.limits.quantized_step [--batch 1]
+[--threads 1]`.
 
 Engines with random weights of one shape, by default Qwen3-0.6B's, each quantized in another way while it is loaded,
 decode in turns, two steps each. Printed is the time of a step and how often the plain weights' step has it: of the
@@ -17,14 +18,14 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from bench.gpu_check.setup_process import write_model
-from bench.numbers import median
-from engine.build import Engine, build_engine
-from engine.models.quantization.while_loading import AUTO, WHILE_LOADING
-from engine.runner.kv_memory import allocate_private
-from engine.settings import EngineSettings
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
+from baton.bench.gpu_check.setup_process import write_model
+from baton.bench.numbers import median
+from baton.engine.build import Engine, build_engine
+from baton.engine.models.quantization.while_loading import AUTO, WHILE_LOADING
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.settings import EngineSettings
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 
 _PROMPT = tuple(range(20, 52))
 _STEPS_A_TURN, _WARM_UP_STEPS = 2, 5
@@ -93,7 +94,7 @@ def measure(model: Path, flags: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.limits.quantized_step", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m baton.bench.limits.quantized_step", description=__doc__)
     parser.add_argument("--shape", choices=("0.6B", "8B", "tiny"), default="0.6B", help="of Qwen3, or a tiny model")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.arguments import cores_in, names_in, numbers_in
-from bench.numbers import NOISY_SPREAD, median, paired_ratio, percentile, spread
-from program.ranges import COUNT, THREADS, Range
-from program.settings import setting
+from baton.bench.arguments import cores_in, names_in, numbers_in
+from baton.bench.numbers import NOISY_SPREAD, median, paired_ratio, percentile, spread
+from baton.runtime.ranges import COUNT, THREADS, Range
+from baton.runtime.settings import setting
 
 CEILING_NAMES = ("memcpy", "read_stream", "gemm")
 STEP_NAMES = ("decode_bw_ratio", "attn_ratio", "attn_kernel_ratio")

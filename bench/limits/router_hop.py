@@ -29,20 +29,20 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from bench.child import Child as Commanded
-from bench.limits.result import Ratio, difference_of, range_of
-from bench.numbers import median, percentile
-from demo.location import DEMO_MODEL_NAME, checkpoint_path
-from engine.models.config import load_config
-from engine.models.identity import model_fingerprint
-from engine.text.tokenizer import Tokenizer
-from program.child import PIPE, Child
-from wire.errors import RequestFailed
-from wire.links import LinkSettings, bind, open_socket
-from wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Decode, Hello, Ping, Tokens, Welcome, control_identity
-from wire.sampling import DecodingParams
+from baton.bench.child import Child as Commanded
+from baton.bench.limits.result import Ratio, difference_of, range_of
+from baton.bench.numbers import median, percentile
+from baton.demo.location import DEMO_MODEL_NAME, checkpoint_path
+from baton.engine.models.config import load_config
+from baton.engine.models.identity import model_fingerprint
+from baton.engine.text.tokenizer import Tokenizer
+from baton.runtime.child import PIPE, Child
+from baton.wire.errors import RequestFailed
+from baton.wire.links import LinkSettings, bind, open_socket
+from baton.wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Decode, Hello, Ping, Tokens, Welcome, control_identity
+from baton.wire.sampling import DecodingParams
 
-_FAKE_NODE = "bench.limits.fake_node_process"
+_FAKE_NODE = "baton.bench.limits.fake_node_process"
 _ROUTER_FLAGS = ("--port=0", "--control-port=0", "--shutdown-timeout-s=1", "--log-level=warning")
 _ROUTER, _DIRECT = "router", "direct"
 _SESSION = 1

@@ -1,4 +1,4 @@
-"""How the router bears loads that would hurt: `python -m bench.limits.router_load`.
+"""How the router bears loads that would hurt: `python -m baton.bench.limits.router_load`.
 
 For each load a router of its own, with a node that has no model. What is reported comes from the router: how late its
 event loop ran what was due (its own metric, 50 samples a second), the most memory it had, and how its answers ended.
@@ -23,13 +23,13 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.limits.load_node import LoadNode
-from demo.location import DEMO_MODEL_NAME, checkpoint_path
-from engine.models.config import load_config
-from engine.models.identity import model_fingerprint
-from engine.text.tokenizer import Tokenizer
-from program.child import PIPE, Child
-from wire.errors import RequestFailed
+from baton.bench.limits.load_node import LoadNode
+from baton.demo.location import DEMO_MODEL_NAME, checkpoint_path
+from baton.engine.models.config import load_config
+from baton.engine.models.identity import model_fingerprint
+from baton.engine.text.tokenizer import Tokenizer
+from baton.runtime.child import PIPE, Child
+from baton.wire.errors import RequestFailed
 
 GOAL_P99_S, GOAL_WORST_S, GOAL_RSS_BYTES = 0.05, 0.2, 300 * 2**20
 _ROUTER_FLAGS = ("--port=0", "--control-port=0", "--shutdown-timeout-s=1", "--log-level=error")
@@ -216,7 +216,7 @@ def _peak_rss_bytes(pid: int) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; 1 when a goal is not met."""
-    parser = argparse.ArgumentParser("python -m bench.limits.router_load", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("python -m baton.bench.limits.router_load", description=__doc__.splitlines()[0])
     parser.add_argument("loads", nargs="*", help=f"of {', '.join(LOADS)}; all when none is named")
     parser.add_argument("--size", type=float, default=1.0, help="a share of the full load")
     flags = parser.parse_args(arguments)

@@ -21,21 +21,30 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from bench.child import Child
-from bench.client.driver import OPTIONS, TIMEOUT_S, LoadPlan, Prompts, ask, client_runner, require_answer, run_load
-from bench.client.endpoint import Endpoint, probe
-from bench.client.outcome import Outcome
-from bench.limits.result import LimitsSettings, Ratio, range_of, ratio_of
-from bench.numbers import median, percentile
-from bench.targets.process import PATIENCE_S, RunningTarget
-from bench.targets.spec import Target
-from bench.workload.dataset_settings import Conversation
-from engine.models.config import load_config
-from engine.models.identity import find_checkpoint
-from program.clock import host_clock
-from wire.errors import RequestFailed
+from baton.bench.child import Child
+from baton.bench.client.driver import (
+    OPTIONS,
+    TIMEOUT_S,
+    LoadPlan,
+    Prompts,
+    ask,
+    client_runner,
+    require_answer,
+    run_load,
+)
+from baton.bench.client.endpoint import Endpoint, probe
+from baton.bench.client.outcome import Outcome
+from baton.bench.limits.result import LimitsSettings, Ratio, range_of, ratio_of
+from baton.bench.numbers import median, percentile
+from baton.bench.targets.process import PATIENCE_S, RunningTarget
+from baton.bench.targets.spec import Target
+from baton.bench.workload.dataset_settings import Conversation
+from baton.engine.models.config import load_config
+from baton.engine.models.identity import find_checkpoint
+from baton.runtime.clock import host_clock
+from baton.wire.errors import RequestFailed
 
-_COPIER = "bench.kv.limits_process"
+_COPIER = "baton.bench.kv.limits_process"
 _READY_S = 300.0
 _NUM_OUTPUT_TOKENS = 4
 ARRANGEMENTS: Mapping[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""How long a deployment takes to be ready, and what its processes keep in memory: `python -m bench.limits.start`.
+"""How long a deployment takes to be ready, and what its processes keep in memory: `python -m baton.bench.limits.start`.
 
 `baton serve` is started `--rounds` times; what stands behind the flags of this command goes to it. Printed are the
 seconds from the start of the command to its line "Baton ready at", and, of one more start with a pool of
@@ -23,10 +23,10 @@ from pathlib import Path
 
 import psutil
 
-from bench.numbers import median
-from bench.targets.process import descendants
-from engine.models.identity import find_checkpoint
-from program.child import PIPE, Child
+from baton.bench.numbers import median
+from baton.bench.targets.process import descendants
+from baton.engine.models.identity import find_checkpoint
+from baton.runtime.child import PIPE, Child
 
 _READY_S = 120.0
 _PATIENCE_S = 10.0
@@ -97,7 +97,7 @@ def _all_resident(pid: int, pool_bytes: int) -> Iterable[Resident]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.limits.start", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m baton.bench.limits.start", description=__doc__)
     parser.add_argument("model", nargs="?", default="", help="checkpoint; the demo model when absent")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pool-bytes", type=int, default=2 * 2**30, help="more than any other memory")

@@ -1,10 +1,10 @@
-"""Times of prompts and decode steps of several engines, in turns: `python -m bench.limits.step_turns TARGET ...`.
+"""Times of prompts and decode steps of several engines, in turns: `python -m baton.bench.limits.step_turns TARGET ...`.
 
 A target is `NAME=COMMAND`. Its command gets `--threads`, `--prompts` and `--steps` appended, measures each prompt
 length and each BATCHxCONTEXT that they name, and prints a line of JSON for each: {"case": "8x512", "seconds": 0.11}.
-Baton's is `python -m bench.limits.baton_steps_process MODEL`; beside it lie those of OpenVINO, vLLM and llama.cpp, for
-a Python that has them. All run on the same cores, one after another, `--rounds` times. Printed are the medians, and
-each one's over the first target's: above 1 the first is faster.
+Baton's is `python -m baton.bench.limits.baton_steps_process MODEL`; beside it lie those of OpenVINO, vLLM and
+llama.cpp, for a Python that has them. All run on the same cores, one after another, `--rounds` times. Printed are the
+medians, and each one's over the first target's: above 1 the first is faster.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from bench.numbers import number, paired_ratio
-from wire.errors import InvalidSetting, RequestFailed
+from baton.bench.numbers import number, paired_ratio
+from baton.wire.errors import InvalidSetting, RequestFailed
 
 _LONGEST_S = 1800.0
 _DEFAULT_STEPS = "1x512,8x512,16x512,32x512,1x4096"
@@ -62,7 +62,7 @@ def table(found: Mapping[str, Times]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print. Raises `BatonError`."""
-    parser = argparse.ArgumentParser(prog="python -m bench.limits.step_turns", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m baton.bench.limits.step_turns", description=__doc__)
     parser.add_argument("targets", nargs="+", metavar="NAME=COMMAND")
     parser.add_argument("--cores", default="0", help="a list; each target gets as many threads")
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,4 +1,4 @@
-"""vLLM's prompts and decode steps for `bench.limits.step_turns`, with a Python that has vLLM:
+"""vLLM's prompts and decode steps for `baton.bench.limits.step_turns`, with a Python that has vLLM:
 
     LD_PRELOAD=libtcmalloc_minimal.so.4:libiomp5.so python bench/limits/vllm_steps_process.py MODEL
 

@@ -20,26 +20,26 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.arguments import parse_settings
-from bench.plan.simulated_node import NodeShape
-from bench.plan.simulation import Deployment, PlannedRequest, Simulation
-from bench.plots.lines import GOAL, Line, Panel, Plot, rate_ticks, slo_in_words
-from bench.plots.style import as_png, as_svg, looks_of
-from bench.report.document import aligned
-from bench.runs import METRICS, Run
-from bench.serve.arrivals import from_trace, poisson_or_gamma
-from bench.serve.metrics import summarise
-from bench.serve.settings import parse_slo
-from bench.targets.line_up import parse_rates
-from bench.workload.dataset_settings import AZURE, MOONCAKE, DatasetSettings
-from bench.workload.passages import bare_vocabulary
-from bench.workload.registry import make_workload
-from program.command_line import CommandParser
-from program.ranges import COUNT, MILLISECONDS, SHARE_OR_NONE
-from program.settings import setting
-from router.goals import NO_GOALS, Goals
-from wire.errors import InvalidSetting
-from wire.step_cost import StepCost
+from baton.bench.arguments import parse_settings
+from baton.bench.plan.simulated_node import NodeShape
+from baton.bench.plan.simulation import Deployment, PlannedRequest, Simulation
+from baton.bench.plots.lines import GOAL, Line, Panel, Plot, rate_ticks, slo_in_words
+from baton.bench.plots.style import as_png, as_svg, looks_of
+from baton.bench.report.document import aligned
+from baton.bench.runs import METRICS, Run
+from baton.bench.serve.arrivals import from_trace, poisson_or_gamma
+from baton.bench.serve.metrics import summarise
+from baton.bench.serve.settings import parse_slo
+from baton.bench.targets.line_up import parse_rates
+from baton.bench.workload.dataset_settings import AZURE, MOONCAKE, DatasetSettings
+from baton.bench.workload.passages import bare_vocabulary
+from baton.bench.workload.registry import make_workload
+from baton.router.routing.goals import NO_GOALS, Goals
+from baton.runtime.command_line import CommandParser
+from baton.runtime.ranges import COUNT, MILLISECONDS, SHARE_OR_NONE
+from baton.runtime.settings import setting
+from baton.wire.errors import InvalidSetting
+from baton.wire.step_cost import StepCost
 
 _DESCRIPTION = (
     "Compute what goals and nodes would do with a load, from the step costs that running nodes have measured. What of "

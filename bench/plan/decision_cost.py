@@ -1,4 +1,4 @@
-"""`python -m bench.plan.decision_cost`: processor time that the router takes to choose the route of a request.
+"""`python -m baton.bench.plan.decision_cost`: processor time that the router takes to choose the route of a request.
 
 Nodes are half prefill, half decode, mixed, busy at random, and know their costs. A decision hashes the prompt, asks the
 policies and, with goals, the placement.
@@ -13,16 +13,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from router.ejection import Ejections
-from router.goals import Goals
-from router.nodes import NodeRegistry
-from router.placement import Placement
-from router.policies import make_policy
-from router.routing import Routing
-from router.suspicion import Probation
-from wire.layout import KvLayout, LayerKv
-from wire.messages import DECODE, PREFILL, Hello, NodeStatus
-from wire.step_cost import StepCost
+from baton.router.nodes.registry import NodeRegistry
+from baton.router.routing.ejection import Ejections
+from baton.router.routing.goals import Goals
+from baton.router.routing.placement import Placement
+from baton.router.routing.policies import make_policy
+from baton.router.routing.selection import Routing
+from baton.router.routing.suspicion import Probation
+from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.messages import DECODE, PREFILL, Hello, NodeStatus
+from baton.wire.step_cost import StepCost
 
 _COST = StepCost(1.5e-3, 2.4e-4, 1e-7, 2e-4, 4e-7)
 _STATUS = NodeStatus(0, 0, 8000, 0, 192, 0.0, cost=_COST)
@@ -32,7 +32,7 @@ _ROUNDS = 500
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.plan.decision_cost", description="Cost of a decision.")
+    parser = argparse.ArgumentParser(prog="python -m baton.bench.plan.decision_cost", description="Cost of a decision.")
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=512)
     options = parser.parse_args(arguments)

@@ -1,4 +1,5 @@
-"""`python -m bench.plan.division`: what a prompt could gain if two nodes divided it, on a simulated split with goals.
+"""`python -m baton.bench.plan.division`: what a prompt could gain if two nodes divided it, on a simulated split with
+goals.
 
 For each request that is placed, the expected time to its first token with the best node alone stands against the best
 over all places to cut the prompt, either node first, with a transfer that costs nothing. The second node needs the KV
@@ -13,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.plan.simulated_node import NodeShape
-from bench.plan.simulation import Deployment, PlannedRequest, Simulation
-from router.goals import Goals
-from router.nodes import Node
-from router.placement import Placement
-from router.route import Route
-from wire.step_cost import StepCost
+from baton.bench.plan.simulated_node import NodeShape
+from baton.bench.plan.simulation import Deployment, PlannedRequest, Simulation
+from baton.router.nodes.registry import Node
+from baton.router.routing.goals import Goals
+from baton.router.routing.placement import Placement
+from baton.router.routing.route import Route
+from baton.wire.step_cost import StepCost
 
 _COST = StepCost(1.5e-3, 2.4e-4, 1e-7, 2e-4, 4e-7)
 _GOALS = Goals(0.5, 0.05)

@@ -1,4 +1,5 @@
-"""`python -m bench.plan.ratio`: what it gains that preferences of mixed nodes follow the goals, on simulated nodes.
+"""`python -m baton.bench.plan.ratio`: what it gains that preferences of mixed nodes follow the goals, on simulated
+nodes.
 
 Four mixed nodes, each with a device whose steps cost much even when they are small, as those of a large model do; a
 load of long prompts for some minutes, then one of long answers. A node that generates takes a prompt in small chunks,
@@ -14,11 +15,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.client.outcome import Outcome
-from bench.plan.simulated_node import NodeShape
-from bench.plan.simulation import Deployment, PlannedRequest, Simulation
-from router.goals import Goals
-from wire.step_cost import StepCost
+from baton.bench.client.outcome import Outcome
+from baton.bench.plan.simulated_node import NodeShape
+from baton.bench.plan.simulation import Deployment, PlannedRequest, Simulation
+from baton.router.routing.goals import Goals
+from baton.wire.step_cost import StepCost
 
 GOALS = Goals(2.0, 0.075)
 SHAPE = NodeShape(StepCost(40e-3, 1e-4, 5e-9, 1.5e-4, 2.5e-8), 256, 8192, 20_000, Goals(0.0, GOALS.tpot_s))

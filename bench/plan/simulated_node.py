@@ -11,21 +11,21 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.attention.base import LayerStored
-from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore, FirstToken
-from engine.first_costs import measure_first_costs
-from engine.held_blocks import Reservation
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.step_bound import StepBound
-from engine.scheduler.step_costs import USUAL_PAIR, StepCosts, work_of
-from node.lent_cores import LentCores
-from router.goals import NO_GOALS, Goals
-from wire.messages import Decode, NodeStatus, Prefill
-from wire.request_key import RequestKey
-from wire.step_cost import StepCost
+from baton.engine.attention.base import LayerStored
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.core import EngineCore, FirstToken
+from baton.engine.first_costs import measure_first_costs
+from baton.engine.held_blocks import Reservation
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step_bound import StepBound
+from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts, work_of
+from baton.node.lent_cores import LentCores
+from baton.router.routing.goals import NO_GOALS, Goals
+from baton.wire.messages import Decode, NodeStatus, Prefill
+from baton.wire.request_key import RequestKey
+from baton.wire.step_cost import StepCost
 
 _TOKEN = SampledToken(1, None)
 BLOCK_SIZE = 16

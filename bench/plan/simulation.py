@@ -1,9 +1,9 @@
 """A relay in virtual time: the router's own routing, placement and legs over simulated nodes.
 
-Owns the order of events. What decides is the code that serves (`router.routing`, `router.placement`, `router.legs`, and
-in the nodes the scheduler and the cost model); what is made up is how long a step, a message and a handoff take, and
-that nothing ever fails. A node's status reaches the router once a second, as heartbeats do, and requests and tokens
-pass through a router that takes its time.
+Owns the order of events. What decides is the code that serves (`baton.router.routing.selection`,
+`baton.router.routing.placement`, `baton.router.requests.legs`, and in the nodes the scheduler and the cost model); what
+is made up is how long a step, a message and a handoff take, and that nothing ever fails. A node's status reaches the
+router once a second, as heartbeats do, and requests and tokens pass through a router that takes its time.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
-from bench.client.outcome import Failure, Outcome
-from bench.plan.simulated_node import BLOCK_SIZE, FINGERPRINT, NodeShape, SimulatedNode
-from engine.scheduler.request import RequestOutput
-from router.adaptation import WINDOW_S, Adaptation
-from router.attainment import Attainment
-from router.ejection import Ejections
-from router.goals import NO_GOALS, Goals
-from router.legs import Attempt, Legs, RelayRequest, send_legs
-from router.nodes import Node, NodeRegistry
-from router.placement import Placement
-from router.policies import make_policy
-from router.route import Route
-from router.routing import Routing
-from router.suspicion import Probation
-from wire.errors import Overloaded
-from wire.layout import KvLayout, LayerKv
-from wire.messages import DECODE, PREFILL, CacheEvents, Decode, Heartbeat, Hello, Prefill
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
+from baton.bench.client.outcome import Failure, Outcome
+from baton.bench.plan.simulated_node import BLOCK_SIZE, FINGERPRINT, NodeShape, SimulatedNode
+from baton.engine.scheduler.request import RequestOutput
+from baton.router.nodes.registry import Node, NodeRegistry
+from baton.router.requests.legs import Attempt, Legs, RelayRequest, send_legs
+from baton.router.routing.adaptation import WINDOW_S, Adaptation
+from baton.router.routing.attainment import Attainment
+from baton.router.routing.ejection import Ejections
+from baton.router.routing.goals import NO_GOALS, Goals
+from baton.router.routing.placement import Placement
+from baton.router.routing.policies import make_policy
+from baton.router.routing.route import Route
+from baton.router.routing.selection import Routing
+from baton.router.routing.suspicion import Probation
+from baton.wire.errors import Overloaded
+from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.messages import DECODE, PREFILL, CacheEvents, Decode, Heartbeat, Hello, Prefill
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 
 _MODEL = "plan"
 _BEAT_S = 1.0

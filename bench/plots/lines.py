@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.numbers import size
-from bench.plots.style import HEIGHT, INK, PALETTE, REFERENCE, SOFT, Look, looks_of, new_figure, styled
-from bench.runs import Point
+from baton.bench.numbers import size
+from baton.bench.plots.style import HEIGHT, INK, PALETTE, REFERENCE, SOFT, Look, looks_of, new_figure, styled
+from baton.bench.runs import Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.numbers import percentile
-from bench.plots.style import HEIGHT, ON_COLOR, PALETTE, REFERENCE, SOFT, new_figure, styled
-from bench.runs import Point, Run
+from baton.bench.numbers import percentile
+from baton.bench.plots.style import HEIGHT, ON_COLOR, PALETTE, REFERENCE, SOFT, new_figure, styled
+from baton.bench.runs import Point, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

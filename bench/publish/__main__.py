@@ -1,4 +1,4 @@
-"""`python -m bench.publish`: writes docs/benchmarks.md, its pictures and its reports from bench/results.
+"""`python -m baton.bench.publish`: writes docs/benchmarks.md, its pictures and its reports from bench/results.
 
 The list is `contents.yaml` beside the results:
 
@@ -30,16 +30,16 @@ from pathlib import Path
 import yaml
 from pydantic import ConfigDict
 
-from bench.arguments import checked, read_text, write_file
-from bench.documents import KvDocument, ResultFile, load_result
-from bench.facts import ROOT
-from bench.plots.style import as_png
-from bench.report.command import page_of as report_of
-from bench.report.command import templates
-from bench.report.document import Picture, Section, Table
-from bench.report.sections import section_of
-from program.exit_status import report_errors
-from wire.errors import InvalidSetting
+from baton.bench.arguments import checked, read_text, write_file
+from baton.bench.documents import KvDocument, ResultFile, load_result
+from baton.bench.facts import ROOT
+from baton.bench.plots.style import as_png
+from baton.bench.report.command import page_of as report_of
+from baton.bench.report.command import templates
+from baton.bench.report.document import Picture, Section, Table
+from baton.bench.report.sections import section_of
+from baton.runtime.exit_status import report_errors
+from baton.wire.errors import InvalidSetting
 
 PAGE = "benchmarks.md"
 _DESCRIPTION = "Write docs/benchmarks.md with its pictures and reports from bench/results."
@@ -165,7 +165,7 @@ def _prose(folder: Path, name: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write, or check: 1 when the page differs or a file beside it is missing. Raises `InvalidSetting`."""
-    parser = argparse.ArgumentParser(prog="python -m bench.publish", description=_DESCRIPTION, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m baton.bench.publish", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when the page is not right")
     parser.add_argument("--results", default=ROOT / "bench/results", type=Path, help="folder with contents.yaml")
     parser.add_argument("--docs", default=ROOT / "docs", type=Path, help="folder of the page")
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str]) -> int:
     if flags.check:
         wrong = wrong_files(page, flags.docs)
         for path in wrong:
-            print(f"{path} is not what the results say: run python -m bench.publish")
+            print(f"{path} is not what the results say: run python -m baton.bench.publish")
         return 1 if wrong else 0
     for path in publish(page, flags.docs):
         print(path)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import jinja2
 
-from bench.arguments import write_file
-from bench.documents import load_result
-from bench.plots.style import PALETTE, as_png, as_svg
-from bench.report.document import Section
-from bench.report.sections import section_of
-from program.command_line import CommandParser
+from baton.bench.arguments import write_file
+from baton.bench.documents import load_result
+from baton.bench.plots.style import PALETTE, as_png, as_svg
+from baton.bench.report.document import Section
+from baton.bench.report.sections import section_of
+from baton.runtime.command_line import CommandParser
 
 
 def templates(folder: Path, *, is_html: bool) -> jinja2.Environment:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from bench.facts import Facts
+from baton.bench.facts import Facts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

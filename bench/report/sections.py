@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from bench.documents import (
+from baton.bench.documents import (
     CompareDocument,
     KvDocument,
     LimitsDocument,
@@ -19,15 +19,15 @@ from bench.documents import (
     ServeDocument,
     SweepDocument,
 )
-from bench.facts import Facts
-from bench.kv.report import handoffs_of
-from bench.kv.report import tables as kv_tables
-from bench.numbers import number, percent, size, whole
-from bench.plots import lines
-from bench.plots.lines import GOAL, draw_transfer, slo_in_words
-from bench.plots.requests import draw_stack, draw_timeline, has_times
-from bench.report.document import Card, Picture, Section, Table
-from bench.report.tables import (
+from baton.bench.facts import Facts
+from baton.bench.kv.report import handoffs_of
+from baton.bench.kv.report import tables as kv_tables
+from baton.bench.numbers import number, percent, size, whole
+from baton.bench.plots import lines
+from baton.bench.plots.lines import GOAL, draw_transfer, slo_in_words
+from baton.bench.plots.requests import draw_stack, draw_timeline, has_times
+from baton.bench.report.document import Card, Picture, Section, Table
+from baton.bench.report.tables import (
     breakdown_table,
     ceiling_table,
     client_table,
@@ -37,7 +37,7 @@ from bench.report.tables import (
     limit_table,
     points_table,
 )
-from bench.runs import Point, Run, points_of
+from baton.bench.runs import Point, Run, points_of
 
 _ON_CARDS = (
     ("median TTFT", "median_ttft_ms", "ms"),

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from bench.documents import Configuration
-from bench.limits.result import Ceiling
-from bench.limits.result import Ratio as LimitRatio
-from bench.numbers import NONE, number, percent, rate, span, whole
-from bench.plots.requests import PARTS, parts_of
-from bench.report.document import Cell, Table, Tone, table_of
-from bench.runs import METRIC_OF, METRICS, Metric, Point, Ratio
+from baton.bench.documents import Configuration
+from baton.bench.limits.result import Ceiling
+from baton.bench.limits.result import Ratio as LimitRatio
+from baton.bench.numbers import NONE, number, percent, rate, span, whole
+from baton.bench.plots.requests import PARTS, parts_of
+from baton.bench.report.document import Cell, Table, Tone, table_of
+from baton.bench.runs import METRIC_OF, METRICS, Metric, Point, Ratio
 
 _SWEPT = {
     "TTFT p50 (ms)": "median_ttft_ms",

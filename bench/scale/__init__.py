@@ -1,1 +1,1 @@
-"""How the router's cost grows with nodes, requests and streams: `python -m bench.scale`."""
+"""How the router's cost grows with nodes, requests and streams: `python -m baton.bench.scale`."""

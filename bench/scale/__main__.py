@@ -1,4 +1,4 @@
-"""`python -m bench.scale`: how the router's cost grows with nodes, requests in flight and streams.
+"""`python -m baton.bench.scale`: how the router's cost grows with nodes, requests in flight and streams.
 
 cluster: the router's own work, nodes in its process, CPU time.
 streams: many streams through a router's process over many nodes, to clients. Router, nodes and client together need
@@ -17,9 +17,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from bench.report.document import aligned
-from bench.scale.cluster import ClusterCosts, ClusterPlan, measure_cluster
-from bench.scale.streams import StreamsFound, StreamsPlan, measure_streams
+from baton.bench.report.document import aligned
+from baton.bench.scale.cluster import ClusterCosts, ClusterPlan, measure_cluster
+from baton.bench.scale.streams import StreamsFound, StreamsPlan, measure_streams
 
 _SIZES = ((10, 1_000), (64, 6_400), (250, 25_000), (1_000, 100_000))
 
@@ -27,7 +27,7 @@ _SIZES = ((10, 1_000), (64, 6_400), (250, 25_000), (1_000, 100_000))
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(
-        "python -m bench.scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m baton.bench.scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("cluster", "streams"))
     parser.add_argument("--sizes", nargs="*", metavar="NODES:REQUESTS", help="default: 10:1000 to 1000:100000")

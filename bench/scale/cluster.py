@@ -3,7 +3,7 @@ link, with nodes that have no models, in one process.
 
 Owns the order of what is done, and the stopwatch, which counts this process's CPU time. Prompts share their beginnings,
 which prefill and decode nodes report as cached. HTTP and text are left out: they cost a request the same whatever the
-cluster's size (`bench.scale.streams` has them).
+cluster's size (`baton.bench.scale.streams` has them).
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from bench.scale.fake_cluster import FINGERPRINT, LAYOUT, FakeCluster
-from engine.cache.hashing import extend_hashes, root_hash
-from router.control import PING_INTERVAL_S, ControlLink
-from router.ejection import Ejections
-from router.flight import Flight
-from router.inbox import Inbox
-from router.legs import RelayRequest
-from router.metrics import RouterMetrics
-from router.nodes import NodeRegistry
-from router.policies import make_policy
-from router.relay import Relay, RelaySettings
-from router.routing import Routing
-from router.suspicion import Probation
-from wire.errors import RequestFailed
-from wire.links import LinkSettings
-from wire.sampling import DecodingParams
+from baton.bench.scale.fake_cluster import FINGERPRINT, LAYOUT, FakeCluster
+from baton.engine.cache.hashing import extend_hashes, root_hash
+from baton.router.health.metrics import RouterMetrics
+from baton.router.nodes.control import PING_INTERVAL_S, ControlLink
+from baton.router.nodes.registry import NodeRegistry
+from baton.router.requests.flight import Flight
+from baton.router.requests.inbox import Inbox
+from baton.router.requests.legs import RelayRequest
+from baton.router.requests.relay import Relay, RelaySettings
+from baton.router.routing.ejection import Ejections
+from baton.router.routing.policies import make_policy
+from baton.router.routing.selection import Routing
+from baton.router.routing.suspicion import Probation
+from baton.wire.errors import RequestFailed
+from baton.wire.links import LinkSettings
+from baton.wire.sampling import DecodingParams
 
 _MODEL = "scale"
 _NUM_CONVERSATIONS = 64

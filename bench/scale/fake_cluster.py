@@ -17,10 +17,10 @@ from itertools import cycle
 
 import zmq
 
-from program.clock import host_clock
-from wire import messages
-from wire.layout import KvLayout, LayerKv
-from wire.session import Session, number_of
+from baton.runtime.clock import host_clock
+from baton.wire import messages
+from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.session import Session, number_of
 
 LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(num_kv_heads=8, head_dim=128)] * 32)
 FINGERPRINT = "0" * 32

@@ -1,4 +1,4 @@
-"""Many nodes without models: `python -m bench.scale.fake_nodes_process`, driven by `bench.child`.
+"""Many nodes without models: `python -m baton.bench.scale.fake_nodes_process`, driven by `baton.bench.child`.
 
 Every node has a connection of its own to a real router, beats, and answers Pings. Prefill nodes tell token 1; decode
 nodes repeat it and tell one token of each of their requests every `interval_s`, each node at a time of its own. When a
@@ -15,14 +15,14 @@ from typing import Any
 
 import zmq
 
-from bench.child import serve_parent
-from bench.scale.fake_cluster import LAYOUT, MAX_NUM_SEQS, NUM_BLOCKS
-from bench.scale.numbered_prompts import number_of_prompt
-from program.clock import host_clock
-from wire import messages
-from wire.errors import RequestFailed
-from wire.links import LinkSettings, connect, open_socket
-from wire.session import Session, number_of
+from baton.bench.child import serve_parent
+from baton.bench.scale.fake_cluster import LAYOUT, MAX_NUM_SEQS, NUM_BLOCKS
+from baton.bench.scale.numbered_prompts import number_of_prompt
+from baton.runtime.clock import host_clock
+from baton.wire import messages
+from baton.wire.errors import RequestFailed
+from baton.wire.links import LinkSettings, connect, open_socket
+from baton.wire.session import Session, number_of
 
 _STATUS = messages.NodeStatus(1, 0, num_free_blocks=NUM_BLOCKS, num_cached_blocks=0, num_held_blocks=0, loop_age_s=0.0)
 _BEAT_S = 1.0
@@ -60,7 +60,7 @@ class _Node:
 
 
 class FakeNodes:
-    """See `bench.child.Worker`. `spec`: `address` of the router, `fingerprint`, `token_id` that is told again and
+    """See `baton.bench.child.Worker`. `spec`: `address` of the router, `fingerprint`, `token_id` that is told again and
     again, `num_prefills` and `num_decodes`."""
 
     def __init__(self, spec: dict[str, Any]) -> None:

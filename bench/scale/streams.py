@@ -15,18 +15,18 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.child import Child as Commanded
-from bench.limits.router_hop import Received, receive_streams
-from bench.numbers import percentile
-from bench.scale.numbered_prompts import numbered_prompt
-from demo.location import DEMO_MODEL_NAME, checkpoint_path
-from engine.models.config import load_config
-from engine.models.identity import model_fingerprint
-from engine.text.tokenizer import Tokenizer
-from program.child import PIPE, Child
-from wire.errors import RequestFailed
+from baton.bench.child import Child as Commanded
+from baton.bench.limits.router_hop import Received, receive_streams
+from baton.bench.numbers import percentile
+from baton.bench.scale.numbered_prompts import numbered_prompt
+from baton.demo.location import DEMO_MODEL_NAME, checkpoint_path
+from baton.engine.models.config import load_config
+from baton.engine.models.identity import model_fingerprint
+from baton.engine.text.tokenizer import Tokenizer
+from baton.runtime.child import PIPE, Child
+from baton.wire.errors import RequestFailed
 
-_NODES = "bench.scale.fake_nodes_process"
+_NODES = "baton.bench.scale.fake_nodes_process"
 _READY_S, _WAIT_S = 60.0, 240.0
 _CPUCLOCK_SCHED = 2
 _MANY = 2**20

@@ -15,10 +15,10 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.serve.settings import CONSTANT, POISSON, TRACE, ServeBenchSettings
-from bench.workload.dataset_settings import AZURE, MOONCAKE, Conversation, DatasetSettings
-from bench.workload.passages import generator
-from wire.errors import InvalidSetting
+from baton.bench.serve.settings import CONSTANT, POISSON, TRACE, ServeBenchSettings
+from baton.bench.workload.dataset_settings import AZURE, MOONCAKE, Conversation, DatasetSettings
+from baton.bench.workload.passages import generator
+from baton.wire.errors import InvalidSetting
 
 RampStrategy = Literal["linear", "exponential"]
 CLOSED_LOOP, ALL_AT_ONCE, RAMP = "closed loop", "all at once", "ramp"

@@ -18,17 +18,17 @@ from typing import Any, cast
 
 from tqdm import tqdm
 
-from bench.arguments import parse_settings
-from bench.breakdown import summarise_breakdowns
-from bench.client.driver import LoadPlan, LoadRun, client_runner, run_load
-from bench.client.endpoint import PromptForm, RequestOptions
-from bench.facts import collect_facts
-from bench.runs import rate_as_json
-from bench.serve.arrivals import arrivals_of, process_of
-from bench.serve.metrics import summarise
-from bench.serve.result import RunResult, as_json, middle_of, prepare_folder, report, result_path, write_result
-from bench.serve.server import find_server, get_ready, other_prompts, tokenizer_folder, vocabulary_for
-from bench.serve.settings import (
+from baton.bench.arguments import parse_settings
+from baton.bench.breakdown import summarise_breakdowns
+from baton.bench.client.driver import LoadPlan, LoadRun, client_runner, run_load
+from baton.bench.client.endpoint import PromptForm, RequestOptions
+from baton.bench.facts import collect_facts
+from baton.bench.runs import rate_as_json
+from baton.bench.serve.arrivals import arrivals_of, process_of
+from baton.bench.serve.metrics import summarise
+from baton.bench.serve.result import RunResult, as_json, middle_of, prepare_folder, report, result_path, write_result
+from baton.bench.serve.server import find_server, get_ready, other_prompts, tokenizer_folder, vocabulary_for
+from baton.bench.serve.settings import (
     CHAT,
     ServeBenchSettings,
     check,
@@ -41,10 +41,10 @@ from bench.serve.settings import (
     urls,
     without_secrets,
 )
-from bench.workload.dataset_settings import RANDOM, DatasetSettings
-from bench.workload.registry import make_workload
-from program.command_line import CommandParser
-from program.settings import as_flags
+from baton.bench.workload.dataset_settings import RANDOM, DatasetSettings
+from baton.bench.workload.registry import make_workload
+from baton.runtime.command_line import CommandParser
+from baton.runtime.settings import as_flags
 
 MIN_CHUNKS_PER_TOKEN = 0.95
 MAX_ZERO_GAP_SHARE = 0.05
@@ -58,7 +58,7 @@ Say = Callable[[str], None]
 
 
 def notes_of(summary: dict[str, Any], load: LoadRun, dataset: DatasetSettings) -> Iterator[str]:
-    """The doubts about one run. `summary` is what `bench.serve.metrics.summarise` made of its outcomes."""
+    """The doubts about one run. `summary` is what `baton.bench.serve.metrics.summarise` made of its outcomes."""
     client, num_sent = load.client, len(load.outcomes)
     if (chunks := summary["chunks_per_token"]) is not None and chunks < MIN_CHUNKS_PER_TOKEN:
         yield f"the server sent {chunks:.2f} chunks per token: tokens came together, so ITL says less than TPOT"

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.client.outcome import Outcome
-from bench.runs import FAMILIES
+from baton.bench.client.outcome import Outcome
+from baton.bench.runs import FAMILIES
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 """Reported whatever else is asked for."""

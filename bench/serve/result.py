@@ -15,10 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.client.outcome import Outcome
-from bench.serve.metrics import arrivals_s, percentile_name
-from bench.serve.settings import ServeBenchSettings
-from wire.errors import InvalidSetting
+from baton.bench.client.outcome import Outcome
+from baton.bench.serve.metrics import arrivals_s, percentile_name
+from baton.bench.serve.settings import ServeBenchSettings
+from baton.wire.errors import InvalidSetting
 
 _ORDERED_BY = "mean_e2el_ms"
 _NESTED_OF_REPEAT = ("facts", "dataset", "breakdown", "client")

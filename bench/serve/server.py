@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from bench.client.driver import LoadPlan, run_load
-from bench.client.endpoint import Endpoint, Kind, RequestOptions, probe
-from bench.serve.settings import CHAT, ServeBenchSettings, headers
-from bench.workload.dataset_settings import RANDOM, Conversation, DatasetSettings
-from bench.workload.passages import Vocabulary, bare_vocabulary, vocabulary_of
-from bench.workload.registry import make_workload
-from demo.location import DEMO_MODEL_NAME, checkpoint_path
-from engine.models.checkpoint import resolve_checkpoint
-from wire.errors import InvalidSetting, RequestFailed
+from baton.bench.client.driver import LoadPlan, run_load
+from baton.bench.client.endpoint import Endpoint, Kind, RequestOptions, probe
+from baton.bench.serve.settings import CHAT, ServeBenchSettings, headers
+from baton.bench.workload.dataset_settings import RANDOM, Conversation, DatasetSettings
+from baton.bench.workload.passages import Vocabulary, bare_vocabulary, vocabulary_of
+from baton.bench.workload.registry import make_workload
+from baton.demo.location import DEMO_MODEL_NAME, checkpoint_path
+from baton.engine.models.checkpoint import resolve_checkpoint
+from baton.wire.errors import InvalidSetting, RequestFailed
 
 _PROBE_TIMEOUT_S = 10.0
 _PAUSE_S = 0.25

@@ -1,7 +1,7 @@
 """Settings of `baton bench serve`, named as those of `vllm bench serve`, and what their texts mean.
 
-What is asked of the server is in `bench.workload.dataset_settings`. Every text is parsed by `check`, before anything is
-sent, so a run never ends in a setting that could not be used.
+What is asked of the server is in `baton.bench.workload.dataset_settings`. Every text is parsed by `check`, before
+anything is sent, so a run never ends in a setting that could not be used.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from bench.arguments import names_in, parse_json
-from bench.client.endpoint import checked_base_url
-from bench.runs import FAMILIES
-from program.ranges import COUNT, COUNT_OR_NONE, PORT, POSITIVE, SECONDS, SECONDS_OR_NONE, Range
-from program.settings import setting
-from wire.errors import InvalidSetting
+from baton.bench.arguments import names_in, parse_json
+from baton.bench.client.endpoint import checked_base_url
+from baton.bench.runs import FAMILIES
+from baton.runtime.ranges import COUNT, COUNT_OR_NONE, PORT, POSITIVE, SECONDS, SECONDS_OR_NONE, Range
+from baton.runtime.settings import setting
+from baton.wire.errors import InvalidSetting
 
 CHAT = "openai-chat"
 SLO_METRICS = ("ttft", "tpot", "itl", "e2el")

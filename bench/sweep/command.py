@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.documents import Configuration, ResultFile, SweepDocument, SweepPoint
-from bench.numbers import median
-from bench.report.document import as_text
-from bench.report.sections import section_of
-from bench.serve.settings import parse_slo
-from bench.targets.line_up import (
+from baton.bench.documents import Configuration, ResultFile, SweepDocument, SweepPoint
+from baton.bench.numbers import median
+from baton.bench.report.document import as_text
+from baton.bench.report.sections import section_of
+from baton.bench.serve.settings import parse_slo
+from baton.bench.targets.line_up import (
     SESSION_STEP,
     LineUp,
     Load,
@@ -32,9 +32,9 @@ from bench.targets.line_up import (
     parse_rates,
     read_session,
 )
-from program.ranges import COUNT, COUNT_OR_NONE, POSITIVE, SHARE, Range
-from program.settings import setting
-from wire.errors import InvalidSetting
+from baton.runtime.ranges import COUNT, COUNT_OR_NONE, POSITIVE, SHARE, Range
+from baton.runtime.settings import setting
+from baton.wire.errors import InvalidSetting
 
 MAX_DOUBLINGS = 12
 """How far the search goes up from the first rate."""

@@ -17,20 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from bench.arguments import parse_settings
-from bench.documents import CompareDocument, MeasuredTarget, SweepDocument, begun, save
-from bench.facts import Facts, collect_facts
-from bench.serve.command import PACKAGES, run_serve_benchmark, say
-from bench.serve.result import as_json
-from bench.serve.settings import LoadSettings, ServeBenchSettings, without_secrets
-from bench.serve.settings import check as check_serve
-from bench.targets.process import RunningTarget
-from bench.targets.spec import Target, parse_targets
-from bench.workload.dataset_settings import DatasetSettings
-from program.command_line import CommandParser
-from program.ranges import COUNT, COUNT_OR_NONE, SECONDS
-from program.settings import as_flags, setting
-from wire.errors import InvalidSetting
+from baton.bench.arguments import parse_settings
+from baton.bench.documents import CompareDocument, MeasuredTarget, SweepDocument, begun, save
+from baton.bench.facts import Facts, collect_facts
+from baton.bench.serve.command import PACKAGES, run_serve_benchmark, say
+from baton.bench.serve.result import as_json
+from baton.bench.serve.settings import LoadSettings, ServeBenchSettings, without_secrets
+from baton.bench.serve.settings import check as check_serve
+from baton.bench.targets.process import RunningTarget
+from baton.bench.targets.spec import Target, parse_targets
+from baton.bench.workload.dataset_settings import DatasetSettings
+from baton.runtime.command_line import CommandParser
+from baton.runtime.ranges import COUNT, COUNT_OR_NONE, SECONDS
+from baton.runtime.settings import as_flags, setting
+from baton.wire.errors import InvalidSetting
 
 _GROUP = "targets"
 SESSION_STEP = 1_000_000

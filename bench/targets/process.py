@@ -30,14 +30,14 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from bench.facts import ROOT
-from bench.targets.spec import Target
-from program.child import KILL_S, PIPE, Child
-from wire.errors import InvalidSetting, RequestFailed
+from baton.bench.facts import ROOT
+from baton.bench.targets.spec import Target
+from baton.runtime.child import KILL_S, PIPE, Child
+from baton.wire.errors import InvalidSetting, RequestFailed
 
 _REQUEST = {"prompt": "Hello", "max_tokens": 2, "temperature": 0}
 _MAX_SHOWN = 200
-_WARDEN = "bench.targets.warden_process"
+_WARDEN = "baton.bench.targets.warden_process"
 _LOOPBACK = "127.0.0.1"
 _BATON_IS_READY = "Baton ready at"
 _LOOK_AGAIN_S = 0.25

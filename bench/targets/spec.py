@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.client.endpoint import checked_base_url
-from wire.errors import InvalidSetting
+from baton.bench.client.endpoint import checked_base_url
+from baton.wire.errors import InvalidSetting
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BATON = ("baton", "serve")

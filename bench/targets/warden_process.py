@@ -15,9 +15,9 @@ import select
 import subprocess
 import sys
 
-from bench.targets.process import descendants, end_tree
-from program.child import KILL_S
-from program.tether import die_with
+from baton.bench.targets.process import descendants, end_tree
+from baton.runtime.child import KILL_S
+from baton.runtime.tether import die_with
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_AGAIN_S = 0.1

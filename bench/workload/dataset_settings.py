@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from program.ranges import POSITIVE, SEED, Range
-from program.settings import setting
+from baton.runtime.ranges import POSITIVE, SEED, Range
+from baton.runtime.settings import setting
 
 RANDOM, PREFIX_REPETITION, MULTI_TURN = "random", "prefix_repetition", "multi_turn"
 SHAREGPT, CUSTOM, MOONCAKE, AZURE = "sharegpt", "custom", "mooncake", "azure"

@@ -28,8 +28,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import numpy as np
 from pydantic import Field
 
-from bench.arguments import checked, parse_json
-from bench.workload.dataset_settings import (
+from baton.bench.arguments import checked, parse_json
+from baton.bench.workload.dataset_settings import (
     MAX_TOKENS,
     OUTPUT_LEN_OF_FILE,
     Conversation,
@@ -37,7 +37,7 @@ from bench.workload.dataset_settings import (
     Turn,
     Workload,
 )
-from bench.workload.passages import (
+from baton.bench.workload.passages import (
     Passage,
     Vocabulary,
     described,
@@ -48,7 +48,7 @@ from bench.workload.passages import (
     generator,
     num_after_opening,
 )
-from wire.errors import InvalidRequest, InvalidSetting
+from baton.wire.errors import InvalidRequest, InvalidSetting
 
 _T = TypeVar("_T")
 TRACES = Path(__file__).resolve().parents[1] / "traces"

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.workload.dataset_settings import Conversation, DatasetSettings, Turn, Workload
-from engine.text.tokenizer import Tokenizer
-from wire.errors import InvalidSetting
+from baton.bench.workload.dataset_settings import Conversation, DatasetSettings, Turn, Workload
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.errors import InvalidSetting
 
 # trying a candidate costs 10 to 20 us; a few thousand are enough for prompts that differ
 _MAX_DRAWN = 4096

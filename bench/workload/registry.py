@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Final
 
-from bench.workload.dataset_settings import (
+from baton.bench.workload.dataset_settings import (
     AZURE,
     CUSTOM,
     MOONCAKE,
@@ -26,8 +26,8 @@ from bench.workload.dataset_settings import (
     Turn,
     Workload,
 )
-from bench.workload.files import make_azure, make_custom, make_mooncake, make_sharegpt
-from bench.workload.passages import (
+from baton.bench.workload.files import make_azure, make_custom, make_mooncake, make_sharegpt
+from baton.bench.workload.passages import (
     Passage,
     Vocabulary,
     described,
@@ -39,8 +39,8 @@ from bench.workload.passages import (
     lengths_around,
     num_after_opening,
 )
-from program.settings import require_allowed
-from wire.errors import InvalidSetting
+from baton.runtime.settings import require_allowed
+from baton.wire.errors import InvalidSetting
 
 _OUTPUT_LENGTHS = ("random", "prefix_repetition", "multi_turn", "sharegpt", "custom")
 

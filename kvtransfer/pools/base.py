@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from device.pinning import Pin
-from kvtransfer.pools.dot64 import Weights
-from kvtransfer.transports.base import Blocks
+from baton.device.pinning import Pin
+from baton.kvtransfer.pools.dot64 import Weights
+from baton.kvtransfer.transports.base import Blocks
 
 
 class Pending(Protocol):

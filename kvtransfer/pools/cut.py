@@ -1,7 +1,7 @@
 """A part of each block of a pool, as if it were a block of its own, and checksums of such parts.
 
 Owns how the bytes of a part are gathered and scattered in host memory (`device_cut` does it on a device), and the sums
-of which the checksum of a whole block is made. Which bytes they are is `kvtransfer.parts`.
+of which the checksum of a whole block is made. Which bytes they are is `baton.kvtransfer.parts`.
 
 dot64 is a sum over the words of a block, so each rank adds up its own words with the weights that they have in the
 whole block, and the driver adds up those sums: the result is the checksum of the whole block, whoever computes it.
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from device.pinning import HostPin, Pin
-from kvtransfer.parts import ByteRun, strands
-from kvtransfer.pools import dot64
-from kvtransfer.pools.base import CopyingOutlet, KvPool, Pending
-from kvtransfer.pools.host import HostPool
-from kvtransfer.transports.base import Blocks
-from wire.kv_share import KvDivision, KvShare
-from wire.layout import KvLayout
+from baton.device.pinning import HostPin, Pin
+from baton.kvtransfer.parts import ByteRun, strands
+from baton.kvtransfer.pools import dot64
+from baton.kvtransfer.pools.base import CopyingOutlet, KvPool, Pending
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.transports.base import Blocks
+from baton.wire.kv_share import KvDivision, KvShare
+from baton.wire.layout import KvLayout
 
 if TYPE_CHECKING:
-    from kvtransfer.pools.device_cut import DeviceCutPool
+    from baton.kvtransfer.pools.device_cut import DeviceCutPool
 
 _MASK = 2**64 - 1
 
@@ -90,8 +90,8 @@ def _cut(pool: KvPool, runs: Sequence[tuple[int, int]]) -> Part:
         return pool
     if isinstance(pool, HostPool):
         return CutPool(pool, runs)
-    from kvtransfer.pools.device import DevicePool
-    from kvtransfer.pools.device_cut import DeviceCutPool
+    from baton.kvtransfer.pools.device import DevicePool
+    from baton.kvtransfer.pools.device_cut import DeviceCutPool
 
     assert isinstance(pool, DevicePool)
     return DeviceCutPool(pool, runs)

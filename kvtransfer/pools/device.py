@@ -19,16 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device.choose import open_stream
-from device.events import Event
-from device.pinning import Pin
-from device.stream import COPY_TIMEOUT_S, Stream
-from kvtransfer.integrity import DOT64, NONE
-from kvtransfer.pools.base import Checksums, Lent, NoChecksums, Outlet, Sums
-from kvtransfer.pools.device_checksums import DeviceDot64
-from kvtransfer.pools.dot64 import Weights
-from kvtransfer.runs import coalesce
-from kvtransfer.transports.base import Blocks
+from baton.device.choose import open_stream
+from baton.device.events import Event
+from baton.device.pinning import Pin
+from baton.device.stream import COPY_TIMEOUT_S, Stream
+from baton.kvtransfer.integrity import DOT64, NONE
+from baton.kvtransfer.pools.base import Checksums, Lent, NoChecksums, Outlet, Sums
+from baton.kvtransfer.pools.device_checksums import DeviceDot64
+from baton.kvtransfer.pools.dot64 import Weights
+from baton.kvtransfer.runs import coalesce
+from baton.kvtransfer.transports.base import Blocks
 
 _SLOT_BYTES = 2**20
 _WRITE_SLOTS = 4

@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from device.base import DeviceFailed
-from device.events import Event
-from device.stream import COPY_TIMEOUT_S, Stream
-from kvtransfer.pools.base import Parts, Pending
-from kvtransfer.pools.dot64 import WORD_BYTES, Weights, require_words, value, weights
+from baton.device.base import DeviceFailed
+from baton.device.events import Event
+from baton.device.stream import COPY_TIMEOUT_S, Stream
+from baton.kvtransfer.pools.base import Parts, Pending
+from baton.kvtransfer.pools.dot64 import WORD_BYTES, Weights, require_words, value, weights
 
 _SLAB_WORDS = 2**21
 

@@ -1,7 +1,7 @@
 """A part of each block of a pool in device memory, as if it were a block of its own.
 
 Owns how its bytes are gathered and scattered: by the number of each word of the part in a block, in one operation for
-many blocks, and through pinned memory of the host in one copy. Which bytes they are is `kvtransfer.parts`.
+many blocks, and through pinned memory of the host in one copy. Which bytes they are is `baton.kvtransfer.parts`.
 
 Bounds: what is asked for at once, twice on the device; `_NUM_SLOTS` slots of the host, of as many blocks as a caller
 writes at once.
@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device.events import Event
-from device.pinning import HostPin, Pin
-from device.stream import COPY_TIMEOUT_S
-from kvtransfer.pools.base import CopyingOutlet
-from kvtransfer.pools.device import DevicePool
-from kvtransfer.transports.base import Blocks
+from baton.device.events import Event
+from baton.device.pinning import HostPin, Pin
+from baton.device.stream import COPY_TIMEOUT_S
+from baton.kvtransfer.pools.base import CopyingOutlet
+from baton.kvtransfer.pools.device import DevicePool
+from baton.kvtransfer.transports.base import Blocks
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _NUM_SLOTS = 4

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import xxhash
 
-from device.pinning import HostPin, Pin
-from kvtransfer.integrity import DOT64, NONE, XXH3, block_checksum
-from kvtransfer.pools import dot64
-from kvtransfer.pools.base import Checksums, Known, Lent, NoChecksums, Outlet, Parts, Pending, Sums
-from kvtransfer.runs import coalesce
-from kvtransfer.transports.base import Blocks
+from baton.device.pinning import HostPin, Pin
+from baton.kvtransfer.integrity import DOT64, NONE, XXH3, block_checksum
+from baton.kvtransfer.pools import dot64
+from baton.kvtransfer.pools.base import Checksums, Known, Lent, NoChecksums, Outlet, Parts, Pending, Sums
+from baton.kvtransfer.runs import coalesce
+from baton.kvtransfer.transports.base import Blocks
 
 _SHORT_RUN_BYTES = 2**17
 """Below this one more copy is cheaper than one more frame."""

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvtransfer.pools.base import Pending
-from kvtransfer.pools.cut import StrandTotals
-from kvtransfer.process_identity import this_process
-from kvtransfer.ranks.intake import Intake
-from kvtransfer.ranks.messages import (
+from baton.kvtransfer.pools.base import Pending
+from baton.kvtransfer.pools.cut import StrandTotals
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.ranks.intake import Intake
+from baton.kvtransfer.ranks.messages import (
     AddUp,
     Broken,
     Expect,
@@ -38,7 +38,7 @@ from kvtransfer.ranks.messages import (
     Taken,
     Totals,
 )
-from kvtransfer.ranks.transports import (
+from baton.kvtransfer.ranks.transports import (
     Network,
     RankPool,
     Reached,
@@ -46,13 +46,13 @@ from kvtransfer.ranks.transports import (
     open_part_receiver,
     open_parts,
 )
-from kvtransfer.transports.announced import Look
-from kvtransfer.transports.base import Move, Sender, Starting
-from wire.errors import BatonError
-from wire.request_key import RequestKey
+from baton.kvtransfer.transports.announced import Look
+from baton.kvtransfer.transports.base import Move, Sender, Starting
+from baton.wire.errors import BatonError
+from baton.wire.request_key import RequestKey
 
 if TYPE_CHECKING:
-    from kvtransfer.transports.nixl.sender import NixlSenders
+    from baton.kvtransfer.transports.nixl.sender import NixlSenders
 
 _NIXL = "nixl"
 _MASK = 2**64 - 1

@@ -1,17 +1,17 @@
-"""Which part of a block comes to a rank from which rank of a sender: see `kvtransfer.parts`.
+"""Which part of a block comes to a rank from which rank of a sender: see `baton.kvtransfer.parts`.
 
 Bounds: `_MAX_DIVISIONS` kinds of senders, each of at most `MAX_RANKS` ranks; others have nothing for this pool.
 """
 
 from __future__ import annotations
 
-from kvtransfer.parts import part_runs
-from kvtransfer.pools.base import KvPool
-from kvtransfer.pools.cut import sink_of
-from kvtransfer.transports.inlets import Inlet
-from wire.errors import InvalidSetting
-from wire.kv_share import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShare
-from wire.layout import KvLayout
+from baton.kvtransfer.parts import part_runs
+from baton.kvtransfer.pools.base import KvPool
+from baton.kvtransfer.pools.cut import sink_of
+from baton.kvtransfer.transports.inlets import Inlet
+from baton.wire.errors import InvalidSetting
+from baton.wire.kv_share import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShare
+from baton.wire.layout import KvLayout
 
 _MAX_DIVISIONS = 16
 

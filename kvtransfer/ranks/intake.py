@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvtransfer.messages import Endpoint, RankEndpoint
-from kvtransfer.ranks.messages import Arrived, Expect, Forgotten, Listening, Report
-from kvtransfer.ranks.transports import PartReceiver
-from wire.request_key import RequestKey
+from baton.kvtransfer.messages import Endpoint, RankEndpoint
+from baton.kvtransfer.ranks.messages import Arrived, Expect, Forgotten, Listening, Report
+from baton.kvtransfer.ranks.transports import PartReceiver
+from baton.wire.request_key import RequestKey
 
 
 class Intake:

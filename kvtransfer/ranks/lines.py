@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kvtransfer.ranks.end import RankEnd
-from kvtransfer.ranks.messages import Begin, Order, Report, TransferChannel
-from program.channel import ChannelBroken
-from wire.kv_share import KvDivision, KvShare
+from baton.kvtransfer.ranks.end import RankEnd
+from baton.kvtransfer.ranks.messages import Begin, Order, Report, TransferChannel
+from baton.runtime.channel import ChannelBroken
+from baton.wire.kv_share import KvDivision, KvShare
 
 SAY_S = 10.0
 """How long a rank may leave a message unread, or take for the rest of one."""

@@ -1,7 +1,7 @@
 """What a transfer thread of the driver and one of each rank say to each other, where ranks have pools of their own.
 
-Plain values over a pair of sockets (`program.channel`). The driver orders, a rank reports. A rank knows no leases,
-grants or commits: it knows blocks that it may write, blocks that it is to send, and sums over blocks.
+Plain values over a pair of sockets (`baton.runtime.channel`). The driver orders, a rank reports. A rank knows no
+leases, grants or commits: it knows blocks that it may write, blocks that it is to send, and sums over blocks.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
-from kvtransfer.messages import ProcessIdentity, RankEndpoint
-from program.channel import Channel, Message
-from wire.kv_share import KvDivision
-from wire.request_key import RequestKey
+from baton.kvtransfer.messages import ProcessIdentity, RankEndpoint
+from baton.runtime.channel import Channel, Message
+from baton.wire.kv_share import KvDivision
+from baton.wire.request_key import RequestKey
 
 
 class Begin(Message, frozen=True):

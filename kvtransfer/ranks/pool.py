@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from kvtransfer.integrity import DOT64, NONE
-from kvtransfer.pools.base import Checksums, NoChecksums, Parts, Pending
-from kvtransfer.pools.cut import WholeChecksums
-from kvtransfer.ranks.lines import RankLines
-from kvtransfer.ranks.messages import AddUp, Totals
-from wire.kv_share import KvShare
-from wire.layout import KvLayout
+from baton.kvtransfer.integrity import DOT64, NONE
+from baton.kvtransfer.pools.base import Checksums, NoChecksums, Parts, Pending
+from baton.kvtransfer.pools.cut import WholeChecksums
+from baton.kvtransfer.ranks.lines import RankLines
+from baton.kvtransfer.ranks.messages import AddUp, Totals
+from baton.wire.kv_share import KvShare
+from baton.wire.layout import KvLayout
 
 _MAX_BLOCKS = 8
 _GLANCE_S = 0.001

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from kvtransfer.incoming_handoffs import ReceivingCounters
-from kvtransfer.messages import RANK_ENDPOINTS, Endpoint, RankEndpoint, RankEndpoints
-from kvtransfer.ranks.lines import RankLines
-from kvtransfer.ranks.messages import Arrived, Expect, Fence, Forget, Forgotten, Listen, Listening
-from kvtransfer.transports.base import BlocksArrived
-from kvtransfer.write_proof import WriteProof
-from wire.errors import InvalidSetting
-from wire.kv_share import KvShare
-from wire.request_key import RequestKey
+from baton.kvtransfer.incoming_handoffs import ReceivingCounters
+from baton.kvtransfer.messages import RANK_ENDPOINTS, Endpoint, RankEndpoint, RankEndpoints
+from baton.kvtransfer.ranks.lines import RankLines
+from baton.kvtransfer.ranks.messages import Arrived, Expect, Fence, Forget, Forgotten, Listen, Listening
+from baton.kvtransfer.transports.base import BlocksArrived
+from baton.kvtransfer.write_proof import WriteProof
+from baton.wire.errors import InvalidSetting
+from baton.wire.kv_share import KvShare
+from baton.wire.request_key import RequestKey
 
 _LISTEN_S = 60.0
 _LOOK_S = 0.05

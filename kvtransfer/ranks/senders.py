@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from kvtransfer.messages import PeerHello, ProcessIdentity
-from kvtransfer.ranks.lines import RankLines
-from kvtransfer.ranks.messages import Broken, Part, Prepare, Prepared, Push, Reach, Read, Taken
-from kvtransfer.ranks.transports import Reached, ranks_at
-from kvtransfer.sending import SendingCounters
-from kvtransfer.transports.base import Move, Sender, Starting
-from wire.errors import Refused, TransferFailed
-from wire.kv_share import KvShare
-from wire.request_key import RequestKey
+from baton.kvtransfer.messages import PeerHello, ProcessIdentity
+from baton.kvtransfer.ranks.lines import RankLines
+from baton.kvtransfer.ranks.messages import Broken, Part, Prepare, Prepared, Push, Reach, Read, Taken
+from baton.kvtransfer.ranks.transports import Reached, ranks_at
+from baton.kvtransfer.sending import SendingCounters
+from baton.kvtransfer.transports.base import Move, Sender, Starting
+from baton.wire.errors import Refused, TransferFailed
+from baton.wire.kv_share import KvShare
+from baton.wire.request_key import RequestKey
 
 _MAX_TOLD = 4
 _SLOTS, _NIXL = "shm_slots", "nixl"

@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
-from kvtransfer.ranks.end import RankEnd
-from kvtransfer.ranks.lines import SAY_S
-from kvtransfer.ranks.messages import Begin, TransferChannel
-from kvtransfer.ranks.transports import Network, RankPool
-from program.channel import ChannelBroken
+from baton.kvtransfer.ranks.end import RankEnd
+from baton.kvtransfer.ranks.lines import SAY_S
+from baton.kvtransfer.ranks.messages import Begin, TransferChannel
+from baton.kvtransfer.ranks.transports import Network, RankPool
+from baton.runtime.channel import ChannelBroken
 
 _IDLE_MS = 1000
 _BUSY_MS = 1

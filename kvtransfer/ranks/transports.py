@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
-from kvtransfer.messages import RANK_ENDPOINTS, Endpoint, RankEndpoint, RankEndpoints
-from kvtransfer.parts import ByteRun, part_runs
-from kvtransfer.pools.base import KvPool
-from kvtransfer.pools.cut import source_of
-from kvtransfer.pools.open import open_pool
-from kvtransfer.ranks.inlets import RankInlets
-from kvtransfer.transports.announced import Look
-from kvtransfer.transports.base import Receiver, Sender
-from kvtransfer.transports.fan_out import FanOutSender
-from kvtransfer.transports.shm.segment import sweep_orphans
-from wire.errors import BatonError, InvalidSetting, TransferFailed
-from wire.kv_share import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShare, own_layout
-from wire.layout import KvLayout
-from wire.links import LinkSettings
+from baton.kvtransfer.messages import RANK_ENDPOINTS, Endpoint, RankEndpoint, RankEndpoints
+from baton.kvtransfer.parts import ByteRun, part_runs
+from baton.kvtransfer.pools.base import KvPool
+from baton.kvtransfer.pools.cut import source_of
+from baton.kvtransfer.pools.open import open_pool
+from baton.kvtransfer.ranks.inlets import RankInlets
+from baton.kvtransfer.transports.announced import Look
+from baton.kvtransfer.transports.base import Receiver, Sender
+from baton.kvtransfer.transports.fan_out import FanOutSender
+from baton.kvtransfer.transports.shm.segment import sweep_orphans
+from baton.wire.errors import BatonError, InvalidSetting, TransferFailed
+from baton.wire.kv_share import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShare, own_layout
+from baton.wire.layout import KvLayout
+from baton.wire.links import LinkSettings
 
 if TYPE_CHECKING:
-    from kvtransfer.transports.nixl.lives import RunningAgent
-    from kvtransfer.transports.nixl.sender import NixlSenders
+    from baton.kvtransfer.transports.nixl.lives import RunningAgent
+    from baton.kvtransfer.transports.nixl.sender import NixlSenders
 
 _SLOTS, _ZMQ, _NIXL = "shm_slots", "zmq", "nixl"
 _TAKEN = {"auto": (_SLOTS, _ZMQ), "shm": (_SLOTS, _ZMQ), "zmq": (_ZMQ,), "nixl": (_NIXL,)}
@@ -94,16 +94,16 @@ def open_part_receiver(name: str, own: RankPool, network: Network) -> PartReceiv
     inlets = RankInlets(own.pool, own.layout, own.share)
     match name:
         case "shm_slots":
-            from kvtransfer.transports.shm.slots_receiver import SlotsReceiver
+            from baton.kvtransfer.transports.shm.slots_receiver import SlotsReceiver
 
             sweep_orphans()
             return SlotsReceiver(network.context, network.host, own.pool, network.links, inlets=inlets)
         case "zmq":
-            from kvtransfer.transports.tcp_zmq import ZmqReceiver
+            from baton.kvtransfer.transports.tcp_zmq import ZmqReceiver
 
             return ZmqReceiver(network.context, network.host, own.pool, network.links, inlets=inlets)
         case "nixl":
-            from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
+            from baton.kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
 
             agent = _open_agent(own, network)
             return NixlDeviceReceiver(agent, inlets) if own.pool.is_device else NixlReceiver(agent, inlets)
@@ -113,17 +113,17 @@ def open_part_receiver(name: str, own: RankPool, network: Network) -> PartReceiv
 
 def open_nixl_senders(own: RankPool, network: Network) -> NixlSenders:
     """What this rank sends by nixl with. Raises `InvalidSetting`."""
-    from kvtransfer.transports.nixl.sender import NixlSenders
+    from baton.kvtransfer.transports.nixl.sender import NixlSenders
 
     return NixlSenders(_open_agent(own, network), own.pool.block_bytes)
 
 
 def _open_agent(own: RankPool, network: Network) -> RunningAgent:
     if own.pool.is_device:
-        from kvtransfer.transports.nixl.thread import AgentThread
+        from baton.kvtransfer.transports.nixl.thread import AgentThread
 
         return AgentThread(own.pool.memory, network.host)
-    from kvtransfer.transports.nixl.process import AgentProcess
+    from baton.kvtransfer.transports.nixl.process import AgentProcess
 
     if own.descriptor is None:
         raise InvalidSetting("--kv-transport nixl: the KV of this rank lies in memory that no agent can map")
@@ -188,16 +188,16 @@ def _open_part(
     source = None if own.share == WHOLE_BLOCK else own.share
     match receiver.transport:
         case "shm_slots":
-            from kvtransfer.transports.shm.slots_sender import SlotsSender
+            from baton.kvtransfer.transports.shm.slots_sender import SlotsSender
 
             room = _RINGS_BYTES // num_targets
             return SlotsSender(network.context, endpoint, part, network.links, room, source)
         case "zmq":
-            from kvtransfer.transports.tcp_zmq import ZmqSender
+            from baton.kvtransfer.transports.tcp_zmq import ZmqSender
 
             return ZmqSender(network.context, endpoint, part, network.links, source)
         case "nixl" if nixl is not None:
-            from kvtransfer.transports.nixl.sender import Part
+            from baton.kvtransfer.transports.nixl.sender import Part
 
             target_bytes = own_layout(own.layout, target).block_bytes
             is_whole = part is own.pool and part.block_bytes == target_bytes

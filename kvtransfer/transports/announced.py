@@ -1,8 +1,8 @@
 """What a receiver that writes its own pool may write: blocks that a grant announced, each once.
 
 Owns the announced blocks of every live grant, which of them have arrived, and the arrivals nobody has asked for yet.
-Where several ranks of a sender have parts of a block (`kvtransfer.parts`), each part is written once, and the block has
-arrived with the last of them. Knows no sockets and no bytes.
+Where several ranks of a sender have parts of a block (`baton.kvtransfer.parts`), each part is written once, and the
+block has arrived with the last of them. Knows no sockets and no bytes.
 
 What comes may have overtaken what allows it: the order to expect the blocks, or to expect them anew because some
 arrived damaged and are sent again.
@@ -16,10 +16,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from kvtransfer.transports.base import BlocksArrived
-from kvtransfer.write_proof import WriteProof
-from wire.kv_share import WHOLE_BLOCK, KvShare
-from wire.request_key import RequestKey
+from baton.kvtransfer.transports.base import BlocksArrived
+from baton.kvtransfer.write_proof import WriteProof
+from baton.wire.kv_share import WHOLE_BLOCK, KvShare
+from baton.wire.request_key import RequestKey
 
 _NOTHING: AbstractSet[int] = frozenset()
 _MAX_OVER = 1024

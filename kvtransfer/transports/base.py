@@ -27,10 +27,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvtransfer.messages import Endpoint, ProcessIdentity
-from kvtransfer.write_proof import WriteProof
-from wire.errors import TransferFailed
-from wire.request_key import RequestKey
+from baton.kvtransfer.messages import Endpoint, ProcessIdentity
+from baton.kvtransfer.write_proof import WriteProof
+from baton.wire.errors import TransferFailed
+from baton.wire.request_key import RequestKey
 
 Blocks = npt.NDArray[np.uint8]
 """[num_blocks, block_bytes] of a pool."""

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from kvtransfer.messages import ProcessIdentity
-from kvtransfer.transports.base import Move, Sender
-from wire.request_key import RequestKey
+from baton.kvtransfer.messages import ProcessIdentity
+from baton.kvtransfer.transports.base import Move, Sender
+from baton.wire.request_key import RequestKey
 
 
 class FanOutSender:

@@ -1,7 +1,7 @@
 """Where a receiver puts what a sender has, which may be whole blocks or the part of each block that one rank stores.
 
 Owns the contract, and the case that nodes have one pool each. Which bytes a part is, and where they go, is the
-knowledge of `kvtransfer.ranks.inlets`.
+knowledge of `baton.kvtransfer.ranks.inlets`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvtransfer.pools.base import BlockSink
-from wire.kv_share import WHOLE_BLOCK, KvShare
+from baton.kvtransfer.pools.base import BlockSink
+from baton.wire.kv_share import WHOLE_BLOCK, KvShare
 
 
 @dataclass(frozen=True, slots=True)

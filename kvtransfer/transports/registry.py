@@ -29,20 +29,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zmq
 
-from kvtransfer.messages import Endpoint, PeerHello, ProcessIdentity
-from kvtransfer.pools.base import KvPool
-from kvtransfer.process_identity import shares_memory
-from kvtransfer.transports.base import Blocks, Receiver, Sender, Starting
-from kvtransfer.transports.inlets import Inlets, WholeOnly
-from kvtransfer.transports.shm.segment import Segment, sweep_orphans
-from wire.errors import InvalidSetting, Refused, TransferFailed
-from wire.kv_share import WHOLE_BLOCK
-from wire.layout import KvLayout
-from wire.links import LinkSettings
+from baton.kvtransfer.messages import Endpoint, PeerHello, ProcessIdentity
+from baton.kvtransfer.pools.base import KvPool
+from baton.kvtransfer.process_identity import shares_memory
+from baton.kvtransfer.transports.base import Blocks, Receiver, Sender, Starting
+from baton.kvtransfer.transports.inlets import Inlets, WholeOnly
+from baton.kvtransfer.transports.shm.segment import Segment, sweep_orphans
+from baton.wire.errors import InvalidSetting, Refused, TransferFailed
+from baton.wire.kv_share import WHOLE_BLOCK
+from baton.wire.layout import KvLayout
+from baton.wire.links import LinkSettings
 
 if TYPE_CHECKING:
-    from kvtransfer.transports.nixl.lives import RunningAgent
-    from kvtransfer.transports.nixl.sender import NixlSenders
+    from baton.kvtransfer.transports.nixl.lives import RunningAgent
+    from baton.kvtransfer.transports.nixl.sender import NixlSenders
 
 AUTO, SHM, ZMQ, NIXL, NCCL = "auto", "shm", "zmq", "nixl", "nccl"
 SLOTS = "shm_slots"
@@ -158,26 +158,26 @@ def _open_receiver(
 ) -> Receiver:
     match name:
         case "shm":
-            from kvtransfer.transports.shm.direct import ShmReceiver
+            from baton.kvtransfer.transports.shm.direct import ShmReceiver
 
             return ShmReceiver(_required(memory.segment))
         case "shm_slots":
-            from kvtransfer.transports.shm.slots_receiver import SlotsReceiver
+            from baton.kvtransfer.transports.shm.slots_receiver import SlotsReceiver
 
             sweep_orphans()
             return SlotsReceiver(settings.context, settings.host, pool, settings.links, inlets=_inlets(pool, layout))
         case "zmq":
-            from kvtransfer.transports.tcp_zmq import ZmqReceiver
+            from baton.kvtransfer.transports.tcp_zmq import ZmqReceiver
 
             return ZmqReceiver(settings.context, settings.host, pool, settings.links, port, _inlets(pool, layout))
         case "nixl":
-            from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
+            from baton.kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
 
             agent = _open_nixl_agent(settings, memory, pool)
             inlets = _inlets(pool, layout)
             return NixlDeviceReceiver(agent, inlets) if pool.is_device else NixlReceiver(agent, inlets)
         case "nccl":
-            from kvtransfer.transports.nccl.receiver import NcclReceiver
+            from baton.kvtransfer.transports.nccl.receiver import NcclReceiver
 
             return NcclReceiver(settings.context, settings.host, pool.memory, settings.links, port)
         case _:
@@ -188,7 +188,7 @@ def _inlets(pool: KvPool, layout: KvLayout | None) -> Inlets:
     """Where parts of blocks go, which ranks of other nodes may have."""
     if layout is None:
         return WholeOnly(pool)
-    from kvtransfer.ranks.inlets import RankInlets
+    from baton.kvtransfer.ranks.inlets import RankInlets
 
     return RankInlets(pool, layout, WHOLE_BLOCK)
 
@@ -253,15 +253,15 @@ class SenderFactory:
             return self._open_parts(endpoint, hello)
         match endpoint.transport:
             case "shm":
-                from kvtransfer.transports.shm.direct import ShmSender
+                from baton.kvtransfer.transports.shm.direct import ShmSender
 
                 return ShmSender(endpoint, pool.memory, hello.num_blocks)
             case "shm_slots":
-                from kvtransfer.transports.shm.slots_sender import SlotsSender
+                from baton.kvtransfer.transports.shm.slots_sender import SlotsSender
 
                 return SlotsSender(settings.context, endpoint, pool, settings.links)
             case "zmq":
-                from kvtransfer.transports.tcp_zmq import ZmqSender
+                from baton.kvtransfer.transports.tcp_zmq import ZmqSender
 
                 return ZmqSender(settings.context, endpoint, pool, settings.links)
             case "nixl":
@@ -269,7 +269,7 @@ class SenderFactory:
                     raise TransferFailed("this node has no nixl agent")
                 return self._nixl.open(endpoint, hello.num_blocks)
             case "nccl":
-                from kvtransfer.transports.nccl.sender import NcclSender
+                from baton.kvtransfer.transports.nccl.sender import NcclSender
 
                 return NcclSender(settings.context, endpoint, pool.memory, settings.links)
             case _:
@@ -277,7 +277,7 @@ class SenderFactory:
 
     def _open_parts(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
         """A sender to a node whose ranks have pools of their own."""
-        from kvtransfer.ranks.transports import Network, RankPool, open_parts, ranks_at
+        from baton.kvtransfer.ranks.transports import Network, RankPool, open_parts, ranks_at
 
         network = Network(self._settings.context, self._settings.host, self._settings.links)
         own = RankPool(self._pool, hello.layout, WHOLE_BLOCK)
@@ -289,7 +289,7 @@ class SenderFactory:
             raise TransferFailed("the nodes do not share memory")
 
     def _open_nixl_senders(self, memory: PoolMemory) -> NixlSenders:
-        from kvtransfer.transports.nixl.sender import NixlSenders
+        from baton.kvtransfer.transports.nixl.sender import NixlSenders
 
         return NixlSenders(_open_nixl_agent(self._settings, memory, self._pool), self._pool.block_bytes)
 
@@ -297,10 +297,10 @@ class SenderFactory:
 def _open_nixl_agent(settings: TransportSettings, memory: PoolMemory, pool: KvPool) -> RunningAgent:
     """The agent over `pool`, once it is up (1 to 30 s). Raises `InvalidSetting`."""
     if pool.is_device:
-        from kvtransfer.transports.nixl.thread import AgentThread
+        from baton.kvtransfer.transports.nixl.thread import AgentThread
 
         return AgentThread(pool.memory, settings.host)
-    from kvtransfer.transports.nixl.process import AgentProcess
+    from baton.kvtransfer.transports.nixl.process import AgentProcess
 
     return AgentProcess(_required(memory.segment).descriptor, pool.num_blocks, pool.block_bytes, settings.host)
 

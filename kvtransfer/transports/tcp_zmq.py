@@ -13,7 +13,7 @@ is taken. What libzmq cannot bound: a message of very many frames. Only who hold
 can send one.
 
 Where ranks have pools of their own, each rank of D listens, and each rank of P that has some of its bytes sends it
-just these: the header says whose they are, and both compute which bytes that means (`kvtransfer.parts`).
+just these: the header says whose they are, and both compute which bytes that means (`baton.kvtransfer.parts`).
 
 A connection that breaks loses what was in flight on it, so the sender says `TransferFailed` and is of no use any
 more. Encrypted when a cluster key is set.
@@ -29,16 +29,16 @@ from typing import Annotated, Any
 import numpy as np
 import zmq
 
-from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
-from kvtransfer.pools.base import BlockSource, KvPool, Lent
-from kvtransfer.transports.base import Move
-from kvtransfer.transports.inlets import Inlet, Inlets, WholeOnly
-from kvtransfer.transports.zmq_sockets import Connection, ListeningReceiver
-from wire import links
-from wire.codec import BlockIds, Bounds, Codec, U64s
-from wire.errors import BatonError, TransferFailed
-from wire.kv_share import KvShare
-from wire.request_key import RequestKey
+from baton.kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
+from baton.kvtransfer.pools.base import BlockSource, KvPool, Lent
+from baton.kvtransfer.transports.base import Move
+from baton.kvtransfer.transports.inlets import Inlet, Inlets, WholeOnly
+from baton.kvtransfer.transports.zmq_sockets import Connection, ListeningReceiver
+from baton.wire import links
+from baton.wire.codec import BlockIds, Bounds, Codec, U64s
+from baton.wire.errors import BatonError, TransferFailed
+from baton.wire.kv_share import KvShare
+from baton.wire.request_key import RequestKey
 
 NAME = "zmq"
 _PIECE_BYTES = 2**20

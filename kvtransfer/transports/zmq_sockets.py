@@ -10,11 +10,11 @@ from typing import Any
 
 import zmq
 
-from kvtransfer.messages import Endpoint
-from kvtransfer.transports.announced import GrantedWriter
-from wire import links
-from wire.errors import InvalidSetting, TransferFailed
-from wire.link_watch import open_watched
+from baton.kvtransfer.messages import Endpoint
+from baton.kvtransfer.transports.announced import GrantedWriter
+from baton.wire import links
+from baton.wire.errors import InvalidSetting, TransferFailed
+from baton.wire.link_watch import open_watched
 
 
 class ListeningReceiver(GrantedWriter):

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 import baton
-from engine.llm import LLM
-from wire.grammar import Grammar
-from wire.sampling import SamplingParams
+from baton.engine.llm import LLM
+from baton.wire.grammar import Grammar
+from baton.wire.sampling import SamplingParams
 
 
 @pytest.mark.parametrize("line", ["import baton", "from baton import SamplingParams", "import baton.__main__"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -11,39 +10,33 @@ from typing import Any
 
 import pytest
 
-from tests.test_house import PACKAGES
+from tests.test_house import BATON, ROOMS
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS: dict[str, Any] = PROJECT["tool"]["setuptools"]
-STAYS_HERE = ("bench/results/*", "bench/traces/.gitattributes")
+STAYS_HERE = ("baton/bench/results/*", "baton/bench/traces/.gitattributes")
 """Only a checkout needs these: measurements from which documentation is made."""
-KERNELS = "engine/native"
+KERNELS = "baton/engine/native"
 COMPILED = (f"{KERNELS}/src/*", f"{KERNELS}/_kernels.*")
 """The sources of the CPU kernels, which only a source distribution has, and what is compiled of them."""
 
 
-def test_every_package_is_in_it_and_nothing_else() -> None:
-    patterns = SETUPTOOLS["packages"]["find"]["include"]
-    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.suffix != ".egg-info"}
-    included = {folder for folder in folders if any(fnmatch(folder, pattern) for pattern in patterns)}
-    assert included == set(PACKAGES) == {path.parent.name for path in ROOT.glob("*/__init__.py")}
+def test_one_name_is_in_it_and_nothing_else() -> None:
+    find = SETUPTOOLS["packages"]["find"]
+    assert find == {"include": ["baton*"], "exclude": ["baton.demo.training*"]}
+    beside = {path.name for path in ROOT.iterdir() if path.is_dir() and path.suffix != ".egg-info"}
+    assert {folder for folder in beside if fnmatch(folder, "baton*")} == {"baton"}
 
 
 def test_every_folder_of_modules_is_a_package() -> None:
-    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    folders = {path.parent for room in ROOMS for path in (BATON / room).rglob("*.py")}
     assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
-def test_the_makefile_checks_the_same_packages() -> None:
-    line = re.search(r"^PACKAGES = (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert line is not None
-    assert set(line[1].split()) == set(PACKAGES)
-
-
 def files_beside_modules() -> Iterator[Path]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*")):
+    for room in ROOMS:
+        for path in sorted((BATON / room).rglob("*")):
             if path.is_file() and path.suffix not in (".py", ".pyc"):
                 yield path.relative_to(ROOT)
 

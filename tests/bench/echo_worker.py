@@ -1,4 +1,4 @@
-"""A child that does what tests of `bench.child` want. A program of its own."""
+"""A child that does what tests of `baton.bench.child` want. A program of its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 import time
 from typing import Any
 
-from bench.child import serve_parent
-from wire.errors import TransferFailed
+from baton.bench.child import serve_parent
+from baton.wire.errors import TransferFailed
 
 
 class EchoWorker:

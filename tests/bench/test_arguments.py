@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.arguments import require_folder, write_text
-from wire.errors import InvalidSetting
+from baton.bench.arguments import require_folder, write_text
+from baton.wire.errors import InvalidSetting
 
 
 def test_a_file_that_can_be_written_is(tmp_path: Path) -> None:

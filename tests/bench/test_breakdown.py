@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench.breakdown import TTFT_PARTS, TTST_PARTS, Breakdown, breakdown_of, summarise_breakdowns
-from bench.client.outcome import Failure, Outcome
-from program.clock import host_clock
+from baton.bench.breakdown import TTFT_PARTS, TTST_PARTS, Breakdown, breakdown_of, summarise_breakdowns
+from baton.bench.client.outcome import Failure, Outcome
+from baton.runtime.clock import host_clock
 
 SENT_S = 1000.0
 TTFT = {"client": 3.0, "router": 2.0, "queue_prefill": 4.0, "prefill": 30.0, "return": 0.5}

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.child import Child
-from bench.facts import ROOT
-from wire.errors import RequestFailed
+from baton.bench.child import Child
+from baton.bench.facts import ROOT
+from baton.wire.errors import RequestFailed
 
 ECHO = "tests.bench.echo_worker"
 STARTS_A_CHILD = f"""
-from bench.child import Child
+from baton.bench.child import Child
 child = Child({ECHO!r}, {{}})
 child.hear()
 print(child.pid, flush=True)
@@ -70,7 +70,7 @@ def test_a_child_that_dies_is_an_error(echo: Child) -> None:
 
 
 def test_an_answer_that_does_not_come_is_an_error(echo: Child, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.child._LEAVE_S", 0.1)
+    monkeypatch.setattr("baton.bench.child._LEAVE_S", 0.1)
     echo.tell("sleep")
     with pytest.raises(RequestFailed, match=r"within 0\.1 s"):
         echo.hear(timeout_s=0.1)

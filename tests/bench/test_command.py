@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from bench.command import BENCHMARKS, entry_of, main
+from baton.bench.command import BENCHMARKS, entry_of, main
 
 
 def test_alone_it_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.documents import CompareDocument, MeasuredTarget, SweepDocument, begun, save
-from bench.runs import Run
+from baton.bench.documents import CompareDocument, MeasuredTarget, SweepDocument, begun, save
+from baton.bench.runs import Run
+from baton.wire.errors import InvalidSetting
 from tests.bench.compare.results import result, run
 from tests.bench.report.samples import FACTS
-from wire.errors import InvalidSetting
 
 
 def new() -> CompareDocument:

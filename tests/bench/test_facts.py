@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 
-from bench.facts import collect_facts
+from baton.bench.facts import collect_facts
 
 
 def test_facts_name_the_machine_and_what_is_installed() -> None:

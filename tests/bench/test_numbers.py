@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.numbers import PairedRatio, median, number, paired_ratio, percent, percentile, rate, size, span, spread
+from baton.bench.numbers import PairedRatio, median, number, paired_ratio, percent, percentile, rate, size, span, spread
 
 
 @pytest.mark.parametrize(

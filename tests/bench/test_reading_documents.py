@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bench.documents import CompareDocument, KvDocument, LimitsDocument, ServeDocument, SweepDocument, load_result
-from bench.runs import Run, points_of
+from baton.bench.documents import CompareDocument, KvDocument, LimitsDocument, ServeDocument, SweepDocument, load_result
+from baton.bench.runs import Run, points_of
+from baton.wire.errors import InvalidSetting
 from tests.bench.report.samples import FACTS, PD, compare_result, limits_result, run_result, sweep_result
-from wire.errors import InvalidSetting
 
 RESULTS = Path(__file__).parents[2] / "bench/results"
 

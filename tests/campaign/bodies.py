@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from router.docs.routes import ROUTES
+from baton.router.http.docs.routes import ROUTES
 from tests.campaign.requests import CHAT, COMPLETIONS, RESPONSES, Body, Request, make_request
 from tests.system.harness import MODEL_NAME
 

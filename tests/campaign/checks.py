@@ -19,7 +19,7 @@ from typing import Protocol
 
 import psutil
 
-from router.suspicion import MAX_SUSPICIOUS
+from baton.router.routing.suspicion import MAX_SUSPICIOUS
 from tests.campaign.deployment import NODE_WAIT_S, Deployment, Footprint, Outage, tail
 from tests.campaign.faults import Happened
 from tests.campaign.load import FAILED, FORGOTTEN, HUNG, WHOLE, WRONG, Asked

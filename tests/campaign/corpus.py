@@ -16,16 +16,7 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from tests.campaign.answers import Answer, Choice, Wrong, answer_to
-from tests.campaign.requests import (
-    CHAT,
-    COMPLETIONS,
-    MAX_PROMPT,
-    RESPONSES,
-    VOCABULARY,
-    Body,
-    Request,
-    make_request,
-)
+from tests.campaign.requests import CHAT, COMPLETIONS, MAX_PROMPT, RESPONSES, VOCABULARY, Body, Request, make_request
 from tests.campaign.settings import CampaignSettings
 from tests.system.harness import MODEL_NAME
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from engine.settings import OWN
-from launch.key import write_key
+from baton.engine.settings import OWN
+from baton.launch.key import write_key
 from tests.campaign import poison
 from tests.campaign.proxy import LinkProxy
 from tests.campaign.settings import CampaignSettings
@@ -299,7 +299,7 @@ class Deployment:
 def _modules_of(settings: CampaignSettings) -> Sequence[str]:
     """What nodes import for a model that sees, which takes seconds."""
     name = re.sub(r"[.-]", "_", settings.model)
-    return ("engine.models.vision.tower", f"transformers.models.{name}.modeling_{name}") if settings.sees else ()
+    return ("baton.engine.models.vision.tower", f"transformers.models.{name}.modeling_{name}") if settings.sees else ()
 
 
 def _noted(outages: list[Outage], *, is_out: bool) -> float | None:

@@ -28,8 +28,8 @@ from tests.system.harness import MODEL_NAME, Program
 SHM = Path("/dev/shm")
 _FILL = SHM / "campaign-fill"
 _CYCLE_S = 0.2
-_AGENT = "kvtransfer.transports.nixl"
-_RANKS = {"engine.executor.rank_process", "rank_node"}
+_AGENT = "baton.kvtransfer.transports.nixl"
+_RANKS = {"baton.engine.executor.rank_process", "baton.ranks"}
 _DRAIN_S = 60.0
 _DRAIN_ORDER_S = 5.0
 _EXCUSED_S = 3.0

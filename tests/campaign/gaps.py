@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from baton.wire.links import HANDSHAKE_TIMEOUT_MS
 from tests.campaign.deployment import Deployment, Outage
 from tests.campaign.faults import Happened
 from tests.campaign.load import Asked
@@ -31,7 +32,6 @@ from tests.campaign.pace import Pace
 from tests.stations.account import account_of
 from tests.stations.ring import Ring, Station, request_key
 from tests.stations.stamps import CLIENT, Stamps, stalls
-from wire.links import HANDSHAKE_TIMEOUT_MS
 
 NORMAL_S = 0.5
 LOST_S = 2.0

@@ -6,7 +6,8 @@ resuming, so its clients do as docs/api.md says: those of the modes "resume" and
 by the same request with `Last-Event-ID` or by its id, from the last event or from an earlier one. What is told again
 has to be the same event to the letter.
 
-What the library hides is not seen here: the line `[DONE]`, and what might come behind it (`tests/router/test_http.py`).
+What the library hides is not seen here: the line `[DONE]`, and what might come behind it
+(`tests/router/http/test_serving.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A real node of a campaign: `node_process.py ROLE PROXY_PORT STEP_S STAMPS MODEL FLAG...`.
 
-Four things differ from `python -m prefill_node`, `decode_node` and `mixed_node`. It tells its peers the port of a
+Four things differ from `python -m baton.prefill_node`, `decode_node` and `mixed_node`. It tells its peers the port of a
 proxy in place of the port that it listens on (`--port`), and a step takes at least `STEP_S`, so that streams of a tiny
 model last long enough for faults to hit them. It aborts when it computes the prompt of `tests.campaign.poison`. And it
 stamps the tokens that it sends, in the file `STAMPS`.
@@ -18,13 +18,13 @@ from unittest import mock
 
 import torch
 
-from engine.attention.base import LayerStored
-from engine.runner.base import RunningStep
-from engine.runner.model_runner import ModelRunner
-from engine.scheduler.request import Step
+from baton.engine.attention.base import LayerStored
+from baton.engine.runner.base import RunningStep
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduler.request import Step
+from baton.wire import links
 from tests.campaign import poison
 from tests.stations.node_stamps import stamped
-from wire import links
 
 ROLE, PROXY_PORT, STEP_S = sys.argv[1], sys.argv[2], float(sys.argv[3])
 PORT = sys.argv[sys.argv.index("--port") + 1]
@@ -51,7 +51,7 @@ def launch(runner: ModelRunner, step: Step, layer_stored: LayerStored | None = N
 
 
 if __name__ == "__main__":
-    main = import_module(f"{ROLE}_node.__main__").main
+    main = import_module(f"baton.{ROLE}_node.__main__").main
     with (
         mock.patch.object(links, "bind", bind),
         mock.patch.object(ModelRunner, "launch", launch),

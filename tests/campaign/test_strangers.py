@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router.docs.routes import ROUTES
+from baton.router.http.docs.routes import ROUTES
 from tests.campaign import bodies, checks
 from tests.campaign.bodies import Sent, make_sent
 from tests.campaign.faults import Happened

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from demo.location import checkpoint_path
+from baton.demo.location import checkpoint_path
 from tests.clients.agents import AGENTS
 from tests.clients.coding_agents import CODING_AGENTS, run_coding_agent
 from tests.clients.libraries import LIBRARIES

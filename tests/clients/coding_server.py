@@ -11,12 +11,12 @@ import json
 import signal
 import sys
 
-from demo.location import checkpoint_path
-from router.openai.prompts import PromptMaker
+from baton.demo.location import checkpoint_path
+from baton.router.http.openai.prompts import PromptMaker
+from baton.wire.messages import DECODE, PREFILL
 from tests.clients.coding_agents import COMMAND, RESULT
 from tests.router.conversations import THOUGHT, choosing, conversing
 from tests.router.rig import MODEL
-from wire.messages import DECODE, PREFILL
 
 MAX_REQUEST_TOKENS = 200_000
 CALLS = {

@@ -10,9 +10,9 @@ import asyncio
 import signal
 import sys
 
-from demo.location import checkpoint_path
-from router.openai.prompts import PromptMaker
-from router.relay import RelaySettings
+from baton.demo.location import checkpoint_path
+from baton.router.http.openai.prompts import PromptMaker
+from baton.router.requests.relay import RelaySettings
 from tests.router.fake_node import answering
 from tests.router.rig import serving
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import psutil
 import ray
 
-from launch.cluster.backend import Backend
-from launch.cluster.file import parse_cluster_file
-from launch.cluster.keeper import Secrets
-from launch.cluster.ray_backend import RayBackend, connect, disconnect, sweep
+from baton.launch.cluster.backend import Backend
+from baton.launch.cluster.file import parse_cluster_file
+from baton.launch.cluster.keeper import Secrets
+from baton.launch.cluster.ray_backend import RayBackend, connect, disconnect, sweep
 from tests.cluster.machines import NUM_CPUS, Machines
 from tests.launch.cluster.conformance import CASES
 

@@ -30,8 +30,8 @@ from typing import Any
 import psutil
 import ray
 
-from demo.location import checkpoint_path
-from launch.cluster.ray_backend import connect, disconnect
+from baton.demo.location import checkpoint_path
+from baton.launch.cluster.ray_backend import connect, disconnect
 from tests.cluster import ray_conformance
 from tests.cluster.load import Load, Prompt, Tally, known_answers
 from tests.cluster.machines import BACK, FRONT, Machines, machines
@@ -44,7 +44,7 @@ CHANGE_S = 360.0
 FIRST_STREAMS, MAX_STREAMS, GROWTH = 16, 256, 1.5
 GROW_S = 10.0
 """How long a number of streams is looked at before it grows: longer than a window of the policy."""
-_RANKS = {"engine.executor.rank_process", "rank_node"}
+_RANKS = {"baton.engine.executor.rank_process", "rank_node"}
 
 FILE = """
 name = "trial"
@@ -317,7 +317,7 @@ def of_ranks(command: Command, url: str, answers: Answers) -> None:
 def program_of_ranks() -> psutil.Process:
     """`baton rank` of the one machine that runs it."""
     (found,) = [
-        each for each in psutil.process_iter(["cmdline"]) if "rank_node.command" in (each.info["cmdline"] or ())
+        each for each in psutil.process_iter(["cmdline"]) if "baton.ranks.command" in (each.info["cmdline"] or ())
     ]
     return found
 

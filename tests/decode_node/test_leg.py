@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from kvtransfer.messages import Commit
-from kvtransfer.transports.base import Move
-from program.clock import now_us
+from baton.kvtransfer.messages import Commit
+from baton.kvtransfer.transports.base import Move
+from baton.runtime.clock import now_us
+from baton.wire.errors import ContextLengthExceeded, InvalidMessage, Overloaded, TransferFailed
+from baton.wire.messages import PrefillPeer
+from baton.wire.request_key import RequestKey, new_handoff_id, owner_of_epoch
 from tests.kvtransfer.legs import Relay, open_relay, undisturbed
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import NUM_BLOCKS
 from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S, key_of
-from wire.errors import ContextLengthExceeded, InvalidMessage, Overloaded, TransferFailed
-from wire.messages import PrefillPeer
-from wire.request_key import RequestKey, new_handoff_id, owner_of_epoch
 
 KEY = key_of(1)
 PROMPT = list(range(18))
@@ -189,7 +189,7 @@ def test_what_one_router_asked_for_is_cancelled_without_that_of_another(relay: R
 
 
 def test_more_requests_than_a_node_can_remember_are_refused(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decode_node.leg.MAX_AWAITED", 1)
+    monkeypatch.setattr("baton.decode_node.leg.MAX_AWAITED", 1)
     relay.ask_decode(key_of(1), PROMPT)
     with pytest.raises(Overloaded):
         relay.ask_decode(key_of(2), PROMPT)

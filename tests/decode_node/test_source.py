@@ -11,19 +11,19 @@ from typing import cast
 import pytest
 import zmq
 
-from decode_node.source import Source
-from engine.cache.block_pool import pack_blocks
-from engine.core import EngineCore, HandedOver
-from kvtransfer.commands import FinishHandoff
-from kvtransfer.sending_end import SendingEnd
-from kvtransfer.transports.base import Move
+from baton.decode_node.source import Source
+from baton.engine.cache.block_pool import pack_blocks
+from baton.engine.core import EngineCore, HandedOver
+from baton.kvtransfer.commands import FinishHandoff
+from baton.kvtransfer.sending_end import SendingEnd
+from baton.kvtransfer.transports.base import Move
+from baton.wire.errors import TransferFailed
+from baton.wire.messages import Decode, HandOver, PrefillPeer
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.legs import Node, open_decode, params, undisturbed
 from tests.kvtransfer.loopback import Fault, LoopbackNetwork
 from tests.kvtransfer.pair import empty_blocks, receiving_facts
 from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S
-from wire.errors import TransferFailed
-from wire.messages import Decode, HandOver, PrefillPeer
-from wire.request_key import RequestKey
 
 ID = b"m" * 16
 FIRST, SECOND = RequestKey(ID, 1), RequestKey(ID, 2)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from demo.corpus import texts
-from demo.location import checkpoint_path
-from demo.sums import is_held_out
-from engine.llm import LLM
-from wire.sampling import SamplingParams
+from baton.demo.location import checkpoint_path
+from baton.demo.training.corpus import texts
+from baton.demo.training.sums import is_held_out
+from baton.engine.llm import LLM
+from baton.wire.sampling import SamplingParams
 
 MAX_CHECKPOINT_BYTES = 8_000_000
 TURN_END = "<|im_end|>"

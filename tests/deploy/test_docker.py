@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli import COMMANDS
+from baton.launch.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "deploy" / "docker").glob("Dockerfile.*"))

@@ -14,19 +14,19 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from decode_node.settings import DecodeNodeSettings
-from launch.key import write_role_keys
-from node.health import HealthServer
-from prefill_node.settings import PrefillNodeSettings
-from program.child import PIPE, Child
-from program.command_line import CommandParser
-from program.settings import ENVIRONMENT_PREFIX, add_flags, resolve
-from rank_node.settings import RankSettings
-from router.access.guard import LIFE_ROUTES
-from router.settings import RouterSettings
+from baton.decode_node.settings import DecodeNodeSettings
+from baton.launch.key import write_role_keys
+from baton.node.health import HealthServer
+from baton.prefill_node.settings import PrefillNodeSettings
+from baton.ranks.settings import RankSettings
+from baton.router.http.access.guard import LIFE_ROUTES
+from baton.router.settings import RouterSettings
+from baton.runtime.child import PIPE, Child
+from baton.runtime.command_line import CommandParser
+from baton.runtime.settings import ENVIRONMENT_PREFIX, add_flags, resolve
+from baton.wire.keys import KeyFile
 from tests.deploy.kustomize import containers_of
 from tests.deploy.kustomize import resolve as overlay
-from wire.keys import KeyFile
 
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -264,7 +264,7 @@ def test_the_router_of_the_demo_starts_with_the_command_of_its_manifest(keys: Pa
     assert (program, role) == ("baton", "router")
     elsewhere = {"--port=8000": "--port=0", "--control-port=8001": "--control-port=0"}
     arguments = [elsewhere.get(word, word).replace("/etc/baton/cluster", str(keys)) for word in arguments]
-    with Child("router", *arguments, stdout=PIPE) as router:
+    with Child("baton.router", *arguments, stdout=PIPE) as router:
         address = router.wait_ready(60.0).address.replace("0.0.0.0", "127.0.0.1")
         with urllib.request.urlopen(f"{address}{container['livenessProbe']['httpGet']['path']}", timeout=30) as answer:
             assert answer.status == 200

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from device.choose import open_device, require_cuda, require_one_for_each
-from device.emulated import EmulatedDevice
-from device.host import HostDevice
-from wire.errors import InvalidSetting
+from baton.device.choose import open_device, require_cuda, require_one_for_each
+from baton.device.emulated import EmulatedDevice
+from baton.device.host import HostDevice
+from baton.wire.errors import InvalidSetting
 
 
 def test_auto_is_the_host_where_torch_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from device import events
-from device.base import DeviceFailed
-from device.cuda_stream import CudaStream
+from baton.device import events
+from baton.device.base import DeviceFailed
+from baton.device.cuda_stream import CudaStream
 
 _GPU = torch.device("cuda", 1)
 
@@ -116,7 +116,7 @@ def test_an_event_is_behind_what_was_issued(cuda: Cuda, stream: CudaStream) -> N
 def test_a_device_that_does_not_answer_is_a_failed_device(
     cuda: Cuda, stream: CudaStream, is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("device.cuda_stream.COPY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("baton.device.cuda_stream.COPY_TIMEOUT_S", 0.01)
     cuda.num_late_queries, cuda.is_lost = 2**60, is_lost
     with pytest.raises(DeviceFailed, match="launch failure" if is_lost else r"for 0\.01 s"):
         stream.synchronize()

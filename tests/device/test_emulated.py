@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from device.emulated import EmulatedDevice
+from baton.device.emulated import EmulatedDevice
 
 
 @pytest.fixture

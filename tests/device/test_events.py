@@ -10,10 +10,10 @@ from functools import partial
 
 import pytest
 
-from device import cuda
-from device.base import DeviceFailed
-from device.events import CudaEvent
-from device.notices import MAX_NOTICES, NoticeThread
+from baton.device import cuda
+from baton.device.base import DeviceFailed
+from baton.device.events import CudaEvent
+from baton.device.notices import MAX_NOTICES, NoticeThread
 
 
 class NativeEvent:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from device.host_memory import GIB, HostMemory, read_host_memory
+from baton.device.host_memory import GIB, HostMemory, read_host_memory
 
 
 def test_without_a_container_the_machine_decides(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from device.memory import enough_memory
-from wire.errors import InvalidSetting
+from baton.device.memory import enough_memory
+from baton.wire.errors import InvalidSetting
 
 
 def test_a_start_without_enough_memory_is_a_setting_that_does_not_fit() -> None:

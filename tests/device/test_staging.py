@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.base import Array, Device
-from device.emulated import EmulatedDevice
-from device.host import HostDevice
-from device.staging import ALIGNMENT, StagedMemory, StagingLayout, staged_bytes
+from baton.device.base import Array, Device
+from baton.device.emulated import EmulatedDevice
+from baton.device.host import HostDevice
+from baton.device.staging import ALIGNMENT, StagedMemory, StagingLayout, staged_bytes
 
 DTYPES = (np.bool_, np.uint8, np.int32, np.int64, np.float32, np.float64)
 ARRAYS = st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 40), st.integers(0, 20)), max_size=12)

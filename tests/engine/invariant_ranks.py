@@ -1,8 +1,8 @@
 """Tokens and log probabilities of ranks do not depend on the batch: `python -m tests.engine.invariant_ranks MODEL`.
 
 Requests are computed one by one and all together by `--tensor-parallel-size` ranks with `--batch-invariant`; every bit
-has to be the same. In a model of usual size the sums of one token are small ones for `engine.executor.world`, and those
-of a chunk are large ones, so that both ways to add up are compared. `--load-format dummy` needs no weights.
+has to be the same. In a model of usual size the sums of one token are small ones for `baton.engine.executor.world`, and
+those of a chunk are large ones, so that both ways to add up are compared. `--load-format dummy` needs no weights.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from baton import LLM, SamplingParams
-from engine.build import build_engine
-from engine.runner.kv_memory import allocate_private
-from engine.settings import EngineSettings
+from baton.engine.build import build_engine
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.settings import EngineSettings
+from baton.wire.errors import InvalidSetting
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.families import make_model
-from wire.errors import InvalidSetting
 
 NUM_PROMPTS = 24
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.capacity import find_capacity
-from engine.models.config import ModelConfig, load_config
-from engine.settings import EngineSettings
+from baton.engine.capacity import find_capacity
+from baton.engine.models.config import ModelConfig, load_config
+from baton.engine.settings import EngineSettings
+from baton.wire.errors import InvalidSetting
 from tests.checkpoints import make_checkpoint
-from wire.errors import InvalidSetting
 
 
 @pytest.fixture(scope="module")

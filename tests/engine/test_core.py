@@ -8,23 +8,23 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.attention.base import LayerStored
-from engine.build import Engine, build_engine
-from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore, FirstToken
-from engine.runner.base import RunningStep
-from engine.runner.kv_memory import allocate_private
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.request import RequestOutput, SampledToken, Step
-from engine.scheduler.scheduler import Scheduler
-from engine.settings import EngineSettings
-from engine.steps_in_flight import StepFailed
+from baton.engine.attention.base import LayerStored
+from baton.engine.build import Engine, build_engine
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.core import EngineCore, FirstToken
+from baton.engine.runner.base import RunningStep
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.request import RequestOutput, SampledToken, Step
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.settings import EngineSettings
+from baton.engine.steps_in_flight import StepFailed
+from baton.wire.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.computed_step import ComputedStep
 from tests.request_keys import A, B, C, key_of
-from wire.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 BLOCK_SIZE = 8

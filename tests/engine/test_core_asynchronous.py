@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from device.base import DeviceFailed
-from engine.attention.base import LayerStored
-from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore, FirstToken
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.request import PENDING_TOKEN, PromptScores, SampledToken, Step
-from engine.scheduler.scheduler import Scheduler
-from engine.steps_in_flight import StepFailed
+from baton.device.base import DeviceFailed
+from baton.engine.attention.base import LayerStored
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.core import EngineCore, FirstToken
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.request import PENDING_TOKEN, PromptScores, SampledToken, Step
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.steps_in_flight import StepFailed
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.engine.test_core import note, num_held, run
 from tests.request_keys import A, B, key_of
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 EOS = 0
 ENDLESS = DecodingParams(temperature=0, max_tokens=12, ignore_eos=True)

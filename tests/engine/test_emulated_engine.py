@@ -16,21 +16,21 @@ from unittest import mock
 import pytest
 import torch
 
-from device.base import Device
-from device.emulated import EmulatedDevice, EmulatedGraph
-from engine.attention.choose import AttentionChoice, AttentionShape
-from engine.attention.flashinfer import FlashInferAttention
-from engine.attention.flashinfer_limits import float_workspace_bytes
-from engine.attention.paged_kv import PagedKv
-from engine.build import Engine, build_engine
-from engine.core import EngineCore
-from engine.runner.kv_memory import allocate_private
-from engine.settings import EngineSettings
+from baton.device.base import Device
+from baton.device.emulated import EmulatedDevice, EmulatedGraph
+from baton.engine.attention.choose import AttentionChoice, AttentionShape
+from baton.engine.attention.flashinfer import FlashInferAttention
+from baton.engine.attention.flashinfer_limits import float_workspace_bytes
+from baton.engine.attention.paged_kv import PagedKv
+from baton.engine.build import Engine, build_engine
+from baton.engine.core import EngineCore
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.settings import EngineSettings
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.attention import flashinfer_stand_in as stand_in
 from tests.request_keys import key_of
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 MAX_NUM_SEQS = 6
 
@@ -64,7 +64,9 @@ def choose_stand_in(setting: str, device: Device, shape: AttentionShape, kernels
 def engine(folder: Path, device: str, **settings: Any) -> Iterator[Engine]:
     chosen = {"block_size": 16, "num_blocks": 24, "num_threads": 1, "max_model_len": 160, **settings}
     with (
-        mock.patch("engine.model_share.choose_attention", choose_stand_in) if device == "emulated" else mock.MagicMock()
+        mock.patch("baton.engine.model_share.choose_attention", choose_stand_in)
+        if device == "emulated"
+        else mock.MagicMock()
     ):
         built = build_engine(
             EngineSettings(model=str(folder), device=device, max_num_seqs=MAX_NUM_SEQS, **chosen), allocate_private

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.build import build_engine
-from engine.first_costs import measure_first_costs
-from engine.runner.base import RunningStep
-from engine.runner.kv_memory import allocate_private
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.request import Step
-from engine.scheduler.step_costs import StepCosts, work_of
-from engine.settings import EngineSettings
+from baton.engine.build import build_engine
+from baton.engine.first_costs import measure_first_costs
+from baton.engine.runner.base import RunningStep
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.request import Step
+from baton.engine.scheduler.step_costs import StepCosts, work_of
+from baton.engine.settings import EngineSettings
+from baton.wire.step_cost import StepCost
 from tests.checkpoints import make_checkpoint
 from tests.computed_step import ComputedStep
-from wire.step_cost import StepCost
 
 
 class TimedRunner:
@@ -38,7 +38,7 @@ class TimedRunner:
 
 def learn(monkeypatch: pytest.MonkeyPatch, cost: StepCost) -> tuple[StepCosts, TimedRunner]:
     runner = TimedRunner(cost)
-    monkeypatch.setattr("engine.first_costs.time.perf_counter", lambda: runner.now_s)
+    monkeypatch.setattr("baton.engine.first_costs.time.perf_counter", lambda: runner.now_s)
     costs = StepCosts(lambda: runner.now_s)
     measure_first_costs(runner, costs, SchedulerLimits(16, 64, 512, 1024))
     return costs, runner

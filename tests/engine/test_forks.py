@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from engine.core import FirstToken
-from engine.scheduler.request import choices_of
+from baton.engine.core import FirstToken
+from baton.engine.scheduler.request import choices_of
+from baton.wire.errors import InvalidRequest
+from baton.wire.messages import TokenLogprobs
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.scheduler.simulation import Device, Name, Simulation, continuation
 from tests.engine.test_core import BLOCK_SIZE, new_engine, note, num_held, prompt, run
 from tests.request_keys import A, B, C, key_of
-from wire.errors import InvalidRequest
-from wire.messages import TokenLogprobs
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 D = key_of("d")
 KEYS = (A, B, C, D)

@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from baton import LLM, SamplingParams
+from baton.wire.errors import InvalidRequest
 from tests.checkpoints import make_checkpoint
-from wire.errors import InvalidRequest
 
 PROMPTS = ["The quick brown fox", "Once upon a time there was", "1 + 1 ="]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
@@ -27,7 +27,7 @@ def llm(checkpoint: Path) -> LLM:
 
 
 def test_what_loading_has_freed_is_given_back_once_the_weights_are_there(checkpoint: Path) -> None:
-    with mock.patch("engine.model_share.return_freed_memory") as given_back:
+    with mock.patch("baton.engine.model_share.return_freed_memory") as given_back:
         LLM(str(checkpoint), num_threads=1, num_blocks=4)
     given_back.assert_called_once_with()
 
@@ -128,5 +128,5 @@ def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
 
 
 def test_importing_the_package_imports_no_torch() -> None:
-    code = "import engine, wire.sampling, sys; sys.exit('torch' in sys.modules)"
+    code = "import engine, baton.wire.sampling, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0

@@ -9,14 +9,14 @@ from unittest import mock
 import pytest
 import torch
 
-from device.host import HostDevice
-from device.host_memory import GIB, HostMemory
-from device.memory import MemoryReading
-from engine import build, model_share, pool_size
-from engine.capacity import Capacity
-from engine.models.config import load_config
-from engine.models.decoder import Decoder
-from engine.pool_size import (
+from baton.device.host import HostDevice
+from baton.device.host_memory import GIB, HostMemory
+from baton.device.memory import MemoryReading
+from baton.engine import build, model_share, pool_size
+from baton.engine.capacity import Capacity
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.pool_size import (
     GpuNeeds,
     chosen_num_blocks,
     gpu_num_blocks,
@@ -25,14 +25,14 @@ from engine.pool_size import (
     report_shorter_requests,
     require_room,
 )
-from engine.runner.kv_memory import allocate_private
-from engine.runner.limits import RunnerLimits, graph_sizes
-from engine.runner.profiling import profile
-from engine.runner.sampler import Sampler
-from engine.settings import EngineSettings
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.runner.limits import RunnerLimits, graph_sizes
+from baton.engine.runner.profiling import profile
+from baton.engine.runner.sampler import Sampler
+from baton.engine.settings import EngineSettings
+from baton.wire.errors import InvalidSetting
+from baton.wire.layout import KvLayout, LayerKv
 from tests.checkpoints import make_checkpoint
-from wire.errors import InvalidSetting
-from wire.layout import KvLayout, LayerKv
 
 MIB = 2**20
 MARGIN = 64

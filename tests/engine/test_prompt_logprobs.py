@@ -12,17 +12,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from device.base import Device
-from engine.build import Engine, build_engine
-from engine.core import EngineCore
-from engine.runner import prompt_scoring
-from engine.runner.kv_memory import allocate_private
-from engine.settings import EngineSettings
+from baton.device.base import Device
+from baton.engine.build import Engine, build_engine
+from baton.engine.core import EngineCore
+from baton.engine.runner import prompt_scoring
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.settings import EngineSettings
+from baton.wire.prompt_logprobs import PromptTokenLogprobs, read_rows
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.request_keys import A, B, C, key_of
-from wire.prompt_logprobs import PromptTokenLogprobs, read_rows
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 BLOCK_SIZE = 8

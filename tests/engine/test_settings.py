@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine.build import build_engine
-from engine.runner.kv_memory import allocate_private, allocate_shared
-from engine.settings import EngineSettings
+from baton.engine.build import build_engine
+from baton.engine.runner.kv_memory import allocate_private, allocate_shared
+from baton.engine.settings import EngineSettings
+from baton.wire.errors import InvalidSetting
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
-from wire.errors import InvalidSetting
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 NUMBERS = {field.name: field for field in dataclasses.fields(EngineSettings) if type(field.default) in (int, float)}
 REFUSED = {

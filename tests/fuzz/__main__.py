@@ -27,8 +27,23 @@ from pathlib import Path
 import psutil
 import zmq
 
-from kvtransfer.messages import RECEIVER_TO_SENDER
-from launch.key import role_file, write_role_keys
+from baton.kvtransfer.messages import RECEIVER_TO_SENDER
+from baton.launch.key import role_file, write_role_keys
+from baton.wire import links
+from baton.wire.keys import ROLES, ROUTER, ClusterKey, KeyRing
+from baton.wire.links import LinkSettings
+from baton.wire.messages import (
+    DECODE,
+    NODE_TO_ROUTER,
+    PREFILL,
+    ROUTER_TO_NODE,
+    Decode,
+    Failed,
+    Hello,
+    Welcome,
+    control_identity,
+)
+from baton.wire.session import Session
 from tests.checkpoints import make_checkpoint
 from tests.fuzz.attackers import (
     TO_ROUTER,
@@ -43,21 +58,6 @@ from tests.fuzz.attackers import (
 )
 from tests.system.harness import MODEL_NAME, Answer, Program, Relay, start_relay
 from tests.system.reference import make_prompt
-from wire import links
-from wire.keys import ROLES, ROUTER, ClusterKey, KeyRing
-from wire.links import LinkSettings
-from wire.messages import (
-    DECODE,
-    NODE_TO_ROUTER,
-    PREFILL,
-    ROUTER_TO_NODE,
-    Decode,
-    Failed,
-    Hello,
-    Welcome,
-    control_identity,
-)
-from wire.session import Session
 
 MAX_GROWTH_BYTES = 256 * 2**20
 MAX_OWN_LAG_S = 0.2

@@ -17,7 +17,7 @@ from typing import Any
 
 import zmq
 
-from kvtransfer.messages import (
+from baton.kvtransfer.messages import (
     RECEIVER_TO_SENDER,
     Endpoint,
     Grant,
@@ -28,13 +28,12 @@ from kvtransfer.messages import (
     Renew,
     Revoke,
 )
-from kvtransfer.transports.nixl.wire import DETAILS, PoolDetails
-from kvtransfer.transports.tcp_zmq import BlockBatch
-from tests.kvtransfer.test_wire_fuzz import Forge, odd, sealed
-from wire import links
-from wire.codec import Codec
-from wire.links import LinkSettings
-from wire.messages import (
+from baton.kvtransfer.transports.nixl.wire import DETAILS, PoolDetails
+from baton.kvtransfer.transports.tcp_zmq import BlockBatch
+from baton.wire import links
+from baton.wire.codec import Codec
+from baton.wire.links import LinkSettings
+from baton.wire.messages import (
     DECODE,
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,
@@ -50,6 +49,7 @@ from wire.messages import (
     Welcome,
     control_identity,
 )
+from tests.kvtransfer.test_wire_fuzz import Forge, odd, sealed
 
 _TIMEOUT_S = 0.3
 _PAUSE_S = 0.002

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.build import Engine, build_engine
-from engine.core import EngineCore
-from engine.runner.kv_memory import allocate_private
-from engine.scheduler.request import SampledToken
-from engine.settings import EngineSettings
+from baton.engine.build import Engine, build_engine
+from baton.engine.core import EngineCore
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.scheduler.request import SampledToken
+from baton.engine.settings import EngineSettings
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.gpu.conftest import ENGINE_DEVICE
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 UNDECIDED = 0.1
 """Natural logarithm of the ratio of two probabilities below which rounding may decide, in bfloat16."""

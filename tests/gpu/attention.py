@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from device.base import Device
-from engine.attention.base import AttentionBackend, SequenceShare
-from engine.attention.paged_kv import PagedKv
-from engine.models.decoder import TORCH_DTYPES
-from wire.layout import KvLayout, LayerKv
+from baton.device.base import Device
+from baton.engine.attention.base import AttentionBackend, SequenceShare
+from baton.engine.attention.paged_kv import PagedKv
+from baton.engine.models.decoder import TORCH_DTYPES
+from baton.wire.layout import KvLayout, LayerKv
 
 DTYPES = ("bfloat16", "float16")
 HEAD_SIZES = (128, 64)

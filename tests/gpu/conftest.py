@@ -1,7 +1,7 @@
-"""The device of these tests, which are skipped where torch sees none. `python -m bench.gpu_check` runs them too.
+"""The device of these tests, which are skipped where torch sees none. `python -m baton.bench.gpu_check` runs them too.
 
 `BATON_GPU_TESTS=cpu` runs the same code with tiny sizes on the host's cores behind the code paths of a GPU, with
-flashinfer's stand-in. What a test records by `within` stands in the table of `bench.gpu_check`.
+flashinfer's stand-in. What a test records by `within` stands in the table of `baton.bench.gpu_check`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.base import Device
-from device.choose import open_device
-from engine.attention.base import AttentionBackend
-from engine.attention.choose import FLASHINFER, AttentionShape, choose_attention
-from engine.attention.flashinfer import FlashInferAttention, load_flashinfer
-from engine.attention.torch_backend import TorchAttention
+from baton.device.base import Device
+from baton.device.choose import open_device
+from baton.engine.attention.base import AttentionBackend
+from baton.engine.attention.choose import FLASHINFER, AttentionShape, choose_attention
+from baton.engine.attention.flashinfer import FlashInferAttention, load_flashinfer
+from baton.engine.attention.torch_backend import TorchAttention
 from tests.engine.attention.flashinfer_stand_in import CALLS
 from tests.gpu.attention import GRAPH_SIZES, MAX_TABLE, MakeBackend, paged_of
 

@@ -1,4 +1,4 @@
-"""A plugin of pytest: says how every test went, see `bench.gpu_check.rows.say`; run it with `-s`.
+"""A plugin of pytest: says how every test went, see `baton.bench.gpu_check.rows.say`; run it with `-s`.
 
 Owns how a test becomes a row. A test may record the properties `value`, `unit`, `bound`, `note` and `num_cases`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from bench.gpu_check.rows import Row, Verdict, say, say_row
+from baton.bench.gpu_check.rows import Row, Verdict, say, say_row
 
 _VERDICTS = {"passed": Verdict.OK, "skipped": Verdict.NOT_RUN}
 

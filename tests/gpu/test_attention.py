@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from device.base import Device
+from baton.device.base import Device
 from tests.gpu.attention import (
     DTYPES,
     ERROR_BOUNDS,

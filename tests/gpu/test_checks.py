@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.base import Device, Staging
-from device.emulated import EmulatedDevice
-from device.host import HostDevice
-from engine.attention.base import AttentionBackend, LayerStored, PlannedShare
-from engine.attention.torch_backend import TorchAttention
+from baton.device.base import Device, Staging
+from baton.device.emulated import EmulatedDevice
+from baton.device.host import HostDevice
+from baton.engine.attention.base import AttentionBackend, LayerStored, PlannedShare
+from baton.engine.attention.torch_backend import TorchAttention
 from tests.gpu.attention import (
     BATCHES,
     ERROR_BOUNDS,

@@ -12,25 +12,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.base import Device
-from device.host import HostDevice
-from engine.runner.redraws import redraw_beforehand
-from engine.runner.sampled_rows import MaskSource
-from engine.runner.sampler import Sampler
-from engine.runner.sampling_plan import sampling_bytes
-from engine.scheduler.request import SampledToken
-from kvtransfer.integrity import DOT64
-from kvtransfer.parts import part_runs
-from kvtransfer.pools.base import Checksums
-from kvtransfer.pools.cut import StrandTotals, sink_of, source_of
-from kvtransfer.pools.device import DevicePool
-from kvtransfer.pools.host import HostPool
-from kvtransfer.pools.open import open_pool
+from baton.device.base import Device
+from baton.device.host import HostDevice
+from baton.engine.runner.redraws import redraw_beforehand
+from baton.engine.runner.sampled_rows import MaskSource
+from baton.engine.runner.sampler import Sampler
+from baton.engine.runner.sampling_plan import sampling_bytes
+from baton.engine.scheduler.request import SampledToken
+from baton.kvtransfer.integrity import DOT64
+from baton.kvtransfer.parts import part_runs
+from baton.kvtransfer.pools.base import Checksums
+from baton.kvtransfer.pools.cut import StrandTotals, sink_of, source_of
+from baton.kvtransfer.pools.device import DevicePool
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.pools.open import open_pool
+from baton.wire.kv_share import KvDivision, own_layout
+from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.gpu.conftest import IS_GPU
-from wire.kv_share import KvDivision, own_layout
-from wire.layout import KvLayout, LayerKv
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 LOGPROB_BOUND = 1e-4
 EOS_IDS = frozenset({3, 5})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from device.base import Device
+from baton.device.base import Device
 from tests.checkpoints import make_checkpoint
 from tests.gpu.answers import build, generated, make_requests, require_same
 from tests.gpu.conftest import IS_GPU, IS_QUICK

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.gpu_check.setup_process import config_of
-from device.base import Device
-from engine.models.config import parse_config
-from engine.models.decoder import TORCH_DTYPES
-from engine.models.ops.base import DecoderOps
-from engine.models.ops.choose import choose_ops
-from engine.models.ops.torch_ops import TorchOps
-from engine.models.rope import RotaryEmbedding
+from baton.bench.gpu_check.setup_process import config_of
+from baton.device.base import Device
+from baton.engine.models.config import parse_config
+from baton.engine.models.decoder import TORCH_DTYPES
+from baton.engine.models.ops.base import DecoderOps
+from baton.engine.models.ops.choose import choose_ops
+from baton.engine.models.ops.torch_ops import TorchOps
+from baton.engine.models.rope import RotaryEmbedding
 from tests.gpu.conftest import IS_GPU, IS_QUICK
 
 ERROR_BOUNDS = {"bfloat16": 2e-2, "float16": 3e-3, "float32": 2e-6}

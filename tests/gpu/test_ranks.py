@@ -15,18 +15,18 @@ import psutil
 import pytest
 import torch
 
-from device.base import Device
-from engine.build import Engine
-from engine.core import EngineCore
-from engine.executor.mp import MpExecutor
-from engine.executor.starting import RankFailed
+from baton.device.base import Device
+from baton.engine.build import Engine
+from baton.engine.core import EngineCore
+from baton.engine.executor.mp import MpExecutor
+from baton.engine.executor.starting import RankFailed
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.executor.thread_ranks import built, orders_of
 from tests.gpu import answers
 from tests.gpu.answers import generated, make_requests, require_same
 from tests.gpu.conftest import ENGINE_DEVICE, IS_GPU
 from tests.request_keys import key_of
-from wire.sampling import DecodingParams
 
 END_S = 5.0
 NUM_REQUESTS = 12

@@ -18,9 +18,9 @@ import openai
 import pytest
 import torch
 
-from bench.gpu_check.command import TRANSPORTS
-from bench.gpu_check.relay_process import why_not
-from device.base import Device
+from baton.bench.gpu_check.command import TRANSPORTS
+from baton.bench.gpu_check.relay_process import why_not
+from baton.device.base import Device
 from tests.checkpoints import make_checkpoint
 from tests.gpu.conftest import DEVICE, IS_GPU, IS_QUICK
 from tests.system.harness import REQUEST_TIMEOUT_S, START_TIMEOUT_S, wait_until

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpu_check.command import TRANSPORTS
-from bench.gpu_check.relay_process import pair_on, why_not
-from bench.gpu_check.setup_process import block_bytes
-from device.base import Device
+from baton.bench.gpu_check.command import TRANSPORTS
+from baton.bench.gpu_check.relay_process import pair_on, why_not
+from baton.bench.gpu_check.setup_process import block_bytes
+from baton.device.base import Device
 from tests.gpu.conftest import DEVICE, IS_GPU, IS_QUICK
 
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device.events import Event
-from device.pinning import HostPin, Pin
-from kvtransfer.pools.device import DevicePool
-from kvtransfer.transports.base import Blocks
+from baton.device.events import Event
+from baton.device.pinning import HostPin, Pin
+from baton.kvtransfer.pools.device import DevicePool
+from baton.kvtransfer.transports.base import Blocks
 
 
 class LateStream:

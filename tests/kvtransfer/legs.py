@@ -10,33 +10,33 @@ from typing import Any, cast
 
 import zmq
 
-from decode_node.leg import DecodeLeg
-from decode_node.source import Source
-from engine.core import EngineCore
-from engine.steps_in_flight import StepFailed
-from kvtransfer.commands import ReceivingNotice, SendingNotice
-from kvtransfer.facts import ReceivingFacts
-from kvtransfer.mailbox import Mailbox
-from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
-from kvtransfer.pools.base import KvPool
-from kvtransfer.pools.host import HostPool
-from kvtransfer.pusher import Pusher
-from kvtransfer.receiving import ReceivingSide
-from kvtransfer.sender_connections import SenderOpener, open_listener
-from kvtransfer.sending import SendingSide
-from kvtransfer.sending_end import SendingEnd
-from kvtransfer.thread import Side, TransferThread
-from kvtransfer.transports.base import Blocks
-from node.first_steps import FirstSteps
-from prefill_node.leg import PrefillLeg
+from baton.decode_node.leg import DecodeLeg
+from baton.decode_node.source import Source
+from baton.engine.core import EngineCore
+from baton.engine.steps_in_flight import StepFailed
+from baton.kvtransfer.commands import ReceivingNotice, SendingNotice
+from baton.kvtransfer.facts import ReceivingFacts
+from baton.kvtransfer.mailbox import Mailbox
+from baton.kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
+from baton.kvtransfer.pools.base import KvPool
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.receiving import ReceivingSide
+from baton.kvtransfer.sender_connections import SenderOpener, open_listener
+from baton.kvtransfer.sending import SendingSide
+from baton.kvtransfer.sending_end import SendingEnd
+from baton.kvtransfer.thread import Side, TransferThread
+from baton.kvtransfer.transports.base import Blocks
+from baton.node.first_steps import FirstSteps
+from baton.prefill_node.leg import PrefillLeg
+from baton.wire.errors import BatonError
+from baton.wire.messages import Decode, Prefill, PrefillPeer, StepTimes, TokenEvent
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
 from tests.kvtransfer.oracle import OracleRunner, make_core
 from tests.kvtransfer.pair import NUM_BLOCKS, SETTINGS, empty_blocks, receiving_facts, sending_facts
 from tests.kvtransfer.pools import LAYOUT, LEASE_S
-from wire.errors import BatonError
-from wire.messages import Decode, Prefill, PrefillPeer, StepTimes, TokenEvent
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 _DEADLINE_S = 30.0
 

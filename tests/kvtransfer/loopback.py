@@ -22,12 +22,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kvtransfer.messages import Endpoint, PeerHello, ProcessIdentity
-from kvtransfer.transports.announced import AnnouncedBlocks
-from kvtransfer.transports.base import Blocks, BlocksArrived, Move, Starting
-from kvtransfer.write_proof import WriteProof
-from wire.errors import Refused, TransferFailed
-from wire.request_key import RequestKey
+from baton.kvtransfer.messages import Endpoint, PeerHello, ProcessIdentity
+from baton.kvtransfer.transports.announced import AnnouncedBlocks
+from baton.kvtransfer.transports.base import Blocks, BlocksArrived, Move, Starting
+from baton.kvtransfer.write_proof import WriteProof
+from baton.wire.errors import Refused, TransferFailed
+from baton.wire.request_key import RequestKey
 
 NAME = "loopback"
 _BLOCKS_PER_PIECE = 4

@@ -8,17 +8,17 @@ from hashlib import blake2b
 
 import numpy as np
 
-from engine.attention.base import LayerStored
-from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore
-from engine.runner.base import RunningStep
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.request import PENDING_TOKEN, BlockCopy, PromptScores, SampledToken, ScheduledRequest, Step
-from engine.scheduler.scheduler import Scheduler
-from kvtransfer.transports.base import Blocks
+from baton.engine.attention.base import LayerStored
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.core import EngineCore
+from baton.engine.runner.base import RunningStep
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, PromptScores, SampledToken, ScheduledRequest, Step
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.kvtransfer.transports.base import Blocks
+from baton.wire.request_key import RequestKey
 from tests.computed_step import ComputedStep
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE
-from wire.request_key import RequestKey
 
 _SLOT_BYTES = BLOCK_BYTES // BLOCK_SIZE
 _VOCABULARY = 50

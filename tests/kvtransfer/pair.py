@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import zmq
 
-from kvtransfer.commands import (
+from baton.kvtransfer.commands import (
     BeginHandoff,
     CancelReceiving,
     CancelSending,
@@ -23,30 +23,24 @@ from kvtransfer.commands import (
     PushComputed,
     WaitForRoom,
 )
-from kvtransfer.facts import ReceivingFacts, SendingFacts
-from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER, ProcessIdentity
-from kvtransfer.pools.host import HostPool
-from kvtransfer.process_identity import this_process
-from kvtransfer.pusher import Pusher
-from kvtransfer.receiving import ReceivingSide
-from kvtransfer.sender_connections import SenderOpener
-from kvtransfer.sending import SendingSide
-from kvtransfer.transports.base import Blocks, Receiver
-from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings
-from kvtransfer.transports.shm.direct import ShmReceiver
-from kvtransfer.transports.shm.segment import Segment
-from tests.kvtransfer.loopback import (
-    FaultPlan,
-    LoopbackNetwork,
-    LoopbackOpener,
-    LoopbackReceiver,
-    without_faults,
-)
+from baton.kvtransfer.facts import ReceivingFacts, SendingFacts
+from baton.kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER, ProcessIdentity
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.receiving import ReceivingSide
+from baton.kvtransfer.sender_connections import SenderOpener
+from baton.kvtransfer.sending import SendingSide
+from baton.kvtransfer.transports.base import Blocks, Receiver
+from baton.kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings
+from baton.kvtransfer.transports.shm.direct import ShmReceiver
+from baton.kvtransfer.transports.shm.segment import Segment
+from baton.wire.links import LinkSettings
+from baton.wire.messages import PrefillPeer
+from baton.wire.request_key import RequestKey
+from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT, LEASE_S, DecodePool, PrefillPool, digest_of, first_token
 from tests.kvtransfer.wire import FakeContext, FakeRouter, Wire, at_once
-from wire.links import LinkSettings
-from wire.messages import PrefillPeer
-from wire.request_key import RequestKey
 
 SETTINGS = LinkSettings()
 MAILBOX, MEMORY, SHM = "loopback mailbox", "loopback memory", "shm"

@@ -11,12 +11,12 @@ from hashlib import blake2b
 
 import numpy as np
 
-from engine.cache.block_pool import BlockPool
-from kvtransfer.commands import Delivered, Failed, ReceivingNotice, Rejected, ReservedBlocks, SendingNotice
-from kvtransfer.transports.base import Blocks
-from wire.layout import KvLayout, LayerKv
-from wire.messages import HandoffFigures, TokenEvent
-from wire.request_key import RequestKey
+from baton.engine.cache.block_pool import BlockPool
+from baton.kvtransfer.commands import Delivered, Failed, ReceivingNotice, Rejected, ReservedBlocks, SendingNotice
+from baton.kvtransfer.transports.base import Blocks
+from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.messages import HandoffFigures, TokenEvent
+from baton.wire.request_key import RequestKey
 
 LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=1, head_dim=4)])
 BLOCK_SIZE, BLOCK_BYTES = LAYOUT.block_size, LAYOUT.block_bytes

@@ -17,17 +17,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtransfer.transports.base import Move
+from baton.kvtransfer.transports.base import Move
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import Fault, without_faults
-from tests.kvtransfer.pair import (
-    MAILBOX,
-    MEMORY,
-    SHM,
-    Pair,
-    open_pair,
-)
+from tests.kvtransfer.pair import MAILBOX, MEMORY, SHM, Pair, open_pair
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE, key_of
-from wire.request_key import RequestKey
 
 BLOCK_BITS = 8 * BLOCK_BYTES
 _HANDOFF_BLOCKS = 200

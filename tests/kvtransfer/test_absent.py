@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvtransfer import absent
-from kvtransfer.absent import EarlyGrant, EarlyGrants, End, EndedHandoffs
-from kvtransfer.messages import Grant, HandoffName, PeerHello
-from kvtransfer.sender_connections import Peer
+from baton.kvtransfer import absent
+from baton.kvtransfer.absent import EarlyGrant, EarlyGrants, End, EndedHandoffs
+from baton.kvtransfer.messages import Grant, HandoffName, PeerHello
+from baton.kvtransfer.sender_connections import Peer
 from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackReceiver, LoopbackSender
 from tests.kvtransfer.pair import empty_blocks, receiving_facts
 from tests.kvtransfer.pools import digest_of, key_of

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from kvtransfer.arrived import ArrivedBlocks
-from kvtransfer.integrity import DOT64, XXH3
-from kvtransfer.pools.base import Checksums
-from kvtransfer.pools.host import HostPool
-from kvtransfer.transports.base import Blocks
+from baton.kvtransfer.arrived import ArrivedBlocks
+from baton.kvtransfer.integrity import DOT64, XXH3
+from baton.kvtransfer.pools.base import Checksums
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.transports.base import Blocks
 from tests.kvtransfer.late_stream import late_pool
 
 _BLOCK_IDS = (7, 2, 5, 0)

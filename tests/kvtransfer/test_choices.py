@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from kvtransfer.messages import Commit, Grant
-from kvtransfer.transports.base import Move
+from baton.kvtransfer.messages import Commit, Grant
+from baton.kvtransfer.transports.base import Move
+from baton.wire.errors import BatonError, InvalidMessage, TransferFailed
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.legs import Node, Relay, open_relay, undisturbed
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.oracle import EOS
 from tests.kvtransfer.pools import LEASE_S, key_of
-from wire.errors import BatonError, InvalidMessage, TransferFailed
-from wire.request_key import RequestKey
 
 KEYS = tuple(key_of(number) for number in range(1, 5))
 KEY, *FORKS = KEYS

@@ -8,14 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtransfer.integrity import AUTO, DOT64, NONE, XXH3, resolve
-from kvtransfer.pools import dot64
-from kvtransfer.pools.base import Checksums, Pending
-from kvtransfer.pools.device import DevicePool
-from kvtransfer.pools.device_checksums import DeviceDot64
-from kvtransfer.pools.host import HostPool
-from kvtransfer.transports.base import Blocks
-from wire.errors import InvalidSetting
+from baton.kvtransfer.integrity import AUTO, DOT64, NONE, XXH3, resolve
+from baton.kvtransfer.pools import dot64
+from baton.kvtransfer.pools.base import Checksums, Pending
+from baton.kvtransfer.pools.device import DevicePool
+from baton.kvtransfer.pools.device_checksums import DeviceDot64
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.transports.base import Blocks
+from baton.wire.errors import InvalidSetting
 
 _SIZE = 1024
 
@@ -69,7 +69,7 @@ def test_blocks_of_more_than_a_slab_have_the_same_values(monkeypatch: pytest.Mon
     expected = values(HostPool(blocks).checksums(DOT64).begin(order))
     monkeypatch.setattr(DeviceDot64, "max_blocks", 5)
     for slab_words in (1_000, 2**16 + 1, 3 * 2**16):
-        monkeypatch.setattr("kvtransfer.pools.device_checksums._SLAB_WORDS", slab_words)
+        monkeypatch.setattr("baton.kvtransfer.pools.device_checksums._SLAB_WORDS", slab_words)
         assert values(DevicePool(torch.from_numpy(blocks)).checksums(DOT64).begin(order)) == expected
 
 

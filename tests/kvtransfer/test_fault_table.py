@@ -11,28 +11,18 @@ from typing import Any
 
 import pytest
 
-from kvtransfer.commands import GrantBlocks
-from kvtransfer.incoming import FENCE_AFTER_S
-from kvtransfer.messages import (
-    Commit,
-    Grant,
-    HandoffName,
-    Pushed,
-    Release,
-    Renew,
-    Resend,
-    Revoke,
-    Revoked,
-)
-from kvtransfer.transports.base import Move
+from baton.kvtransfer.commands import GrantBlocks
+from baton.kvtransfer.incoming import FENCE_AFTER_S
+from baton.kvtransfer.messages import Commit, Grant, HandoffName, Pushed, Release, Renew, Resend, Revoke, Revoked
+from baton.kvtransfer.transports.base import Move
+from baton.wire.messages import PrefillPeer
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import MAILBOX, MEMORY, TRANSPORTS, Pair, open_pair, receiving_facts, sending_facts
 from tests.kvtransfer.pools import BLOCK_BYTES, FREE_BYTE, LEASE_S, first_token, key_of
 from tests.kvtransfer.proof import BLOCK_BITS, count_alarms, count_flips
 from tests.kvtransfer.wire import TRANSIT_S
 from tests.kvtransfer.world import LAYER_ENDS, NUM_LAYERS, Kind, World, patches
-from wire.messages import PrefillPeer
-from wire.request_key import RequestKey
 
 KEY = key_of(1)
 _NUM_TOKENS = 18  # four blocks and a half

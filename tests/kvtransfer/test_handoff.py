@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import zmq
 
-from kvtransfer.commands import GrantBlocks
-from kvtransfer.incoming_handoffs import ReceivingCounters
-from kvtransfer.messages import (
+from baton.kvtransfer.commands import GrantBlocks
+from baton.kvtransfer.incoming_handoffs import ReceivingCounters
+from baton.kvtransfer.messages import (
     SENDER_TO_RECEIVER,
     Commit,
     Grant,
@@ -27,9 +27,10 @@ from kvtransfer.messages import (
     Revoke,
     Revoked,
 )
-from kvtransfer.pusher import STANDSTILL_S
-from kvtransfer.sending import SendingCounters
-from kvtransfer.transports.base import Move
+from baton.kvtransfer.pusher import STANDSTILL_S
+from baton.kvtransfer.sending import SendingCounters
+from baton.kvtransfer.transports.base import Move
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import (
     MAILBOX,
@@ -47,7 +48,6 @@ from tests.kvtransfer.pair import (
 )
 from tests.kvtransfer.pools import BLOCK_BYTES, LEASE_S, digest_of, first_token, key_of
 from tests.kvtransfer.wire import FakeDealer
-from wire.request_key import RequestKey
 
 KEY = key_of(1)
 _NUM_TOKENS = 18  # four blocks and a half

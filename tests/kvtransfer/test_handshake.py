@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from kvtransfer import sender_connections
-from kvtransfer.facts import ReceivingFacts
-from kvtransfer.messages import (
+from baton.kvtransfer import sender_connections
+from baton.kvtransfer.facts import ReceivingFacts
+from baton.kvtransfer.messages import (
     RECEIVER_TO_SENDER,
     SENDER_TO_RECEIVER,
     Endpoint,
@@ -19,8 +19,11 @@ from kvtransfer.messages import (
     PeerWelcome,
     Renew,
 )
-from kvtransfer.pools.host import HostPool
-from kvtransfer.transports.registry import AUTO, ZMQ, PoolMemory, SenderFactory, TransportSettings
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.transports.registry import AUTO, ZMQ, PoolMemory, SenderFactory, TransportSettings
+from baton.wire import codec
+from baton.wire.errors import Refused
+from baton.wire.layout import KvLayout, LayerKv
 from tests.kvtransfer.loopback import LoopbackReceiver
 from tests.kvtransfer.pair import (
     MAILBOX,
@@ -35,9 +38,6 @@ from tests.kvtransfer.pair import (
     sending_facts,
 )
 from tests.kvtransfer.pools import LAYOUT, LEASE_S, key_of
-from wire import codec
-from wire.errors import Refused
-from wire.layout import KvLayout, LayerKv
 
 KEY = key_of(1)
 

@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from engine.cache.block_pool import NoFreeBlocks
-from kvtransfer.messages import (
+from baton.engine.cache.block_pool import NoFreeBlocks
+from baton.kvtransfer.messages import (
     Commit,
     Grant,
     PeerHello,
@@ -37,10 +37,12 @@ from kvtransfer.messages import (
     Revoke,
     Revoked,
 )
-from kvtransfer.receiving import ReceivingSide
-from kvtransfer.sending import SendingSide
-from kvtransfer.thread import TransferThread
-from kvtransfer.transports.base import Move
+from baton.kvtransfer.receiving import ReceivingSide
+from baton.kvtransfer.sending import SendingSide
+from baton.kvtransfer.thread import TransferThread
+from baton.kvtransfer.transports.base import Move
+from baton.wire.messages import PrefillPeer
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import (
     MEMORY,
@@ -55,8 +57,6 @@ from tests.kvtransfer.pair import (
 from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S, key_of
 from tests.kvtransfer.wire import TRANSIT_S
 from tests.kvtransfer.world import NUM_LAYERS, Kind, World, patches
-from wire.messages import PrefillPeer
-from wire.request_key import RequestKey
 
 KEY = key_of(1)
 _MESSAGES = (Grant, Commit, Release, Revoke, Revoked, Renew, Resend, Pushed, PeerHello, PeerWelcome, PeerRefusal)

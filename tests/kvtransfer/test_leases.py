@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvtransfer.leases import LeaseTable
+from baton.kvtransfer.leases import LeaseTable
 
 
 def table_of(**deadlines: float) -> LeaseTable[str]:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from kvtransfer.mailbox import Mailbox
+from baton.kvtransfer.mailbox import Mailbox
 
 
 def is_readable(mailbox: Mailbox[int], timeout_s: float = 0.0) -> bool:

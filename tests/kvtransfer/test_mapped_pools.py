@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from kvtransfer.incoming import FENCE_AFTER_S
-from kvtransfer.messages import PeerWelcome, Revoked
-from kvtransfer.process_identity import this_process
-from kvtransfer.write_proof import WriteProof
+from baton.kvtransfer.incoming import FENCE_AFTER_S
+from baton.kvtransfer.messages import PeerWelcome, Revoked
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.write_proof import WriteProof
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pools import key_of
 from tests.kvtransfer.wire import TRANSIT_S

@@ -15,24 +15,24 @@ import pytest
 import torch
 import zmq
 
-from decode_node.leg import DecodeLeg
-from kvtransfer.commands import ReceivingNotice, SendingNotice
-from kvtransfer.integrity import AUTO, DOT64, NONE, resolve
-from kvtransfer.mailbox import Mailbox
-from kvtransfer.messages import PeerWelcome
-from kvtransfer.pools.base import KvPool
-from kvtransfer.pools.device import DevicePool
-from kvtransfer.pools.host import HostPool
-from kvtransfer.process_identity import this_process
-from kvtransfer.pusher import Pusher
-from kvtransfer.receiving import ReceivingSide
-from kvtransfer.sender_connections import open_listener
-from kvtransfer.sending import SendingSide
-from kvtransfer.sending_end import SendingEnd
-from kvtransfer.transports.base import Blocks, Receiver
-from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
-from node.first_steps import FirstSteps
-from prefill_node.leg import PrefillLeg
+from baton.decode_node.leg import DecodeLeg
+from baton.kvtransfer.commands import ReceivingNotice, SendingNotice
+from baton.kvtransfer.integrity import AUTO, DOT64, NONE, resolve
+from baton.kvtransfer.mailbox import Mailbox
+from baton.kvtransfer.messages import PeerWelcome
+from baton.kvtransfer.pools.base import KvPool
+from baton.kvtransfer.pools.device import DevicePool
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.receiving import ReceivingSide
+from baton.kvtransfer.sender_connections import open_listener
+from baton.kvtransfer.sending import SendingSide
+from baton.kvtransfer.sending_end import SendingEnd
+from baton.kvtransfer.transports.base import Blocks, Receiver
+from baton.kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
+from baton.node.first_steps import FirstSteps
+from baton.prefill_node.leg import PrefillLeg
 from tests.kvtransfer.late_stream import late_pool
 from tests.kvtransfer.legs import Echo, LossyLink, Node, Relay, SteppedThread, open_source, undisturbed
 from tests.kvtransfer.oracle import OracleRunner, make_core

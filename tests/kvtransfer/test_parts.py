@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvtransfer.parts import ByteRun, part_runs
-from kvtransfer.pools import dot64
-from kvtransfer.pools.cut import StrandTotals, WholeChecksums, sink_of, source_of
-from kvtransfer.pools.host import HostPool
+from baton.kvtransfer.parts import ByteRun, part_runs
+from baton.kvtransfer.pools import dot64
+from baton.kvtransfer.pools.cut import StrandTotals, WholeChecksums, sink_of, source_of
+from baton.kvtransfer.pools.host import HostPool
+from baton.wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
+from baton.wire.layout import LATENT, STATE, KvLayout, LayerKv
 from tests.kvtransfer.late_stream import late_pool
-from wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
-from wire.layout import LATENT, STATE, KvLayout, LayerKv
 
 _DIVISIONS = [KvDivision(num_ranks, num_stages) for num_ranks in (1, 2, 4, 8) for num_stages in (1, 2)]
 _PAIRS = list(itertools.product(_DIVISIONS, _DIVISIONS))

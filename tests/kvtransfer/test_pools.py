@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from kvtransfer.integrity import DOT64, NONE, XXH3
-from kvtransfer.pools import device
-from kvtransfer.pools.base import KvPool, Lent
-from kvtransfer.pools.device import DevicePool
-from kvtransfer.pools.host import HostPool
-from kvtransfer.pools.open import open_pool
-from kvtransfer.transports.base import Blocks
+from baton.kvtransfer.integrity import DOT64, NONE, XXH3
+from baton.kvtransfer.pools import device
+from baton.kvtransfer.pools.base import KvPool, Lent
+from baton.kvtransfer.pools.device import DevicePool
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.pools.open import open_pool
+from baton.kvtransfer.transports.base import Blocks
 from tests.kvtransfer.late_stream import LateStream, late_pool
 
 _NUM_BLOCKS, _BLOCK_BYTES = 24, 2**12

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtransfer.messages import ProcessIdentity
-from kvtransfer.process_identity import is_gone, shares_memory, this_process
+from baton.kvtransfer.messages import ProcessIdentity
+from baton.kvtransfer.process_identity import is_gone, shares_memory, this_process
 
 _SHOW_IDENTITY = """
 import sys, time
-from kvtransfer.process_identity import this_process
+from baton.kvtransfer.process_identity import this_process
 me = this_process()
 print(me.host, me.pid, me.start_ticks, flush=True)
 time.sleep(60)

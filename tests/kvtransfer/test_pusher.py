@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import xxhash
 
-from kvtransfer.integrity import DOT64, NONE, block_checksum
-from kvtransfer.layers import LayerProgress
-from kvtransfer.messages import ProcessIdentity
-from kvtransfer.pools.host import HostPool
-from kvtransfer.pusher import CONNECT_S, STANDSTILL_S, Pusher, PushJob, PushReport
-from kvtransfer.transports.base import Blocks, Move
+from baton.kvtransfer.integrity import DOT64, NONE, block_checksum
+from baton.kvtransfer.layers import LayerProgress
+from baton.kvtransfer.messages import ProcessIdentity
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.pusher import CONNECT_S, STANDSTILL_S, Pusher, PushJob, PushReport
+from baton.kvtransfer.transports.base import Blocks, Move
+from baton.wire.errors import TransferFailed
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.late_stream import late_pool
 from tests.kvtransfer.pools import key_of
-from wire.errors import TransferFailed
-from wire.request_key import RequestKey
 
 _BLOCK_BYTES = 128
 LAYER_ENDS = (32, 48, 96, 128)
@@ -282,7 +282,7 @@ def test_layers_wake_the_thread_only_after_it_follows_them(pusher: Pusher) -> No
 @pytest.fixture
 def late_pusher(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> Pusher:
     """A pusher with a device that computes checksums late. Its turns do not end early on a busy machine."""
-    monkeypatch.setattr("kvtransfer.pusher._SLICE_S", 3600.0)
+    monkeypatch.setattr("baton.kvtransfer.pusher._SLICE_S", 3600.0)
     return Pusher(late_pool(blocks, patience=20), DOT64)
 
 

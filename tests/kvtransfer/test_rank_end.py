@@ -8,12 +8,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from kvtransfer.messages import Endpoint, RankEndpoint
-from kvtransfer.pools.host import HostPool
-from kvtransfer.process_identity import this_process
-from kvtransfer.ranks import end as rank_end
-from kvtransfer.ranks.end import RankEnd
-from kvtransfer.ranks.messages import (
+from baton.kvtransfer.messages import Endpoint, RankEndpoint
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.ranks import end as rank_end
+from baton.kvtransfer.ranks.end import RankEnd
+from baton.kvtransfer.ranks.messages import (
     AddUp,
     Arrived,
     Begin,
@@ -33,13 +33,13 @@ from kvtransfer.ranks.messages import (
     Taken,
     Totals,
 )
-from kvtransfer.ranks.transports import Network, RankPool
-from kvtransfer.transports.base import BlocksArrived, Move, Starting
+from baton.kvtransfer.ranks.transports import Network, RankPool
+from baton.kvtransfer.transports.base import BlocksArrived, Move, Starting
+from baton.wire.errors import TransferFailed
+from baton.wire.kv_share import WHOLE_BLOCK, KvDivision
+from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.request_key import RequestKey
 from tests.request_keys import A, B
-from wire.errors import TransferFailed
-from wire.kv_share import WHOLE_BLOCK, KvDivision
-from wire.layout import KvLayout, LayerKv
-from wire.request_key import RequestKey
 
 LAYOUT = KvLayout.of_layers("float16", 2, [LayerKv(2, 4)])
 BLOCKS = np.random.default_rng(1).integers(0, 256, (4, LAYOUT.block_bytes), dtype=np.uint8)

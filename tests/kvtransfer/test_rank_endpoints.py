@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from kvtransfer.incoming_handoffs import ReceivingCounters
-from kvtransfer.messages import RANK_ENDPOINTS, RankEndpoint
-from kvtransfer.process_identity import this_process
-from kvtransfer.ranks.lines import RankLines
-from kvtransfer.ranks.messages import (
+from baton.kvtransfer.incoming_handoffs import ReceivingCounters
+from baton.kvtransfer.messages import RANK_ENDPOINTS, RankEndpoint
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.ranks.lines import RankLines
+from baton.kvtransfer.ranks.messages import (
     AddUp,
     Arrived,
     Broken,
@@ -31,17 +31,17 @@ from kvtransfer.ranks.messages import (
     Taken,
     Totals,
 )
-from kvtransfer.ranks.pool import RanksPool
-from kvtransfer.ranks.receiver import RanksReceiver, open_ranks_receivers
-from kvtransfer.ranks.senders import RanksSenders
-from kvtransfer.sending import SendingCounters
-from kvtransfer.transports.base import BlocksArrived, Move, Sender, Starting
-from kvtransfer.write_proof import WriteProof
+from baton.kvtransfer.ranks.pool import RanksPool
+from baton.kvtransfer.ranks.receiver import RanksReceiver, open_ranks_receivers
+from baton.kvtransfer.ranks.senders import RanksSenders
+from baton.kvtransfer.sending import SendingCounters
+from baton.kvtransfer.transports.base import BlocksArrived, Move, Sender, Starting
+from baton.kvtransfer.write_proof import WriteProof
+from baton.wire.errors import Refused, TransferFailed
+from baton.wire.kv_share import KvDivision, KvShare
+from baton.wire.layout import KvLayout, LayerKv
 from tests.kvtransfer.test_rank_pools import hello
 from tests.request_keys import key_of
-from wire.errors import Refused, TransferFailed
-from wire.kv_share import KvDivision, KvShare
-from wire.layout import KvLayout, LayerKv
 
 DIVISION = KvDivision(2)
 FIRST, SECOND = DIVISION.shares

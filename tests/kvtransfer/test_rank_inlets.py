@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtransfer.pools.host import HostPool
-from kvtransfer.ranks.inlets import RankInlets
-from wire.kv_share import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShare
-from wire.layout import KvLayout, LayerKv
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.ranks.inlets import RankInlets
+from baton.wire.kv_share import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShare
+from baton.wire.layout import KvLayout, LayerKv
 
 LAYOUT = KvLayout.of_layers("float16", 2, [LayerKv(2, 2)] * 32)
 

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from kvtransfer.messages import Endpoint, RankEndpoint
-from kvtransfer.ranks.intake import Intake
-from kvtransfer.ranks.messages import Arrived, Expect, Forgotten, Listening
-from kvtransfer.ranks.transports import PartReceiver
-from kvtransfer.transports.base import BlocksArrived
+from baton.kvtransfer.messages import Endpoint, RankEndpoint
+from baton.kvtransfer.ranks.intake import Intake
+from baton.kvtransfer.ranks.messages import Arrived, Expect, Forgotten, Listening
+from baton.kvtransfer.ranks.transports import PartReceiver
+from baton.kvtransfer.transports.base import BlocksArrived
 from tests.request_keys import key_of
 
 KEY = key_of(1)

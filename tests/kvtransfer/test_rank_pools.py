@@ -14,30 +14,39 @@ import pytest
 import torch
 import zmq
 
-from engine.runner.kv_memory import allocate_shared
-from kvtransfer.incoming_handoffs import ReceivingCounters
-from kvtransfer.integrity import DOT64
-from kvtransfer.messages import RANK_ENDPOINTS, Endpoint, PeerHello, RankEndpoint, RankEndpoints
-from kvtransfer.pools import dot64
-from kvtransfer.pools.base import Checksums
-from kvtransfer.pools.open import open_pool
-from kvtransfer.process_identity import this_process
-from kvtransfer.ranks import lines as rank_lines
-from kvtransfer.ranks import transports as rank_transports
-from kvtransfer.ranks.end import RankEnd
-from kvtransfer.ranks.lines import RankLines
-from kvtransfer.ranks.messages import Arrived, Begin, Expect, Forgotten, Listen, Listening, Report, TransferChannel
-from kvtransfer.ranks.pool import RanksPool
-from kvtransfer.ranks.receiver import RanksReceiver, open_ranks_receivers
-from kvtransfer.ranks.senders import RanksSenders
-from kvtransfer.ranks.serving import start_transfers
-from kvtransfer.ranks.transports import Network, RankPool, taken_by_ranks
-from kvtransfer.sending import SendingCounters
-from kvtransfer.transports.base import Move, Sender, Starting
-from kvtransfer.transports.nixl.memory import Region
-from kvtransfer.transports.nixl.thread import AgentThread
-from kvtransfer.transports.nixl.wire import DETAILS, Channel, Connect, PoolDetails, Ready, Write, WriteEnded
-from kvtransfer.transports.registry import (
+from baton.engine.runner.kv_memory import allocate_shared
+from baton.kvtransfer.incoming_handoffs import ReceivingCounters
+from baton.kvtransfer.integrity import DOT64
+from baton.kvtransfer.messages import RANK_ENDPOINTS, Endpoint, PeerHello, RankEndpoint, RankEndpoints
+from baton.kvtransfer.pools import dot64
+from baton.kvtransfer.pools.base import Checksums
+from baton.kvtransfer.pools.open import open_pool
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.ranks import lines as rank_lines
+from baton.kvtransfer.ranks import transports as rank_transports
+from baton.kvtransfer.ranks.end import RankEnd
+from baton.kvtransfer.ranks.lines import RankLines
+from baton.kvtransfer.ranks.messages import (
+    Arrived,
+    Begin,
+    Expect,
+    Forgotten,
+    Listen,
+    Listening,
+    Report,
+    TransferChannel,
+)
+from baton.kvtransfer.ranks.pool import RanksPool
+from baton.kvtransfer.ranks.receiver import RanksReceiver, open_ranks_receivers
+from baton.kvtransfer.ranks.senders import RanksSenders
+from baton.kvtransfer.ranks.serving import start_transfers
+from baton.kvtransfer.ranks.transports import Network, RankPool, taken_by_ranks
+from baton.kvtransfer.sending import SendingCounters
+from baton.kvtransfer.transports.base import Move, Sender, Starting
+from baton.kvtransfer.transports.nixl.memory import Region
+from baton.kvtransfer.transports.nixl.thread import AgentThread
+from baton.kvtransfer.transports.nixl.wire import DETAILS, Channel, Connect, PoolDetails, Ready, Write, WriteEnded
+from baton.kvtransfer.transports.registry import (
     NIXL,
     SLOTS,
     ZMQ,
@@ -46,15 +55,15 @@ from kvtransfer.transports.registry import (
     TransportSettings,
     open_receivers,
 )
-from kvtransfer.write_proof import WriteProof
-from program.channel import ChannelBroken
+from baton.kvtransfer.write_proof import WriteProof
+from baton.runtime.channel import ChannelBroken
+from baton.wire.errors import InvalidSetting, Refused, TransferFailed
+from baton.wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
+from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.links import LinkSettings
 from tests.kvtransfer.test_parts import cut
 from tests.kvtransfer.transports.nixl.nixl_pair import needs_nixl, preserved_environment
 from tests.request_keys import key_of
-from wire.errors import InvalidSetting, Refused, TransferFailed
-from wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
-from wire.layout import KvLayout, LayerKv
-from wire.links import LinkSettings
 
 LAYOUT = KvLayout.of_layers("float16", 4, [LayerKv(2, 8)] * 3)
 NUM_BLOCKS = 12

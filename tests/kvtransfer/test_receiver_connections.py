@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import zmq
 
-from kvtransfer.messages import RECEIVER_TO_SENDER, Endpoint, PeerHello
-from kvtransfer.receiver_connections import ReceiverConnections
+from baton.kvtransfer.messages import RECEIVER_TO_SENDER, Endpoint, PeerHello
+from baton.kvtransfer.receiver_connections import ReceiverConnections
+from baton.wire import links
+from baton.wire.messages import PrefillPeer
 from tests.kvtransfer.pair import receiving_facts
 from tests.wire.turned_bit import turned_once
-from wire import links
-from wire.messages import PrefillPeer
 
 SETTINGS = links.LinkSettings()
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtransfer.runs import Run, coalesce
+from baton.kvtransfer.runs import Run, coalesce
 
 _MOVES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=40)
 

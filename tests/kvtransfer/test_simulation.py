@@ -12,14 +12,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.cache.block_pool import NoFreeBlocks
-from kvtransfer.transports.base import Move
+from baton.engine.cache.block_pool import NoFreeBlocks
+from baton.kvtransfer.transports.base import Move
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import RECEIVER_EPOCH
 from tests.kvtransfer.pools import BLOCK_SIZE, key_of
 from tests.kvtransfer.wire import TRANSIT_S
 from tests.kvtransfer.world import HANDSHAKE, Kind, World, flipped, patches
-from wire.request_key import RequestKey
 
 _NUM_STEPS = 2000
 _NUM_SEEDS = int(os.environ.get("BATON_SCHEDULES", "1"))

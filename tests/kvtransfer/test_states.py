@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtransfer.states import RECEIVING_MOVES, SENDING_MOVES, Lifecycle, ReceivingState, SendingState
+from baton.kvtransfer.states import RECEIVING_MOVES, SENDING_MOVES, Lifecycle, ReceivingState, SendingState
 
 _PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 S, R = SendingState, ReceivingState

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from kvtransfer.thread import MAX_IDLE_S, TransferThread
-from program.watchdog import Beat
-from wire.errors import RequestFailed
+from baton.kvtransfer.thread import MAX_IDLE_S, TransferThread
+from baton.runtime.watchdog import Beat
+from baton.wire.errors import RequestFailed
 
 WAIT_S = 30.0
 Thread: TypeAlias = TransferThread[Callable[[float], object]]

@@ -21,14 +21,14 @@ import msgpack
 import pytest
 import xxhash
 
-from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
-from kvtransfer.transports.nccl import wire as nccl_wire
-from kvtransfer.transports.nixl import wire as nixl_wire
-from kvtransfer.transports.shm import slots_wire
-from kvtransfer.transports.tcp_zmq import BlockBatch
-from wire.codec import PROTOCOL_VERSION, Bounds, Codec, Length, Packed
-from wire.errors import InvalidMessage, Refused
-from wire.layout import DTYPE_BYTES, KvLayout, LayerKv
+from baton.kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
+from baton.kvtransfer.transports.nccl import wire as nccl_wire
+from baton.kvtransfer.transports.nixl import wire as nixl_wire
+from baton.kvtransfer.transports.shm import slots_wire
+from baton.kvtransfer.transports.tcp_zmq import BlockBatch
+from baton.wire.codec import PROTOCOL_VERSION, Bounds, Codec, Length, Packed
+from baton.wire.errors import InvalidMessage, Refused
+from baton.wire.layout import DTYPE_BYTES, KvLayout, LayerKv
 
 _NUM_MESSAGES = int(os.environ.get("BATON_FUZZ_MESSAGES", "12000"))
 _SEED = int(os.environ.get("BATON_FUZZ_SEED", "1"))

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from kvtransfer.write_proof import Known, PeerWord, Verdict, WriteProof, Writer, judge, writer_of_all
+from baton.kvtransfer.write_proof import Known, PeerWord, Verdict, WriteProof, Writer, judge, writer_of_all
 
 _OWN, _WRITER, _ENDPOINT, _BOTH = WriteProof
 _SILENT, _DONE, _MAY_LAND = PeerWord

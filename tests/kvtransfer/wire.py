@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import zmq
 
-from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER, PeerHello
-from wire.codec import Codec
-from wire.errors import BatonError
+from baton.kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER, PeerHello
+from baton.wire.codec import Codec
+from baton.wire.errors import BatonError
 
 TRANSIT_S = 0.01
 WITHIN_ROUND_S = 0.25

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 import zmq
 
-from kvtransfer.commands import (
+from baton.kvtransfer.commands import (
     BeginHandoff,
     CancelReceiving,
     CancelSending,
@@ -29,15 +29,18 @@ from kvtransfer.commands import (
     PushLayers,
     WaitForRoom,
 )
-from kvtransfer.layers import LayerProgress
-from kvtransfer.messages import PeerHello, PeerRefusal, PeerWelcome, ProcessIdentity
-from kvtransfer.pools.host import HostPool
-from kvtransfer.process_identity import this_process
-from kvtransfer.pusher import Pusher
-from kvtransfer.receiving import ReceivingSide
-from kvtransfer.sending import SendingSide
-from kvtransfer.states import ReceivingState, SendingState
-from kvtransfer.transports.base import Blocks, Move
+from baton.kvtransfer.layers import LayerProgress
+from baton.kvtransfer.messages import PeerHello, PeerRefusal, PeerWelcome, ProcessIdentity
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.receiving import ReceivingSide
+from baton.kvtransfer.sending import SendingSide
+from baton.kvtransfer.states import ReceivingState, SendingState
+from baton.kvtransfer.transports.base import Blocks, Move
+from baton.wire.links import LinkSettings
+from baton.wire.messages import HandoffFigures, PrefillPeer, TokenEvent
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import (
     NAME,
     Fault,
@@ -67,9 +70,6 @@ from tests.kvtransfer.pools import (
     kv,
 )
 from tests.kvtransfer.wire import FakeContext, Fate, Wire, arrives
-from wire.links import LinkSettings
-from wire.messages import HandoffFigures, PrefillPeer, TokenEvent
-from wire.request_key import RequestKey
 
 NUM_LAYERS = 4
 LAYER_ENDS = (16, 24, 96, BLOCK_BYTES)
@@ -267,7 +267,7 @@ class CheckedDecodePool(DecodePool):
 
 class World:
     """Both nodes, the network between them, and methods for all that can happen to them. While a world is in use,
-    `kvtransfer.incoming.is_gone` is replaced by the world's `is_gone` (see `patches`).
+    `baton.kvtransfer.incoming.is_gone` is replaced by the world's `is_gone` (see `patches`).
     """
 
     def __init__(self, kind: Kind, *, fate: Fate = arrives, plan: FaultPlan = without_faults) -> None:
@@ -521,9 +521,9 @@ class World:
 def patches(world: World) -> dict[str, object]:
     """The functions and constants that a simulated world replaces: process checks, and the real time of a round."""
     return {
-        "kvtransfer.incoming.is_gone": world.is_gone,
-        "kvtransfer.receiving._SLICE_S": _LONG_S,
-        "kvtransfer.pusher._SLICE_S": _LONG_S,
+        "baton.kvtransfer.incoming.is_gone": world.is_gone,
+        "baton.kvtransfer.receiving._SLICE_S": _LONG_S,
+        "baton.kvtransfer.pusher._SLICE_S": _LONG_S,
     }
 
 

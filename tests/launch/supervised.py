@@ -58,10 +58,10 @@ time.sleep(100)
 DRIVER = """
 import json, os, sys
 import psutil
-from program.exit_status import report_errors
-from launch.supervised import ChildSpec
-from launch.console import Console
-from launch.supervisor import Supervisor
+from baton.runtime.exit_status import report_errors
+from baton.launch.supervised import ChildSpec
+from baton.launch.console import Console
+from baton.launch.supervisor import Supervisor
 
 children, start_timeout_s, stop_timeout_s = json.loads(sys.argv[1])
 specs = [

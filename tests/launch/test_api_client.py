@@ -4,10 +4,10 @@ import socket
 
 import pytest
 
-from launch import api_client
-from launch.api_client import ApiClient, chat_body, describe_error
+from baton.launch import api_client
+from baton.launch.api_client import ApiClient, chat_body, describe_error
+from baton.wire.errors import InvalidSetting, RequestFailed
 from tests.launch.endpoint import FakeEndpoint
-from wire.errors import InvalidSetting, RequestFailed
 
 
 def ask(endpoint: FakeEndpoint, text: str) -> str:

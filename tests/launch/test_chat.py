@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from launch.api_client import ApiClient
-from launch.chat import Screen, join_lines, printable
-from launch.chat_commands import HELP, MAX_FILE_BYTES, ChatCommands
-from launch.conversation import AnswerFigures, Conversation
+from baton.launch.api_client import ApiClient
+from baton.launch.chat import Screen, join_lines, printable
+from baton.launch.chat_commands import HELP, MAX_FILE_BYTES, ChatCommands
+from baton.launch.conversation import AnswerFigures, Conversation
+from baton.wire.errors import InvalidRequest
 from tests.launch.endpoint import FakeEndpoint
 from tests.launch.supervised import ROOT
-from wire.errors import InvalidRequest
 
 TIMEOUT_S = 60.0
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from launch import key
-from launch.cli import COMMANDS, main
+from baton.launch import key
+from baton.launch.cli import COMMANDS, main
+from baton.wire.errors import InvalidSetting
 from tests.launch.supervised import ROOT
-from wire.errors import InvalidSetting
 
 PRINT_HEAVY_MODULES = """
 import sys
-from launch.cli import main
+from baton.launch.cli import main
 try:
     main(sys.argv[1:])
 except SystemExit as end:
@@ -99,7 +99,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_new_key_works_and_only_its_owner_reads_it(tmp_path: Path) -> None:
-    from wire.keys import KeyFile
+    from baton.wire.keys import KeyFile
 
     path = tmp_path / "cluster.key"
     assert main(["key", str(path)]) == 0

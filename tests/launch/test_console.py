@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import io
 
-from launch.console import Console
-from program.events import GRAPHS
+from baton.launch.console import Console
+from baton.runtime.events import GRAPHS
 
 
 class FakeTerminal(io.StringIO):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launch.cli import main
+from baton.launch.cli import main
 
 ROLES = {"decode-0": "decode", "prefill-0": "prefill", "decode-1": "decode"}
 GROUP = ("decode-0", "decode-1")
@@ -89,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
-    monkeypatch.setattr("launch.drain._POLL_S", 0.001)
+    monkeypatch.setattr("baton.launch.drain._POLL_S", 0.001)
     with Router() as router:
         thread = threading.Thread(target=router.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

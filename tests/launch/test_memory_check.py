@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from device.host_memory import HostMemory
-from engine.models.config import load_config
-from launch.memory_check import PROCESS_BYTES, require_memory_for_nodes
+from baton.device.host_memory import HostMemory
+from baton.engine.models.config import load_config
+from baton.launch.memory_check import PROCESS_BYTES, require_memory_for_nodes
+from baton.wire.errors import InvalidSetting
 from tests.checkpoints import make_checkpoint
-from wire.errors import InvalidSetting
 
 
 def test_weights_of_all_nodes_have_to_fit_what_is_free(tmp_path: Path) -> None:

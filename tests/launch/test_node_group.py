@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from launch.cli import main
-from launch.node_group import PORTS_OF_A_NODE, engine_specs
-from mixed_node.settings import MixedNodeSettings
-from node.settings import NodeSettings
+from baton.launch.cli import main
+from baton.launch.node_group import PORTS_OF_A_NODE, engine_specs
+from baton.mixed_node.settings import MixedNodeSettings
+from baton.node.settings import NodeSettings
 
 
 def test_each_node_of_a_group_has_a_name_ports_and_a_share_of_its_own() -> None:
@@ -15,10 +15,10 @@ def test_each_node_of_a_group_has_a_name_ports_and_a_share_of_its_own() -> None:
         data_parallel_size=2, node_id="rack", port=9000, http_port=8080, cluster_key="k", cpu_memory_utilization=0.5
     )
     environment = {"CUDA_VISIBLE_DEVICES": "4,6", "BATON_NODE_ID": "x", "HOME": "/root"}
-    specs = engine_specs("decode_node", "rack", settings, environment)
+    specs = engine_specs("baton.decode_node", "rack", settings, environment)
     assert [(spec.name, spec.module, spec.group) for spec in specs] == [
-        ("rack-0", "decode_node", "rack"),
-        ("rack-1", "decode_node", "rack"),
+        ("rack-0", "baton.decode_node", "rack"),
+        ("rack-1", "baton.decode_node", "rack"),
     ]
     first, second = (dict(flag.partition("=")[::2] for flag in spec.arguments) for spec in specs)
     assert (second["--node-id"], second["--node-group"]) == ("rack-1", "rack")
@@ -32,7 +32,7 @@ def test_each_node_of_a_group_has_a_name_ports_and_a_share_of_its_own() -> None:
 
 def test_a_group_of_mixed_nodes_prefers_what_it_was_told_and_a_name_of_several_groups_stays() -> None:
     settings = MixedNodeSettings(data_parallel_size=3, role="prefill", node_group="hall")
-    specs = engine_specs("mixed_node", "rack", settings, {})
+    specs = engine_specs("baton.mixed_node", "rack", settings, {})
     assert [spec.name for spec in specs] == ["rack-0", "rack-1", "rack-2"]
     assert all({"--role=prefill", "--node-group=hall"} <= set(spec.arguments) for spec in specs)
     assert not any(flag.startswith(("--port", "--http-port")) for spec in specs for flag in spec.arguments)

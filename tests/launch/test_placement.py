@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.native.loans import Lending
-from launch.placement import Cpus, Placement, find_cpus, find_devices, lendings, place_nodes
+from baton.engine.native.loans import Lending
+from baton.launch.placement import Cpus, Placement, find_cpus, find_devices, lendings, place_nodes
 
 
 def cpus(num_cpus: int, num_usable: int | None = None) -> Cpus:

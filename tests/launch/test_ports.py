@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from launch.ports import listening
-from wire.errors import InvalidSetting
+from baton.launch.ports import listening
+from baton.wire.errors import InvalidSetting
 
 
 def test_whoever_connects_waits_for_one_child_after_the_other() -> None:

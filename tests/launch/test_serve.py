@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-import launch.serve
-from engine.native.loans import Lending
-from launch.cli import main
-from launch.key import write_role_keys
-from launch.placement import Placement
-from launch.ports import ListeningPort
-from launch.serve import Doors, announce, child_specs, lend_cores, placements, with_cluster_key, with_journal
-from launch.settings import resolve_serve
-from launch.supervised import ChildSpec
+import baton.launch.serve
+from baton.engine.native.loans import Lending
+from baton.launch.cli import main
+from baton.launch.key import write_role_keys
+from baton.launch.placement import Placement
+from baton.launch.ports import ListeningPort
+from baton.launch.serve import Doors, announce, child_specs, lend_cores, placements, with_cluster_key, with_journal
+from baton.launch.settings import resolve_serve
+from baton.launch.supervised import ChildSpec
+from baton.wire.errors import BatonError, InvalidSetting
+from baton.wire.keys import ROLES, KeyFile
 from tests.checkpoints import make_checkpoint
 from tests.launch.endpoint import FakeEndpoint
-from wire.errors import BatonError, InvalidSetting
-from wire.keys import ROLES, KeyFile
 
 DOORS = [Doors("router", ListeningPort(8000, (5, 6)), ListeningPort(41000, (7,)))]
 
@@ -35,15 +35,15 @@ def test_a_deployment_is_a_router_prefill_nodes_and_decode_nodes() -> None:
     found = specs("--prefill=1", "--decode=2", shares=[Placement(1)] * 3)
     assert [(spec.name, spec.module, spec.stops_last) for spec in found] == [
         ("router", "router", True),
-        ("prefill-0", "prefill_node", False),
-        ("decode-0", "decode_node", False),
-        ("decode-1", "decode_node", False),
+        ("prefill-0", "baton.prefill_node", False),
+        ("decode-0", "baton.decode_node", False),
+        ("decode-1", "baton.decode_node", False),
     ]
 
 
 def test_mixed_nodes_are_told_what_to_prefer(tmp_path: Path) -> None:
     found = specs("--mixed")
-    assert [spec.module for spec in found] == ["router", "mixed_node", "mixed_node"]
+    assert [spec.module for spec in found] == ["baton.router", "baton.mixed_node", "baton.mixed_node"]
     assert [flag for spec in found for flag in spec.arguments if flag.startswith("--role")] == [
         "--role=prefill",
         "--role=decode",
@@ -131,7 +131,7 @@ def test_ranks_that_no_node_can_have_are_refused_before_anything_starts(
 ) -> None:
     make_checkpoint(tmp_path, "llama")
     with pytest.raises(BatonError, match=reason):
-        launch.serve.main([str(tmp_path), *flags])
+        baton.launch.serve.main([str(tmp_path), *flags])
 
 
 def test_a_deployment_has_a_cluster_key_of_its_own_unless_it_is_asked_not_to(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_an_unknown_key_of_the_settings_file_is_refused(tmp_path: Path) -> None:
 def test_what_no_node_can_serve_is_refused_before_one_starts(
     arguments: list[str], part: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch.serve, "Supervisor", None)
+    monkeypatch.setattr(baton.launch.serve, "Supervisor", None)
     assert main(["serve", "--port=0", *arguments]) == 2
     shown = capsys.readouterr().err
     assert part in shown

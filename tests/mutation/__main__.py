@@ -1,6 +1,6 @@
 """How much of a wrong program the suite sees: small changes to the code, one at a time, each with tests that run it.
 
-    python -m tests.mutation --area engine/cache --to /tmp/mutants             # all mutants of an area
+    python -m tests.mutation --area baton/engine/cache --to /tmp/mutants             # all mutants of an area
     python -m tests.mutation --area kvtransfer --sample 400 --seed 1 --to /tmp/mutants    # --resume after a break
     python -m tests.mutation --area kvtransfer --to /tmp/mutants --survivors   # again, those that were alive
     python -m tests.mutation --to /tmp/mutants --report                        # nothing is run
@@ -38,9 +38,12 @@ _ROUTER = [
     f"tests/router/test_{name}.py" for name in ("inbox", "journal", "moves", "prompt_logprobs", "relay", "retries")
 ]
 AREAS: dict[str, tuple[list[str], list[str]]] = {
-    "engine/cache": (["engine/cache"], ["tests/engine/cache", "tests/engine/scheduler", *_SCHEDULES]),
-    "engine/scheduler": (["engine/scheduler"], ["tests/engine/scheduler", *_ENGINE, *_SCHEDULES]),
-    "router/journal": (["router/journal.py", "router/resume"], ["tests/router/resume", *_ROUTER, *_SCHEDULES]),
+    "baton/engine/cache": (["baton/engine/cache"], ["tests/engine/cache", "tests/engine/scheduler", *_SCHEDULES]),
+    "baton/engine/scheduler": (["baton/engine/scheduler"], ["tests/engine/scheduler", *_ENGINE, *_SCHEDULES]),
+    "router/requests/journal": (
+        ["router/requests/journal.py", "router/http/resume"],
+        ["tests/router/http/resume", *_ROUTER, *_SCHEDULES],
+    ),
     "kvtransfer": (["kvtransfer"], ["tests/kvtransfer", *_SCHEDULES]),
 }
 """By its name, what is changed, and the tests that may see it."""

@@ -30,7 +30,7 @@ from tests.mutation.operators import Mutant
 from tests.mutation.traced import Traced
 
 ROOT = Path(__file__).resolve().parents[2]
-_COMPILED = "engine/native/_kernels*.so"
+_COMPILED = "baton/engine/native/_kernels*.so"
 _FIRST_TESTS = 12
 """So many are tried alone: most mutants live no longer, and these few come from few files."""
 _TRACE_TIMEOUT_S = 3600.0

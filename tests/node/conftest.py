@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import zmq
 
-from node.router_link import RouterLink
-from wire import links
-from wire.errors import InvalidSetting
-from wire.layout import KvLayout, LayerKv
-from wire.messages import (
+from baton.node.router_link import RouterLink
+from baton.wire import links
+from baton.wire.errors import InvalidSetting
+from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.messages import (
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,
     Cancel,
@@ -26,8 +26,8 @@ from wire.messages import (
     Welcome,
     control_identity,
 )
-from wire.request_key import owner_of_epoch
-from wire.session import Session, number_of
+from baton.wire.request_key import owner_of_epoch
+from baton.wire.session import Session, number_of
 
 EPOCH = 77
 STATUS = NodeStatus(1, 2, 3, 4, 5, 0.0)

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import struct
 
-from engine.scheduler.request import PromptScores, RequestOutput, SampledToken
-from engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
-from node.events import failure_of, prompt_logprobs, token_event
+from baton.engine.scheduler.request import PromptScores, RequestOutput, SampledToken
+from baton.engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
+from baton.node.events import failure_of, prompt_logprobs, token_event
+from baton.wire.errors import InvalidRequest, RequestFailed
+from baton.wire.messages import NODE_TO_ROUTER
+from baton.wire.prompt_logprobs import MAX_ROWS, read_rows
 from tests.request_keys import A
-from wire.errors import InvalidRequest, RequestFailed
-from wire.messages import NODE_TO_ROUTER
-from wire.prompt_logprobs import MAX_ROWS, read_rows
 
 
 def test_a_long_prompt_is_told_in_messages_of_bounded_size() -> None:

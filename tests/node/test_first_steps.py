@@ -5,10 +5,10 @@ from itertools import count
 
 import pytest
 
-from engine.scheduler.request import RequestOutput, SampledToken
-from node.first_steps import FirstSteps
-from wire.messages import StepTimes
-from wire.request_key import RequestKey
+from baton.engine.scheduler.request import RequestOutput, SampledToken
+from baton.node.first_steps import FirstSteps
+from baton.wire.messages import StepTimes
+from baton.wire.request_key import RequestKey
 
 KEY = RequestKey(b"h" * 16, 1)
 OTHER = RequestKey(b"o" * 16, 1)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from engine.scheduler.step_costs import StepCosts
-from node.health import HealthServer
-from node.metrics import LinkCollector, NodeCollector
-from wire.errors import InvalidSetting
-from wire.messages import NodeStatus
+from baton.engine.scheduler.step_costs import StepCosts
+from baton.node.health import HealthServer
+from baton.node.metrics import LinkCollector, NodeCollector
+from baton.wire.errors import InvalidSetting
+from baton.wire.messages import NodeStatus
 
 
 @dataclass

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from node.heartbeat import HeartbeatThread
+from baton.node.heartbeat import HeartbeatThread
+from baton.wire.messages import Heartbeat
 from tests.node.conftest import EPOCH, SETTINGS, STATUS, FakeRouter
 from tests.wire.turned_bit import turned_once
-from wire.messages import Heartbeat
 
 INTERVAL_S = 0.005
 Context = zmq.Context[zmq.Socket[bytes]]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from node.lent_cores import LentCores
+from baton.node.lent_cores import LentCores
 
 
 @dataclass

@@ -8,22 +8,22 @@ from typing import Any, cast
 
 import pytest
 
-from device.base import DeviceFailed
-from engine.attention.base import LayerStored
-from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
-from engine.scheduler.scheduler import Scheduler
-from node.heartbeat import HeartbeatThread
-from node.lent_cores import LentCores
-from node.loop import EngineLoop, Leg
-from node.router_links import Heard, RouterLinks
-from node.stopper import Stopper
-from wire.errors import BatonError
-from wire.messages import Decode, Drain, HandOver, TokenEvent
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
+from baton.device.base import DeviceFailed
+from baton.engine.attention.base import LayerStored
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.core import EngineCore
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.node.heartbeat import HeartbeatThread
+from baton.node.lent_cores import LentCores
+from baton.node.loop import EngineLoop, Leg
+from baton.node.router_links import Heard, RouterLinks
+from baton.node.stopper import Stopper
+from baton.wire.errors import BatonError
+from baton.wire.messages import Decode, Drain, HandOver, TokenEvent
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 
 KEY = RequestKey(b"h" * 16, 1)
 FOUR_TOKENS = DecodingParams(max_tokens=4, ignore_eos=True)
@@ -221,7 +221,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
         def poll(self, timeout_ms: int) -> None:
             rig.waits_ms.append(timeout_ms)
 
-    monkeypatch.setattr("node.loop.zmq.Poller", Poller)
+    monkeypatch.setattr("baton.node.loop.zmq.Poller", Poller)
     return rig
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import pytest
 from prometheus_client.core import Metric
 
-from engine.scheduler.request import RequestOutput, SampledToken
-from node.metrics import HandoffTimes, StepCounters
-from wire.messages import HandoffFigures
-from wire.request_key import RequestKey
+from baton.engine.scheduler.request import RequestOutput, SampledToken
+from baton.node.metrics import HandoffTimes, StepCounters
+from baton.wire.messages import HandoffFigures
+from baton.wire.request_key import RequestKey
 
 KEY = RequestKey(b"h" * 16, 1)
 

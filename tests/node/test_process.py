@@ -17,22 +17,22 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore
-from engine.executor.starting import LocalRanks
-from engine.executor.uni import UniExecutor
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.scheduler import Scheduler
-from node import process
-from node.loop import Leg
-from node.process import NodeParts, run_node
-from node.router_link import RouterLink
-from node.settings import NodeSettings
-from program.events import Ready, parse_event
-from program.watchdog import GUARD
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.core import EngineCore
+from baton.engine.executor.starting import LocalRanks
+from baton.engine.executor.uni import UniExecutor
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.node import process
+from baton.node.loop import Leg
+from baton.node.process import NodeParts, run_node
+from baton.node.router_link import RouterLink
+from baton.node.settings import NodeSettings
+from baton.runtime.events import Ready, parse_event
+from baton.runtime.watchdog import GUARD
+from baton.wire.errors import InvalidSetting, Refused
+from baton.wire.messages import DECODE, Hello, Leaving, Refusal, Welcome
 from tests.node.conftest import LAYOUT, FakeRouter
-from wire.errors import InvalidSetting, Refused
-from wire.messages import DECODE, Hello, Leaving, Refusal, Welcome
 
 WAIT_S = 30.0
 

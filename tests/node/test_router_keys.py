@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import zmq
 
-from launch.key import role_file, rotate, write_role_keys
-from node.heartbeat import HeartbeatThread
-from node.router_link import NEXT_KEY_S, RouterLink
-from program.process import start_authenticator
+from baton.launch.key import role_file, rotate, write_role_keys
+from baton.node.heartbeat import HeartbeatThread
+from baton.node.router_link import NEXT_KEY_S, RouterLink
+from baton.runtime.process import start_authenticator
+from baton.wire import links
+from baton.wire.keys import ROUTER, KeyRing
+from baton.wire.links import LinkSettings
+from baton.wire.messages import DECODE, NODE_TO_ROUTER, ROUTER_TO_NODE, Hello, Welcome
 from tests.node.conftest import EPOCH, HELLO, STATUS, WAIT_MS
-from wire import links
-from wire.keys import ROUTER, KeyRing
-from wire.links import LinkSettings
-from wire.messages import DECODE, NODE_TO_ROUTER, ROUTER_TO_NODE, Hello, Welcome
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Listen = Callable[[bool], tuple[zmq.Socket[bytes], str, LinkSettings]]

@@ -6,13 +6,11 @@ import struct
 import pytest
 import zmq
 
-from node.router_link import FIRST_RETRY_S, ROUTER_TIMEOUT_S
-from tests.node.conftest import EPOCH, MARKER, SETTINGS, WAIT_MS, FakeRouter, Node
-from tests.wire.turned_bit import turned_once
-from wire import links
-from wire.codec import PROTOCOL_VERSION
-from wire.errors import Overloaded, Refused
-from wire.messages import (
+from baton.node.router_link import FIRST_RETRY_S, ROUTER_TIMEOUT_S
+from baton.wire import links
+from baton.wire.codec import PROTOCOL_VERSION
+from baton.wire.errors import Overloaded, Refused
+from baton.wire.messages import (
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,
     CacheEvents,
@@ -31,7 +29,9 @@ from wire.messages import (
     control_identity,
     live_key,
 )
-from wire.request_key import RequestKey
+from baton.wire.request_key import RequestKey
+from tests.node.conftest import EPOCH, MARKER, SETTINGS, WAIT_MS, FakeRouter, Node
+from tests.wire.turned_bit import turned_once
 
 CANCEL = Cancel(b"h" * 16, 1)
 

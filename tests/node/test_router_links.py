@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import zmq
 
-from engine.scheduler.request import PromptScores
-from node.router_link import FIRST_RETRY_S, ROUTER_TIMEOUT_S, RouterLink
-from node.router_links import Heard, RouterLinks
-from tests.node.conftest import HELLO, SETTINGS, STATUS, WAIT_MS, FakeRouter, marker_of
-from wire.errors import InvalidSetting, Refused, RequestFailed
-from wire.messages import (
+from baton.engine.scheduler.request import PromptScores
+from baton.node.router_link import FIRST_RETRY_S, ROUTER_TIMEOUT_S, RouterLink
+from baton.node.router_links import Heard, RouterLinks
+from baton.wire.errors import InvalidSetting, Refused, RequestFailed
+from baton.wire.messages import (
     ROUTER_TO_NODE,
     CacheEvents,
     Cancel,
@@ -32,8 +31,9 @@ from wire.messages import (
     Welcome,
     live_key,
 )
-from wire.request_key import RequestKey, new_handoff_id, owner_of_epoch
-from wire.sampling import DecodingParams
+from baton.wire.request_key import RequestKey, new_handoff_id, owner_of_epoch
+from baton.wire.sampling import DecodingParams
+from tests.node.conftest import HELLO, SETTINGS, STATUS, WAIT_MS, FakeRouter, marker_of
 
 ONE, TWO = 2**40, 2**41
 """Epochs of two routers."""

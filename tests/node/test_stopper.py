@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from node.stopper import Stopper
+from baton.node.stopper import Stopper
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from router.access.keys import KEY_VARIABLE
+from baton.router.http.access.keys import KEY_VARIABLE
 from tests.free_port import free_port
 from tests.page.browser import Browser, browsing, until
 from tests.page.chats import ChatPage

@@ -15,13 +15,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from demo.location import checkpoint_path
-from engine.text.tokenizer import Tokenizer
-from router.openai.prompts import PromptMaker
-from router.relay import RelaySettings
+from baton.demo.location import checkpoint_path
+from baton.engine.text.tokenizer import Tokenizer
+from baton.router.http.openai.prompts import PromptMaker
+from baton.router.requests.relay import RelaySettings
+from baton.wire.messages import DECODE, PREFILL, Prefill, live_key
 from tests.router.fake_node import FakeNode, LegMessage, Script, first_index
 from tests.router.rig import serving
-from wire.messages import DECODE, PREFILL, Prefill, live_key
 
 THOUGHT = "I say it again."
 _LIMITS = RelaySettings(local_prefill_tokens=4, max_concurrent_requests=64, max_attempts=1, request_timeout_s=120.0)

@@ -67,7 +67,7 @@ def check_key(browser: Browser, key: str, look: Look) -> None:
 
 def check_restart(browser: Browser, supervisor: psutil.Process) -> None:
     """End the router by its process id; the page has to say so, and to find the next one by itself."""
-    child_of(supervisor, "router").kill()
+    child_of(supervisor, "baton.router").kill()
     browser.wait("a mark that the router is gone", "return document.querySelector('#link').dataset.state === 'lost'")
     assert browser.run("return document.querySelector('#relay').classList.contains('old')")
     browser.wait(
@@ -88,7 +88,7 @@ def check_relay(browser: Browser, url: str, supervisor: psutil.Process, key: str
     assert 0 < size < MAX_PAGE_BYTES, size
     model = browser.run("return document.querySelector('#model').value")
     check_answer(browser, QUESTIONS[0])
-    with slowed(child_of(supervisor, "decode_node")), busy(url, model, key):
+    with slowed(child_of(supervisor, "baton.decode_node")), busy(url, model, key):
         browser.run(_OBSERVE)
         browser.wait("a request on its legs", "return window.legs.has('prefill') && window.legs.has('decode')")
         legs = set(check_answer(browser, QUESTIONS[1])) | set(browser.run("return [...window.legs]"))

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.scheduler.request import ScheduledRequest, Step
-from kvtransfer.layers import LayerProgress
-from kvtransfer.messages import Commit, Grant, Release
-from program.clock import now_us
+from baton.engine.scheduler.request import ScheduledRequest, Step
+from baton.kvtransfer.layers import LayerProgress
+from baton.kvtransfer.messages import Commit, Grant, Release
+from baton.runtime.clock import now_us
+from baton.wire.errors import BatonError, ContextLengthExceeded, InvalidMessage
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.legs import Relay, open_relay, params, undisturbed
 from tests.kvtransfer.oracle import EOS
 from tests.kvtransfer.pair import NUM_BLOCKS
 from tests.kvtransfer.pools import BLOCK_SIZE, LEASE_S, key_of
-from wire.errors import BatonError, ContextLengthExceeded, InvalidMessage
-from wire.request_key import RequestKey
 
 KEY = key_of(1)
 PROMPT = list(range(18))

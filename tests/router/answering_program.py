@@ -1,4 +1,4 @@
-"""A program for tests of `router.child_pool`: answers with its id, and behaves as it is asked to."""
+"""A program for tests of `baton.router.http.child_pool`: answers with its id, and behaves as it is asked to."""
 
 from __future__ import annotations
 

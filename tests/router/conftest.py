@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.openai.prompts import PromptMaker
+from baton.router.http.openai.prompts import PromptMaker
 from tests.checkpoints import make_checkpoint
 
 

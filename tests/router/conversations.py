@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from engine.text.answers.formats import AnswerFormat
-from engine.text.chat_template import ChatTemplate
-from router.openai.prompts import PromptMaker
+from baton.engine.text.answers.formats import AnswerFormat
+from baton.engine.text.chat_template import ChatTemplate
+from baton.router.http.openai.prompts import PromptMaker
 from tests.router.fake_node import FakeNode, LegMessage, Script, answering
 from tests.router.rig import Server, serving
 

@@ -31,12 +31,12 @@ from typing import Any
 
 import psutil
 
+from baton.wire.messages import DECODE, TokenEvent, Tokens, live_key
 from tests.checkpoints import make_checkpoint
 from tests.router.bystanders import watching
 from tests.router.fake_node import FakeNode, LegMessage, make_hello
 from tests.router.http_client import Connection, parse_reply, request_bytes
 from tests.router.router_process import RouterProcess, router_process
-from wire.messages import DECODE, TokenEvent, Tokens, live_key
 
 PATH = "/v1/completions"
 NUM_SEQS, STEP_S = 8, 0.01

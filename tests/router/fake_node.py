@@ -11,10 +11,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import zmq
 
-from program.clock import host_clock
-from wire import links
-from wire.layout import KvLayout, LayerKv
-from wire.messages import (
+from baton.runtime.clock import host_clock
+from baton.wire import links
+from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.messages import (
     DECODE,
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,
@@ -39,7 +39,7 @@ from wire.messages import (
     control_identity,
     live_key,
 )
-from wire.session import Session, number_of
+from baton.wire.session import Session, number_of
 
 LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=2, head_dim=16)] * 2)
 FINGERPRINT = "f" * 32

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from engine.text.tokenizer import Tokenizer
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.messages import Decode, Prefill
 from tests.router.fake_node import FakeNode, LegMessage, Script
 from tests.router.http_client import PATIENCE_S, chat_body, completion_body, connected, request_bytes
 from tests.router.rig import MODEL, Server
-from wire.messages import Decode, Prefill
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 NUM_STREAMS = 32

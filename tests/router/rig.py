@@ -13,30 +13,30 @@ from typing import Any
 import zmq
 from aiohttp import web
 
-from engine.models.generation_defaults import GenerationDefaults
-from router.access.audit import AuditLog
-from router.access.guard import Guard
-from router.admission.admission import Admission, AdmissionSettings
-from router.admission.metrics import AccessMetrics
-from router.app import build_app
-from router.control import ControlLink
-from router.http.limits import HttpLimits
-from router.http.server import HttpServer
-from router.inbox import Inbox
-from router.legs import RelayRequest
-from router.metrics import RouterMetrics
-from router.nodes import Node, NodeRegistry
-from router.openai.endpoints import Endpoints
-from router.openai.prompts import PromptMaker
-from router.policies import Policy, RoundRobin
-from router.relay import Relay, RelaySettings
-from router.resume.streams import Streams
-from router.served_model import ServedModel
-from router.settings import RouterSettings
+from baton.engine.models.generation_defaults import GenerationDefaults
+from baton.router.app import build_app
+from baton.router.health.metrics import RouterMetrics
+from baton.router.http.access.audit import AuditLog
+from baton.router.http.access.guard import Guard
+from baton.router.http.admission.admission import Admission, AdmissionSettings
+from baton.router.http.admission.metrics import AccessMetrics
+from baton.router.http.openai.endpoints import Endpoints
+from baton.router.http.openai.prompts import PromptMaker
+from baton.router.http.resume.streams import Streams
+from baton.router.http.served_model import ServedModel
+from baton.router.http.serving.limits import HttpLimits
+from baton.router.http.serving.server import HttpServer
+from baton.router.nodes.control import ControlLink
+from baton.router.nodes.registry import Node, NodeRegistry
+from baton.router.requests.inbox import Inbox
+from baton.router.requests.legs import RelayRequest
+from baton.router.requests.relay import Relay, RelaySettings
+from baton.router.routing.policies import Policy, RoundRobin
+from baton.router.settings import RouterSettings
+from baton.wire import links
+from baton.wire.messages import DECODE, PREFILL
+from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import PATIENCE_S, Context, FakeNode, Script, make_hello
-from wire import links
-from wire.messages import DECODE, PREFILL
-from wire.sampling import DecodingParams
 
 PROMPT = tuple(range(10, 30))
 MODEL = "org/tiny"
@@ -229,8 +229,8 @@ async def serving(
     streams: Streams | None = None,
     defaults: GenerationDefaults = NO_DEFAULTS,
 ) -> AsyncIterator[Server]:
-    """A router on a loopback port, set up as `python -m router` does, without nodes. Without `queue` no request waits
-    for room."""
+    """A router on a loopback port, set up as `python -m baton.router` does, without nodes. Without `queue` no request
+    waits for room."""
     async with relaying(settings, decode_policy=decode_policy, models=models) as rig:
         metrics = RouterMetrics(models)
         metrics.watch(rig.relay, rig.registry, rig.control)

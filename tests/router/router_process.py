@@ -18,12 +18,12 @@ from typing import Any, Protocol
 
 import zmq
 
-from engine.models.config import load_config
-from engine.models.identity import model_fingerprint
+from baton.engine.models.config import load_config
+from baton.engine.models.identity import model_fingerprint
+from baton.wire.messages import DECODE
 from tests.router.fake_node import Context, FakeNode, make_hello
 from tests.router.http_client import Connection, parse_reply, request_bytes
 from tests.system.prepared import ROUTER_MODULES, PreparedProcess, prepared_python
-from wire.messages import DECODE
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPLETION = {"prompt": "The quick brown fox", "stream": True}
@@ -142,7 +142,7 @@ def _fork(folder: Path, *arguments: str) -> tuple[PreparedProcess, Path]:
     """A router, and the file of its output."""
     path = folder / "router.out"
     with path.open("wb") as out, path.with_suffix(".err").open("wb") as err:
-        return prepared_python(*ROUTER_MODULES).start(["-m", "router", *arguments], os.environ, out, err), path
+        return prepared_python(*ROUTER_MODULES).start(["-m", "baton.router", *arguments], os.environ, out, err), path
 
 
 @asynccontextmanager
@@ -160,7 +160,7 @@ async def router_process(
 ) -> AsyncIterator[RouterProcess]:
     """A router and a decode node; `changes`: of its Hello."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "router", str(checkpoint), "--port=0", "--control-port=0", *flags,
+        sys.executable, "-m", "baton.router", str(checkpoint), "--port=0", "--control-port=0", *flags,
         cwd=ROOT, stdout=asyncio.subprocess.PIPE, pass_fds=fds,
     )  # fmt: skip
     assert process.stdout is not None

@@ -10,20 +10,12 @@ from typing import Any
 
 import pytest
 
-from router.http import body
-from router.http.limits import HttpLimits
-from router.openai.prompts import PromptMaker
-from tests.router.http_client import (
-    Reply,
-    chat_body,
-    completion_body,
-    connected,
-    fetch,
-    parse_reply,
-    request_bytes,
-)
+from baton.router.http.openai.prompts import PromptMaker
+from baton.router.http.serving import body
+from baton.router.http.serving.limits import HttpLimits
+from baton.wire.messages import DECODE, Decode
+from tests.router.http_client import Reply, chat_body, completion_body, connected, fetch, parse_reply, request_bytes
 from tests.router.rig import DEFAULTS, Server, serving
-from wire.messages import DECODE, Decode
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MAX_BODY_BYTES = 2**21

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from router.openai.prompts import PromptMaker
+from baton.router.http.openai.prompts import PromptMaker
+from baton.wire.messages import DECODE, Decode, TokenEvent, TokenLogprobs, Tokens
 from tests.router.fake_node import FakeNode, LegMessage
 from tests.router.http_client import post_completion
 from tests.router.rig import Server, serving
-from wire.messages import DECODE, Decode, TokenEvent, TokenLogprobs, Tokens
 
 LOGPROBS = ([-1.0, -1.0], [-0.5, -0.5, -0.5, -0.5], [-0.25, -3.0], [-0.5])
 """Of the tokens of each choice. By their sums the second one would be third."""

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from router.flight import Flight
-from router.inbox import Inbox
-from router.legs import RelayRequest
+from baton.router.requests.flight import Flight
+from baton.router.requests.inbox import Inbox
+from baton.router.requests.legs import RelayRequest
+from baton.wire.errors import BatonError, NoNode, Overloaded, RequestFailed, TransferFailed
+from baton.wire.messages import DECODE, PREFILL, Cancel, Decode, Prefill
+from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import answering, choice_legs
 from tests.router.rig import DEFAULTS, MODEL, PROMPT, Rig, relaying
-from wire.errors import BatonError, NoNode, Overloaded, RequestFailed, TransferFailed
-from wire.messages import DECODE, PREFILL, Cancel, Decode, Prefill
-from wire.sampling import DecodingParams
 
 PARAMS = DecodingParams(max_tokens=16, seed=3)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.openai.prompts import PromptMaker
+from baton.router.http.openai.prompts import PromptMaker
 from tests.router.conversations import PARAMETERS, choosing, conversing, doubling
 from tests.router.http_client import fetch
 from tests.router.rig import MODEL, Server

@@ -10,18 +10,16 @@ from pathlib import Path
 
 import zmq
 
-from launch.key import role_file, write_role_keys
-from program.process import start_authenticator
-from router.control import ControlLink
-from router.nodes import NodeRegistry
-from router.policies import RoundRobin
-from router.relay import Relay
-from tests.router.fake_node import FINGERPRINT, STATUS, make_hello
-from tests.router.rig import DEFAULTS, MODEL
-from wire import links
-from wire.keys import ROUTER, KeyRing
-from wire.links import LinkSettings
-from wire.messages import (
+from baton.launch.key import role_file, write_role_keys
+from baton.router.nodes.control import ControlLink
+from baton.router.nodes.registry import NodeRegistry
+from baton.router.requests.relay import Relay
+from baton.router.routing.policies import RoundRobin
+from baton.runtime.process import start_authenticator
+from baton.wire import links
+from baton.wire.keys import ROUTER, KeyRing
+from baton.wire.links import LinkSettings
+from baton.wire.messages import (
     DECODE,
     NODE_TO_ROUTER,
     PREFILL,
@@ -33,7 +31,9 @@ from wire.messages import (
     Welcome,
     control_identity,
 )
-from wire.session import Session
+from baton.wire.session import Session
+from tests.router.fake_node import FINGERPRINT, STATUS, make_hello
+from tests.router.rig import DEFAULTS, MODEL
 
 _WAIT_MS = 10_000
 

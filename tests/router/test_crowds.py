@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from router.admission.admission import AdmissionSettings
-from router.openai.prompts import PromptMaker
+from baton.router.http.admission.admission import AdmissionSettings
+from baton.router.http.openai.prompts import PromptMaker
+from baton.wire.messages import DECODE
 from tests.router.crowds import NUM_SEQS, Door, Paced, answered, come_and_go, count, offer, storm
 from tests.router.fake_node import FakeNode
 from tests.router.rig import DEFAULTS, MODEL, Server, serving
-from wire.messages import DECODE
 
 STEP_S = 0.002
 QUEUE = AdmissionSettings(4, max_queued_requests=8, max_queued_tokens=10_000, max_queue_s=30)

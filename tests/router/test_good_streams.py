@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from router.access.guard import Guard
-from router.access.keys import digest_of
-from router.http.limits import HttpLimits
-from router.openai.prompts import PromptMaker
+from baton.router.http.access.guard import Guard
+from baton.router.http.access.keys import digest_of
+from baton.router.http.openai.prompts import PromptMaker
+from baton.router.http.serving.limits import HttpLimits
+from baton.wire.messages import Cancel, Decode
 from tests.router import test_bad_requests as fields
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.good_streams import (
@@ -28,18 +29,9 @@ from tests.router.good_streams import (
     HoldingNodes,
     run_beside,
 )
-from tests.router.http import test_http_layer as http_layer
-from tests.router.http_client import (
-    Connection,
-    Reply,
-    completion_body,
-    connected,
-    fetch,
-    parse_reply,
-    request_bytes,
-)
+from tests.router.http.serving import test_http_layer as http_layer
+from tests.router.http_client import Connection, Reply, completion_body, connected, fetch, parse_reply, request_bytes
 from tests.router.rig import DEFAULTS, Server, serving
-from wire.messages import Cancel, Decode
 
 KEY = {"authorization": "Bearer key-of-alice"}
 SPARE_SEEDS = HELD_SEEDS[NUM_STREAMS:]

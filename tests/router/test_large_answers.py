@@ -10,19 +10,12 @@ from typing import Any
 
 import pytest
 
-from router.http.limits import HttpLimits
-from router.openai.prompts import PromptMaker
+from baton.router.http.openai.prompts import PromptMaker
+from baton.router.http.serving.limits import HttpLimits
+from baton.wire.messages import DECODE, TokenEvent, TokenLogprobs, Tokens
 from tests.router.fake_node import FakeNode, LegMessage
-from tests.router.http_client import (
-    chat_body,
-    connected,
-    parse_reply,
-    post_chat,
-    post_completion,
-    request_bytes,
-)
+from tests.router.http_client import chat_body, connected, parse_reply, post_chat, post_completion, request_bytes
 from tests.router.rig import Server, serving
-from wire.messages import DECODE, TokenEvent, TokenLogprobs, Tokens
 
 NUM_TOKENS = 200
 TOP_IDS = tuple(range(60, 80))

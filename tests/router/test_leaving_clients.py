@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from router.admission.admission import AdmissionSettings, Demand, Permit
-from router.flight import Flight
-from router.http.server import Handler
-from router.openai.prompts import PromptMaker
-from router.resume.logs import Memory
-from router.resume.streams import Streams
+from baton.router.http.admission.admission import AdmissionSettings, Demand, Permit
+from baton.router.http.openai.prompts import PromptMaker
+from baton.router.http.resume.logs import Memory
+from baton.router.http.resume.streams import Streams
+from baton.router.http.serving.server import Handler
+from baton.router.requests.flight import Flight
+from baton.wire.messages import DECODE, PREFILL, Decode, Prefill
 from tests.router.crowds import Paced
 from tests.router.fake_node import PATIENCE_S, FakeNode
 from tests.router.http_client import Connection, completion_body, connected, parse_reply, request_bytes
 from tests.router.rig import DEFAULTS, Rig, Server, serving
-from wire.messages import DECODE, PREFILL, Decode, Prefill
 
 PATH = "/v1/completions"
 ANSWER = [70, 71, 72]

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from router.anthropic.request import MessagesRequest
-from router.openai.ignored import IgnoredFields
-from router.openai.prompts import PromptMaker
+from baton.router.http.anthropic.request import MessagesRequest
+from baton.router.http.openai.ignored import IgnoredFields
+from baton.router.http.openai.prompts import PromptMaker
+from baton.wire.errors import RequestFailed
+from baton.wire.grammar import Grammar
+from baton.wire.messages import DECODE, PREFILL, Decode, Prefill
 from tests.router.conversations import CALL, PARAMETERS, THOUGHT, choosing, conversing, doubling, named_events
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.http_client import Reply, fetch
 from tests.router.rig import MODEL, Server
-from wire.errors import RequestFailed
-from wire.grammar import Grammar
-from wire.messages import DECODE, PREFILL, Decode, Prefill
 
 PATH = "/v1/messages"
 TOOL = {"name": "double", "description": "2x", "input_schema": PARAMETERS}

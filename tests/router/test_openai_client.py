@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
-from router.openai.prompts import PromptMaker
+from baton.router.http.openai.prompts import PromptMaker
+from baton.wire.errors import RequestFailed
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.rig import MODEL, Server, serving
-from wire.errors import RequestFailed
 
 TEXT = "The river goes to the sea."
 

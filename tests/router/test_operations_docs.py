@@ -14,29 +14,29 @@ import yaml
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from decode_node.settings import DecodeNodeSettings
-from engine.scheduler.step_costs import StepCosts
-from launch.settings import ServeSettings
-from mixed_node.settings import MixedNodeSettings
-from node.metrics import LinkCollector, NodeCollector
-from prefill_node.settings import PrefillNodeSettings
-from program.watchdog import Watchdog
-from rank_node.settings import RankSettings
-from router.adaptation import Adaptation
-from router.attainment import Attainment
-from router.goals import Goals
-from router.metric_aliases import VLLM_NAMES
-from router.nodes import NodeRegistry
-from router.openai.prompts import PromptMaker
-from router.resume.logs import Memory
-from router.resume.streams import Streams
-from router.settings import RouterSettings
+from baton.decode_node.settings import DecodeNodeSettings
+from baton.engine.scheduler.step_costs import StepCosts
+from baton.launch.settings import ServeSettings
+from baton.mixed_node.settings import MixedNodeSettings
+from baton.node.metrics import LinkCollector, NodeCollector
+from baton.prefill_node.settings import PrefillNodeSettings
+from baton.ranks.settings import RankSettings
+from baton.router.health.metric_aliases import VLLM_NAMES
+from baton.router.http.openai.prompts import PromptMaker
+from baton.router.http.resume.logs import Memory
+from baton.router.http.resume.streams import Streams
+from baton.router.nodes.registry import NodeRegistry
+from baton.router.routing.adaptation import Adaptation
+from baton.router.routing.attainment import Attainment
+from baton.router.routing.goals import Goals
+from baton.router.settings import RouterSettings
+from baton.runtime.watchdog import Watchdog
+from baton.wire.messages import DECODE
+from baton.wire.step_cost import StepCost
 from tests.kvtransfer.legs import open_relay
 from tests.router.fake_node import STATUS, answering, make_hello
 from tests.router.http_client import fetch, post_completion
 from tests.router.rig import MODEL, serving
-from wire.messages import DECODE
-from wire.step_cost import StepCost
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "operations"
 PAGES = {page: (FOLDER / page).read_text() for page in ("README.md", "metrics.md")}

@@ -1,4 +1,5 @@
-"""`python -m router` as a process of its own: how it starts, refuses to start, and stops. Most of them are forked."""
+"""`python -m baton.router` as a process of its own: how it starts, refuses to start, and stops. Most of them are
+forked."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from launch.ports import listening
-from router.access.keys import digest_of
-from router.lives import SHORTEST_LIFE_S
+from baton.launch.ports import listening
+from baton.router.http.access.keys import digest_of
+from baton.router.lives import SHORTEST_LIFE_S
+from baton.wire.messages import Cancel, Decode
 from tests.router.fake_node import FakeNode
 from tests.router.http_client import Connection, Reply, parse_reply, request_bytes
 from tests.router.router_process import ROOT, forked_router, router_process, run_router
-from wire.messages import Cancel, Decode
 
 CERTIFICATE = Path(__file__).with_name("access") / "certificates" / "one.pem"
 
@@ -48,7 +49,7 @@ async def test_it_says_where_it_is_ready(checkpoint: Path) -> None:
 
 
 def test_it_starts_without_torch() -> None:
-    code = "import router.__main__, sys; sys.exit(bool({'torch', 'transformers', 'numpy'} & sys.modules.keys()))"
+    code = "import baton.router.__main__, sys; sys.exit(bool({'torch', 'transformers', 'numpy'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=120).returncode == 0
 
 

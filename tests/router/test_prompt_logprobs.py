@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from engine.cache.hashing import extend_hashes, root_hash
-from router.flight import Flight
-from router.inbox import Inbox
-from router.legs import RelayRequest
+from baton.engine.cache.hashing import extend_hashes, root_hash
+from baton.router.requests.flight import Flight
+from baton.router.requests.inbox import Inbox
+from baton.router.requests.legs import RelayRequest
+from baton.wire.errors import RequestFailed
+from baton.wire.messages import DECODE, Cancel, Decode, Prefill
+from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import FakeNode
 from tests.router.rig import MODEL, PROMPT, Rig, relaying
-from wire.errors import RequestFailed
-from wire.messages import DECODE, Cancel, Decode, Prefill
-from wire.sampling import DecodingParams
 
 SCORED = DecodingParams(max_tokens=16, prompt_logprobs=2)
 NUM_TOKENS = len(PROMPT)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from router.openai import prompt_report
-from router.openai.prompts import PromptMaker
+from baton.router.http.openai import prompt_report
+from baton.router.http.openai.prompts import PromptMaker
+from baton.wire.messages import DECODE, Decode, Prefill
 from tests.router.fake_node import answering
 from tests.router.http_client import post_chat, post_completion
 from tests.router.rig import Server, serving
-from wire.messages import DECODE, Decode, Prefill
 
 TEXT = " over the lazy dog"
 PROMPT = "The quick brown fox jumps"

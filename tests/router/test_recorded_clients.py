@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from router.openai.prompts import PromptMaker
+from baton.router.http.openai.prompts import PromptMaker
 from tests.clients.recorded import MODEL as MODEL_MARK
 from tests.clients.recorded import RECORDED, Recorded
 from tests.router.fake_node import answering

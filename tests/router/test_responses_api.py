@@ -9,13 +9,13 @@ from typing import Any
 import openai
 import pytest
 
-from router.openai.prompts import PromptMaker
+from baton.router.http.openai.prompts import PromptMaker
+from baton.wire.errors import RequestFailed
+from baton.wire.messages import Decode, Prefill
 from tests.router.conversations import conversing
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.http_client import Reply, fetch
 from tests.router.rig import MODEL, Server, serving
-from wire.errors import RequestFailed
-from wire.messages import Decode, Prefill
 
 TEXT = "The river goes to the sea."
 INPUT = "Where does the river go?"

@@ -11,14 +11,14 @@ import pydantic
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
-from router.openai.prompts import PromptMaker
-from router.openai.responses_request import ResponsesRequest
+from baton.router.http.openai.prompts import PromptMaker
+from baton.router.http.openai.responses_request import ResponsesRequest
+from baton.wire.grammar import Grammar
+from baton.wire.messages import Prefill
 from tests.router.conversations import CALL, PARAMETERS, THOUGHT, choosing, conversing, doubling, named_events
 from tests.router.fake_node import answering
 from tests.router.http_client import Reply, fetch
 from tests.router.rig import MODEL, Server
-from wire.grammar import Grammar
-from wire.messages import Prefill
 
 TOOL = {"type": "function", "name": "double", "description": "2x", "parameters": PARAMETERS}
 INPUT = "What is twice 4?"

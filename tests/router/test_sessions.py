@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-import router.control
-import router.nodes
+import baton.router.nodes.control
+import baton.router.nodes.registry
+from baton.wire.messages import DECODE, PREFILL, Cancel, Decode, Prefill, TokenEvent, Tokens
 from tests.router.fake_node import FakeNode
 from tests.router.rig import Rig, relaying
-from wire.messages import DECODE, PREFILL, Cancel, Decode, Prefill, TokenEvent, Tokens
 
 
 @pytest.fixture(autouse=True)
 def _short_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.control, "PING_INTERVAL_S", 0.05)
+    monkeypatch.setattr(baton.router.nodes.control, "PING_INTERVAL_S", 0.05)
 
 
 def tokens(node: FakeNode, leg: Decode | Prefill, token_id: int, index: int, finish: str = "") -> Tokens:
@@ -57,7 +57,7 @@ async def test_the_last_token_that_was_lost_is_missed_without_another_message() 
 
 
 async def test_a_short_cut_of_the_connection_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.control, "UNREACHABLE_S", 5.0)
+    monkeypatch.setattr(baton.router.nodes.control, "UNREACHABLE_S", 5.0)
     async with relaying() as rig:
         node = await rig.join(DECODE)
         running = rig.call()
@@ -78,7 +78,7 @@ async def test_a_short_cut_of_the_connection_costs_no_attempt(monkeypatch: pytes
 
 
 async def test_a_cancel_reaches_a_node_that_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router.control, "UNREACHABLE_S", 5.0)
+    monkeypatch.setattr(baton.router.nodes.control, "UNREACHABLE_S", 5.0)
     async with relaying() as rig:
         node = await rig.join(DECODE)
         call = rig.call()

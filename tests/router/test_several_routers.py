@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from router.policies import LeastLoaded
-from router.retries import Retries
+from baton.router.requests.retries import Retries
+from baton.router.routing.policies import LeastLoaded
+from baton.wire.errors import Overloaded, RequestFailed
+from baton.wire.messages import DECODE, Decode, Pong, Welcome
+from baton.wire.request_key import OWNER_BYTES, owner_of_epoch
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.rig import DEFAULTS, PROMPT, Rig, relaying
-from wire.errors import Overloaded, RequestFailed
-from wire.messages import DECODE, Decode, Pong, Welcome
-from wire.request_key import OWNER_BYTES, owner_of_epoch
 
 
 def refuse(node: FakeNode, leg: LegMessage) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from router.inbox import MAX_DUE, Inbox
-from router.legs import RelayRequest
+from baton.router.requests.inbox import MAX_DUE, Inbox
+from baton.router.requests.legs import RelayRequest
+from baton.wire.messages import DECODE, Cancel, Decode
+from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import FakeNode
 from tests.router.rig import MODEL, PROMPT, Rig, relaying
-from wire.messages import DECODE, Cancel, Decode
-from wire.sampling import DecodingParams
 
 REQUEST = RelayRequest(MODEL, PROMPT, DecodingParams(max_tokens=2 * MAX_DUE))
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from router.openai.grammar_checks import GrammarChecks
-from router.openai.prompts import PromptMaker
+from baton.router.http.openai.grammar_checks import GrammarChecks
+from baton.router.http.openai.prompts import PromptMaker
+from baton.wire.errors import InvalidRequest
+from baton.wire.grammar import Grammar
+from baton.wire.messages import Decode, Prefill
 from tests.router.fake_node import answering
 from tests.router.http_client import Reply, fetch
 from tests.router.rig import MODEL, Server, serving
-from wire.errors import InvalidRequest
-from wire.grammar import Grammar
-from wire.messages import Decode, Prefill
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES = "/v1/messages"

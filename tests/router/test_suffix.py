@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from engine.text.tokenizer import Tokenizer
-from router.openai.prompts import PromptMaker
+from baton.engine.text.tokenizer import Tokenizer
+from baton.router.http.openai.prompts import PromptMaker
+from baton.wire.messages import Decode
 from tests.router.fake_node import answering
 from tests.router.http_client import post_completion
 from tests.router.rig import serving
-from wire.messages import Decode
 
 NAMES = ("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>")
 

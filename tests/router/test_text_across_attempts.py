@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from router.openai.prompts import PromptMaker
+from baton.router.http.openai.prompts import PromptMaker
+from baton.wire.errors import RequestFailed
+from baton.wire.messages import DECODE
 from tests.router.conversations import CALL, PARAMETERS, THOUGHT, conversing
 from tests.router.fake_node import FakeNode, LegMessage, first_index
 from tests.router.http_client import Reply, chat_body, completion_body, fetch
 from tests.router.rig import Server, serving
-from wire.errors import RequestFailed
-from wire.messages import DECODE
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DOUBLE = {"type": "function", "function": {"name": "double", "parameters": PARAMETERS}}

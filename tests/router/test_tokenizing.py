@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.openai.prompts import PromptMaker
+from baton.router.http.openai.prompts import PromptMaker
 from tests.router.fake_node import answering
 from tests.router.http_client import Reply, chat_body, fetch, post_chat
 from tests.router.rig import MODEL, Server, serving

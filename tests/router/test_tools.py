@@ -11,19 +11,19 @@ import openai
 import pytest
 import tokenizers
 
-from engine.text.answers.formats import CALL_FORMATS, AnswerFormat, ParserNames
-from engine.text.chat_template import ChatTemplate
-from engine.text.tokenizer import Tokenizer
-from router.openai.answer_shapes import Reasoning, shape_of
-from router.openai.ignored import IgnoredFields
-from router.openai.prompts import PromptMaker
-from router.openai.schemas import ChatCompletionRequest
-from router.openai.tools import ToolFields
+from baton.engine.text.answers.formats import CALL_FORMATS, AnswerFormat, ParserNames
+from baton.engine.text.chat_template import ChatTemplate
+from baton.engine.text.tokenizer import Tokenizer
+from baton.router.http.openai.answer_shapes import Reasoning, shape_of
+from baton.router.http.openai.ignored import IgnoredFields
+from baton.router.http.openai.prompts import PromptMaker
+from baton.router.http.openai.schemas import ChatCompletionRequest
+from baton.router.http.openai.tools import ToolFields
+from baton.wire.grammar import LARK, Grammar
+from baton.wire.messages import Prefill
 from tests.router.fake_node import FakeNode, answering
 from tests.router.http_client import Reply, fetch
 from tests.router.rig import MODEL, Server, serving
-from wire.grammar import LARK, Grammar
-from wire.messages import Prefill
 
 CHAT = "/v1/chat/completions"
 TEMPLATE = (

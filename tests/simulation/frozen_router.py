@@ -17,9 +17,9 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
+from baton.wire.messages import DECODE, PREFILL
 from tests.simulation.nodes import NodeProgram
 from tests.simulation.world import Client, World
-from wire.messages import DECODE, PREFILL
 
 AFTER_THAW_S = 5.0
 _FREEZE_AT_S = 0.8

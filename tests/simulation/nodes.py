@@ -15,36 +15,36 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 import zmq
 
-from decode_node.leg import DecodeLeg
-from decode_node.source import Source
-from kvtransfer.commands import ReceivingNotice, SendingNotice
-from kvtransfer.facts import ReceivingFacts, SendingFacts
-from kvtransfer.messages import PeerHello, ProcessIdentity
-from kvtransfer.pools.host import HostPool
-from kvtransfer.pusher import Pusher
-from kvtransfer.receiving import ReceivingSide
-from kvtransfer.sender_connections import open_listener
-from kvtransfer.sending import SendingSide
-from kvtransfer.sending_end import SendingEnd
-from kvtransfer.thread import MAX_IDLE_S
-from kvtransfer.transports.base import Blocks
-from mixed_node.leg import MixedLeg
-from node.first_steps import FirstSteps
-from node.loop import EngineLoop
-from node.metrics import StepCounters
-from node.router_link import RouterLink
-from node.router_links import RouterLinks
-from prefill_node.leg import PrefillLeg
+from baton.decode_node.leg import DecodeLeg
+from baton.decode_node.source import Source
+from baton.kvtransfer.commands import ReceivingNotice, SendingNotice
+from baton.kvtransfer.facts import ReceivingFacts, SendingFacts
+from baton.kvtransfer.messages import PeerHello, ProcessIdentity
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.receiving import ReceivingSide
+from baton.kvtransfer.sender_connections import open_listener
+from baton.kvtransfer.sending import SendingSide
+from baton.kvtransfer.sending_end import SendingEnd
+from baton.kvtransfer.thread import MAX_IDLE_S
+from baton.kvtransfer.transports.base import Blocks
+from baton.mixed_node.leg import MixedLeg
+from baton.node.first_steps import FirstSteps
+from baton.node.loop import EngineLoop
+from baton.node.metrics import StepCounters
+from baton.node.router_link import RouterLink
+from baton.node.router_links import RouterLinks
+from baton.prefill_node.leg import PrefillLeg
+from baton.wire import links
+from baton.wire.errors import Refused, RequestFailed
+from baton.wire.messages import NODE_TO_ROUTER, PREFILL, Heartbeat, Hello, NodeStatus
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackOpener, LoopbackReceiver, LoopbackSender
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT
 from tests.simulation.clock import VirtualClock
 from tests.simulation.engine import FINGERPRINT, MAX_NUM_SEQS, NUM_BLOCKS, Crash, SimRunner, make_core
 from tests.simulation.network import Context, Host
 from tests.simulation.programs import SETTINGS, Program, Surroundings, Thread
-from wire import links
-from wire.errors import Refused, RequestFailed
-from wire.messages import NODE_TO_ROUTER, PREFILL, Heartbeat, Hello, NodeStatus
-from wire.request_key import RequestKey
 
 LEASE_S = 5.0
 _BEAT_S = 1.0

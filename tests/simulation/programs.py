@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from router.control import ControlLink
-from router.nodes import NodeRegistry
-from router.policies import LeastLoaded
-from router.relay import Relay, RelaySettings
+from baton.router.nodes.control import ControlLink
+from baton.router.nodes.registry import NodeRegistry
+from baton.router.requests.relay import Relay, RelaySettings
+from baton.router.routing.policies import LeastLoaded
+from baton.wire import links
 from tests.kvtransfer.loopback import LoopbackNetwork
 from tests.simulation.clock import VirtualClock, VirtualLoop
 from tests.simulation.engine import FINGERPRINT
 from tests.simulation.network import Context, Host, Network
-from wire import links
 
 MODEL = "org/tiny"
 ROUTER_ADDRESSES = ("tcp://127.0.0.1:9000", "tcp://127.0.0.1:9001")

@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from kvtransfer.transports.base import Move
+from baton.kvtransfer.transports.base import Move
+from baton.wire.messages import BOTH, DECODE, PREFILL
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pools import BLOCK_BYTES
 from tests.simulation.engine import POISON
@@ -23,8 +25,6 @@ from tests.simulation.network import Host
 from tests.simulation.nodes import NodeProgram
 from tests.simulation.programs import Program, RouterProgram
 from tests.simulation.world import Client, World
-from wire.messages import BOTH, DECODE, PREFILL
-from wire.request_key import RequestKey
 
 _NODE_PAUSES_S = (0.1, 0.1, 0.1, 0.1, 0.5, 0.5, 0.5, 0.5, 2.8, 3.3, 6.0)
 """Heartbeats are missed for 3 s, and leases are of 5 s."""

@@ -8,14 +8,14 @@ from functools import partial
 
 import pytest
 
-from kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
+from baton.kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
+from baton.wire.messages import DECODE, NODE_TO_ROUTER, PREFILL, ROUTER_TO_NODE
+from baton.wire.request_key import owner_of_epoch
 from tests.simulation.engine import POISON
 from tests.simulation.frozen_router import AFTER_THAW_S, FrozenRouter
 from tests.simulation.nodes import LEASE_S, NodeProgram
 from tests.simulation.programs import RouterProgram
 from tests.simulation.world import Client, World
-from wire.messages import DECODE, NODE_TO_ROUTER, PREFILL, ROUTER_TO_NODE
-from wire.request_key import owner_of_epoch
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5)
 

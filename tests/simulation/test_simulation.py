@@ -15,10 +15,10 @@ from types import BuiltinFunctionType, FrameType, SimpleNamespace
 
 import pytest
 
-from kvtransfer.arrived import ArrivedBlocks
+from baton.kvtransfer.arrived import ArrivedBlocks
+from baton.wire import codec
 from tests.simulation.schedule import SEEDS_PER_WORLD, Schedule, run_seed, run_seeds
 from tests.simulation.world import Client, World
-from wire import codec
 
 
 def test_a_seed_happens_in_the_same_way_again() -> None:
@@ -40,9 +40,9 @@ _REAL: set[object] = {
     time.time_ns,
 }
 _REAL |= {time.process_time, time.thread_time, time.sleep, _thread.start_new_thread, os.urandom, select.poll}
-_STAMPS = {"program.clock", "prometheus_client.metrics", "logging"}
+_STAMPS = {"baton.runtime.clock", "prometheus_client.metrics", "logging"}
 """Figures for people, by which nothing is decided."""
-_SLICES = {"kvtransfer.receiving", "kvtransfer.arrived", "kvtransfer.pusher"}
+_SLICES = {"baton.kvtransfer.receiving", "baton.kvtransfer.arrived", "baton.kvtransfer.pusher"}
 """How long they go on for: without end in a simulation."""
 _TESTING = "hypothesis."
 """It times the garbage collector, wherever that begins."""

@@ -19,26 +19,26 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import kvtransfer.incoming
-import kvtransfer.pusher
-import kvtransfer.receiving
-from kvtransfer.messages import ProcessIdentity
-from router import inbox as inboxes
-from router import moving
-from router.flight import Flight
-from router.inbox import Inbox
-from router.legs import RelayRequest
-from router.relay import Relay
-from router.suspicion import MAX_SUSPICIOUS
+import baton.kvtransfer.incoming
+import baton.kvtransfer.pusher
+import baton.kvtransfer.receiving
+from baton.kvtransfer.messages import ProcessIdentity
+from baton.router.requests import inbox as inboxes
+from baton.router.requests import moving
+from baton.router.requests.flight import Flight
+from baton.router.requests.inbox import Inbox
+from baton.router.requests.legs import RelayRequest
+from baton.router.requests.relay import Relay
+from baton.router.routing.suspicion import MAX_SUSPICIOUS
+from baton.wire.errors import BatonError
+from baton.wire.messages import BOTH, DECODE, FINISH_LENGTH, PREFILL
+from baton.wire.sampling import DecodingParams
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, without_faults
 from tests.simulation.clock import VirtualClock
 from tests.simulation.engine import POISON, reference
 from tests.simulation.network import Host, Network
 from tests.simulation.nodes import NodeProgram
 from tests.simulation.programs import MODEL, NODE_WAIT_S, ROUTER_ADDRESSES, Program, RouterProgram, Surroundings
-from wire.errors import BatonError
-from wire.messages import BOTH, DECODE, FINISH_LENGTH, PREFILL
-from wire.sampling import DecodingParams
 
 END_BOUND_S = 25.0
 """After the last fault, every stream ends within this: a silent router is noticed after 10 s, a lease is 5 s, a node is
@@ -204,7 +204,7 @@ class World:
         self.timeline.append(f"{self.clock.now_s:9.3f} {text}")
 
     def is_gone(self, process: ProcessIdentity) -> bool:
-        """As `kvtransfer.process_identity.is_gone`."""
+        """As `baton.kvtransfer.process_identity.is_gone`."""
         return process in self.dead
 
     def disturbed(self, until_s: float, *, is_cause: bool = True, more_s: float = 0.0) -> None:
@@ -527,9 +527,9 @@ class World:
     def _patched(self) -> Iterator[None]:
         """Random numbers of the programs come from the schedule, and what would take real time takes none."""
         replaced: list[tuple[Any, str, object]] = [
-            (kvtransfer.incoming, "is_gone", self.is_gone),
-            (kvtransfer.receiving, "_SLICE_S", _NEVER_S),
-            (kvtransfer.pusher, "_SLICE_S", _NEVER_S),
+            (baton.kvtransfer.incoming, "is_gone", self.is_gone),
+            (baton.kvtransfer.receiving, "_SLICE_S", _NEVER_S),
+            (baton.kvtransfer.pusher, "_SLICE_S", _NEVER_S),
             (inboxes, "MAX_DUE", _INBOX_BOUND),
             (moving, "AHEAD_TOKENS", _AHEAD_TOKENS),
             (secrets, "token_bytes", self.chance.randbytes),

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from node.router_link import RouterLink
+from baton.node.router_link import RouterLink
+from baton.wire.messages import TokenEvent
 from tests.stations.ring import Ring, Station, handoff_key
-from wire.messages import TokenEvent
 
 
 def stamped(path: Path) -> Any:

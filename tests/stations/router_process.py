@@ -1,11 +1,11 @@
-"""A real router, `python -m router`, that stamps its tokens: `router_process.py STAMPS MODEL FLAG...`."""
+"""A real router, `python -m baton.router`, that stamps its tokens: `router_process.py STAMPS MODEL FLAG...`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from router.__main__ import main
+from baton.router.__main__ import main
 from tests.stations.router_stamps import stamped
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ from contextvars import ContextVar
 from pathlib import Path
 from unittest import mock
 
-from router.http.body_writer import BodyWriter
-from router.loop_lag import LoopLag
-from router.openai.answer import Answer, Piece
-from router.relay import Relay
+from baton.router.health.loop_lag import LoopLag
+from baton.router.http.openai.answer import Answer, Piece
+from baton.router.http.serving.body_writer import BodyWriter
+from baton.router.requests.relay import Relay
+from baton.wire.messages import Tokens
 from tests.stations.ring import Ring, Station, handoff_key, request_key
-from wire.messages import Tokens
 
 STANDS_S = 0.15
 _LOOK_S = 0.05

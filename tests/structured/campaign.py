@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from baton.wire.grammar import Grammar
 from tests.checkpoints import make_checkpoint
 from tests.structured import relay_answers
 from tests.structured.engine_answers import MAX_TOKENS, EngineAnswers
 from tests.structured.schemas import Schemas
 from tests.structured.validator import errors_of
-from wire.grammar import Grammar
 
 _TEMPERATURES = (0.0, 1.5)
 _BATCH = 50

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.build import build_engine
-from engine.core import EngineCore
-from engine.runner.kv_memory import allocate_private
-from engine.settings import EngineSettings
-from engine.structured.vocabulary import Vocabulary
-from engine.text.tokenizer import Tokenizer
+from baton.engine.build import build_engine
+from baton.engine.core import EngineCore
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.settings import EngineSettings
+from baton.engine.structured.vocabulary import Vocabulary
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.errors import InvalidRequest
+from baton.wire.grammar import Grammar
+from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of
-from wire.errors import InvalidRequest
-from wire.grammar import Grammar
-from wire.sampling import DecodingParams
 
 MAX_TOKENS = 160
 _NUM_SHARED = 48

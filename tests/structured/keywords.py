@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.structured.vocabulary import Vocabulary
-from engine.text.tokenizer import Tokenizer
+from baton.engine.structured.vocabulary import Vocabulary
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.errors import InvalidRequest
+from baton.wire.grammar import Grammar
 from tests.checkpoints import make_checkpoint
 from tests.structured.engine_answers import EngineAnswers
 from tests.structured.validator import errors_of
-from wire.errors import InvalidRequest
-from wire.grammar import Grammar
 
 _TEMPERATURES = (0.0, 1.5, 1.5)
 

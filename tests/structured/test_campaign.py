@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from baton.wire.grammar import Grammar
 from tests.checkpoints import make_checkpoint
 from tests.structured.engine_answers import MAX_TOKENS, EngineAnswers
 from tests.structured.schemas import Schemas, obeys
-from wire.grammar import Grammar
 
 NUM_SCHEMAS = 24
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import psutil
 
-from demo.location import checkpoint_path
-from launch import drain, restart
-from launch.api_client import ApiClient
+from baton.demo.location import checkpoint_path
+from baton.launch import drain, restart
+from baton.launch.api_client import ApiClient
 from tests.cluster.load import MODEL, Load, known_answers
 from tests.system.harness import Metrics, wait_until
 from tests.system.serve import Serve, serving

@@ -267,7 +267,7 @@ class Relay:
     def start_router(self, *flags: str) -> None:
         """Start the router and wait for it."""
         self.num_started += 1
-        command = ["-m", "router", str(self.model), "--served-model-name", MODEL_NAME]
+        command = ["-m", "baton.router", str(self.model), "--served-model-name", MODEL_NAME]
         command += [*self.router_flags, *flags]
         self._router = Program(f"router-{self.num_started}", command, self.folder, forked)
         self._router.wait_ready()
@@ -280,7 +280,7 @@ class Relay:
     def launch(self, role: str, *flags: str, model: Path | None = None, script: Sequence[str] = ()) -> Node:
         """Start a node (of another checkpoint, or a script in its place) without waiting; it is not yet in `nodes`."""
         self.num_started += 1
-        program = list(script) or ["-m", f"{role}_node"]
+        program = list(script) or ["-m", f"baton.{role}_node"]
         name = f"{role}-{self.num_started}"
         command = [*program, str(model or self.model), "--router", self.router.ready["control_address"]]
         return Node(role, name, [*command, "--num-threads", "1", "--node-id", name, *flags], self.folder)

@@ -25,7 +25,7 @@ from typing import Any
 
 from PIL import Image
 
-from engine.models.vision.facts import PixtralFacts
+from baton.engine.models.vision.facts import PixtralFacts
 from tests.engine.models.image_files import picture
 from tests.engine.models.seeing import SEEING_FAMILIES, Seeing, make_seeing
 from tests.system.harness import MODEL_NAME, Relay, start_relay

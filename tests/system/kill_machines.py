@@ -32,15 +32,15 @@ from typing import IO
 import psutil
 import zmq
 
-from engine.executor.leading import LEAST_S
-from rank_node.link import SILENCE_S
+from baton.engine.executor.leading import LEAST_S
+from baton.ranks.link import SILENCE_S
+from baton.wire.keys import KeyFile
 from tests.checkpoints import make_checkpoint
 from tests.free_port import free_port
 from tests.system.harness import Node, Process, Relay, wait_until
 from tests.system.parallel_grid import say
 from tests.system.reference import Reference, make_prompt
 from tests.system.spread import END_S, Machine
-from wire.keys import KeyFile
 
 _DRIVER_IP, _MACHINE_IP = "10.87.0.1", "10.87.0.2"
 _NUM_STREAMS, _NUM_TOKENS = 8, 48

@@ -31,19 +31,19 @@ from typing import Protocol
 
 import torch
 
-from engine.models.checkpoint import choose_kv_dtype
-from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder
-from engine.models.facts import load_facts
-from engine.models.ops.torch_ops import TorchOps
-from engine.settings import OWN, SHARED
+from baton.engine.models.checkpoint import choose_kv_dtype
+from baton.engine.models.config import ModelConfig
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.facts import load_facts
+from baton.engine.models.ops.torch_ops import TorchOps
+from baton.engine.settings import OWN, SHARED
+from baton.wire.kv_share import KvDivision, own_layout
+from baton.wire.layout import DTYPE_BYTES, STATE, KvLayout
 from tests.checkpoints import make_checkpoint, write_tokenizer
 from tests.engine.models.families import COMMON, make_model
 from tests.system.harness import BLOCK_SIZE, Answer, Relay, start_relay
 from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
 from tests.system.spread import machines
-from wire.kv_share import KvDivision, own_layout
-from wire.layout import DTYPE_BYTES, STATE, KvLayout
 
 SIZES = ("1", "2", "4", "1x2", "2x2")
 TRANSPORTS = ("shm", "zmq", "nixl")

@@ -39,8 +39,14 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
 ROOT = Path(__file__).resolve().parents[2]
-NODE_MODULES = ("node.process", "prefill_node.node", "decode_node.node")
-ROUTER_MODULES = ("router.app", "router.control", "router.relay", "router.served_model", "router.http.server")
+NODE_MODULES = ("baton.node.process", "baton.prefill_node.node", "baton.decode_node.node")
+ROUTER_MODULES = (
+    "baton.router.app",
+    "baton.router.nodes.control",
+    "baton.router.requests.relay",
+    "baton.router.http.served_model",
+    "baton.router.http.serving.server",
+)
 """Those that bring in nearly all that a node, or a router, imports."""
 _SHARED = "BATON_TEST_PREPARED"
 """The environment's name for the address of the process that forks for a whole run."""

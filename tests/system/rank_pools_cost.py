@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from demo.location import checkpoint_path
-from engine.settings import OWN, SHARED
+from baton.demo.location import checkpoint_path
+from baton.engine.settings import OWN, SHARED
 from tests.system.harness import Relay, start_relay
 from tests.system.parallel_grid import TRANSPORTS, ranks_of, say
 from tests.system.reference import make_prompt

@@ -36,7 +36,7 @@ class Serve(Program):
     def life_of_router(self) -> psutil.Process:
         """The process of the router that serves."""
         children = psutil.Process(self.process.pid).children()
-        (life,) = next(child for child in children if _runs(child, "router")).children()
+        (life,) = next(child for child in children if _runs(child, "baton.router")).children()
         return life
 
     def note_footprint(self) -> list[psutil.Process]:

@@ -16,15 +16,15 @@ from unittest import mock
 
 import torch
 
-from engine.attention.base import LayerStored
-from engine.runner.base import RunningStep
-from engine.runner.model_runner import ModelRunner
-from engine.scheduler.request import Step
-from kvtransfer.messages import PeerHello
-from kvtransfer.transports.base import Move, Sender
-from kvtransfer.transports.registry import SenderFactory
-from prefill_node.__main__ import main
-from wire.request_key import OWNER_BYTES, RequestKey
+from baton.engine.attention.base import LayerStored
+from baton.engine.runner.base import RunningStep
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.scheduler.request import Step
+from baton.kvtransfer.messages import PeerHello
+from baton.kvtransfer.transports.base import Move, Sender
+from baton.kvtransfer.transports.registry import SenderFactory
+from baton.prefill_node.__main__ import main
+from baton.wire.request_key import OWNER_BYTES, RequestKey
 
 NUM_STEPS, NUM_PUSHES, PUSH_S = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 NO_MORE = "there will be no more\n"
@@ -106,7 +106,7 @@ def launch_some(runner: ModelRunner, step: Step, layer_stored: LayerStored | Non
 
 
 if __name__ == "__main__":
-    full_senders = mock.patch("rank_node.driver.SenderFactory", FullSenderFactory)
+    full_senders = mock.patch("baton.ranks.driver.SenderFactory", FullSenderFactory)
     few_steps = mock.patch.object(ModelRunner, "launch", launch_some)
     with full_senders, few_steps:
         sys.exit(main(sys.argv[4:]))

@@ -24,7 +24,7 @@ class Machine:
     def __init__(
         self, name: str, model: Path, folder: Path, driver: str, host: str, *flags: str, start: Starter = started
     ) -> None:
-        command = ["-m", "rank_node.command", str(model), "--driver", driver, "--host", host, "--num-threads", "1"]
+        command = ["-m", "baton.ranks.command", str(model), "--driver", driver, "--host", host, "--num-threads", "1"]
         self.program = Program(name, [*command, *flags], folder, start)
         self.program.wait_ready()
 

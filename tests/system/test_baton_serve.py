@@ -69,10 +69,10 @@ def agent_of_the_readme(serve: Serve) -> str:
 def test_serve_answers_restarts_a_killed_node_and_leaves_nothing(serve: Serve) -> None:
     assert chat(serve, "Hello!").strip()
     assert re.fullmatch(r"It is \d\d:\d\d\.\n", agent_of_the_readme(serve))
-    victim = serve.child("decode_node")
+    victim = serve.child("baton.decode_node")
     os.kill(victim.pid, signal.SIGKILL)
     wait_until(lambda: "is ready again" in serve.err, "the decode node is ready again", START_TIMEOUT_S)
-    assert serve.child("decode_node").pid != victim.pid
+    assert serve.child("baton.decode_node").pid != victim.pid
     assert chat(serve, "What is the capital of France?").strip()
     before = stream(serve, 20)
     serve.life_of_router().kill()

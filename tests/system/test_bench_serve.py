@@ -8,7 +8,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from demo.location import DEMO_MODEL_NAME, checkpoint_path
+from baton.demo.location import DEMO_MODEL_NAME, checkpoint_path
 from tests.system.conftest import running
 from tests.system.harness import ROOT, Relay, start_relay
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.build import build_engine
-from engine.runner.kv_memory import ByteArray
-from engine.settings import EngineSettings
+from baton.engine.build import build_engine
+from baton.engine.runner.kv_memory import ByteArray
+from baton.engine.settings import EngineSettings
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of
 from tests.system.conftest import Checkpoints
 from tests.system.reference import Reference, make_prompt
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 NOT_A_NUMBER_BYTE = 0xFF
 

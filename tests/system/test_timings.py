@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bench.breakdown import TTST_PARTS, breakdown_of
-from bench.client.outcome import Outcome
-from demo.location import checkpoint_path
-from program.clock import host_clock
+from baton.bench.breakdown import TTST_PARTS, breakdown_of
+from baton.bench.client.outcome import Outcome
+from baton.demo.location import checkpoint_path
+from baton.runtime.clock import host_clock
 from tests.system.conftest import running
 from tests.system.harness import REQUEST_TIMEOUT_S, Relay, start_relay
 

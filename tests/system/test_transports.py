@@ -21,7 +21,7 @@ import openai
 import psutil
 import pytest
 
-from engine.models.quantization.while_loading import AUTO
+from baton.engine.models.quantization.while_loading import AUTO
 from tests.engine.models.quantization.answers import dequantized
 from tests.system.conftest import Checkpoints
 from tests.system.harness import BLOCK_SIZE, MODEL_NAME, START_TIMEOUT_S, Relay, start_relay, wait_until
@@ -29,7 +29,7 @@ from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_
 
 _LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 10)
 _NUM_TOKENS = 16
-_AGENT = "kvtransfer.transports.nixl.agent"
+_AGENT = "baton.kvtransfer.transports.nixl.agent"
 _RANKS, _STAGES = ("--tensor-parallel-size", "2"), ("--pipeline-parallel-size", "2")
 _RELAYS = (
     ("shm", "cpu", "llama", "int8", (), ()),

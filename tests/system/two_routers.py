@@ -100,7 +100,7 @@ class Trial:
     def second_router(self) -> psutil.Process:
         """The process that forks its lives. It was started after the first router's, which is never hurt."""
         children = psutil.Process(self.serve.process.pid).children()
-        return max((each for each in children if "router" in each.cmdline()), key=psutil.Process.create_time)
+        return max((each for each in children if "baton.router" in each.cmdline()), key=psutil.Process.create_time)
 
     def num_running(self) -> int:
         """Requests in the batches of all nodes."""

@@ -14,11 +14,11 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvtransfer.messages import RECEIVER_TO_SENDER, HandoffName, Renew, Resend
+from baton.kvtransfer.messages import RECEIVER_TO_SENDER, HandoffName, Renew, Resend
+from baton.wire.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Codec
+from baton.wire.errors import InvalidMessage, Refused
+from baton.wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Ping, TokenLogprobs, Tokens, Welcome
 from tests.wire.wire_samples import EVENT, SAMPLES, record
-from wire.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Codec
-from wire.errors import InvalidMessage, Refused
-from wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Ping, TokenLogprobs, Tokens, Welcome
 
 HEADER = struct.Struct("<2sHIQ")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from baton.wire.errors import InvalidMessage
+from baton.wire.images import MAX_PIXEL_BYTES, PromptImage, digest_of, require_in_order
 from tests.wire.wire_samples import IMAGE
-from wire.errors import InvalidMessage
-from wire.images import MAX_PIXEL_BYTES, PromptImage, digest_of, require_in_order
 
 
 @pytest.mark.parametrize(

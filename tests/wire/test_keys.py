@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import zmq
 
-from launch.key import retire, role_file, rotate, write_key, write_role_keys
-from program.process import start_authenticator
-from wire import links
-from wire.errors import InvalidSetting
-from wire.keys import ADMITTED, ROLES, ROUTER, KeyFile, KeyRing
-from wire.links import LinkSettings
-from wire.messages import DECODE, PREFILL
+from baton.launch.key import retire, role_file, rotate, write_key, write_role_keys
+from baton.runtime.process import start_authenticator
+from baton.wire import links
+from baton.wire.errors import InvalidSetting
+from baton.wire.keys import ADMITTED, ROLES, ROUTER, KeyFile, KeyRing
+from baton.wire.links import LinkSettings
+from baton.wire.messages import DECODE, PREFILL
 
 Context = zmq.Context[zmq.Socket[bytes]]
 _SOON_MS, _NEVER_MS = 5_000, 300

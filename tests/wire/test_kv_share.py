@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from wire.errors import InvalidSetting
-from wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
-from wire.layout import STATE, KvLayout, LayerKv
+from baton.wire.errors import InvalidSetting
+from baton.wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
+from baton.wire.layout import STATE, KvLayout, LayerKv
 
 _DIVISIONS = [KvDivision(num_ranks, num_stages) for num_ranks in (1, 2, 4, 8) for num_stages in (1, 2, 3)]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from wire.errors import InvalidSetting, Refused
-from wire.layout import FP8_E4M3, LATENT, STATE, KvGroup, KvLayout, LayerKv
+from baton.wire.errors import InvalidSetting, Refused
+from baton.wire.layout import FP8_E4M3, LATENT, STATE, KvGroup, KvLayout, LayerKv
 
 FULL, SLIDING = LayerKv(num_kv_heads=8, head_dim=128), LayerKv(num_kv_heads=4, head_dim=64, window=512)
 LAYOUT = KvLayout.of_layers("bfloat16", 16, [FULL] * 24)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from program.process import start_authenticator
-from wire import links
-from wire.errors import InvalidSetting
-from wire.keys import ClusterKey
-from wire.links import LinkSettings
+from baton.runtime.process import start_authenticator
+from baton.wire import links
+from baton.wire.errors import InvalidSetting
+from baton.wire.keys import ClusterKey
+from baton.wire.links import LinkSettings
 
 Context = zmq.Context[zmq.Socket[bytes]]
 Guarded = tuple[zmq.Socket[bytes], str, ClusterKey]

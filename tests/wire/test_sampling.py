@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from wire.errors import InvalidRequest
-from wire.grammar import Grammar
-from wire.sampling import DecodingParams, SamplingParams
+from baton.wire.errors import InvalidRequest
+from baton.wire.grammar import Grammar
+from baton.wire.sampling import DecodingParams, SamplingParams
 
 ALLOWED: list[tuple[str, list[Any]]] = [
     ("temperature", [0, 0.0, 2.0, 5e-324]),

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import wire.session
-from wire.images import PromptImage, digest_of
-from wire.messages import ROUTER_TO_NODE, Cancel, Prefill
-from wire.sampling import DecodingParams
-from wire.session import Session, number_of
+import baton.wire.session
+from baton.wire.images import PromptImage, digest_of
+from baton.wire.messages import ROUTER_TO_NODE, Cancel, Prefill
+from baton.wire.sampling import DecodingParams
+from baton.wire.session import Session, number_of
 
 NUMBER = 2**33
 
@@ -95,7 +95,7 @@ def test_too_much_without_an_acknowledgement_is_noticed(
     ends: tuple[Session, Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, _ = ends
-    monkeypatch.setattr(wire.session, "MAX_UNACKNOWLEDGED_BYTES", 150)
+    monkeypatch.setattr(baton.wire.session, "MAX_UNACKNOWLEDGED_BYTES", 150)
     sent(here, 1, 2)
     assert not here.is_overfull
     sent(here, 3, 4)
@@ -117,11 +117,11 @@ def test_pixels_do_not_fill_a_session_and_are_kept_once(
     asked = [with_image(num_rows) for num_rows in (1, 2, 100)]
     frames = [here.frames(message) for message in asked]
     num_other_bytes = sum(len(each[1]) for each in frames) - 600 * (1 + 2 + 100)
-    monkeypatch.setattr(wire.session, "MAX_UNACKNOWLEDGED_BYTES", num_other_bytes)
+    monkeypatch.setattr(baton.wire.session, "MAX_UNACKNOWLEDGED_BYTES", num_other_bytes)
     assert not here.is_overfull
     assert again(here, 1) == frames
     # the rest of such messages fills it like any other
-    monkeypatch.setattr(wire.session, "MAX_UNACKNOWLEDGED_BYTES", num_other_bytes - 1)
+    monkeypatch.setattr(baton.wire.session, "MAX_UNACKNOWLEDGED_BYTES", num_other_bytes - 1)
     assert here.is_overfull
     here.acknowledge(NUMBER + 2)
     assert not here.is_overfull

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from kvtransfer.messages import (
+from baton.kvtransfer.messages import (
     RECEIVER_TO_SENDER,
     SENDER_TO_RECEIVER,
     Commit,
@@ -27,11 +27,11 @@ from kvtransfer.messages import (
     Revoke,
     Revoked,
 )
-from wire.codec import Bounds, Codec, Length, Packed
-from wire.grammar import Grammar
-from wire.images import PromptImage, digest_of
-from wire.layout import DTYPE_BYTES, KvLayout, LayerKv
-from wire.messages import (
+from baton.wire.codec import Bounds, Codec, Length, Packed
+from baton.wire.grammar import Grammar
+from baton.wire.images import PromptImage, digest_of
+from baton.wire.layout import DTYPE_BYTES, KvLayout, LayerKv
+from baton.wire.messages import (
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,
     CacheEvents,
@@ -57,8 +57,8 @@ from wire.messages import (
     Tokens,
     Welcome,
 )
-from wire.prompt_logprobs import row_bytes
-from wire.sampling import DecodingParams
+from baton.wire.prompt_logprobs import row_bytes
+from baton.wire.sampling import DecodingParams
 
 LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(4, 64), LayerKv(4, 64, window=128)])
 STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25, 6)

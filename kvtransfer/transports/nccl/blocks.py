@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kvtransfer.runs import coalesce
-from kvtransfer.transports.base import Blocks
+from baton.kvtransfer.runs import coalesce
+from baton.kvtransfer.transports.base import Blocks
 
 PIECE_BYTES = 4 * 2**20
 DEVICE_PIECE_BYTES = 16 * 2**20

@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from device.cuda_context import gpu_identity
-from wire.errors import InvalidSetting, TransferFailed
+from baton.device.cuda_context import gpu_identity
+from baton.wire.errors import InvalidSetting, TransferFailed
 
 RECEIVER_RANK, SENDER_RANK = 0, 1
 _MAX_ENTRIES = 64

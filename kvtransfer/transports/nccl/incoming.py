@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
-from device.choose import open_stream
-from device.stream import bind_thread
-from kvtransfer.transports.nccl import line
-from kvtransfer.transports.nccl.blocks import NUM_SLOTS, open_slots
-from kvtransfer.transports.nccl.group import RECEIVER_RANK, SENDER_RANK, PairStore, finish, form_group, give_up
-from kvtransfer.transports.nccl.line import Ended, FromPair, Landed, Line, News, Stopped, begin_thread, reason_of
-from kvtransfer.transports.nccl.wire import BlockBatch, StoreEntry
+from baton.device.choose import open_stream
+from baton.device.stream import bind_thread
+from baton.kvtransfer.transports.nccl import line
+from baton.kvtransfer.transports.nccl.blocks import NUM_SLOTS, open_slots
+from baton.kvtransfer.transports.nccl.group import RECEIVER_RANK, SENDER_RANK, PairStore, finish, form_group, give_up
+from baton.kvtransfer.transports.nccl.line import Ended, FromPair, Landed, Line, News, Stopped, begin_thread, reason_of
+from baton.kvtransfer.transports.nccl.wire import BlockBatch, StoreEntry
 
 
 class IncomingPair:

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from kvtransfer.mailbox import Mailbox
-from kvtransfer.transports.nccl.wire import BlockBatch, StoreEntry
+from baton.kvtransfer.mailbox import Mailbox
+from baton.kvtransfer.transports.nccl.wire import BlockBatch, StoreEntry
 
 FORM_S = 10.0
 STALL_S = 5.0

@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from device.choose import open_stream
-from device.stream import Stream, bind_thread
-from kvtransfer.transports.nccl import line
-from kvtransfer.transports.nccl.blocks import NUM_SLOTS, gather, open_slots
-from kvtransfer.transports.nccl.group import RECEIVER_RANK, SENDER_RANK, PairStore, finish, form_group, give_up
-from kvtransfer.transports.nccl.line import (
+from baton.device.choose import open_stream
+from baton.device.stream import Stream, bind_thread
+from baton.kvtransfer.transports.nccl import line
+from baton.kvtransfer.transports.nccl.blocks import NUM_SLOTS, gather, open_slots
+from baton.kvtransfer.transports.nccl.group import RECEIVER_RANK, SENDER_RANK, PairStore, finish, form_group, give_up
+from baton.kvtransfer.transports.nccl.line import (
     Ended,
     FromPair,
     Line,
@@ -36,8 +36,8 @@ from kvtransfer.transports.nccl.line import (
     begin_thread,
     reason_of,
 )
-from kvtransfer.transports.nccl.wire import PairAlive, StoreEntry
-from wire.request_key import RequestKey
+from baton.kvtransfer.transports.nccl.wire import PairAlive, StoreEntry
+from baton.wire.request_key import RequestKey
 
 
 @dataclass(frozen=True, slots=True)

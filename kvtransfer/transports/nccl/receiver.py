@@ -17,14 +17,14 @@ from typing import Any
 import torch
 import zmq
 
-from device.choose import open_stream
-from kvtransfer.mailbox import Mailbox
-from kvtransfer.transports.base import Blocks
-from kvtransfer.transports.nccl.blocks import max_piece_blocks, pool_tensor, scatter
-from kvtransfer.transports.nccl.group import backend_of
-from kvtransfer.transports.nccl.incoming import IncomingPair
-from kvtransfer.transports.nccl.line import Ended, FromPair, Landed, News
-from kvtransfer.transports.nccl.wire import (
+from baton.device.choose import open_stream
+from baton.kvtransfer.mailbox import Mailbox
+from baton.kvtransfer.transports.base import Blocks
+from baton.kvtransfer.transports.nccl.blocks import max_piece_blocks, pool_tensor, scatter
+from baton.kvtransfer.transports.nccl.group import backend_of
+from baton.kvtransfer.transports.nccl.incoming import IncomingPair
+from baton.kvtransfer.transports.nccl.line import Ended, FromPair, Landed, News
+from baton.kvtransfer.transports.nccl.wire import (
     MAX_FRAME_BYTES,
     NAME,
     TO_RECEIVER,
@@ -33,9 +33,9 @@ from kvtransfer.transports.nccl.wire import (
     PairEnd,
     PairHello,
 )
-from kvtransfer.transports.zmq_sockets import ListeningReceiver
-from wire import links
-from wire.errors import BatonError, InvalidSetting
+from baton.kvtransfer.transports.zmq_sockets import ListeningReceiver
+from baton.wire import links
+from baton.wire.errors import BatonError, InvalidSetting
 
 _MAX_PAIRS = 64
 _MAX_WAITING = 1_024

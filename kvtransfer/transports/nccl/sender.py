@@ -14,19 +14,26 @@ from urllib.parse import urlsplit
 import torch
 import zmq
 
-from kvtransfer.mailbox import Mailbox
-from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
-from kvtransfer.runs import grant_pieces
-from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.nccl.blocks import max_piece_blocks, piece_bytes, pool_tensor
-from kvtransfer.transports.nccl.group import backend_of
-from kvtransfer.transports.nccl.line import Ended, News, Sent, Standing
-from kvtransfer.transports.nccl.outgoing import OutgoingPair, Piece
-from kvtransfer.transports.nccl.wire import MAX_FRAME_BYTES, TO_RECEIVER, TO_SENDER, BlockBatch, PairEnd, PairHello
-from kvtransfer.transports.zmq_sockets import dial
-from wire import links
-from wire.errors import BatonError, TransferFailed
-from wire.request_key import RequestKey
+from baton.kvtransfer.mailbox import Mailbox
+from baton.kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
+from baton.kvtransfer.runs import grant_pieces
+from baton.kvtransfer.transports.base import Blocks, Move
+from baton.kvtransfer.transports.nccl.blocks import max_piece_blocks, piece_bytes, pool_tensor
+from baton.kvtransfer.transports.nccl.group import backend_of
+from baton.kvtransfer.transports.nccl.line import Ended, News, Sent, Standing
+from baton.kvtransfer.transports.nccl.outgoing import OutgoingPair, Piece
+from baton.kvtransfer.transports.nccl.wire import (
+    MAX_FRAME_BYTES,
+    TO_RECEIVER,
+    TO_SENDER,
+    BlockBatch,
+    PairEnd,
+    PairHello,
+)
+from baton.kvtransfer.transports.zmq_sockets import dial
+from baton.wire import links
+from baton.wire.errors import BatonError, TransferFailed
+from baton.wire.request_key import RequestKey
 
 _MAX_UNSENT = 8
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from kvtransfer.messages import HandoffName
-from wire.codec import BlockIds, Bounds, Codec, Length, U64s
+from baton.kvtransfer.messages import HandoffName
+from baton.wire.codec import BlockIds, Bounds, Codec, Length, U64s
 
 NAME = "nccl"
 MAX_FRAME_BYTES = 2**17

@@ -1,5 +1,5 @@
-"""The agent: the one place that runs nixl. A process of its own (`python -m kvtransfer.transports.nixl.agent`, started
-by `process`) for pools in host memory, a thread of the node (`thread`) for pools on a GPU.
+"""The agent: the one place that runs nixl. A process of its own (`python -m baton.kvtransfer.transports.nixl.agent`,
+started by `process`) for pools in host memory, a thread of the node (`thread`) for pools on a GPU.
 
 Owns the nixl agent of one node and direction, the registration of the node's pool, and every write in flight. Knows no
 handoffs: notices pass through as bytes.
@@ -11,8 +11,8 @@ A write that has begun cannot be undone: releasing it does not stop the bytes. I
 connection, or with the agent. A process may be killed at any time: that is what it is for. A thread is asked to stop,
 then tears the agent down (`Agent.close`) in milliseconds; one that does not return proves nothing.
 
-The process inherits the pool, a shared segment, by descriptor, and ends with its parent (`program.child`). Standard
-output is not used: what libraries print goes to standard error, which the node reads.
+The process inherits the pool, a shared segment, by descriptor, and ends with its parent (`baton.runtime.child`).
+Standard output is not used: what libraries print goes to standard error, which the node reads.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from typing import Any
 
 import numpy as np
 
-from kvtransfer.process_identity import this_process
-from kvtransfer.transports.nixl.memory import DRAM, VRAM, Region
-from kvtransfer.transports.nixl.naming import Naming, fresh_name
-from kvtransfer.transports.nixl.wire import (
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.transports.nixl.memory import DRAM, VRAM, Region
+from baton.kvtransfer.transports.nixl.naming import Naming, fresh_name
+from baton.kvtransfer.transports.nixl.wire import (
     COMMANDS,
     MAX_METADATA_BYTES,
     MAX_NOTICE_BYTES,
@@ -54,7 +54,7 @@ from kvtransfer.transports.nixl.wire import (
     Write,
     WriteEnded,
 )
-from kvtransfer.transports.nixl.writes import Runs, WholeBlocks
+from baton.kvtransfer.transports.nixl.writes import Runs, WholeBlocks
 
 _PR_SET_TIMERSLACK = 29
 _MADV_POPULATE_WRITE = 23

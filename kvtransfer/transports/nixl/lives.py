@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from kvtransfer.transports.nixl.wire import Ready
-from wire.errors import InvalidSetting
+from baton.kvtransfer.transports.nixl.wire import Ready
+from baton.wire.errors import InvalidSetting
 
 _MAX_CRASHES = 5
 _CRASH_PERIOD_S = 60.0

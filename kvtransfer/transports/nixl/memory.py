@@ -1,8 +1,8 @@
 """The memory of a pool as nixl knows it: addresses, the kind of memory, and on a GPU which one.
 
 Owns the description and what a thread needs to do for memory of that kind before it works on it and after it has
-stopped. Knows neither nixl nor torch: what CUDA has to be asked is in `device.cuda_context`, imported for memory of a
-GPU only.
+stopped. Knows neither nixl nor torch: what CUDA has to be asked is in `baton.device.cuda_context`, imported for memory
+of a GPU only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wire.errors import InvalidSetting
+from baton.wire.errors import InvalidSetting
 
 DRAM, VRAM = "DRAM", "VRAM"
 """Kinds of memory, by nixl's names: of the host, of a GPU."""
@@ -61,7 +61,7 @@ class Region:
         UCX would register it all the same, and carry every block through the host.
         """
         if self.kind == VRAM:
-            from device import cuda_context
+            from baton.device import cuda_context
 
             if not cuda_context.is_in_one_allocation(self.base_address, self.device_index):
                 raise InvalidSetting(
@@ -72,7 +72,7 @@ class Region:
     def enter(self) -> None:
         """Make the calling thread one that may work on this memory: on a GPU, bind it to the device's context."""
         if self.kind == VRAM:
-            from device import cuda_context
+            from baton.device import cuda_context
 
             cuda_context.bind_context(self.device_index)
 
@@ -82,7 +82,7 @@ class Region:
         On a GPU a library's copies are in flight after its calls have returned, and go on when it is torn down.
         """
         if self.kind == VRAM:
-            from device import cuda_context
+            from baton.device import cuda_context
 
             cuda_context.synchronize(self.device_index)
 

@@ -8,7 +8,7 @@ background: `poll` starts it and reports its `Ready`, unless it crashes too ofte
 
 A life has ended when its process was reaped: from then on it reads and writes nothing. `num_lives_ended` counts them.
 
-The kernel kills the process when the *thread* that started it ends (see `program.child`), so both the thread that
+The kernel kills the process when the *thread* that started it ends (see `baton.runtime.child`), so both the thread that
 constructs this and the one that polls have to live as long as the node.
 """
 
@@ -22,17 +22,17 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from kvtransfer.transports.nixl.lives import Crashes, require_nixl
-from kvtransfer.transports.nixl.ucx import ucx_environment
-from kvtransfer.transports.nixl.wire import COMMANDS, REPORTS, Channel, Ready
-from program.child import PIPE, Child, describe_end
-from wire.errors import InvalidSetting
+from baton.kvtransfer.transports.nixl.lives import Crashes, require_nixl
+from baton.kvtransfer.transports.nixl.ucx import ucx_environment
+from baton.kvtransfer.transports.nixl.wire import COMMANDS, REPORTS, Channel, Ready
+from baton.runtime.child import PIPE, Child, describe_end
+from baton.wire.errors import InvalidSetting
 
 _FIRST_START_S = 30.0
 _REAP_S = 1.0
 _RETRY_S = 1.0
 _MAX_TAIL_BYTES = 4096
-_MODULE = "kvtransfer.transports.nixl.agent"
+_MODULE = "baton.kvtransfer.transports.nixl.agent"
 _log = logging.getLogger(__name__)
 
 

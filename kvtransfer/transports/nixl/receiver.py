@@ -9,16 +9,16 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from kvtransfer.messages import Endpoint, ProcessIdentity
-from kvtransfer.transports.announced import AnnouncedBlocks, Look
-from kvtransfer.transports.base import BlocksArrived
-from kvtransfer.transports.inlets import Inlets
-from kvtransfer.transports.nixl.lives import RunningAgent
-from kvtransfer.transports.nixl.ucx import may_use_cuda_ipc
-from kvtransfer.transports.nixl.wire import DETAILS, NAME, NOTICES, Landed, Notices, Ready, Watch
-from kvtransfer.write_proof import WriteProof
-from wire.errors import BatonError
-from wire.request_key import RequestKey
+from baton.kvtransfer.messages import Endpoint, ProcessIdentity
+from baton.kvtransfer.transports.announced import AnnouncedBlocks, Look
+from baton.kvtransfer.transports.base import BlocksArrived
+from baton.kvtransfer.transports.inlets import Inlets
+from baton.kvtransfer.transports.nixl.lives import RunningAgent
+from baton.kvtransfer.transports.nixl.ucx import may_use_cuda_ipc
+from baton.kvtransfer.transports.nixl.wire import DETAILS, NAME, NOTICES, Landed, Notices, Ready, Watch
+from baton.kvtransfer.write_proof import WriteProof
+from baton.wire.errors import BatonError
+from baton.wire.request_key import RequestKey
 
 
 class NixlReceiver:

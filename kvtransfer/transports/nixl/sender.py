@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
-from kvtransfer.transports.base import Move, Starting
-from kvtransfer.transports.nixl.lives import RunningAgent
-from kvtransfer.transports.nixl.wire import (
+from baton.kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
+from baton.kvtransfer.transports.base import Move, Starting
+from baton.kvtransfer.transports.nixl.lives import RunningAgent
+from baton.kvtransfer.transports.nixl.wire import (
     DETAILS,
     NOTICES,
     Connect,
@@ -30,9 +30,9 @@ from kvtransfer.transports.nixl.wire import (
     Write,
     WriteEnded,
 )
-from wire.errors import BatonError, TransferFailed
-from wire.kv_share import KvShare
-from wire.request_key import RequestKey
+from baton.wire.errors import BatonError, TransferFailed
+from baton.wire.kv_share import KvShare
+from baton.wire.request_key import RequestKey
 
 _PIECE_BYTES = 2**24
 _MAX_UNDER_WAY_BYTES = 2**28

@@ -31,12 +31,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from kvtransfer.transports.nixl.agent import BESIDE_ENGINE, Agent
-from kvtransfer.transports.nixl.lives import Crashes, require_nixl
-from kvtransfer.transports.nixl.memory import VRAM, Region, region_of
-from kvtransfer.transports.nixl.ucx import may_use_cuda_ipc, node_environment
-from kvtransfer.transports.nixl.wire import COMMANDS, REPORTS, Channel, Ready
-from wire.errors import InvalidSetting, TransferFailed
+from baton.kvtransfer.transports.nixl.agent import BESIDE_ENGINE, Agent
+from baton.kvtransfer.transports.nixl.lives import Crashes, require_nixl
+from baton.kvtransfer.transports.nixl.memory import VRAM, Region, region_of
+from baton.kvtransfer.transports.nixl.ucx import may_use_cuda_ipc, node_environment
+from baton.kvtransfer.transports.nixl.wire import COMMANDS, REPORTS, Channel, Ready
+from baton.wire.errors import InvalidSetting, TransferFailed
 
 END_S = 5.0
 """How long a teardown may take. A good one takes milliseconds, and waits for what the GPU has been given."""

@@ -17,10 +17,10 @@ import struct
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from kvtransfer.messages import HandoffName, ProcessIdentity
-from wire.codec import MAX_MESSAGE_BYTES, U32, U64, BlockIds, Bounds, Codec, Length, U64s
-from wire.errors import BatonError
-from wire.kv_share import KvShare
+from baton.kvtransfer.messages import HandoffName, ProcessIdentity
+from baton.wire.codec import MAX_MESSAGE_BYTES, U32, U64, BlockIds, Bounds, Codec, Length, U64s
+from baton.wire.errors import BatonError
+from baton.wire.kv_share import KvShare
 
 NAME = "nixl"
 MAX_NOTICE_BYTES = 32_000

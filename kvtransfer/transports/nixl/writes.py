@@ -1,7 +1,7 @@
 """How a write is described to nixl: as whole blocks, or as runs of bytes of blocks, where ranks with pools of their own
 have different parts of them.
 
-Owns descriptors alone. Which runs a rank writes is `kvtransfer.parts`; what becomes of a write is the agent's.
+Owns descriptors alone. Which runs a rank writes is `baton.kvtransfer.parts`; what becomes of a write is the agent's.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from kvtransfer.transports.nixl.memory import BlockRuns, Region
-from kvtransfer.transports.nixl.wire import Write
+from baton.kvtransfer.transports.nixl.memory import BlockRuns, Region
+from baton.kvtransfer.transports.nixl.wire import Write
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from kvtransfer.messages import Endpoint, ProcessIdentity
-from kvtransfer.runs import coalesce
-from kvtransfer.transports.base import Blocks, BlocksArrived, Move
-from kvtransfer.transports.shm.segment import Mapping, Segment
-from kvtransfer.write_proof import WriteProof
-from wire.request_key import RequestKey
+from baton.kvtransfer.messages import Endpoint, ProcessIdentity
+from baton.kvtransfer.runs import coalesce
+from baton.kvtransfer.transports.base import Blocks, BlocksArrived, Move
+from baton.kvtransfer.transports.shm.segment import Mapping, Segment
+from baton.kvtransfer.write_proof import WriteProof
+from baton.wire.request_key import RequestKey
 
 NAME = "shm"
 _PIECE_BYTES = 2**20

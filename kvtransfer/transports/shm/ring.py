@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from device.pinning import Pin
-from kvtransfer.pools.base import BlockSource, KvPool
-from kvtransfer.transports.base import Blocks
-from kvtransfer.transports.shm.segment import Mapping, Segment
-from wire.errors import TransferFailed
+from baton.device.pinning import Pin
+from baton.kvtransfer.pools.base import BlockSource, KvPool
+from baton.kvtransfer.transports.base import Blocks
+from baton.kvtransfer.transports.shm.segment import Mapping, Segment
+from baton.wire.errors import TransferFailed
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wire.errors import TransferFailed
+from baton.wire.errors import TransferFailed
 
 FOLDER = Path("/dev/shm")
 SEGMENT_NAME = re.compile(r"baton-[0-9a-f]{32}")

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 
 import zmq
 
-from kvtransfer.pools.base import KvPool
-from kvtransfer.transports.inlets import Inlet, Inlets, WholeOnly
-from kvtransfer.transports.shm.ring import PeerRing, RingShape
-from kvtransfer.transports.shm.slots_wire import (
+from baton.kvtransfer.pools.base import KvPool
+from baton.kvtransfer.transports.inlets import Inlet, Inlets, WholeOnly
+from baton.kvtransfer.transports.shm.ring import PeerRing, RingShape
+from baton.kvtransfer.transports.shm.slots_wire import (
     MAX_FRAME_BYTES,
     NAME,
     TO_RECEIVER,
@@ -30,9 +30,9 @@ from kvtransfer.transports.shm.slots_wire import (
     SlotBatch,
     SlotTaken,
 )
-from kvtransfer.transports.zmq_sockets import ListeningReceiver
-from wire import links
-from wire.errors import BatonError, TransferFailed
+from baton.kvtransfer.transports.zmq_sockets import ListeningReceiver
+from baton.wire import links
+from baton.wire.errors import BatonError, TransferFailed
 
 _MAX_RINGS = 64
 _MAX_POLL_BYTES = 16 * 2**20

@@ -16,12 +16,12 @@ from typing import Any
 
 import zmq
 
-from kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
-from kvtransfer.pools.base import BlockSource
-from kvtransfer.runs import grant_pieces
-from kvtransfer.transports.base import Move
-from kvtransfer.transports.shm.ring import OwnRing, RingShape
-from kvtransfer.transports.shm.slots_wire import (
+from baton.kvtransfer.messages import Endpoint, HandoffName, ProcessIdentity
+from baton.kvtransfer.pools.base import BlockSource
+from baton.kvtransfer.runs import grant_pieces
+from baton.kvtransfer.transports.base import Move
+from baton.kvtransfer.transports.shm.ring import OwnRing, RingShape
+from baton.kvtransfer.transports.shm.slots_wire import (
     MAX_FRAME_BYTES,
     MAX_SLOT_BLOCKS,
     MAX_SLOTS,
@@ -31,11 +31,11 @@ from kvtransfer.transports.shm.slots_wire import (
     RingHello,
     SlotBatch,
 )
-from kvtransfer.transports.zmq_sockets import Connection
-from wire import links
-from wire.errors import BatonError, TransferFailed
-from wire.kv_share import KvShare
-from wire.request_key import RequestKey
+from baton.kvtransfer.transports.zmq_sockets import Connection
+from baton.wire import links
+from baton.wire.errors import BatonError, TransferFailed
+from baton.wire.kv_share import KvShare
+from baton.wire.request_key import RequestKey
 
 _SLOT_BYTES = 4 * 2**20
 RING_BYTES = 64 * 2**20

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from kvtransfer.messages import HandoffName
-from wire.codec import BlockIds, Bounds, Codec, Length, U64s
-from wire.kv_share import KvShare
+from baton.kvtransfer.messages import HandoffName
+from baton.wire.codec import BlockIds, Bounds, Codec, Length, U64s
+from baton.wire.kv_share import KvShare
 
 NAME = "shm_slots"
 MAX_SLOT_BLOCKS = 1_024

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from bench.client.driver import LoadPlan, LoadRun, run_load
-from bench.client.endpoint import PATHS, Endpoint, Kind, RequestOptions
-from bench.client.outcome import Outcome
-from bench.workload.dataset_settings import Conversation, Turn
+from baton.bench.client.driver import LoadPlan, LoadRun, run_load
+from baton.bench.client.endpoint import PATHS, Endpoint, Kind, RequestOptions
+from baton.bench.client.outcome import Outcome
+from baton.bench.workload.dataset_settings import Conversation, Turn
 from tests.bench.mock_server.schedule import Answer, Script
 
 PATIENCE_S = 20.0

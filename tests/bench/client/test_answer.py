@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.client.outcome import Failure, Outcome
-from bench.client.stream import AnswerReader, Received, error_message, find_problem
+from baton.bench.client.outcome import Failure, Outcome
+from baton.bench.client.stream import AnswerReader, Received, error_message, find_problem
 
 DONE = b"data: [DONE]\n\n"
 

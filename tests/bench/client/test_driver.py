@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from bench.client.driver import LoadPlan, run_load
-from bench.client.endpoint import Kind, PromptForm, RequestOptions
-from bench.client.outcome import Failure, Outcome
-from bench.workload.dataset_settings import Conversation
+from baton.bench.client.driver import LoadPlan, run_load
+from baton.bench.client.endpoint import Kind, PromptForm, RequestOptions
+from baton.bench.client.outcome import Failure, Outcome
+from baton.bench.workload.dataset_settings import Conversation
 from tests.bench.client.rig import PATIENCE_S, Announcing, all_fine, endpoint, load, questions, turn
 from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script
 from tests.bench.mock_server.server import mock_server

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from bench.client.endpoint import probe
+from baton.bench.client.endpoint import probe
+from baton.wire.errors import InvalidSetting, RequestFailed
 from tests.bench.client.raw_server import raw_server
 from tests.bench.client.rig import PATIENCE_S
 from tests.bench.mock_server.schedule import Steady
 from tests.bench.mock_server.server import MockOptions, mock_server
-from wire.errors import InvalidSetting, RequestFailed
 
 QUICK = Steady(0.0, 0.0)
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from bench.client.endpoint import Endpoint, History, PromptForm, RequestOptions, check_requests
-from bench.client.outcome import Outcome
-from bench.workload.dataset_settings import Conversation, Turn
+from baton.bench.client.endpoint import Endpoint, History, PromptForm, RequestOptions, check_requests
+from baton.bench.client.outcome import Outcome
+from baton.bench.workload.dataset_settings import Conversation, Turn
+from baton.wire.errors import InvalidSetting
 from tests.bench.client.rig import endpoint
-from wire.errors import InvalidSetting
 
 TWO_TURNS = Conversation((Turn((1, 2, 3), "Hello.", 8), Turn((4,), " And?", 6)))
 HERE = endpoint("http://here")

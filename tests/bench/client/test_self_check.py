@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from bench.client.driver import SelfCheck, sleep_until
-from bench.client.outcome import Outcome
+from baton.bench.client.driver import SelfCheck, sleep_until
+from baton.bench.client.outcome import Outcome
 
 
 async def test_work_of_the_client_itself_is_seen() -> None:

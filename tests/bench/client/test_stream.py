@@ -7,12 +7,12 @@ from itertools import pairwise
 import aiohttp
 import pytest
 
-from bench.client import stream
-from bench.client.endpoint import Endpoint, History, RequestOptions
-from bench.client.outcome import Failure, Outcome
-from bench.client.stream import send
-from bench.numbers import median
-from bench.workload.dataset_settings import Conversation
+from baton.bench.client import stream
+from baton.bench.client.endpoint import Endpoint, History, RequestOptions
+from baton.bench.client.outcome import Failure, Outcome
+from baton.bench.client.stream import send
+from baton.bench.numbers import median
+from baton.bench.workload.dataset_settings import Conversation
 from tests.bench.client.raw_server import raw_server
 from tests.bench.client.rig import PATIENCE_S, Announcing, endpoint, turn
 from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.runs import Run
+from baton.bench.runs import Run
 
 LATENCIES = ("ttft", "tpot", "itl", "max_itl", "e2el")
 

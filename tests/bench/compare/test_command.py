@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bench.compare.command import main
-from bench.documents import load_result
+from baton.bench.compare.command import main
+from baton.bench.documents import load_result
+from baton.wire.errors import InvalidSetting
 from tests.bench.targets.mocks import LOAD, mock_target
-from wire.errors import InvalidSetting
 
 
 def read(path: Path) -> dict[str, Any]:

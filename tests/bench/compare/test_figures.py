@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.compare.command import conclude, report
-from bench.compare.verdict import medians_of, ratios_of
-from bench.documents import CompareDocument, MeasuredTarget
-from bench.runs import Ratio, Run
+from baton.bench.compare.command import conclude, report
+from baton.bench.compare.verdict import medians_of, ratios_of
+from baton.bench.documents import CompareDocument, MeasuredTarget
+from baton.bench.runs import Ratio, Run
 from tests.bench.compare.results import run
 from tests.bench.report.samples import FACTS
 

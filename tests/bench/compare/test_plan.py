@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from bench.compare.command import Schedule
+from baton.bench.compare.command import Schedule
 
 SCHEDULE = Schedule(
     targets=("a", "b"),

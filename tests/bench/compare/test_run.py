@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from bench.compare.command import CompareSettings, carry_out, keep_whole_groups, schedule_of
-from bench.documents import CompareDocument, MeasuredTarget
-from bench.targets.line_up import Load
+from baton.bench.compare.command import CompareSettings, carry_out, keep_whole_groups, schedule_of
+from baton.bench.documents import CompareDocument, MeasuredTarget
+from baton.bench.targets.line_up import Load
 from tests.bench.targets.fakes import FakeLineUp, FakeMeasure, fake_session
 
 INF = float("inf")

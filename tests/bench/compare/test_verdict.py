@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from bench.compare.verdict import Comparison, compare, distance, noise_of
+from baton.bench.compare.verdict import Comparison, compare, distance, noise_of
 
 SPEED = ("slower", "faster")
 NUM_SIMULATED = 300

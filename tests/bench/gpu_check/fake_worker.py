@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from bench.gpu_check.rows import missing_row, say, say_row, speed_row
+from baton.bench.gpu_check.rows import missing_row, say, say_row, speed_row
 
 
 def main(group: str, name: str) -> None:

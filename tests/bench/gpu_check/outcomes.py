@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.client.outcome import Outcome
-from program.clock import host_clock
+from baton.bench.client.outcome import Outcome
+from baton.runtime.clock import host_clock
 
 
 def answered(ttft_ms: float, exposed_ms: float) -> Outcome:

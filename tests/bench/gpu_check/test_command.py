@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import command as bench_command
-from bench.gpu_check import command
-from bench.gpu_check.command import TESTS, TOTAL_S, Group, GroupResult, GroupRun, all_groups, chosen_groups, main
-from bench.gpu_check.rows import Verdict, failed_row, speed_row
-from wire.errors import InvalidSetting
+from baton.bench import command as bench_command
+from baton.bench.gpu_check import command
+from baton.bench.gpu_check.command import TESTS, TOTAL_S, Group, GroupResult, GroupRun, all_groups, chosen_groups, main
+from baton.bench.gpu_check.rows import Verdict, failed_row, speed_row
+from baton.wire.errors import InvalidSetting
 
 SMI = "NVIDIA H200, 580.159.04, 1980 MHz, 3201 MHz, 1980 MHz, 3201 MHz, 700.00 W, 41\n\n"
 

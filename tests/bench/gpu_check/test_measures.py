@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from bench.gpu_check.command import MODELS, Group, GroupRun, all_groups
-from bench.gpu_check.measure_process import MEASUREMENTS, machine
-from bench.gpu_check.rows import Verdict
-from bench.gpu_check.setup_process import Setup
+from baton.bench.gpu_check.command import MODELS, Group, GroupRun, all_groups
+from baton.bench.gpu_check.measure_process import MEASUREMENTS, machine
+from baton.bench.gpu_check.rows import Verdict
+from baton.bench.gpu_check.setup_process import Setup
 
 
 def test_a_measurement_runs_without_a_gpu_and_its_speeds_mean_nothing() -> None:

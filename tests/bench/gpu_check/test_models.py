@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpu_check.relay_process import rows_of_answers
-from bench.gpu_check.rows import Verdict
-from bench.gpu_check.setup_process import Setup, block_bytes, busy_us, gb_per_s, model_shapes
-from bench.limits.model_shapes import Product
+from baton.bench.gpu_check.relay_process import rows_of_answers
+from baton.bench.gpu_check.rows import Verdict
+from baton.bench.gpu_check.setup_process import Setup, block_bytes, busy_us, gb_per_s, model_shapes
+from baton.bench.limits.model_shapes import Product
+from baton.wire.errors import RequestFailed
 from tests.bench.gpu_check.outcomes import answered
-from wire.errors import RequestFailed
 
 
 def test_the_models_are_the_published_ones() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu_check.command import Group, GroupResult, GroupRun
-from bench.gpu_check.rows import CORRECTNESS, Row, Verdict, exit_status
+from baton.bench.gpu_check.command import Group, GroupResult, GroupRun
+from baton.bench.gpu_check.rows import CORRECTNESS, Row, Verdict, exit_status
 
 FAKE = "tests.bench.gpu_check.fake_worker"
 TESTS = """

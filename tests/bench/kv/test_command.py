@@ -10,12 +10,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from bench.child import Child
-from bench.kv import measure
-from bench.kv.command import main
-from bench.kv.measure import NodePair
-from bench.kv.node_process import pattern, wrong_blocks
-from wire.errors import InvalidSetting, RequestFailed, TransferFailed
+from baton.bench.child import Child
+from baton.bench.kv import measure
+from baton.bench.kv.command import main
+from baton.bench.kv.measure import NodePair
+from baton.bench.kv.node_process import pattern, wrong_blocks
+from baton.wire.errors import InvalidSetting, RequestFailed, TransferFailed
 
 
 class FakeNode:

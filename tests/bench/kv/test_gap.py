@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.client.outcome import Outcome
-from bench.kv.command import describe_gaps, main_of_gap
-from wire.errors import InvalidSetting, RequestFailed
+from baton.bench.client.outcome import Outcome
+from baton.bench.kv.command import describe_gaps, main_of_gap
+from baton.wire.errors import InvalidSetting, RequestFailed
 
 
 def stream(first_gap_s: float, gap_s: float, exposed_ms: float | None = None) -> Outcome:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.facts import Facts
-from bench.kv.measure import Case, Limits, Results
-from bench.kv.report import as_json, figures, save_plot, tables
-from wire.errors import InvalidSetting
+from baton.bench.facts import Facts
+from baton.bench.kv.measure import Case, Limits, Results
+from baton.bench.kv.report import as_json, figures, save_plot, tables
+from baton.wire.errors import InvalidSetting
 
 MIB = 2**20
 FACTS = Facts("2026-01-01 00:00 UTC", "baton bench kv", "abc", "A CPU", 2, (0, 1), 2**30, "Linux 6", 0.5, {})

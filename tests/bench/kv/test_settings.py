@@ -6,8 +6,8 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from bench.kv.measure import KvBenchSettings, plan
-from wire.errors import InvalidSetting
+from baton.bench.kv.measure import KvBenchSettings, plan
+from baton.wire.errors import InvalidSetting
 
 
 @pytest.fixture

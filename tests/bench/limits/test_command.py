@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.limits import command
-from bench.limits.command import main
-from bench.limits.result import Ceiling, Found, LimitsSettings, Ratio
-from wire.errors import InvalidSetting, RequestFailed
+from baton.bench.limits import command
+from baton.bench.limits.command import main
+from baton.bench.limits.result import Ceiling, Found, LimitsSettings, Ratio
+from baton.wire.errors import InvalidSetting, RequestFailed
 
 
 def test_one_half_that_fails_leaves_the_other(

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from bench.limits.command import engine_limits
-from bench.limits.engine_process import EngineLimits
-from bench.limits.result import ENGINE_NAMES, KERNEL_NAMES, SYSTEM_NAMES, Found, LimitsSettings
-from bench.targets.process import descendants
+from baton.bench.limits.command import engine_limits
+from baton.bench.limits.engine_process import EngineLimits
+from baton.bench.limits.result import ENGINE_NAMES, KERNEL_NAMES, SYSTEM_NAMES, Found, LimitsSettings
+from baton.bench.targets.process import descendants
+from baton.wire.errors import ContextLengthExceeded, RequestFailed
 from tests.engine.native.compiled import LEVELS
-from wire.errors import ContextLengthExceeded, RequestFailed
 
 CORE = min(os.sched_getaffinity(0))
 SETTINGS = LimitsSettings(quick=True, cores=str(CORE), max_num_batched_tokens=16)

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from bench.client.outcome import Outcome
-from bench.limits.served import HandoffSamples, handoff_ratios
-from program.clock import host_clock
-from wire.errors import RequestFailed
+from baton.bench.client.outcome import Outcome
+from baton.bench.limits.served import HandoffSamples, handoff_ratios
+from baton.runtime.clock import host_clock
+from baton.wire.errors import RequestFailed
 
 NUM_BYTES = 2_000_000
 

@@ -4,19 +4,13 @@ import asyncio
 
 import pytest
 
-from bench.client.driver import Prompts
-from bench.client.endpoint import Endpoint, probe
-from bench.client.outcome import Outcome
-from bench.limits.served import (
-    IsolationSamples,
-    Phases,
-    StreamLoad,
-    gaps_ms,
-    isolation_ratio,
-)
+from baton.bench.client.driver import Prompts
+from baton.bench.client.endpoint import Endpoint, probe
+from baton.bench.client.outcome import Outcome
+from baton.bench.limits.served import IsolationSamples, Phases, StreamLoad, gaps_ms, isolation_ratio
+from baton.wire.errors import RequestFailed
 from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script, Steady
 from tests.bench.mock_server.server import MockServer, mock_server
-from wire.errors import RequestFailed
 
 NUM_PROMPT_TOKENS = 40
 LOAD = StreamLoad(num_stream_tokens=20, prompts_per_s=50.0)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.limits.model_shapes import ModelShapes, shapes_of
-from engine.models.config import load_config
-from engine.models.identity import find_checkpoint
+from baton.bench.limits.model_shapes import ModelShapes, shapes_of
+from baton.engine.models.config import load_config
+from baton.engine.models.identity import find_checkpoint
 
 QWEN3_600M = ModelShapes(1024, 3072, 16, 8, 128, 151_936, (None,) * 28, 2)
 LLAMA3_8B = ModelShapes(4096, 14_336, 32, 8, 128, 128_256, (None,) * 32, 2)

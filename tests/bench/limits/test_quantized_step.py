@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.limits.quantized_step import main
+from baton.bench.limits.quantized_step import main
 
 
 def test_each_kind_of_weights_decodes_and_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:

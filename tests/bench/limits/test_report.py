@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from bench.facts import Facts
-from bench.limits.command import report
-from bench.limits.result import ENGINE_NAMES, MEANINGS, SYSTEM_NAMES, Ceiling, Found, Ratio
+from baton.bench.facts import Facts
+from baton.bench.limits.command import report
+from baton.bench.limits.result import ENGINE_NAMES, MEANINGS, SYSTEM_NAMES, Ceiling, Found, Ratio
 
 FACTS = Facts("2026-01-01 00:00 UTC", "baton bench limits", "abc", "A CPU", 2, (0, 1), 2**30, "Linux 6", 0.5, {})
 CEILING = Ceiling("read_stream", 24.53, "GB/s", 0.034, "how it reads")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.limits.result import ceiling_of, difference_of, in_turns, ratio_of
+from baton.bench.limits.result import ceiling_of, difference_of, in_turns, ratio_of
 
 
 def test_a_ceiling_is_the_median_with_its_spread() -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from bench.limits.router_hop import (
+from baton.bench.limits.router_hop import (
     RatePlan,
     Received,
     RouterPlan,
@@ -20,7 +20,7 @@ from bench.limits.router_hop import (
     receive_streams,
     router_ratios,
 )
-from wire.errors import RequestFailed
+from baton.wire.errors import RequestFailed
 
 EVENTS = [b'data: {"text":"a"}\n\n', b'data: {"text":"b"}\n\n', b"data: [DONE]\n\n"]
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

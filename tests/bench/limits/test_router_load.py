@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.limits.router_load import GOAL_RSS_BYTES, LOADS, measure
+from baton.bench.limits.router_load import GOAL_RSS_BYTES, LOADS, measure
 
 
 @pytest.mark.parametrize(("load", "size", "answers"), [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.limits.result import ENGINE_NAMES, SYSTEM_NAMES, LimitsSettings, last_cache_bytes
-from wire.errors import InvalidSetting
+from baton.bench.limits.result import ENGINE_NAMES, SYSTEM_NAMES, LimitsSettings, last_cache_bytes
+from baton.wire.errors import InvalidSetting
 
 DEFAULT = LimitsSettings()
 

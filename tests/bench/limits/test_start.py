@@ -1,6 +1,6 @@
 """Where a process keeps its resident memory."""
 
-from bench.limits.start import Resident, resident
+from baton.bench.limits.start import Resident, resident
 
 POOL = 2**20
 SMAPS = """\

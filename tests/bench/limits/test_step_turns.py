@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from bench.limits.step_turns import main, measure, table
-from wire.errors import InvalidSetting, RequestFailed
+from baton.bench.limits.step_turns import main, measure, table
+from baton.wire.errors import InvalidSetting, RequestFailed
 
 
 def test_each_engine_is_compared_with_the_first_case_by_case() -> None:

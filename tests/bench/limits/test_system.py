@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bench.kv.measure import Case
-from bench.limits.command import kv_ratios, system_limits
-from bench.limits.result import Found, LimitsSettings
-from bench.targets.process import descendants
-from wire.errors import RequestFailed
+from baton.bench.kv.measure import Case
+from baton.bench.limits.command import kv_ratios, system_limits
+from baton.bench.limits.result import Found, LimitsSettings
+from baton.bench.targets.process import descendants
+from baton.wire.errors import RequestFailed
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.arguments import parse_alone
-from bench.client.driver import client_runner
-from program.ranges import COUNT, COUNT_OR_NONE, MILLISECONDS, PORT, SEED, SHARE_OR_NONE, Range
-from program.settings import setting
+from baton.bench.arguments import parse_alone
+from baton.bench.client.driver import client_runner
+from baton.runtime.ranges import COUNT, COUNT_OR_NONE, MILLISECONDS, PORT, SEED, SHARE_OR_NONE, Range
+from baton.runtime.settings import setting
+from baton.wire.errors import BatonError
 from tests.bench.mock_server.schedule import Fault, FaultKind, Steady
 from tests.bench.mock_server.server import MockOptions, mock_server
-from wire.errors import BatonError
 
 NO_FAULT = "none"
 

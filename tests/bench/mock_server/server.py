@@ -24,11 +24,11 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import Field
 
-from bench.arguments import checked
-from bench.client.driver import sleep_until
-from program.clock import host_clock
+from baton.bench.arguments import checked
+from baton.bench.client.driver import sleep_until
+from baton.runtime.clock import host_clock
+from baton.wire.errors import InvalidSetting
 from tests.bench.mock_server.schedule import BREAKS, Answer, Fault, FaultKind, Schedule
-from wire.errors import InvalidSetting
 
 _CLOSE_TIMEOUT_S = 0.1
 _MAX_BODY_BYTES = 64 * 2**20

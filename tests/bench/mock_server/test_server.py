@@ -9,11 +9,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from program.clock import host_clock
+from baton.runtime.clock import host_clock
+from baton.wire.errors import InvalidSetting
 from tests.bench.client.rig import PATIENCE_S, Announcing
 from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script, Steady
 from tests.bench.mock_server.server import MockOptions, MockServer, mock_server
-from wire.errors import InvalidSetting
 
 STREAMED = {"prompt": [1, 2, 3], "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.client.outcome import Outcome
-from bench.plan.command import main, read_cost
-from bench.plan.ratio import SHAPE as LARGE
-from bench.plan.ratio import Phase, shares
-from bench.plan.simulated_node import NodeShape, SimulatedNode
-from bench.plan.simulation import Deployment, PlannedRequest, Simulation
-from engine.scheduler.step_costs import StepCosts
-from router.goals import Goals
-from wire.errors import InvalidSetting
-from wire.step_cost import StepCost
+from baton.bench.client.outcome import Outcome
+from baton.bench.plan.command import main, read_cost
+from baton.bench.plan.ratio import SHAPE as LARGE
+from baton.bench.plan.ratio import Phase, shares
+from baton.bench.plan.simulated_node import NodeShape, SimulatedNode
+from baton.bench.plan.simulation import Deployment, PlannedRequest, Simulation
+from baton.engine.scheduler.step_costs import StepCosts
+from baton.router.routing.goals import Goals
+from baton.wire.errors import InvalidSetting
+from baton.wire.step_cost import StepCost
 
 CORE = StepCost(1.5e-3, 2.4e-4, 1e-7, 2e-4, 4e-7)
 SHAPE = NodeShape(CORE, 32, 512, 2048)
@@ -206,7 +206,7 @@ def test_a_wrong_cost_model_costs_time_and_nothing_else(factor: float, monkeypat
 @pytest.mark.parametrize("shape", [SHAPE, LARGE])
 def test_a_node_has_learned_its_costs_before_the_load(monkeypatch: pytest.MonkeyPatch, shape: NodeShape) -> None:
     # a machine so busy that seconds pass between two lines: virtual time knows nothing of it
-    monkeypatch.setattr("engine.first_costs.time.perf_counter", map(float, count()).__next__)
+    monkeypatch.setattr("baton.engine.first_costs.time.perf_counter", map(float, count()).__next__)
     cost, true = SimulatedNode(shape).status.cost, shape.step_cost
     assert cost is not None
     assert cost.prompt_s(512, 0, 512, 0, 0) == pytest.approx(true.prompt_s(512, 0, 512, 0, 0), rel=0.01)

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from bench.numbers import percentile
-from bench.plots import requests
-from bench.plots.lines import Handoffs, Plot, attainment, draw_transfer, gaps, latency
-from bench.plots.requests import draw_stack, draw_timeline
-from bench.plots.style import as_png
-from bench.runs import Point, Run, points_of
+from baton.bench.numbers import percentile
+from baton.bench.plots import requests
+from baton.bench.plots.lines import Handoffs, Plot, attainment, draw_transfer, gaps, latency
+from baton.bench.plots.requests import draw_stack, draw_timeline
+from baton.bench.plots.style import as_png
+from baton.bench.runs import Point, Run, points_of
 from tests.bench.report.samples import COLOCATED, MODELS, PD, PEER, SLO, run_result
 
 RATES = (1.0, 4.0)

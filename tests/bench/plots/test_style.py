@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 
-from bench.plots.style import INK, PALETTE, as_png, as_svg, looks_of, new_figure, styled
+from baton.bench.plots.style import INK, PALETTE, as_png, as_svg, looks_of, new_figure, styled
 
 
 def test_targets_look_different_and_keep_their_look() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.publish.__main__ import PAGE, main
+from baton.bench.publish.__main__ import PAGE, main
+from baton.wire.errors import InvalidSetting
 from tests.bench.report.samples import compare_result, sweep_result
-from wire.errors import InvalidSetting
 
 CONTENTS = """
 opening: pd.md

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.publish.__main__ import Contents, Entry, read_contents
-from wire.errors import InvalidSetting
+from baton.bench.publish.__main__ import Contents, Entry, read_contents
+from baton.wire.errors import InvalidSetting
 
 
 def written(folder: Path, text: str) -> Path:

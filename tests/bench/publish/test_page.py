@@ -4,9 +4,9 @@ import shlex
 
 import pytest
 
-from bench.facts import ROOT
-from bench.publish.__main__ import Entry, Page, Part, command_lines, escaped, text_of
-from bench.report.document import Cell, Table, words
+from baton.bench.facts import ROOT
+from baton.bench.publish.__main__ import Entry, Page, Part, command_lines, escaped, text_of
+from baton.bench.report.document import Cell, Table, words
 
 
 def test_a_table_keeps_its_cells_apart() -> None:

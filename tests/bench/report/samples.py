@@ -7,15 +7,15 @@ import random
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.breakdown import TTFT_PARTS, TTST_PARTS
-from bench.client.outcome import Outcome
-from bench.compare.command import conclude
-from bench.documents import CompareDocument, Configuration, MeasuredTarget, SweepDocument, SweepPoint
-from bench.facts import Facts
-from bench.limits.result import Ceiling, Ratio
-from bench.runs import Run, as_json, rate_as_json
-from bench.serve.metrics import summarise
-from bench.serve.result import details
+from baton.bench.breakdown import TTFT_PARTS, TTST_PARTS
+from baton.bench.client.outcome import Outcome
+from baton.bench.compare.command import conclude
+from baton.bench.documents import CompareDocument, Configuration, MeasuredTarget, SweepDocument, SweepPoint
+from baton.bench.facts import Facts
+from baton.bench.limits.result import Ceiling, Ratio
+from baton.bench.runs import Run, as_json, rate_as_json
+from baton.bench.serve.metrics import summarise
+from baton.bench.serve.result import details
 
 FACTS = Facts(
     "2026-01-02 03:04 UTC",

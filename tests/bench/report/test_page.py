@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bench.report.command import main
+from baton.bench.report.command import main
+from baton.wire.errors import InvalidSetting
 from tests.bench.report.samples import PD, compare_result, limits_result, run_result, sweep_result
-from wire.errors import InvalidSetting
 
 _VOID = {"meta", "img", "br", "link"}
 EVIL = "<script>alert('1')</script>\"&"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bench.documents import load_result
-from bench.numbers import median, number
-from bench.report.document import Section, Table
-from bench.report.sections import section_of
+from baton.bench.documents import load_result
+from baton.bench.numbers import median, number
+from baton.bench.report.document import Section, Table
+from baton.bench.report.sections import section_of
 from tests.bench.report.samples import PD, compare_result, limits_result, run_result, sweep_result
 
 

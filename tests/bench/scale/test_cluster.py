@@ -8,17 +8,17 @@ from typing import Any, cast
 
 import pytest
 
-from bench.limits.router_hop import Received
-from bench.scale.cluster import ClusterPlan, measure_cluster
-from bench.scale.fake_cluster import FINGERPRINT, FakeCluster
-from bench.scale.numbered_prompts import number_of_prompt, numbered_prompt
-from bench.scale.streams import ways
-from router.control import ControlLink
-from router.nodes import NodeRegistry
-from router.policies import make_policy
-from router.relay import Relay, RelaySettings
-from wire.errors import RequestFailed
-from wire.links import LinkSettings
+from baton.bench.limits.router_hop import Received
+from baton.bench.scale.cluster import ClusterPlan, measure_cluster
+from baton.bench.scale.fake_cluster import FINGERPRINT, FakeCluster
+from baton.bench.scale.numbered_prompts import number_of_prompt, numbered_prompt
+from baton.bench.scale.streams import ways
+from baton.router.nodes.control import ControlLink
+from baton.router.nodes.registry import NodeRegistry
+from baton.router.requests.relay import Relay, RelaySettings
+from baton.router.routing.policies import make_policy
+from baton.wire.errors import RequestFailed
+from baton.wire.links import LinkSettings
 
 
 def test_every_cost_of_a_small_cluster_is_measured() -> None:

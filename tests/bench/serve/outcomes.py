@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bench.client.outcome import Failure, Outcome
+from baton.bench.client.outcome import Failure, Outcome
 
 
 def answered(

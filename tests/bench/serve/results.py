@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from bench.client.driver import ClientFigures, LoadRun
-from bench.client.outcome import Outcome
-from bench.serve.metrics import summarise
-from bench.serve.result import RunResult
+from baton.bench.client.driver import ClientFigures, LoadRun
+from baton.bench.client.outcome import Outcome
+from baton.bench.serve.metrics import summarise
+from baton.bench.serve.result import RunResult
 
 CLIENT = ClientFigures(
     cpu_s=0.5,

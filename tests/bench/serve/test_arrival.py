@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from bench.serve.arrivals import arrivals_of, process_of
-from bench.serve.settings import ServeBenchSettings
-from bench.workload.dataset_settings import Conversation, DatasetSettings, Turn
-from wire.errors import InvalidSetting
+from baton.bench.serve.arrivals import arrivals_of, process_of
+from baton.bench.serve.settings import ServeBenchSettings
+from baton.bench.workload.dataset_settings import Conversation, DatasetSettings, Turn
+from baton.wire.errors import InvalidSetting
 
 TURN = Turn((1, 2), "", 4)
 CONVERSATIONS = [Conversation((TURN,), arrival_s) for arrival_s in (10.0, 11.0, 13.0)]

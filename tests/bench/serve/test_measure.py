@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from bench.serve.command import measure, run_serve_benchmark
-from bench.serve.result import RunResult
-from bench.serve.settings import ServeBenchSettings
-from bench.workload.dataset_settings import DatasetSettings
+from baton.bench.serve.command import measure, run_serve_benchmark
+from baton.bench.serve.result import RunResult
+from baton.bench.serve.settings import ServeBenchSettings
+from baton.bench.workload.dataset_settings import DatasetSettings
+from baton.wire.errors import RequestFailed
 from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Schedule, Script, Steady
 from tests.bench.mock_server.server import MockOptions, MockServer, mock_server
-from wire.errors import RequestFailed
 
 QUICK = Steady(ttft_s=0.01, itl_s=0.001)
 BROKEN = Script((Answer(0.001, fault=Fault(FaultKind.HTTP_ERROR)),))

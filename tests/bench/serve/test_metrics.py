@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.client.outcome import Failure, Outcome
-from bench.serve.metrics import meets, percentile_name, summarise, timing_of
+from baton.bench.client.outcome import Failure, Outcome
+from baton.bench.serve.metrics import meets, percentile_name, summarise, timing_of
 from tests.bench.serve.outcomes import answered, failed
 
 VLLM_NAMES = {

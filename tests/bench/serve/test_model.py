@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from bench.serve.server import tokenizer_folder, vocabulary_for
-from bench.serve.settings import ServeBenchSettings
-from demo.location import DEMO_MODEL_NAME, checkpoint_path
-from wire.errors import InvalidSetting
+from baton.bench.serve.server import tokenizer_folder, vocabulary_for
+from baton.bench.serve.settings import ServeBenchSettings
+from baton.demo.location import DEMO_MODEL_NAME, checkpoint_path
+from baton.wire.errors import InvalidSetting
 
 
 def test_the_tokenizer_is_that_of_the_flag_else_of_the_model_else_of_the_served_name(tmp_path: Path) -> None:

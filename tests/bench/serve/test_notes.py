@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from bench.client.outcome import Failure, Outcome
-from bench.serve.command import notes_of
-from bench.serve.metrics import summarise
-from bench.workload.dataset_settings import DatasetSettings
+from baton.bench.client.outcome import Failure, Outcome
+from baton.bench.serve.command import notes_of
+from baton.bench.serve.metrics import summarise
+from baton.bench.workload.dataset_settings import DatasetSettings
 from tests.bench.serve.outcomes import answered, failed
 from tests.bench.serve.results import load_of
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from bench.client.outcome import Failure
-from bench.runs import FAMILIES
-from bench.serve.result import report
+from baton.bench.client.outcome import Failure
+from baton.bench.runs import FAMILIES
+from baton.bench.serve.result import report
 from tests.bench.serve.outcomes import answered, failed
 from tests.bench.serve.results import result_of
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from bench.client.outcome import Failure
-from bench.serve.result import as_json, middle_of, prepare_folder, report, result_path, write_result
-from bench.serve.settings import ServeBenchSettings
+from baton.bench.client.outcome import Failure
+from baton.bench.serve.result import as_json, middle_of, prepare_folder, report, result_path, write_result
+from baton.bench.serve.settings import ServeBenchSettings
+from baton.wire.errors import InvalidSetting
 from tests.bench.serve.outcomes import answered, failed
 from tests.bench.serve.results import result_of
-from wire.errors import InvalidSetting
 
 RESULT = {"label": "openai", "model_id": "owner/tiny/", "date": "20260102-030405"}
 DETAILS = {"input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors"}

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bench.arguments import parse_settings
-from bench.serve.settings import (
+from baton.bench.arguments import parse_settings
+from baton.bench.serve.settings import (
     ServeBenchSettings,
     check,
     extra_body,
@@ -16,9 +16,9 @@ from bench.serve.settings import (
     shown_percentiles,
     urls,
 )
-from bench.workload.dataset_settings import DatasetSettings
-from program.command_line import CommandParser
-from wire.errors import InvalidSetting
+from baton.bench.workload.dataset_settings import DatasetSettings
+from baton.runtime.command_line import CommandParser
+from baton.wire.errors import InvalidSetting
 
 # fmt: off
 VLLM_FLAGS = {

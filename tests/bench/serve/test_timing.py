@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.serve.metrics import timing_of
+from baton.bench.serve.metrics import timing_of
 from tests.bench.serve.outcomes import answered
 
 GAPS_S = st.lists(st.floats(0, 10), min_size=1, max_size=50)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from bench.documents import load_result
-from bench.facts import ROOT
-from bench.sweep.command import main
+from baton.bench.documents import load_result
+from baton.bench.facts import ROOT
+from baton.bench.sweep.command import main
+from baton.wire.errors import InvalidSetting
 from tests.bench.targets.mocks import LOAD, mock_target
 from tests.bench.targets.processes import wait_for
-from wire.errors import InvalidSetting
 
-SWEEP = "import sys; from bench.sweep.command import main; sys.exit(main(sys.argv[1:]))"
+SWEEP = "import sys; from baton.bench.sweep.command import main; sys.exit(main(sys.argv[1:]))"
 
 
 def read(path: Path) -> dict[str, Any]:

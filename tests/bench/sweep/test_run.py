@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 
-from bench.documents import Configuration, ResultFile, Session, SweepDocument
-from bench.report.document import as_text
-from bench.report.sections import section_of
-from bench.sweep.command import SweepSettings, carry_out, conclude
-from bench.targets.line_up import Load
+from baton.bench.documents import Configuration, ResultFile, Session, SweepDocument
+from baton.bench.report.document import as_text
+from baton.bench.report.sections import section_of
+from baton.bench.sweep.command import SweepSettings, carry_out, conclude
+from baton.bench.targets.line_up import Load
 from tests.bench.report.samples import FACTS
 from tests.bench.targets.fakes import FakeLineUp, FakeMeasure, fake_session
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.documents import SweepPoint
-from bench.sweep.command import MAX_DOUBLINGS, MAX_HALVINGS, SweepSettings, goodput_rate, next_rate
+from baton.bench.documents import SweepPoint
+from baton.bench.sweep.command import MAX_DOUBLINGS, MAX_HALVINGS, SweepSettings, goodput_rate, next_rate
 
 SEARCH = SweepSettings(attainment=0.9, start_rate=1.0, precision=0.1)
 MOST_POINTS = MAX_DOUBLINGS + 8

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from bench.documents import CompareDocument, MeasuredTarget, SweepDocument
-from bench.targets.line_up import LineUp, Load, Session, TargetSettings, read_session
-from bench.targets.process import RunningTarget
+from baton.bench.documents import CompareDocument, MeasuredTarget, SweepDocument
+from baton.bench.targets.line_up import LineUp, Load, Session, TargetSettings, read_session
+from baton.bench.targets.process import RunningTarget
 from tests.bench.compare.results import result
 
 _SettingsT = TypeVar("_SettingsT", bound=TargetSettings)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.targets.process import RunningTarget
-from bench.targets.spec import Target
+from baton.bench.targets.process import RunningTarget
+from baton.bench.targets.spec import Target
 from tests.free_port import free_port
 
 STUB = Path(__file__).with_name("stub_server.py")

@@ -9,16 +9,16 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from bench.facts import ROOT
-from bench.targets.process import node_counts, why_not_ready
-from bench.targets.spec import Target
+from baton.bench.facts import ROOT
+from baton.bench.targets.process import node_counts, why_not_ready
+from baton.bench.targets.spec import Target
+from baton.wire.errors import InvalidSetting, RequestFailed
 from tests.bench.targets.processes import STUB, is_running, start, state_of, stub_target, wait_for
-from wire.errors import InvalidSetting, RequestFailed
 
 HOLDS_A_TARGET = """
 import json, sys
-from bench.targets.process import RunningTarget
-from bench.targets.spec import Target
+from baton.bench.targets.process import RunningTarget
+from baton.bench.targets.spec import Target
 name, url, *command = json.loads(sys.argv[1])
 target = RunningTarget(Target(name, url, tuple(command)), 20.0, lambda _: None)
 if sys.argv[2] == "halted":
@@ -69,7 +69,7 @@ def test_a_halted_target_rests_and_answers_again_when_it_is_continued() -> None:
 
 
 def test_a_node_that_joins_after_the_first_answer_is_no_reason_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.targets.process._CONTINUE_S", 0.5)
+    monkeypatch.setattr("baton.bench.targets.process._CONTINUE_S", 0.5)
     with start(stub_target("joins")) as running:
         assert node_counts(running.url, 5.0) is not None
         running.pause()
@@ -83,7 +83,7 @@ def test_a_proxy_is_ready_when_its_engines_are() -> None:
 
 
 def test_a_relay_is_not_ready_before_its_launcher_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.targets.process._BATON_IS_READY", "words that it never says")
+    monkeypatch.setattr("baton.bench.targets.process._BATON_IS_READY", "words that it never says")
     with pytest.raises(RequestFailed, match="its nodes were not all there"):
         start(Target("pd", "", ("baton", "serve", "--prefill=0")), ready_timeout_s=0.1)
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from bench.targets.process import continue_tree, cpu_seconds, descendants, end_tree, halt_tree, pinning
+from baton.bench.targets.process import continue_tree, cpu_seconds, descendants, end_tree, halt_tree, pinning
+from baton.wire.errors import RequestFailed
 from tests.bench.targets.processes import WAIT_S, state_of, wait_for
-from wire.errors import RequestFailed
 
 FORKS = """
 import os, sys, time
@@ -55,7 +55,7 @@ def test_a_process_that_was_forked_while_the_system_was_read_is_halted_too(monke
         first, late = descendants(parent), descendants(forked)
         # the walk that finds the first one halted is too early for its child
         looks = iter([first, first, [*first, *late]])
-        monkeypatch.setattr("bench.targets.process.descendants", lambda _: next(looks, [*first, *late]))
+        monkeypatch.setattr("baton.bench.targets.process.descendants", lambda _: next(looks, [*first, *late]))
         halt_tree(1, WAIT_S)
         assert {process.status() for process in (*first, *late)} == {psutil.STATUS_STOPPED}
         monkeypatch.undo()
@@ -87,7 +87,7 @@ def test_it_is_said_on_which_cores_a_process_works(before: str) -> None:
 
 def test_what_does_not_halt_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with shell_over(WORKS) as root, monkeypatch.context() as broken:
-        broken.setattr("bench.targets.process._signal", lambda *_: None)
+        broken.setattr("baton.bench.targets.process._signal", lambda *_: None)
         with pytest.raises(RequestFailed, match="could not be halted"):
             halt_tree(root, 0.05)
 

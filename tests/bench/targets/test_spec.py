@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.targets.spec import Target, parse_target, parse_targets
-from wire.errors import InvalidSetting
+from baton.bench.targets.spec import Target, parse_target, parse_targets
+from baton.wire.errors import InvalidSetting
 
 
 def test_a_url_is_a_server_that_runs_already() -> None:

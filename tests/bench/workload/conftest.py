@@ -8,8 +8,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from bench.workload.passages import Vocabulary, vocabulary_of
-from demo.location import checkpoint_path
+from baton.bench.workload.passages import Vocabulary, vocabulary_of
+from baton.demo.location import checkpoint_path
 
 OPENING_ID = 0
 

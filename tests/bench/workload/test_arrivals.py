@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from bench.serve.arrivals import RampStrategy, from_trace, poisson_or_gamma, ramp
-from bench.workload.dataset_settings import Conversation, Turn
+from baton.bench.serve.arrivals import RampStrategy, from_trace, poisson_or_gamma, ramp
+from baton.bench.workload.dataset_settings import Conversation, Turn
+from baton.wire.errors import InvalidSetting
 from tests.bench.workload.kolmogorov_smirnov import critical_distance, gamma_cdf, largest_distance
-from wire.errors import InvalidSetting
 
 NUM = 3000
 RATE = 8.0

@@ -3,9 +3,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings
-from program.command_line import CommandParser
-from program.settings import add_flags, as_flags, resolve
+from baton.bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings
+from baton.runtime.command_line import CommandParser
+from baton.runtime.settings import add_flags, as_flags, resolve
 
 
 def parsed(*arguments: str) -> DatasetSettings:

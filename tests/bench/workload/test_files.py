@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bench.workload.dataset_settings import DatasetSettings, Workload
-from bench.workload.passages import Vocabulary
-from bench.workload.registry import make_workload
-from wire.errors import InvalidSetting
+from baton.bench.workload.dataset_settings import DatasetSettings, Workload
+from baton.bench.workload.passages import Vocabulary
+from baton.bench.workload.registry import make_workload
+from baton.wire.errors import InvalidSetting
 
 WORD = " dog"
 ROWS = '{"prompt": "the old house", "output_tokens": 10}\n\n{"prompt": "a dog\u2028ran", "output_tokens": 20}\r\n'

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bench.workload.passages import Vocabulary, bare_vocabulary, draw_ids, exact, fitted, lengths_around
+from baton.bench.workload.passages import Vocabulary, bare_vocabulary, draw_ids, exact, fitted, lengths_around
 
 
 def random(seed: int = 0) -> np.random.Generator:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings, Workload
-from bench.workload.passages import Vocabulary, bare_vocabulary
-from bench.workload.registry import make_workload
-from wire.errors import InvalidSetting
+from baton.bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings, Workload
+from baton.bench.workload.passages import Vocabulary, bare_vocabulary
+from baton.bench.workload.registry import make_workload
+from baton.wire.errors import InvalidSetting
 
 SENTENCE = "once there was a dog and it ran to the old house by the river"
 

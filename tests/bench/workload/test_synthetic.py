@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bench.workload.dataset_settings import Conversation, DatasetSettings, Turn
-from bench.workload.passages import Vocabulary, bare_vocabulary
-from bench.workload.registry import make_multi_turn, make_prefix_repetition, make_random
-from wire.errors import InvalidSetting
+from baton.bench.workload.dataset_settings import Conversation, DatasetSettings, Turn
+from baton.bench.workload.passages import Vocabulary, bare_vocabulary
+from baton.bench.workload.registry import make_multi_turn, make_prefix_repetition, make_random
+from baton.wire.errors import InvalidSetting
 
 
 def turns(vocabulary: Vocabulary, **changes: Any) -> list[Turn]:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from bench.serve.arrivals import from_trace
-from bench.workload.dataset_settings import DatasetSettings, Workload
-from bench.workload.files import AZURE_SAMPLE, MOONCAKE_SAMPLE, TRACES, reuse_share, runs_of_blocks
-from bench.workload.passages import Vocabulary, bare_vocabulary
-from bench.workload.registry import make_workload
-from wire.errors import InvalidSetting
+from baton.bench.serve.arrivals import from_trace
+from baton.bench.workload.dataset_settings import DatasetSettings, Workload
+from baton.bench.workload.files import AZURE_SAMPLE, MOONCAKE_SAMPLE, TRACES, reuse_share, runs_of_blocks
+from baton.bench.workload.passages import Vocabulary, bare_vocabulary
+from baton.bench.workload.registry import make_workload
+from baton.wire.errors import InvalidSetting
 
 BARE = bare_vocabulary(8000)
 BLOCK = 16

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.workload.passages import Vocabulary, bare_vocabulary, vocabulary_of
-from demo.location import checkpoint_path
-from engine.text.tokenizer import Tokenizer
+from baton.bench.workload.passages import Vocabulary, bare_vocabulary, vocabulary_of
+from baton.demo.location import checkpoint_path
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.errors import InvalidSetting, ModelLoadError
 from tests.bench.workload.conftest import OPENING_ID
-from wire.errors import InvalidSetting, ModelLoadError
 
 
 def test_words_come_back_as_themselves_wherever_they_stand(words: Vocabulary) -> None:

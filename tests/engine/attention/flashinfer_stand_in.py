@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from engine.attention.flashinfer import FlashInferCalls
+from baton.engine.attention.flashinfer import FlashInferCalls
 
 COMPARED_WITH = ("0.6.5", "0.7.2.post1")
 NUM_PROCESSORS = 132

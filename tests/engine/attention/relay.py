@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from device.emulated import EmulatedStaging
-from engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
-from engine.attention.flashinfer import FlashInferAttention
-from engine.attention.flashinfer_limits import float_workspace_bytes
-from engine.attention.native_backend import NativeAttention
-from engine.attention.paged_kv import PagedKv
-from engine.attention.torch_backend import TorchAttention
+from baton.device.emulated import EmulatedStaging
+from baton.engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
+from baton.engine.attention.flashinfer import FlashInferAttention
+from baton.engine.attention.flashinfer_limits import float_workspace_bytes
+from baton.engine.attention.native_backend import NativeAttention
+from baton.engine.attention.paged_kv import PagedKv
+from baton.engine.attention.torch_backend import TorchAttention
+from baton.wire.layout import KvLayout, LayerKv
 from tests.engine.attention import flashinfer_stand_in as stand_in
 from tests.engine.native.compiled import kernels
-from wire.layout import KvLayout, LayerKv
 
 NUM_LAYERS = 2
 MAX_TOKENS, MAX_SEQUENCES, MAX_BLOCKS = 256, 8, 32

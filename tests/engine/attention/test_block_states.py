@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.host import HostDevice
-from engine.attention.base import SequenceShare, attention_staging_bytes
-from engine.attention.paged_kv import PagedKv
-from engine.attention.torch_backend import TorchAttention
-from wire.layout import STATE, KvLayout, LayerKv
+from baton.device.host import HostDevice
+from baton.engine.attention.base import SequenceShare, attention_staging_bytes
+from baton.engine.attention.paged_kv import PagedKv
+from baton.engine.attention.torch_backend import TorchAttention
+from baton.wire.layout import STATE, KvLayout, LayerKv
 
 BLOCK_SIZE, SIZE, NUM_BLOCKS = 4, 8, 24
 

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from device.base import Device, DeviceFailed
-from device.emulated import EmulatedDevice
-from device.host import HostDevice
-from engine.attention.choose import AttentionChoice, AttentionShape, Gpu, choose_attention, try_out
-from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls
-from engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes
-from engine.attention.paged_kv import PagedKv
-from engine.attention.torch_backend import TorchAttention
+from baton.device.base import Device, DeviceFailed
+from baton.device.emulated import EmulatedDevice
+from baton.device.host import HostDevice
+from baton.engine.attention.choose import AttentionChoice, AttentionShape, Gpu, choose_attention, try_out
+from baton.engine.attention.flashinfer import FlashInferAttention, FlashInferCalls
+from baton.engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes
+from baton.engine.attention.paged_kv import PagedKv
+from baton.engine.attention.torch_backend import TorchAttention
+from baton.wire.errors import InvalidSetting
+from baton.wire.layout import FP8_E4M3, KvLayout, LayerKv
 from tests.engine.attention import flashinfer_stand_in as stand_in
-from wire.errors import InvalidSetting
-from wire.layout import FP8_E4M3, KvLayout, LayerKv
 
 SHAPE = AttentionShape(
     num_heads=8,

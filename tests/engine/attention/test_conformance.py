@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.attention.base import SequenceShare
+from baton.engine.attention.base import SequenceShare
+from baton.wire.layout import LayerKv
 from tests.engine.attention.relay import NUM_LAYERS, Relay, dense, run_ragged_mix
 from tests.engine.native.compiled import LEVELS
-from wire.layout import LayerKv
 
 BACKENDS = ("torch", "flashinfer", *LEVELS)
 

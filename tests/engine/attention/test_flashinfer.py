@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.base import Graph
-from device.emulated import EmulatedDevice, EmulatedStaging
-from engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
-from engine.attention.flashinfer import FlashInferAttention, FlashInferCalls, PageTable
-from engine.attention.flashinfer_limits import (
+from baton.device.base import Graph
+from baton.device.emulated import EmulatedDevice, EmulatedStaging
+from baton.engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
+from baton.engine.attention.flashinfer import FlashInferAttention, FlashInferCalls, PageTable
+from baton.engine.attention.flashinfer_limits import (
     GRAPH_INT_WORKSPACE_BYTES,
     float_workspace_bytes,
     int_workspace_bytes,
     unsupported_reason,
     uses_tensor_cores,
 )
-from engine.cache.block_pool import pack_blocks
+from baton.engine.cache.block_pool import pack_blocks
 from tests.engine.attention import flashinfer_stand_in as stand_in
 from tests.engine.attention.relay import (
     MAX_BLOCKS,

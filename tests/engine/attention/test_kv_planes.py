@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.emulated import EmulatedStaging
-from engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
-from engine.attention.kv_planes import decoded, encoded
-from engine.attention.native_backend import NativeAttention
-from engine.attention.paged_kv import PagedKv
-from engine.attention.torch_backend import TorchAttention
+from baton.device.emulated import EmulatedStaging
+from baton.engine.attention.base import AttentionBackend, SequenceShare, attention_staging_bytes
+from baton.engine.attention.kv_planes import decoded, encoded
+from baton.engine.attention.native_backend import NativeAttention
+from baton.engine.attention.paged_kv import PagedKv
+from baton.engine.attention.torch_backend import TorchAttention
+from baton.wire.layout import DTYPE_BYTES, FP8_E4M3, KvLayout, LayerKv
 from tests.engine.models.rounded_kv import rounded
 from tests.engine.native.compiled import LEVELS, kernels
-from wire.layout import DTYPE_BYTES, FP8_E4M3, KvLayout, LayerKv
 
 NUM_HEADS, NUM_KV_HEADS = 6, 2
 TABLES = [list(range(0, 24)), list(range(100, 24, -1))]

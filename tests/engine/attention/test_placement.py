@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from engine.attention.base import SequenceShare
+from baton.engine.attention.base import SequenceShare
 from tests.engine.attention.relay import make_backend, paged_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")

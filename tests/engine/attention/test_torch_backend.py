@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from baton.wire.errors import InvalidSetting
+from baton.wire.layout import LayerKv
 from tests.engine.attention.relay import Relay, run_ragged_mix
-from wire.errors import InvalidSetting
-from wire.layout import LayerKv
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.cache.block_pool import BlockPool, NoFreeBlocks
+from baton.engine.cache.block_pool import BlockPool, NoFreeBlocks
 
 
 def block_hash(number: int) -> bytes:

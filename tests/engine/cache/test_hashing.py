@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache.hashing import HASH_BYTES, extend_hashes, prompt_digest, root_hash
-from wire.images import PromptImage
+from baton.engine.cache.hashing import HASH_BYTES, extend_hashes, prompt_digest, root_hash
+from baton.wire.images import PromptImage
 
 
 def hashes_of(token_ids: list[int], block_size: int = 4, root: bytes = b"") -> list[bytes]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from engine.executor.meeting import Meeting
-from engine.executor.messages import Posted
+from baton.engine.executor.meeting import Meeting
+from baton.engine.executor.messages import Posted
 
 _WAIT_S = 30.0
 

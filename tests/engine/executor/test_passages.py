@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.executor.passages import Incoming, Outgoing, Passages, SharedIncoming, StreamShape, taken_ends
-from engine.executor.world import RanksLost
-from engine.models.shard import Shard
+from baton.engine.executor.passages import Incoming, Outgoing, Passages, SharedIncoming, StreamShape, taken_ends
+from baton.engine.executor.world import RanksLost
+from baton.engine.models.shard import Shard
 
 STREAM = StreamShape(max_tokens=5, hidden_size=3, dtype=torch.bfloat16, num_stages=2)
 

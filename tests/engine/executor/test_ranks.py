@@ -18,28 +18,28 @@ import psutil
 import pytest
 import torch
 
-from engine.build import Engine, build_engine
-from engine.executor import ranks as rank_processes
-from engine.executor import starting
-from engine.executor.messages import Channel, Compute, Here, Meet, Order, Room, Share, Stop
-from engine.executor.mp import MpExecutor
-from engine.executor.rank_process import OrdersAhead
-from engine.executor.ranks import Ranks
-from engine.executor.starting import LocalRanks, RankFailed
-from engine.models.config import load_config
-from engine.models.decoder import Decoder
-from engine.models.loading import load_weights
-from engine.models.ops.torch_ops import TorchOps
-from engine.models.shard import WHOLE, Shard
-from engine.runner.kv_memory import allocate_private, allocate_shared
-from engine.settings import OWN, EngineSettings
-from kvtransfer.ranks.messages import Begin as TransferBegin
-from kvtransfer.ranks.messages import Listen, Listening, TransferChannel
-from program.channel import ChannelBroken
+from baton.engine.build import Engine, build_engine
+from baton.engine.executor import ranks as rank_processes
+from baton.engine.executor import starting
+from baton.engine.executor.messages import Channel, Compute, Here, Meet, Order, Room, Share, Stop
+from baton.engine.executor.mp import MpExecutor
+from baton.engine.executor.rank_process import OrdersAhead
+from baton.engine.executor.ranks import Ranks
+from baton.engine.executor.starting import LocalRanks, RankFailed
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.loading import load_weights
+from baton.engine.models.ops.torch_ops import TorchOps
+from baton.engine.models.shard import WHOLE, Shard
+from baton.engine.runner.kv_memory import allocate_private, allocate_shared
+from baton.engine.settings import OWN, EngineSettings
+from baton.kvtransfer.ranks.messages import Begin as TransferBegin
+from baton.kvtransfer.ranks.messages import Listen, Listening, TransferChannel
+from baton.runtime.channel import ChannelBroken
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.executor.thread_ranks import SharedCalls, ThreadCollectives
 from tests.request_keys import key_of
-from wire.sampling import DecodingParams
 
 END_S = 5.0
 Build = Callable[..., Engine]
@@ -55,7 +55,7 @@ def build() -> Iterator[Build]:
         common = {"num_threads": 1, "num_blocks": 32, "block_size": 4, "tensor_parallel_size": size, **more}
         settings = EngineSettings(str(folder), **common)
         allocate = allocate_shared if settings.num_ranks > 1 else allocate_private
-        engines.append(build_engine(settings, allocate, starter=LocalRanks("rank_node")))
+        engines.append(build_engine(settings, allocate, starter=LocalRanks("baton.ranks")))
         return engines[-1]
 
     yield make

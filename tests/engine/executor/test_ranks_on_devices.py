@@ -12,30 +12,24 @@ from unittest import mock
 import pytest
 import torch
 
-from device.emulated import EmulatedDevice, EmulatedGraph
-from engine.executor.choose import open_executor
-from engine.models.config import load_config
-from engine.models.decoder import Decoder
-from engine.models.dummy import fill_with_noise
-from engine.models.ops.torch_ops import TorchOps
-from engine.models.shard import Shard
-from engine.runner.limits import RunnerLimits
-from engine.runner.profiling import profile, profile_share
-from engine.runner.sampler import Sampler
-from engine.settings import EngineSettings
+from baton.device.emulated import EmulatedDevice, EmulatedGraph
+from baton.engine.executor.choose import open_executor
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.dummy import fill_with_noise
+from baton.engine.models.ops.torch_ops import TorchOps
+from baton.engine.models.shard import Shard
+from baton.engine.runner.limits import RunnerLimits
+from baton.engine.runner.profiling import profile, profile_share
+from baton.engine.runner.sampler import Sampler
+from baton.engine.settings import EngineSettings
+from baton.wire.errors import InvalidSetting
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.executor.test_steps_of_ranks import alone, answers, prompt, tokens
-from tests.engine.executor.thread_ranks import (
-    GlooExecutor,
-    SharedCalls,
-    ThreadCollectives,
-    built,
-    orders_of,
-)
+from tests.engine.executor.thread_ranks import GlooExecutor, SharedCalls, ThreadCollectives, built, orders_of
 from tests.engine.test_emulated_engine import choose_stand_in
 from tests.request_keys import key_of
-from wire.errors import InvalidSetting
-from wire.sampling import DecodingParams
 
 SETTINGS: dict[str, Any] = {"device": "emulated", "block_size": 16, "max_num_seqs": 6}
 
@@ -46,7 +40,7 @@ def test_recorded_steps_of_ranks_draw_the_tokens_of_one(
 ) -> None:
     folder = make_checkpoint(tmp_path, "qwen3", changes={"head_dim": 64, "num_hidden_layers": 3})
     replay = mock.patch.object(EmulatedGraph, "replay", autospec=True, side_effect=EmulatedGraph.replay)
-    with mock.patch("engine.model_share.choose_attention", choose_stand_in), replay as replayed:
+    with mock.patch("baton.engine.model_share.choose_attention", choose_stand_in), replay as replayed:
         engine, executor = built(monkeypatch, folder, size, num_stages, executor=GlooExecutor, **SETTINGS)
         assert isinstance(engine.device, EmulatedDevice)
         assert engine.device.num_graphs == 4

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from device.base import STEP_TIMEOUT_S
-from engine.attention.base import LayerStored
-from engine.build import Engine, build_engine
-from engine.executor.leading import LEAST_S
-from engine.models.config import load_config
-from engine.models.division import require_divisible
-from engine.runner.kv_memory import allocate_private
-from engine.scheduler.request import PromptScores, Step
-from engine.settings import OWN, SHARED, EngineSettings
+from baton.device.base import STEP_TIMEOUT_S
+from baton.engine.attention.base import LayerStored
+from baton.engine.build import Engine, build_engine
+from baton.engine.executor.leading import LEAST_S
+from baton.engine.models.config import load_config
+from baton.engine.models.division import require_divisible
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.scheduler.request import PromptScores, Step
+from baton.engine.settings import OWN, SHARED, EngineSettings
+from baton.wire.errors import InvalidSetting, ModelLoadError
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.executor.thread_ranks import built
 from tests.engine.models.families import VOCAB_SIZE, make_model
 from tests.request_keys import key_of
-from wire.errors import InvalidSetting, ModelLoadError
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 GREEDY = DecodingParams(temperature=0.0, max_tokens=6, logprobs=2)
 SEEDED = DecodingParams(temperature=0.9, seed=5, max_tokens=6)

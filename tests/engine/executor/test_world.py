@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from engine.executor.world import World
-from engine.models.shard import Shard
+from baton.engine.executor.world import World
+from baton.engine.models.shard import Shard
+from baton.wire.errors import InvalidSetting
 from tests.engine.executor.board import Board
-from wire.errors import InvalidSetting
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -18,14 +18,14 @@ import pytest
 import torch
 from torch import Tensor
 
-import engine.build
-from device.base import Device
-from engine.build import Engine, build_engine
-from engine.executor.following import Follower
-from engine.executor.meeting import stage_group
-from engine.executor.messages import Channel, Compute, Order
-from engine.executor.mp import MpExecutor
-from engine.executor.passages import (
+import baton.engine.build
+from baton.device.base import Device
+from baton.engine.build import Engine, build_engine
+from baton.engine.executor.following import Follower
+from baton.engine.executor.meeting import stage_group
+from baton.engine.executor.messages import Channel, Compute, Order
+from baton.engine.executor.mp import MpExecutor
+from baton.engine.executor.passages import (
     NO_PAIRS,
     Incoming,
     Outgoing,
@@ -34,17 +34,17 @@ from engine.executor.passages import (
     incoming_from,
     taken_ends,
 )
-from engine.executor.spread import LOOPBACK
-from engine.executor.world import Pairs, World, join_pairs
-from engine.model_share import attention_of, load_share, open_basis, recorded_pass, stream_of
-from engine.models.collectives import Collectives
-from engine.models.config import ModelConfig
-from engine.models.shard import Shard
-from engine.runner.forward import decoded_pass
-from engine.runner.kv_memory import KvMemory, allocate_shared, mapped_kv, own_kv_memory
-from engine.settings import EngineSettings
+from baton.engine.executor.spread import LOOPBACK
+from baton.engine.executor.world import Pairs, World, join_pairs
+from baton.engine.model_share import attention_of, load_share, open_basis, recorded_pass, stream_of
+from baton.engine.models.collectives import Collectives
+from baton.engine.models.config import ModelConfig
+from baton.engine.models.shard import Shard
+from baton.engine.runner.forward import decoded_pass
+from baton.engine.runner.kv_memory import KvMemory, allocate_shared, mapped_kv, own_kv_memory
+from baton.engine.settings import EngineSettings
+from baton.wire.kv_share import own_layout
 from tests.engine.executor.board import Board
-from wire.kv_share import own_layout
 
 _WAIT_S = 60.0
 
@@ -235,7 +235,7 @@ def built(
     **settings: Any,
 ) -> tuple[Engine, ThreadExecutor]:
     """An engine whose ranks are threads. Blocks of 4 tokens, steps of 8."""
-    monkeypatch.setattr(engine.build, "open_executor", executor)
+    monkeypatch.setattr(baton.engine.build, "open_executor", executor)
     values = {"num_threads": 1, "num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 8, **settings}
     values |= {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages}
     made = build_engine(EngineSettings(str(folder), **values), allocate_shared)

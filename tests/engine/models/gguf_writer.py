@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.models.weight_files import SINGLE_FILE
+from baton.engine.models.weight_files import SINGLE_FILE
 
 _TYPES = {"F32": 0, "F16": 1, "Q4_1": 3, "Q8_0": 8, "BF16": 30}
 _GGUF_NAMES = {

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from engine.build import Engine
+from baton.engine.build import Engine
 from tests.engine.models.families import VOCAB_SIZE, make_model
 from tests.engine.models.rounded_kv import rounding
 from tests.engine.models.test_families import answers, built

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import torch
 
-from engine.models.checkpoint import choose_dtype
-from engine.models.config import load_config
-from engine.models.decoder import TORCH_DTYPES, Decoder
-from engine.models.loading import load_weights
-from engine.models.ops.choose import choose_ops
-from engine.models.quantization.choose import choose_quantization
-from engine.models.quantization.while_loading import WHILE_LOADING
-from engine.models.weight_files import weight_files
-from engine.native.library import AUTO, open_kernels
+from baton.engine.models.checkpoint import choose_dtype
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import TORCH_DTYPES, Decoder
+from baton.engine.models.loading import load_weights
+from baton.engine.models.ops.choose import choose_ops
+from baton.engine.models.quantization.choose import choose_quantization
+from baton.engine.models.quantization.while_loading import WHILE_LOADING
+from baton.engine.models.weight_files import weight_files
+from baton.engine.native.library import AUTO, open_kernels
 
 _LOOK_S = 0.005
 _MIB = 2**20

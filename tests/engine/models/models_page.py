@@ -14,8 +14,8 @@ from pathlib import Path
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from engine.models.family import Family
-from engine.models.registry import ARCHITECTURES
+from baton.engine.models.family import Family
+from baton.engine.models.registry import ARCHITECTURES
 from tests.engine.models.families import COMMON, FAMILIES
 
 BEGIN, END = "<!-- architectures: begin -->\n", "<!-- architectures: end -->\n"

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.models.rope import Rotation
+from baton.engine.models.rope import Rotation
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 EPS = 0.1

@@ -20,24 +20,24 @@ from pydoc_data.topics import topics
 import torch
 from torch import Tensor
 
-from device.host import HostDevice, HostStaging
-from engine.attention.base import Attention, SequenceShare
-from engine.attention.choose import AttentionShape, choose_attention
-from engine.models.checkpoint import resolve_checkpoint
-from engine.models.config import load_config
-from engine.models.decoder import Decoder
-from engine.models.linear_weights import LoadedWeight, PlainWeight, QuantizedWeight
-from engine.models.loading import load_weights
-from engine.models.ops.choose import choose_ops
-from engine.models.quantization.base import Quantization
-from engine.models.quantization.choose import choose_quantization
-from engine.models.quantization.while_loading import Int4
-from engine.native.library import AUTO, TORCH, Kernels, open_kernels
-from engine.runner.kv_memory import allocate_private, host_kv_memory
-from engine.text.tokenizer import Tokenizer
+from baton.device.host import HostDevice, HostStaging
+from baton.engine.attention.base import Attention, SequenceShare
+from baton.engine.attention.choose import AttentionShape, choose_attention
+from baton.engine.models.checkpoint import resolve_checkpoint
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.linear_weights import LoadedWeight, PlainWeight, QuantizedWeight
+from baton.engine.models.loading import load_weights
+from baton.engine.models.ops.choose import choose_ops
+from baton.engine.models.quantization.base import Quantization
+from baton.engine.models.quantization.choose import choose_quantization
+from baton.engine.models.quantization.while_loading import Int4
+from baton.engine.native.library import AUTO, TORCH, Kernels, open_kernels
+from baton.engine.runner.kv_memory import allocate_private, host_kv_memory
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.layout import FP8_E4M3, KvLayout
 from tests.engine.models.dense_attention import DenseAttention
 from tests.engine.models.rounded_kv import RoundedAttention
-from wire.layout import FP8_E4M3, KvLayout
 
 NUM_SEQUENCES, LENGTH, BLOCK_SIZE = 4, 512, 16
 HEADER = (

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from baton.wire.errors import BatonError
 from tests.checkpoints import write_tokenizer
 from tests.engine.models.families import COMMON, FAMILIES, SEEING, Family, make_model
 from tests.engine.models.modelling.architectures import ALSO_COMPUTED, COMPUTED, REFUSED
@@ -36,7 +37,6 @@ from tests.engine.models.test_families import built
 from tests.system.harness import Answer, Relay, start_relay
 from tests.system.parallel_grid import ranks_of
 from tests.system.reference import LOGPROB_TOLERANCE, make_prompt
-from wire.errors import BatonError
 
 BEGIN, END = "<!-- relay: begin -->\n", "<!-- relay: end -->\n"
 VOCAB_SIZE = 320

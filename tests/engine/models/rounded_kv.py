@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.attention.kv_planes import decoded, encoded
+from baton.engine.attention.kv_planes import decoded, encoded
 from tests.engine.models.dense_attention import DenseAttention
 
 

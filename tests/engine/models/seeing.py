@@ -15,7 +15,7 @@ from transformers.image_processing_backends import PilBackend
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from engine.models.vision.facts import ImageFacts, load_image_facts
+from baton.engine.models.vision.facts import ImageFacts, load_image_facts
 from tests.checkpoints import write_tokenizer
 from tests.engine.models.families import COMMON, SEEING, make_model
 

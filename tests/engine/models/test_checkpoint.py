@@ -6,10 +6,10 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from engine.models.checkpoint import choose_dtype, resolve_checkpoint
-from engine.models.config import ModelConfig, load_config
+from baton.engine.models.checkpoint import choose_dtype, resolve_checkpoint
+from baton.engine.models.config import ModelConfig, load_config
+from baton.wire.errors import InvalidSetting, ModelLoadError
 from tests.checkpoints import make_checkpoint
-from wire.errors import InvalidSetting, ModelLoadError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

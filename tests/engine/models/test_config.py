@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.models.architecture_facts import architecture_facts
-from engine.models.config import ModelConfig, load_config, parse_config
-from engine.models.rope_settings import RopeSettings
-from wire.errors import ModelLoadError
+from baton.engine.models.architecture_facts import architecture_facts
+from baton.engine.models.config import ModelConfig, load_config, parse_config
+from baton.engine.models.rope_settings import RopeSettings
+from baton.wire.errors import ModelLoadError
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

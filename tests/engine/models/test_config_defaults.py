@@ -15,12 +15,12 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from engine.models.config import parse_config
-from engine.models.registry import ARCHITECTURES
-from engine.models.vision.facts import NoImages, load_image_facts
+from baton.engine.models.config import parse_config
+from baton.engine.models.registry import ARCHITECTURES
+from baton.engine.models.vision.facts import NoImages, load_image_facts
+from baton.wire.errors import ModelLoadError
 from tests.engine.models.families import COMMON, FAMILIES, SEEING
 from tests.engine.models.seeing import SEEING_FAMILIES, make_seeing
-from wire.errors import ModelLoadError
 
 _COMMON = {**COMMON, "vocab_size": 300_000}  # no default of a token id lies outside of it
 _NAMES = ("architectures", "model_type")

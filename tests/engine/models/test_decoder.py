@@ -9,10 +9,10 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
-from engine.models.config import load_config
-from engine.models.decoder import Decoder
-from engine.models.loading import load_weights
-from engine.models.ops.torch_ops import TorchOps
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.loading import load_weights
+from baton.engine.models.ops.torch_ops import TorchOps
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.dense_attention import DenseAttention
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.config import load_config
-from engine.models.decoder import Decoder
-from engine.models.dummy import fill_with_noise
-from engine.models.identity import dummy_fingerprint
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.dummy import fill_with_noise
+from baton.engine.models.identity import dummy_fingerprint
 from tests.checkpoints import make_checkpoint
 
 

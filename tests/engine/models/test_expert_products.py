@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.ops.torch_ops import TorchOps
-from engine.models.parts.base import PartSetup
-from engine.models.parts.expert_products import (
+from baton.engine.models.ops.torch_ops import TorchOps
+from baton.engine.models.parts.base import PartSetup
+from baton.engine.models.parts.expert_products import (
     DenseProducts,
     ExpertMatrices,
     GroupedProducts,
@@ -16,8 +16,8 @@ from engine.models.parts.expert_products import (
     Products,
     make_products,
 )
-from engine.models.parts.linear import Linear
-from engine.models.shard import WHOLE
+from baton.engine.models.parts.linear import Linear
+from baton.engine.models.shard import WHOLE
 
 NUM_EXPERTS, SIZE, INNER, NUM_TOKENS, NUM_CHOSEN = 5, 16, 24, 9, 2
 

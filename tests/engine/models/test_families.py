@@ -13,17 +13,17 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from engine.build import Engine, build_engine
-from engine.models.weight_files import SINGLE_FILE
-from engine.runner.kv_memory import allocate_private
-from engine.scheduler.request import SampledToken
-from engine.settings import EngineSettings
+from baton.engine.build import Engine, build_engine
+from baton.engine.models.weight_files import SINGLE_FILE
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.scheduler.request import SampledToken
+from baton.engine.settings import EngineSettings
+from baton.wire.errors import InvalidSetting, ModelLoadError
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import write_weights
 from tests.engine.models.families import FAMILIES, VOCAB_SIZE, make_model
 from tests.engine.models.rounded_kv import rounding
 from tests.request_keys import key_of
-from wire.errors import InvalidSetting, ModelLoadError
-from wire.sampling import DecodingParams
 
 NUM_PROMPT, NUM_SHARED, NUM_OUTPUT = 29, 21, 6
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.models.generation_defaults import GenerationDefaults, load_generation_defaults
-from wire.errors import InvalidSetting, ModelLoadError
-from wire.sampling import DecodingParams
+from baton.engine.models.generation_defaults import GenerationDefaults, load_generation_defaults
+from baton.wire.errors import InvalidSetting, ModelLoadError
+from baton.wire.sampling import DecodingParams
 
 
 def folder_with(tmp_path: Path, **fields: object) -> Path:

@@ -13,14 +13,14 @@ import pytest
 import torch
 from PIL import Image
 
-from engine.models.vision.decoding import MAX_PIXELS, decode, resized
-from engine.models.vision.facts import ImageFacts, NoImages, PixtralFacts, load_image_facts
-from engine.models.vision.limit import image_limit
-from engine.models.vision.tower import inputs_of, values_of
+from baton.engine.models.vision.decoding import MAX_PIXELS, decode, resized
+from baton.engine.models.vision.facts import ImageFacts, NoImages, PixtralFacts, load_image_facts
+from baton.engine.models.vision.limit import image_limit
+from baton.engine.models.vision.tower import inputs_of, values_of
+from baton.wire.errors import InvalidRequest, InvalidSetting
+from baton.wire.images import MAX_PIXEL_BYTES
 from tests.engine.models.image_files import as_file, picture, write_image_facts
 from tests.engine.models.seeing import Seeing, make_seeing
-from wire.errors import InvalidRequest, InvalidSetting
-from wire.images import MAX_PIXEL_BYTES
 
 _SIZES = ((100, 60), (60, 100), (1, 1), (13, 200), (333, 250), (28, 28))
 

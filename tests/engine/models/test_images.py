@@ -10,19 +10,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from engine.build import Engine
-from engine.core import FirstToken
-from engine.models.vision.decoding import resized
-from engine.models.vision.tower import Tower
-from engine.scheduler.request import RequestOutput
-from node.events import failure_of
+from baton.engine.build import Engine
+from baton.engine.core import FirstToken
+from baton.engine.models.vision.decoding import resized
+from baton.engine.models.vision.tower import Tower
+from baton.engine.scheduler.request import RequestOutput
+from baton.node.events import failure_of
+from baton.wire.errors import BatonError, InvalidRequest, Overloaded
+from baton.wire.images import PromptImage, digest_of
+from baton.wire.sampling import DecodingParams
 from tests.engine.models.image_files import picture
 from tests.engine.models.seeing import SEEING_FAMILIES, Seeing, make_seeing
 from tests.engine.models.test_families import NUM_OUTPUT, Answer, built
 from tests.request_keys import key_of
-from wire.errors import BatonError, InvalidRequest, Overloaded
-from wire.images import PromptImage, digest_of
-from wire.sampling import DecodingParams
 
 
 class Prompt:

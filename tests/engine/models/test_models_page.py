@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.models.registry import ARCHITECTURES
-from engine.models.rope_settings import ROPE_TYPES
+from baton.engine.models.registry import ARCHITECTURES
+from baton.engine.models.rope_settings import ROPE_TYPES
 from tests.engine.models.families import FAMILIES, SEEING
 from tests.engine.models.modelling.architectures import ALSO_COMPUTED, COMPUTED
 from tests.engine.models.models_page import compared_as, with_table

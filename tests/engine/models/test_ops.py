@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from engine.models.linear_weights import PackedWeight, PlainWeight
-from engine.models.ops.base import DecoderOps
-from engine.models.ops.choose import choose_ops
-from engine.models.ops.cpu_ops import CpuOps
-from engine.models.ops.torch_ops import TorchOps
+from baton.engine.models.linear_weights import PackedWeight, PlainWeight
+from baton.engine.models.ops.base import DecoderOps
+from baton.engine.models.ops.choose import choose_ops
+from baton.engine.models.ops.cpu_ops import CpuOps
+from baton.engine.models.ops.torch_ops import TorchOps
 from tests.engine.models.op_cases import (
     DTYPES,
     EPS,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.models.parameters import Box, Parameter, Source, whole
+from baton.engine.models.parameters import Box, Parameter, Source, whole
 
 
 def parameter(shape: tuple[int, ...], *regions: Box) -> Parameter:

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.config import ModelConfig, load_config
-from engine.models.decoder import Decoder
-from engine.models.loading import load_weights
-from engine.models.ops.torch_ops import TorchOps
-from engine.models.parts.base import PartSetup
-from engine.models.parts.linear import Linear, Matrix
-from engine.models.shard import Shard
+from baton.engine.models.config import ModelConfig, load_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.loading import load_weights
+from baton.engine.models.ops.torch_ops import TorchOps
+from baton.engine.models.parts.base import PartSetup
+from baton.engine.models.parts.linear import Linear, Matrix
+from baton.engine.models.shard import Shard
+from baton.wire.layout import LayerKv
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.dense_attention import DenseAttention
-from wire.layout import LayerKv
 
 NUM_IN, NUM_OUT = 12, 8
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import demo
+import baton.demo
 from tests.engine.models.perplexity import Kind, both, perplexity, token_ids
 
-FOLDER = Path(demo.__file__).parent / "checkpoint"
+FOLDER = Path(baton.demo.__file__).parent / "checkpoint"
 
 
 @pytest.mark.parametrize("setting", ["int8", "int4"])

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.models.registry import ARCHITECTURES, family_of
-from wire.errors import ModelLoadError
+from baton.engine.models.registry import ARCHITECTURES, family_of
+from baton.wire.errors import ModelLoadError
 
 
 def test_every_architecture_is_found_by_its_name() -> None:

@@ -8,8 +8,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from engine.models.config import ModelConfig, parse_config
-from engine.models.rope import RotaryEmbedding, inverse_frequencies, make_rotary_embedding, rotate
+from baton.engine.models.config import ModelConfig, parse_config
+from baton.engine.models.rope import RotaryEmbedding, inverse_frequencies, make_rotary_embedding, rotate
 
 MAX_POSITION = 2048
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.models.shard import WHOLE, Shard, scaled
-from wire.errors import InvalidSetting, ModelLoadError
+from baton.engine.models.shard import WHOLE, Shard, scaled
+from baton.wire.errors import InvalidSetting, ModelLoadError
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.models.config import load_config
-from engine.scheduler.request import choices_of
+from baton.engine.models.config import load_config
+from baton.engine.scheduler.request import choices_of
+from baton.wire.errors import InvalidSetting, ModelLoadError
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.engine.models.families import make_model
 from tests.engine.models.test_families import answers, assert_same, built, prompts
 from tests.engine.test_core import note, run
 from tests.request_keys import A, B, C, key_of
-from wire.errors import InvalidSetting, ModelLoadError
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 SAMPLED = DecodingParams(temperature=1.0, seed=11, max_tokens=9, ignore_eos=True)
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from engine.models.config import load_config, parse_config
-from engine.models.facts import load_facts
-from engine.models.text_part import TEXT_PARTS
-from engine.models.weight_files import SINGLE_FILE
+from baton.engine.models.config import load_config, parse_config
+from baton.engine.models.facts import load_facts
+from baton.engine.models.text_part import TEXT_PARTS
+from baton.engine.models.weight_files import SINGLE_FILE
+from baton.wire.errors import ModelLoadError
 from tests.checkpoints import write_weights
 from tests.engine.models.families import SEEING, make_model
 from tests.engine.models.test_families import answers, assert_same, built, prompts
-from wire.errors import ModelLoadError
 
 _TEXT = "model.language_model."
 

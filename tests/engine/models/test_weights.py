@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from engine.models.config import load_config
-from engine.models.decoder import Decoder
-from engine.models.loading import check_weights, load_weights
-from engine.models.ops.torch_ops import TorchOps
-from engine.models.shard import WHOLE, Shard
-from engine.models.weight_files import INDEX_FILE, SINGLE_FILE, weights_digest
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.loading import check_weights, load_weights
+from baton.engine.models.ops.torch_ops import TorchOps
+from baton.engine.models.shard import WHOLE, Shard
+from baton.engine.models.weight_files import INDEX_FILE, SINGLE_FILE, weights_digest
+from baton.wire.errors import ModelLoadError
 from tests.checkpoints import make_checkpoint, write_weights
-from wire.errors import ModelLoadError
 
 
 def loaded(folder: Path, dtype: torch.dtype = torch.float32, shard: Shard = WHOLE) -> dict[str, torch.Tensor]:
@@ -260,9 +260,9 @@ def test_the_digest_sees_the_first_and_the_last_byte(tmp_path: Path, position: s
 def test_config_and_digest_need_no_torch(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
     code = (
-        "import sys; from pathlib import Path; from engine.models.config import load_config;"
-        "from engine.models.checkpoint import resolve_checkpoint;"
-        "from engine.models.weight_files import weights_digest;"
+        "import sys; from pathlib import Path; from baton.engine.models.config import load_config;"
+        "from baton.engine.models.checkpoint import resolve_checkpoint;"
+        "from baton.engine.models.weight_files import weights_digest;"
         "folder = resolve_checkpoint(sys.argv[1]); load_config(folder); weights_digest(folder);"
         "sys.exit('torch' in sys.modules)"
     )

@@ -13,8 +13,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from engine.models.ops import triton_ops
-from engine.models.ops.triton_ops import TritonOps
+from baton.engine.models.ops import triton_ops
+from baton.engine.models.ops.triton_ops import TritonOps
 from tests.engine.models.op_cases import DTYPES, EPS, random, random_rotation
 
 SHAPES = {  # hidden size, intermediate size, rotated heads, head size

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.config import load_config
-from engine.models.decoder import Decoder
-from engine.models.loading import load_weights
-from engine.models.ops.torch_ops import TorchOps
-from engine.models.ops.triton_ops import TritonOps
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.loading import load_weights
+from baton.engine.models.ops.torch_ops import TorchOps
+from baton.engine.models.ops.triton_ops import TritonOps
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.dense_attention import DenseAttention
 from tests.engine.models.op_cases import DTYPES, EPS, assert_same_roundings, random, random_rotation

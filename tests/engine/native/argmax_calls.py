@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.native.arguments import DTYPES, BatonArgmax
+from baton.engine.native.arguments import DTYPES, BatonArgmax
 from tests.engine.native.compiled import kernels
 from tests.engine.native.linear_calls import guarded, guarded_copy
 

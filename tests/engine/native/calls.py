@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.native.arguments import DTYPES, BatonAttention, BatonPagedKv, BatonStore
+from baton.engine.native.arguments import DTYPES, BatonAttention, BatonPagedKv, BatonStore
 from tests.engine.native.compiled import kernels
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.native.library import Kernels, levels, load_library
+from baton.engine.native.library import Kernels, levels, load_library
 
 HAS_COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++"))
 OTHER_LIBRARY = "BATON_TEST_KERNELS"

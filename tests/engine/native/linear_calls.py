@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.native.arguments import DTYPES, TOKEN_IDS, BatonGather, BatonLinear, BatonPack
+from baton.engine.native.arguments import DTYPES, TOKEN_IDS, BatonGather, BatonLinear, BatonPack
 from tests.engine.native.compiled import kernels
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.native.arguments import DUE, KINDS, NOT_PACKED, POSITIONS, TOKEN_IDS, BatonCall, BatonGather, BatonStep
+from baton.engine.native.arguments import (
+    DUE,
+    KINDS,
+    NOT_PACKED,
+    POSITIONS,
+    TOKEN_IDS,
+    BatonCall,
+    BatonGather,
+    BatonStep,
+)
 from tests.engine.native.argmax_calls import Rows
 from tests.engine.native.compiled import kernels, needs_kernels
 from tests.engine.native.linear_calls import guarded, guarded_copy

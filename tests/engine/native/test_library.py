@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.native import arguments, library
-from engine.native.library import Kernels, WeightMemory, huge_pages, levels, load_library, open_kernels
+from baton.engine.native import arguments, library
+from baton.engine.native.library import Kernels, WeightMemory, huge_pages, levels, load_library, open_kernels
+from baton.wire.errors import InvalidSetting
 from tests.engine.native import compiled
 from tests.engine.native.compiled import LEVELS, needs_kernels
-from wire.errors import InvalidSetting
 
 SOURCE = Path(library.__file__).parent / "src"
 C_TYPES = {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}

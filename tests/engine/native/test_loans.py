@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.native.arguments import DTYPES, BatonLinear, BatonPack
-from engine.native.library import Kernels, open_kernels
-from engine.native.loans import CoreLoans, Lending, open_page
+from baton.engine.native.arguments import DTYPES, BatonLinear, BatonPack
+from baton.engine.native.library import Kernels, open_kernels
+from baton.engine.native.loans import CoreLoans, Lending, open_page
+from baton.wire.errors import InvalidSetting
 from tests.engine.native import compiled
 from tests.engine.native.compiled import LEVELS, needs_kernels
-from wire.errors import InvalidSetting
 
 CORE = min(os.sched_getaffinity(0))
 DEADLINE_S = 30.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.models.ops.native_ops import NativeOps
-from engine.models.ops.torch_ops import TorchOps
+from baton.engine.models.ops.native_ops import NativeOps
+from baton.engine.models.ops.torch_ops import TorchOps
 from tests.engine.models.op_cases import (
     DTYPES,
     EPS,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.native.arguments import PLAN_TOO_LARGE, PLANNED, BatonPlan, BatonSequence
+from baton.engine.native.arguments import PLAN_TOO_LARGE, PLANNED, BatonPlan, BatonSequence
 from tests.engine.native.calls import Share
 from tests.engine.native.compiled import LEVELS, kernels, needs_kernels
 from tests.engine.native.linear_calls import guarded

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.native.arguments import DTYPES, BatonQuantizedLinear, BatonQuantizedPack
-from engine.native.library import Kernels
+from baton.engine.native.arguments import DTYPES, BatonQuantizedLinear, BatonQuantizedPack
+from baton.engine.native.library import Kernels
 from tests.engine.native.compiled import kernels, needs_kernels
 from tests.engine.native.linear_calls import guarded, guarded_copy
 

@@ -12,24 +12,24 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from device.host import HostStaging
-from engine.attention.base import LayerStored, SequenceShare
-from engine.attention.native_backend import NativeAttention
-from engine.attention.paged_kv import PagedKv
-from engine.executor.noted import NotedCollectives
-from engine.models.collectives import Collectives
-from engine.models.config import load_config
-from engine.models.decoder import Decoder
-from engine.models.loading import load_weights
-from engine.models.ops.native_ops import NativeOps, NativeWeight
-from engine.models.weight_files import SINGLE_FILE
-from engine.native.library import Kernels
-from engine.native.recording import Recording
-from engine.runner.forward import DueRows
-from engine.runner.recorded_layers import StepSizes, record_layers
+from baton.device.host import HostStaging
+from baton.engine.attention.base import LayerStored, SequenceShare
+from baton.engine.attention.native_backend import NativeAttention
+from baton.engine.attention.paged_kv import PagedKv
+from baton.engine.executor.noted import NotedCollectives
+from baton.engine.models.collectives import Collectives
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.loading import load_weights
+from baton.engine.models.ops.native_ops import NativeOps, NativeWeight
+from baton.engine.models.weight_files import SINGLE_FILE
+from baton.engine.native.library import Kernels
+from baton.engine.native.recording import Recording
+from baton.engine.runner.forward import DueRows
+from baton.engine.runner.recorded_layers import StepSizes, record_layers
+from baton.wire.layout import DTYPE_BYTES, KvLayout
 from tests.checkpoints import make_checkpoint
 from tests.engine.native.compiled import LEVELS, kernels, needs_kernels
-from wire.layout import DTYPE_BYTES, KvLayout
 
 pytestmark = needs_kernels
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

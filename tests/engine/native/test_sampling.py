@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.runner.grammar_masks import Masks
-from engine.runner.native_sampling import argmax, draw
-from engine.runner.sampling_plan import SampleGroup
+from baton.engine.runner.grammar_masks import Masks
+from baton.engine.runner.native_sampling import argmax, draw
+from baton.engine.runner.sampling_plan import SampleGroup
 from tests.engine.native.argmax_calls import bits_of
 from tests.engine.native.compiled import kernels, needs_kernels
 from tests.engine.native.linear_calls import guarded_copy

@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device.base import Device, Staging
-from engine.attention.base import LayerStored, PlannedShare
-from engine.models.config import load_config
-from engine.models.decoder import Decoder
-from engine.models.loading import load_weights
-from engine.runner.base import RunningStep
-from engine.runner.limits import RunnerLimits
-from engine.runner.model_runner import ModelRunner
-from engine.runner.sampler import Sampler
-from engine.scheduler.request import PENDING_TOKEN, SampledToken, ScheduledRequest, Step
+from baton.device.base import Device, Staging
+from baton.engine.attention.base import LayerStored, PlannedShare
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.loading import load_weights
+from baton.engine.runner.base import RunningStep
+from baton.engine.runner.limits import RunnerLimits
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.sampler import Sampler
+from baton.engine.scheduler.request import PENDING_TOKEN, SampledToken, ScheduledRequest, Step
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.request_keys import key_of
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 BLOCK_SIZE = 4
 MAX_BLOCKS = 8

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.runner.grammar_masks import apply_masks, are_allowed, stack_masks
-from engine.runner.sampled_rows import GrammarRow
+from baton.engine.runner.grammar_masks import apply_masks, are_allowed, stack_masks
+from baton.engine.runner.sampled_rows import GrammarRow
 
 VOCAB_SIZE = 21
 

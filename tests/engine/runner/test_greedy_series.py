@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from engine.build import Engine, build_engine
-from engine.runner.greedy_series import GreedySeries
-from engine.runner.kv_memory import allocate_private
-from engine.scheduler.request import RequestOutput
-from engine.settings import EngineSettings
+from baton.engine.build import Engine, build_engine
+from baton.engine.runner.greedy_series import GreedySeries
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.scheduler.request import RequestOutput
+from baton.engine.settings import EngineSettings
+from baton.wire.grammar import Grammar
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.request_keys import A, B, C, key_of
-from wire.grammar import Grammar
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 GREEDY = DecodingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 

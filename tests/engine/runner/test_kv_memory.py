@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.runner.kv_memory import allocate_private, device_kv_memory, host_kv_memory
-from wire.layout import DTYPE_BYTES, FP8_E4M3, KvLayout, LayerKv
+from baton.engine.runner.kv_memory import allocate_private, device_kv_memory, host_kv_memory
+from baton.wire.layout import DTYPE_BYTES, FP8_E4M3, KvLayout, LayerKv
 
 PLAIN = sorted(set(DTYPE_BYTES) - {FP8_E4M3})
 
@@ -45,7 +45,7 @@ def test_bytes_copied_into_a_block_are_its_kv() -> None:
 @pytest.mark.parametrize("has_call", [True, False])
 def test_every_page_is_there_before_the_first_request(has_call: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_call:
-        monkeypatch.setattr("engine.runner.kv_memory._MADV_POPULATE_WRITE", -1)
+        monkeypatch.setattr("baton.engine.runner.kv_memory._MADV_POPULATE_WRITE", -1)
     layout = mixed("float32")
     memory = host_kv_memory(layout, 400, allocate_private)
     assert isinstance(memory.blocks, np.ndarray)

@@ -9,16 +9,17 @@ from unittest import mock
 import pytest
 import torch
 
-from device.base import Array, Device, Staging
-from device.emulated import EmulatedDevice, EmulatedGraph, EmulatedStaging
-from device.host import HostDevice
-from engine.attention.base import LayerStored, PlannedShare
-from engine.models.decoder import Decoder
-from engine.runner.inputs import TokenUnknown
-from engine.runner.limits import RunnerLimits, graph_sizes
-from engine.runner.model_runner import ModelRunner
-from engine.runner.sampler import Sampler
-from engine.scheduler.request import PENDING_TOKEN, PromptSpan, Step
+from baton.device.base import Array, Device, Staging
+from baton.device.emulated import EmulatedDevice, EmulatedGraph, EmulatedStaging
+from baton.device.host import HostDevice
+from baton.engine.attention.base import LayerStored, PlannedShare
+from baton.engine.models.decoder import Decoder
+from baton.engine.runner.inputs import TokenUnknown
+from baton.engine.runner.limits import RunnerLimits, graph_sizes
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.sampler import Sampler
+from baton.engine.scheduler.request import PENDING_TOKEN, PromptSpan, Step
+from baton.wire.sampling import DecodingParams
 from tests.engine.runner.relay import (
     BLOCK_SIZE,
     LIMITS,
@@ -34,7 +35,6 @@ from tests.engine.runner.relay import (
     scheduled,
 )
 from tests.request_keys import A, B, C, key_of
-from wire.sampling import DecodingParams
 
 GREEDY = DecodingParams(temperature=0.0)
 

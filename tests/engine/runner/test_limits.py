@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.emulated import EmulatedDevice
-from engine.attention.torch_backend import TorchAttention
-from engine.models.decoder import Decoder
-from engine.runner.kv_memory import allocate_private, host_kv_memory
-from engine.runner.limits import RunnerLimits, graph_size, graph_sizes, staging_bytes
-from engine.runner.model_runner import ModelRunner
-from engine.runner.sampler import Sampler
-from engine.scheduler.request import PromptSpan, ScheduledRequest, Step
+from baton.device.emulated import EmulatedDevice
+from baton.engine.attention.torch_backend import TorchAttention
+from baton.engine.models.decoder import Decoder
+from baton.engine.runner.kv_memory import allocate_private, host_kv_memory
+from baton.engine.runner.limits import RunnerLimits, graph_size, graph_sizes, staging_bytes
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.sampler import Sampler
+from baton.engine.scheduler.request import PromptSpan, ScheduledRequest, Step
+from baton.wire.layout import KvLayout
+from baton.wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, DecodingParams
 from tests.engine.runner.relay import BLOCK_SIZE, MAX_BLOCKS, load_decoder, scheduled
 from tests.request_keys import key_of
-from wire.layout import KvLayout
-from wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, DecodingParams
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_no_step_overflows_the_staging_memory(
     decoder: Decoder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.runner.sampling_plan.CHANGE_BYTES", change_bytes)
+    monkeypatch.setattr("baton.engine.runner.sampling_plan.CHANGE_BYTES", change_bytes)
     choose = random.Random(max_num_seqs)
     vocab_size = decoder.config.vocab_size
     params = [hardest(vocab_size, choose) for _ in range(4)]

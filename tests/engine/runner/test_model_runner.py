@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.build import build_engine
-from engine.core import EngineCore
-from engine.runner.kv_memory import KvMemory, allocate_private
-from engine.scheduler.request import Step
-from engine.settings import EngineSettings
+from baton.engine.build import build_engine
+from baton.engine.core import EngineCore
+from baton.engine.runner.kv_memory import KvMemory, allocate_private
+from baton.engine.scheduler.request import Step
+from baton.engine.settings import EngineSettings
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.request_keys import A
-from wire.sampling import DecodingParams
 
 
 @pytest.fixture

@@ -9,19 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.host import HostStaging
-from engine.native.library import Kernels
-from engine.runner.sampler import Sampler
-from engine.scheduler.request import SampledToken, ScheduledRequest
+from baton.device.host import HostStaging
+from baton.engine.native.library import Kernels
+from baton.engine.runner.sampler import Sampler
+from baton.engine.scheduler.request import SampledToken, ScheduledRequest
+from baton.wire.sampling import DecodingParams
 from tests.engine.native.compiled import LEVELS, kernels, needs_kernels
 from tests.engine.runner.test_grammar_masks import Fixed
-from tests.engine.runner.test_sampler_batches import (
-    EOS,
-    VOCAB_SIZE,
-    choose_logits,
-    choose_request,
-)
-from wire.sampling import DecodingParams
+from tests.engine.runner.test_sampler_batches import EOS, VOCAB_SIZE, choose_logits, choose_request
 
 pytestmark = needs_kernels
 MASK_BYTES = -(-VOCAB_SIZE // 8)

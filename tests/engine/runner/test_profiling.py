@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from device.base import Device
-from device.emulated import EmulatedDevice
-from device.host import HostDevice
-from engine.models.decoder import Decoder
-from engine.runner.limits import RunnerLimits
-from engine.runner.profiling import StorelessAttention, profile
-from engine.runner.sampler import Sampler
-from engine.runner.sampling_plan import SamplingPlan
+from baton.device.base import Device
+from baton.device.emulated import EmulatedDevice
+from baton.device.host import HostDevice
+from baton.engine.models.decoder import Decoder
+from baton.engine.runner.limits import RunnerLimits
+from baton.engine.runner.profiling import StorelessAttention, profile
+from baton.engine.runner.sampler import Sampler
+from baton.engine.runner.sampling_plan import SamplingPlan
 from tests.engine.runner.relay import load_decoder
 
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from device.emulated import EmulatedDevice
-from device.host import HostStaging
-from engine.native.library import Kernels
-from engine.runner.redraws import redraw_beforehand
-from engine.runner.sampler import Sampler
-from engine.runner.sampling_plan import sampling_bytes
-from engine.scheduler.request import ScheduledRequest
+from baton.device.emulated import EmulatedDevice
+from baton.device.host import HostStaging
+from baton.engine.native.library import Kernels
+from baton.engine.runner.redraws import redraw_beforehand
+from baton.engine.runner.sampler import Sampler
+from baton.engine.runner.sampling_plan import sampling_bytes
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.engine.native.compiled import LEVELS, kernels
 from tests.engine.runner.test_grammar_masks import Fixed
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 NUM_ROWS, VOCAB_SIZE = 6000, 8
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5, 0.5, 0.0, 3.0])

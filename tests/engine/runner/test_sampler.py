@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from device.host import HostDevice
-from engine.runner.sampled_rows import uniform_noise
-from engine.runner.sampler import Sampler
-from engine.scheduler.request import SampledToken, ScheduledRequest
+from baton.device.host import HostDevice
+from baton.engine.runner.sampled_rows import uniform_noise
+from baton.engine.runner.sampler import Sampler
+from baton.engine.scheduler.request import SampledToken, ScheduledRequest
+from baton.wire.sampling import DecodingParams
 from tests.engine.runner.relay import scheduled
 from tests.request_keys import A
-from wire.sampling import DecodingParams
 
 VOCAB_SIZE = 40
 EOS = 39

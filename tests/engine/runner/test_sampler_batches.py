@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from device.base import Device
-from device.emulated import EmulatedDevice
-from device.host import HostDevice
-from engine.runner.sampled_rows import uniform_noise
-from engine.runner.sampler import Sampler
-from engine.runner.sampling_plan import sampling_bytes
-from engine.scheduler.request import PENDING_TOKEN, SampledToken, ScheduledRequest
+from baton.device.base import Device
+from baton.device.emulated import EmulatedDevice
+from baton.device.host import HostDevice
+from baton.engine.runner.sampled_rows import uniform_noise
+from baton.engine.runner.sampler import Sampler
+from baton.engine.runner.sampling_plan import sampling_bytes
+from baton.engine.scheduler.request import PENDING_TOKEN, SampledToken, ScheduledRequest
+from baton.wire.messages import TokenLogprobs
+from baton.wire.sampling import DecodingParams
 from tests.engine.runner.relay import scheduled
 from tests.request_keys import A, key_of
-from wire.messages import TokenLogprobs
-from wire.sampling import DecodingParams
 
 VOCAB_SIZE = 50
 EOS = 49
@@ -158,9 +158,9 @@ def assert_same(found: SampledToken | None, expected: SampledToken | None, logit
 def test_a_batch_samples_what_each_row_samples_by_itself(
     device: Device, pass_elements: int, narrow_width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.runner.sampler._HOST_PASS_ELEMENTS", pass_elements)
+    monkeypatch.setattr("baton.engine.runner.sampler._HOST_PASS_ELEMENTS", pass_elements)
     for module in ("sampler", "sampling_plan"):
-        monkeypatch.setattr(f"engine.runner.{module}.NARROW_WIDTH", narrow_width)
+        monkeypatch.setattr(f"baton.engine.runner.{module}.NARROW_WIDTH", narrow_width)
     choose = random.Random(pass_elements)
     num_valid = 0
     for _ in range(25):
@@ -273,7 +273,7 @@ def test_changes_that_do_not_fit_the_staging_are_made_too(num_bytes: int, monkey
     choose = random.Random(num_bytes)
     logits, requests = choose_logits(choose, 25), [choose_request(choose) for _ in range(25)]
     expected = sample_rows(logits, requests, HostDevice())
-    monkeypatch.setattr("engine.runner.sampling_plan.CHANGE_BYTES", num_bytes)
+    monkeypatch.setattr("baton.engine.runner.sampling_plan.CHANGE_BYTES", num_bytes)
     assert sample_rows(logits, requests, EmulatedDevice()) == expected
 
 

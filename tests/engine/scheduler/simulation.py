@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from engine.attention.base import LayerStored
-from engine.cache.block_pool import BlockPool
-from engine.core import EngineCore, FirstToken
-from engine.held_blocks import Reservation
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.request import (
+from baton.engine.attention.base import LayerStored
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.core import EngineCore, FirstToken
+from baton.engine.held_blocks import Reservation
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.request import (
     PENDING_TOKEN,
     BlockCopy,
     PromptScores,
@@ -34,11 +34,11 @@ from engine.scheduler.request import (
     Step,
     choices_of,
 )
-from engine.scheduler.scheduler import Scheduler
-from engine.steps_in_flight import StepFailed
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.steps_in_flight import StepFailed
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 Name: TypeAlias = str | int
 """What a test calls a request."""

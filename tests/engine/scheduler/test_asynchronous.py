@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from engine.cache.block_pool import BlockPool
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.request import PENDING_TOKEN, Request, SampledToken, Step
-from engine.scheduler.scheduler import Scheduler
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.request import PENDING_TOKEN, Request, SampledToken, Step
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.simulation import EOS, Device, Name, Simulation, continuation
 from tests.request_keys import A, B, key_of
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 TOKEN = SampledToken(7, None)
 

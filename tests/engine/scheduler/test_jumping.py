@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from engine.cache.block_pool import BlockPool
-from engine.scheduler import output_ends
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.output_ends import OutputEnds
-from engine.scheduler.request import MAX_FORCED, Fork, Request, RequestOutput, SampledToken, Step
-from engine.scheduler.scheduler import Scheduler
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.scheduler import output_ends
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.output_ends import OutputEnds
+from baton.engine.scheduler.request import MAX_FORCED, Fork, Request, RequestOutput, SampledToken, Step
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.wire.messages import TokenLogprobs
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.test_matchers import GRAMMAR, FakeMatcher
 from tests.request_keys import key_of
-from wire.messages import TokenLogprobs
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 A, B = key_of("a"), key_of("b")
 EOS = 60

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from engine.scheduler.limits import SchedulerLimits, require_room_for_images
-from engine.scheduler.request import Fork, Request
+from baton.engine.scheduler.limits import SchedulerLimits, require_room_for_images
+from baton.engine.scheduler.request import Fork, Request
+from baton.wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from baton.wire.images import PromptImage
+from baton.wire.sampling import DecodingParams
 from tests.request_keys import A, key_of
-from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
-from wire.images import PromptImage
-from wire.sampling import DecodingParams
 
 LIMITS = SchedulerLimits(4, max_num_seqs=3, max_num_batched_tokens=16, max_request_tokens=10, vocab_size=50)
 

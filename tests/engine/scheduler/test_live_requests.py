@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.cache.block_pool import pack_blocks
-from engine.scheduler.live_requests import LiveRequests
-from engine.scheduler.request import Fork, Request
+from baton.engine.cache.block_pool import pack_blocks
+from baton.engine.scheduler.live_requests import LiveRequests
+from baton.engine.scheduler.request import Fork, Request
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.request_keys import A, B, C, key_of
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 PARAMS = DecodingParams(max_tokens=8, ignore_eos=True)
 FIRST, SECOND = key_of("first fork"), key_of("second fork")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.cache.block_pool import BlockPool
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.request import Matcher, Request, SampledToken
-from engine.scheduler.scheduler import Scheduler
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.request import Matcher, Request, SampledToken
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.wire.grammar import Grammar
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of
-from wire.grammar import Grammar
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 A, B = key_of("a"), key_of("b")
 GRAMMAR = Grammar.regex("a")

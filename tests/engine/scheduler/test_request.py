@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduler.request import MAX_FORCED, Request, Step, as_known
+from baton.engine.scheduler.request import MAX_FORCED, Request, Step, as_known
+from baton.wire.images import PromptImage
+from baton.wire.sampling import DecodingParams
 from tests.request_keys import A
-from wire.images import PromptImage
-from wire.sampling import DecodingParams
 
 
 def request(num_tokens: int, num_computed_tokens: int = 0, num_prompt_tokens: int = 10) -> Request:

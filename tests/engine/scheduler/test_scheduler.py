@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from engine.cache.block_pool import BlockPool, pack_blocks
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.request import IMAGES_GONE, RequestOutput
-from engine.scheduler.request_blocks import RequestBlocks
-from engine.scheduler.scheduler import Scheduler
+from baton.engine.cache.block_pool import BlockPool, pack_blocks
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.request import IMAGES_GONE, RequestOutput
+from baton.engine.scheduler.request_blocks import RequestBlocks
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from baton.wire.images import PromptImage
+from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.simulation import EOS, Name, Simulation, continuation, next_token
 from tests.request_keys import key_of
-from wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
-from wire.images import PromptImage
-from wire.sampling import DecodingParams
 
 
 def endless(max_tokens: int = 4) -> DecodingParams:
@@ -28,7 +28,7 @@ def prompt(num_tokens: int, first: int = 100) -> list[int]:
 
 
 def test_no_torch_is_needed_to_schedule() -> None:
-    code = "import sys, engine.scheduler.scheduler; sys.exit('torch' in sys.modules)"
+    code = "import sys, baton.engine.scheduler.scheduler; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.scheduler.request import RequestOutput, Step
+from baton.engine.scheduler.request import RequestOutput, Step
+from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.simulation import Simulation
 from tests.engine.scheduler.test_asynchronous import endless, simulate
-from wire.sampling import DecodingParams
 
 
 def watched(simulation: Simulation, *, has_series: bool = True) -> tuple[list[Step], list[RequestOutput]]:

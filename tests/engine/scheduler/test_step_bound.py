@@ -7,15 +7,15 @@ from itertools import count
 
 import pytest
 
-from engine.cache.block_pool import BlockPool
-from engine.scheduler.limits import SchedulerLimits
-from engine.scheduler.request import Request, SampledToken
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.step_bound import FIRST_CHUNK, StepBound
-from engine.scheduler.step_costs import StepCosts, work_of
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
-from wire.step_cost import SMALLEST_CHUNK, StepCost
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.request import Request, SampledToken
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step_bound import FIRST_CHUNK, StepBound
+from baton.engine.scheduler.step_costs import StepCosts, work_of
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
+from baton.wire.step_cost import SMALLEST_CHUNK, StepCost
 
 COST = StepCost(1e-3, 2e-4, 5e-8, 1e-4, 2e-8)
 NUMBERS = count(1)

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from engine.scheduler.request import ScheduledRequest, Step
-from engine.scheduler.step_costs import USUAL_PAIR, StepCosts, work_of
-from wire.images import PromptImage
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
-from wire.step_cost import SMALLEST_CHUNK, StepCost, StepWork
+from baton.engine.scheduler.request import ScheduledRequest, Step
+from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts, work_of
+from baton.wire.images import PromptImage
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
+from baton.wire.step_cost import SMALLEST_CHUNK, StepCost, StepWork
 
 TRUE = StepCost(1e-3, 2e-4, 5e-8, 1e-4, 2e-8)
 PAIR = TRUE.prompt_pair_s / TRUE.prompt_token_s

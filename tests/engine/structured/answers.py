@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from wire.grammar import Grammar
+from baton.wire.grammar import Grammar
 
 PERSON: dict[str, Any] = {
     "type": "object",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.structured.vocabulary import Vocabulary
-from engine.text.tokenizer import Tokenizer
+from baton.engine.structured.vocabulary import Vocabulary
+from baton.engine.text.tokenizer import Tokenizer
 from tests.checkpoints import make_checkpoint
 
 

@@ -13,16 +13,16 @@ import pytest
 import tokenizers
 from llguidance import LLTokenizer
 
-from engine.structured.vocabulary import Vocabulary
-from engine.text.answers import harmony, json_calls
-from engine.text.answers.deltas import join_answer
-from engine.text.answers.formats import AnswerFormat, CallsWanted
-from engine.text.answers.grammars import AnswerShape
-from engine.text.answers.harmony_grammar import HarmonyShape
-from engine.text.answers.thinking import Tags
-from engine.text.tokenizer import Tokenizer
-from wire.errors import InvalidRequest
-from wire.grammar import MAX_GRAMMAR_CHARS, Grammar
+from baton.engine.structured.vocabulary import Vocabulary
+from baton.engine.text.answers import harmony, json_calls
+from baton.engine.text.answers.deltas import join_answer
+from baton.engine.text.answers.formats import AnswerFormat, CallsWanted
+from baton.engine.text.answers.grammars import AnswerShape
+from baton.engine.text.answers.harmony_grammar import HarmonyShape
+from baton.engine.text.answers.thinking import Tags
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.errors import InvalidRequest
+from baton.wire.grammar import MAX_GRAMMAR_CHARS, Grammar
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.structured.vocabulary import Vocabulary
-from wire.grammar import Grammar
+from baton.engine.structured.vocabulary import Vocabulary
+from baton.wire.grammar import Grammar
 
 CASES = {
     "date": {

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from baton import LLM, SamplingParams
-from engine.build import build_engine
-from engine.core import EngineCore
-from engine.runner.kv_memory import allocate_private
-from engine.settings import EngineSettings
-from engine.text.tokenizer import Tokenizer
+from baton.engine.build import build_engine
+from baton.engine.core import EngineCore
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.settings import EngineSettings
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.errors import InvalidRequest
+from baton.wire.grammar import Grammar
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.engine.structured.answers import GRAMMARS
 from tests.request_keys import key_of
-from wire.errors import InvalidRequest
-from wire.grammar import Grammar
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 PROMPT = "The answer is"
 DIGITS = Grammar.regex("[0-9]{2,9}")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.structured.followable import MAX_OPTIONAL_MEMBERS, unfollowable
-from engine.structured.vocabulary import Vocabulary
-from wire.errors import InvalidRequest
-from wire.grammar import Grammar
+from baton.engine.structured.followable import MAX_OPTIONAL_MEMBERS, unfollowable
+from baton.engine.structured.vocabulary import Vocabulary
+from baton.wire.errors import InvalidRequest
+from baton.wire.grammar import Grammar
 
 STRING, NULL, SELF = {"type": "string"}, {"type": "null"}, {"$ref": "#"}
 

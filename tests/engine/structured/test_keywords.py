@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine.structured.vocabulary import Vocabulary
-from wire.errors import InvalidRequest
-from wire.grammar import Grammar
+from baton.engine.structured.vocabulary import Vocabulary
+from baton.wire.errors import InvalidRequest
+from baton.wire.grammar import Grammar
 
 _STRING, _LIST, _OBJECT = {"type": "string"}, {"type": "array"}, {"type": "object"}
 ENFORCED: dict[str, tuple[dict[str, Any], Any, Any]] = {

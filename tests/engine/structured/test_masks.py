@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from engine.structured.matcher import (
+from baton.engine.structured.matcher import (
     MAX_COMPILED,
     OUT_OF_RESOURCES,
     WORN_OUT,
@@ -19,11 +19,11 @@ from engine.structured.matcher import (
     GrammarMatcher,
     Grammars,
 )
-from engine.structured.vocabulary import Vocabulary
-from engine.text.tokenizer import Tokenizer
+from baton.engine.structured.vocabulary import Vocabulary
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.errors import InvalidRequest, ModelLoadError
+from baton.wire.grammar import Grammar
 from tests.engine.structured.answers import GRAMMARS, PERSON
-from wire.errors import InvalidRequest, ModelLoadError
-from wire.grammar import Grammar
 
 MAX_TOKENS = 150
 
@@ -284,7 +284,7 @@ def test_without_a_thread_to_compile_it_a_grammar_fails_until_it_is_asked_for_ag
 def test_states_that_other_answers_have_reached_end_no_grammar(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.structured.vocabulary.MAX_LEXER_STATES", 150)
+    monkeypatch.setattr("baton.engine.structured.vocabulary.MAX_LEXER_STATES", 150)
     grammars = Grammars(lambda: vocabulary)
 
     def error_of(grammar: Grammar, text: str) -> str:

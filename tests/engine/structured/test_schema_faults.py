@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.structured.vocabulary import Vocabulary, require_sound
-from wire.errors import InvalidRequest
-from wire.grammar import Grammar
+from baton.engine.structured.vocabulary import Vocabulary, require_sound
+from baton.wire.errors import InvalidRequest
+from baton.wire.grammar import Grammar
 
 STRING, NULL, SELF = {"type": "string"}, {"type": "null"}, {"$ref": "#"}
 _OF_THE_LIBRARY = re.compile(r"coerce|Unimplemented|NoExtension|registry|\d+\(\d+\)|llguidance|retriev|Pointer")

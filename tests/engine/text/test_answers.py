@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.text.answers.deltas import JoinedAnswer, join_answer
-from engine.text.answers.formats import (
+from baton.engine.text.answers.deltas import JoinedAnswer, join_answer
+from baton.engine.text.answers.formats import (
     CALL_FORMATS,
     REASONING_FORMATS,
     AnswerFormat,

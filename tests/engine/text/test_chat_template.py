@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from engine.text.chat_template import ChatTemplate
-from wire.errors import InvalidRequest, ModelLoadError
+from baton.engine.text.chat_template import ChatTemplate
+from baton.wire.errors import InvalidRequest, ModelLoadError
 
 CHATML = """{% for message in messages %}
     {%- if loop.first and message.role != 'system' %}

@@ -9,10 +9,10 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
-from engine.text.choice_text import EMPTY_DELTA, ChoiceText, TextDelta, TextOptions, join_deltas
-from engine.text.tokenizer import Tokenizer
-from wire.errors import InvalidMessage
-from wire.messages import TokenLogprobs
+from baton.engine.text.choice_text import EMPTY_DELTA, ChoiceText, TextDelta, TextOptions, join_deltas
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.errors import InvalidMessage
+from baton.wire.messages import TokenLogprobs
 
 # byte-level pieces: Ġ is a space, â Ĥ ¬ are the three bytes of the euro sign
 PIECES = ["Hello", "Ġworld", "Ġthe", "Ġend", "â", "Ĥ", "¬", "!", "ĠEN", "D", "xyz"]

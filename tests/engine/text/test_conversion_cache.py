@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.text.conversion_cache import find_tokenizer_file
-from engine.text.convert import main
-from engine.text.tokenizer import Tokenizer
-from wire.errors import ModelLoadError
+from baton.engine.text.conversion_cache import find_tokenizer_file
+from baton.engine.text.convert import main
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.errors import ModelLoadError
 
 
 @pytest.fixture

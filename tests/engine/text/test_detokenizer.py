@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from engine.text.detokenizer import IncrementalDetokenizer
-from engine.text.tokenizer import Tokenizer
+from baton.engine.text.detokenizer import IncrementalDetokenizer
+from baton.engine.text.tokenizer import Tokenizer
 
 KINDS = ["byte_level", "byte_level_prefix", "llama", "metaspace"]
 BYTE_TOKENS_FROM = 3  # in the sentencepiece layout: <unk>, <s>, </s>, then <0x00> to <0xFF>

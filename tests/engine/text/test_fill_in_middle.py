@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from engine.text.fill_in_middle import FillInMiddle
-from engine.text.tokenizer import Tokenizer
+from baton.engine.text.fill_in_middle import FillInMiddle
+from baton.engine.text.tokenizer import Tokenizer
 
 PREFIX, SUFFIX = "def add(a, b):\n", "    return total\n"
 BYTE_LEVEL_FAMILIES = [

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.text.choice_text import ChoiceText, TextOptions
-from engine.text.tokenizer import Tokenizer
-from wire.messages import FINISH_LENGTH
+from baton.engine.text.choice_text import ChoiceText, TextOptions
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.messages import FINISH_LENGTH
 
 SAMPLES = {
     "English": "It's 5 o'clock -- isn't it?",

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.stop_strings import StopResult, StopStringMatcher
-from wire.errors import InvalidRequest
+from baton.engine.text.stop_strings import StopResult, StopStringMatcher
+from baton.wire.errors import InvalidRequest
 
 texts = st.text("ab", max_size=30)
 stop_lists = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)

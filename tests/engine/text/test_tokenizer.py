@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from engine.text.tokenizer import Tokenizer
-from wire.errors import InvalidRequest, ModelLoadError
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.errors import InvalidRequest, ModelLoadError
 
 KINDS = ["byte_level", "byte_level_prefix", "llama", "metaspace"]
 TEXTS = [
@@ -222,9 +222,9 @@ def test_a_decoder_that_cannot_be_streamed_is_refused(
 
 def test_loading_imports_neither_torch_nor_transformers(checkpoints: Mapping[str, Path]) -> None:
     program = (
-        "import sys; from pathlib import Path; from engine.text.chat_template import ChatTemplate;"
-        "from engine.text.detokenizer import IncrementalDetokenizer as _;"
-        "from engine.text.tokenizer import Tokenizer;"
+        "import sys; from pathlib import Path; from baton.engine.text.chat_template import ChatTemplate;"
+        "from baton.engine.text.detokenizer import IncrementalDetokenizer as _;"
+        "from baton.engine.text.tokenizer import Tokenizer;"
         "Tokenizer.from_folder(Path(sys.argv[1])); print({'torch', 'transformers'} & set(sys.modules))"
     )
     root = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from engine.text.tokenizer_digest import tokenizer_digest
+from baton.engine.text.tokenizer_digest import tokenizer_digest
 from tests.checkpoints import make_checkpoint
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from wire.errors import TransferFailed
+from baton.wire.errors import TransferFailed
 
 _GOOD_EVERY = 25
 

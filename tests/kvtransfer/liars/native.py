@@ -9,16 +9,16 @@ import time
 
 import zmq
 
-from kvtransfer.messages import Endpoint, HandoffName
-from kvtransfer.transports.nccl import wire as nccl_wire
-from kvtransfer.transports.nccl.wire import PairHello, StoreEntry
-from kvtransfer.transports.nixl.wire import DETAILS, NOTICES, Landed, PoolDetails
+from baton.kvtransfer.messages import Endpoint, HandoffName
+from baton.kvtransfer.transports.nccl import wire as nccl_wire
+from baton.kvtransfer.transports.nccl.wire import PairHello, StoreEntry
+from baton.kvtransfer.transports.nixl.wire import DETAILS, NOTICES, Landed, PoolDetails
+from baton.wire.errors import TransferFailed
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.liars.liars import Liars
 from tests.kvtransfer.test_wire_fuzz import Forge
 from tests.kvtransfer.transports.nccl import nccl_ends
 from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of
-from wire.errors import TransferFailed
-from wire.request_key import RequestKey
 
 Context = zmq.Context[zmq.Socket[bytes]]
 

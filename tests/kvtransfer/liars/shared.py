@@ -11,18 +11,18 @@ from pathlib import Path
 import numpy as np
 import zmq
 
-from kvtransfer.messages import Endpoint, HandoffName
-from kvtransfer.pools.host import HostPool
-from kvtransfer.transports.base import Move
-from kvtransfer.transports.shm import slots_wire
-from kvtransfer.transports.shm.direct import ShmSender
-from kvtransfer.transports.shm.segment import FOLDER, Segment
-from kvtransfer.transports.shm.slots_wire import RingEnd, SlotBatch
+from baton.kvtransfer.messages import Endpoint, HandoffName
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.transports.base import Move
+from baton.kvtransfer.transports.shm import slots_wire
+from baton.kvtransfer.transports.shm.direct import ShmSender
+from baton.kvtransfer.transports.shm.segment import FOLDER, Segment
+from baton.kvtransfer.transports.shm.slots_wire import RingEnd, SlotBatch
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.liars.liars import Liars
 from tests.kvtransfer.test_wire_fuzz import Forge
 from tests.kvtransfer.transports.endpoint_process import key_of
 from tests.kvtransfer.transports.shm import slots_ends
-from wire.request_key import RequestKey
 
 _GENERATION = 3
 Context = zmq.Context[zmq.Socket[bytes]]

@@ -31,23 +31,23 @@ import numpy as np
 import xxhash
 import zmq
 
-from kvtransfer.messages import Endpoint
-from kvtransfer.pools.base import KvPool
-from kvtransfer.pools.host import HostPool
-from kvtransfer.transports.base import Blocks, Move, Receiver, Sender
-from kvtransfer.transports.inlets import WholeOnly
-from kvtransfer.transports.shm.direct import ShmReceiver, ShmSender
-from kvtransfer.transports.shm.segment import Segment
-from kvtransfer.transports.shm.slots_receiver import SlotsReceiver
-from kvtransfer.transports.shm.slots_sender import SlotsSender
-from kvtransfer.transports.tcp_zmq import ZmqReceiver, ZmqSender
-from kvtransfer.write_proof import WriteProof
-from program.process import start_authenticator
+from baton.kvtransfer.messages import Endpoint
+from baton.kvtransfer.pools.base import KvPool
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.transports.base import Blocks, Move, Receiver, Sender
+from baton.kvtransfer.transports.inlets import WholeOnly
+from baton.kvtransfer.transports.shm.direct import ShmReceiver, ShmSender
+from baton.kvtransfer.transports.shm.segment import Segment
+from baton.kvtransfer.transports.shm.slots_receiver import SlotsReceiver
+from baton.kvtransfer.transports.shm.slots_sender import SlotsSender
+from baton.kvtransfer.transports.tcp_zmq import ZmqReceiver, ZmqSender
+from baton.kvtransfer.write_proof import WriteProof
+from baton.runtime.process import start_authenticator
+from baton.wire.errors import BatonError
+from baton.wire.keys import ROUTER, KeyRing
+from baton.wire.links import LinkSettings
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackReceiver, LoopbackSender
-from wire.errors import BatonError
-from wire.keys import ROUTER, KeyRing
-from wire.links import LinkSettings
-from wire.request_key import RequestKey
 
 GUARD = 0xA5
 """What every byte of a receiver's pool is before a test."""
@@ -66,7 +66,7 @@ TRANSPORTS = (
     *(
         name
         for name, package in _NEEDS.items()
-        if find_spec(f"kvtransfer.transports.{name}") is not None and find_spec(package) is not None
+        if find_spec(f"baton.kvtransfer.transports.{name}") is not None and find_spec(package) is not None
     ),
 )
 IN_PROCESS = (MAILBOX, MEMORY)
@@ -236,15 +236,15 @@ class _Opener:
         self._network = network
         self._context = _context(spec, stack)
         if spec.transport == NIXL_THREAD:
-            from kvtransfer.transports.nixl.sender import NixlSenders
-            from kvtransfer.transports.nixl.thread import AgentThread
+            from baton.kvtransfer.transports.nixl.sender import NixlSenders
+            from baton.kvtransfer.transports.nixl.thread import AgentThread
 
             self.blocks: Blocks = np.zeros((spec.num_blocks, spec.block_bytes), dtype=np.uint8)
             self._senders = NixlSenders(AgentThread(self.blocks, spec.host), spec.block_bytes)
             stack.callback(self._senders.close)
         elif spec.transport == NIXL:
-            from kvtransfer.transports.nixl.process import AgentProcess
-            from kvtransfer.transports.nixl.sender import NixlSenders
+            from baton.kvtransfer.transports.nixl.process import AgentProcess
+            from baton.kvtransfer.transports.nixl.sender import NixlSenders
 
             segment = Segment(spec.num_blocks * spec.block_bytes)
             stack.callback(segment.close)
@@ -267,7 +267,7 @@ class _Opener:
         if transport in (NIXL, NIXL_THREAD):
             return self._senders.open(endpoint, num_target_blocks)
         if transport == NCCL:
-            from kvtransfer.transports.nccl.sender import NcclSender
+            from baton.kvtransfer.transports.nccl.sender import NcclSender
 
             return NcclSender(self._context, endpoint, self.blocks, self._spec.links)
         if self._network is None:
@@ -283,14 +283,14 @@ def _open_receiver(spec: Spec, stack: contextlib.ExitStack, network: LoopbackNet
         blocks: Blocks = segment.array.reshape(shape)
         if spec.transport == SHM:
             return ShmReceiver(segment), blocks
-        from kvtransfer.transports.nixl.process import AgentProcess
-        from kvtransfer.transports.nixl.receiver import NixlReceiver
+        from baton.kvtransfer.transports.nixl.process import AgentProcess
+        from baton.kvtransfer.transports.nixl.receiver import NixlReceiver
 
         return NixlReceiver(AgentProcess(segment.descriptor, *shape, spec.host), WholeOnly(HostPool(blocks))), blocks
     blocks = np.zeros(shape, dtype=np.uint8)
     if spec.transport == NIXL_THREAD:
-        from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver
-        from kvtransfer.transports.nixl.thread import AgentThread
+        from baton.kvtransfer.transports.nixl.receiver import NixlDeviceReceiver
+        from baton.kvtransfer.transports.nixl.thread import AgentThread
 
         return NixlDeviceReceiver(AgentThread(blocks, spec.host), WholeOnly(HostPool(blocks))), blocks
     if spec.transport in (ZMQ, DEVICE_ZMQ):
@@ -300,7 +300,7 @@ def _open_receiver(spec: Spec, stack: contextlib.ExitStack, network: LoopbackNet
         pool = _pool_over(blocks, spec.transport)
         return SlotsReceiver(_context(spec, stack), spec.host, pool, spec.links), blocks
     if spec.transport == NCCL:
-        from kvtransfer.transports.nccl.receiver import NcclReceiver
+        from baton.kvtransfer.transports.nccl.receiver import NcclReceiver
 
         return NcclReceiver(_context(spec, stack), spec.host, blocks, spec.links), blocks
     if network is None:
@@ -315,7 +315,7 @@ def _pool_over(blocks: Blocks, transport: str) -> KvPool:
         return HostPool(blocks)
     import torch
 
-    from kvtransfer.pools.device import DevicePool
+    from baton.kvtransfer.pools.device import DevicePool
 
     return DevicePool(torch.from_numpy(blocks))
 

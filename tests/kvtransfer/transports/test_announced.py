@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from kvtransfer.transports.announced import AnnouncedBlocks, GrantedWriter
-from kvtransfer.transports.base import BlocksArrived
+from baton.kvtransfer.transports.announced import AnnouncedBlocks, GrantedWriter
+from baton.kvtransfer.transports.base import BlocksArrived
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.transports.endpoint_process import key_of
-from wire.request_key import RequestKey
 
 KEY = key_of(1)
 GRANTED, GENERATIONS = (5, 2, 7), (4, 4, 9)

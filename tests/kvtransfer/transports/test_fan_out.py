@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from kvtransfer.messages import ProcessIdentity
-from kvtransfer.process_identity import this_process
-from kvtransfer.transports.base import Move, Sender
-from kvtransfer.transports.fan_out import FanOutSender
+from baton.kvtransfer.messages import ProcessIdentity
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.transports.base import Move, Sender
+from baton.kvtransfer.transports.fan_out import FanOutSender
+from baton.wire.request_key import RequestKey
 from tests.request_keys import A, B
-from wire.request_key import RequestKey
 
 FIRST, SECOND = [Move(0, 1, 2, 3)], [Move(1, 4, 5, 6)]
 Taken = tuple[RequestKey, Sequence[Move]]

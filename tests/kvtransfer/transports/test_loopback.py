@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kvtransfer.messages import Endpoint
-from kvtransfer.transports.base import Move
+from baton.kvtransfer.messages import Endpoint
+from baton.kvtransfer.transports.base import Move
+from baton.wire.errors import TransferFailed
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import Fault, LoopbackNetwork, LoopbackReceiver, LoopbackSender
 from tests.kvtransfer.transports.endpoint_process import key_of
-from wire.errors import TransferFailed
-from wire.request_key import RequestKey
 
 _NUM_BLOCKS, _BLOCK_BYTES = 4, 16
 _MOVES = [Move(index, index, index, 1) for index in range(_NUM_BLOCKS)]

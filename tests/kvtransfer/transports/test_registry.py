@@ -14,19 +14,19 @@ import pytest
 import torch
 import zmq
 
-from kvtransfer.messages import Endpoint, PeerHello
-from kvtransfer.pools.device import DevicePool
-from kvtransfer.pools.host import HostPool
-from kvtransfer.process_identity import this_process
-from kvtransfer.transports import registry
-from kvtransfer.transports.base import Blocks
-from kvtransfer.transports.nixl import thread
-from kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
-from kvtransfer.transports.shm import segment
-from kvtransfer.transports.shm.direct import ShmSender
+from baton.kvtransfer.messages import Endpoint, PeerHello
+from baton.kvtransfer.pools.device import DevicePool
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.transports import registry
+from baton.kvtransfer.transports.base import Blocks
+from baton.kvtransfer.transports.nixl import thread
+from baton.kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
+from baton.kvtransfer.transports.shm import segment
+from baton.kvtransfer.transports.shm.direct import ShmSender
+from baton.wire.errors import InvalidSetting, Refused
+from baton.wire.links import LinkSettings
 from tests.kvtransfer.pools import LAYOUT
-from wire.errors import InvalidSetting, Refused
-from wire.links import LinkSettings
 
 _NUM_BLOCKS, _BLOCK_BYTES = 8, 4096
 ZMQ_ENDPOINT = Endpoint("zmq", "tcp://127.0.0.1:9")

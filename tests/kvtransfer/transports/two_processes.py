@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import psutil
 
-from kvtransfer.transports.shm.segment import sweep_orphans
+from baton.kvtransfer.transports.shm.segment import sweep_orphans
 from tests.kvtransfer.loopback import LoopbackNetwork
 from tests.kvtransfer.transports.endpoint_process import (
     GUARD,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from launch.cluster.backend import Backend, Phase, Program, Report
+from baton.launch.cluster.backend import Backend, Phase, Program, Report
 
 MODULE = "tests.launch.cluster.member_program"
 WAIT_S = 60.0

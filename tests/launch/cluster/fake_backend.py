@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from launch.cluster.backend import Backend, Machine, Phase, Program, Report
+from baton.launch.cluster.backend import Backend, Machine, Phase, Program, Report
+from baton.wire.errors import ChildFailed
 from tests.launch.cluster.conformance import MODULE
-from wire.errors import ChildFailed
 
 NUM_CPUS = 8.0
 ADDRESS = "10.0.0.1"
@@ -39,7 +39,7 @@ class World:
 
 
 class FakeBackend:
-    """See the module and `launch.cluster.backend.Backend`."""
+    """See the module and `baton.launch.cluster.backend.Backend`."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -8,7 +8,7 @@ import sys
 import time
 from types import FrameType
 
-from program.events import Ready, emit
+from baton.runtime.events import Ready, emit
 
 LIFE_S = 300.0
 """It ends by itself, whatever becomes of its test."""

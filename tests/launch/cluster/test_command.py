@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-import launch.cluster.command
-import launch.serve
-from launch.cli import main
-from launch.cluster.controller import Controller
-from launch.cluster.file import ClusterFile
-from launch.cluster.keeper import Secrets
-from launch.cluster.loop import ControllerLoop
-from launch.settings import Deployment
+import baton.launch.cluster.command
+import baton.launch.serve
+from baton.launch.cli import main
+from baton.launch.cluster.controller import Controller
+from baton.launch.cluster.file import ClusterFile
+from baton.launch.cluster.keeper import Secrets
+from baton.launch.cluster.loop import ControllerLoop
+from baton.launch.settings import Deployment
+from baton.wire.errors import InvalidSetting
 from tests.launch.cluster.conformance import program
 from tests.launch.cluster.fake_backend import FakeBackend, World
 from tests.launch.cluster.test_controller import PlayedView
-from wire.errors import InvalidSetting
 
 FILE = """
 environment = { HF_HOME = "/models" }
@@ -51,7 +51,7 @@ def test_with_local_this_machine_serves_each_group_at_its_count(
         served.append((deployment, environment))
         return 0
 
-    monkeypatch.setattr(launch.serve, "run", run)
+    monkeypatch.setattr(baton.launch.serve, "run", run)
     assert main(["cluster", "up", "--local", str(file)]) == 0
     ((deployment, environment),) = served
     assert (deployment.num_prefill, deployment.serve.decode, deployment.router.goal_tpot_ms) == (1, 2, 30.0)
@@ -100,8 +100,8 @@ class PlayedRay(types.ModuleType):
 def ray(monkeypatch: pytest.MonkeyPatch) -> PlayedRay:
     """What the command takes for Ray."""
     played = PlayedRay()
-    monkeypatch.setattr(launch.cluster.command, "_load_ray", lambda: played)
-    monkeypatch.setattr(launch.cluster.command, "_POLL_S", 0.01)
+    monkeypatch.setattr(baton.launch.cluster.command, "_load_ray", lambda: played)
+    monkeypatch.setattr(baton.launch.cluster.command, "_POLL_S", 0.01)
     return played
 
 
@@ -160,7 +160,7 @@ def test_without_ray_one_line_says_what_to_install(
     arguments: list[str], file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "launch.cluster.ray_backend", raising=False)
+    monkeypatch.delitem(sys.modules, "baton.launch.cluster.ray_backend", raising=False)
     assert main(["cluster", *(argument.format(file=file) for argument in arguments)]) == 2
     assert capsys.readouterr().err == (
         "error: Ray is not installed: pip install 'baton-serve[ray]', here and on every machine\n"

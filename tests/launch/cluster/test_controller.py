@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from launch.api_client import ApiClient
-from launch.cluster.backend import Phase
-from launch.cluster.controller import LEAVE_MARGIN_S, Controller
-from launch.cluster.file import parse_cluster_file
-from launch.cluster.policy import Load, Reading
-from launch.cluster.readings import RouterView
-from launch.cluster.status import Status
+from baton.launch.api_client import ApiClient
+from baton.launch.cluster.backend import Phase
+from baton.launch.cluster.controller import LEAVE_MARGIN_S, Controller
+from baton.launch.cluster.file import parse_cluster_file
+from baton.launch.cluster.policy import Load, Reading
+from baton.launch.cluster.readings import RouterView
+from baton.launch.cluster.status import Status
+from baton.wire.errors import ChildFailed, RequestFailed
 from tests.launch.cluster.fake_backend import FakeBackend, World
-from wire.errors import ChildFailed, RequestFailed
 
 FILE = """
 name = "tests"

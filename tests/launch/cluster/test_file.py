@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.cluster.file import Scaling, parse_cluster_file, read_cluster_file
-from launch.cluster.programs import Ports, node_program, router_program
+from baton.launch.cluster.file import Scaling, parse_cluster_file, read_cluster_file
+from baton.launch.cluster.programs import Ports, node_program, router_program
+from baton.wire.errors import InvalidSetting
+from baton.wire.messages import DECODE
 from tests.system.harness import ROOT
-from wire.errors import InvalidSetting
-from wire.messages import DECODE
 
 EXAMPLE = ROOT / "examples/cluster.toml"
 
@@ -136,7 +136,7 @@ def test_the_ranks_of_a_node_are_spread_over_machines() -> None:
     assert {"--rank-machines=2", "--num-threads=6", "--pipeline-parallel-size=2"} <= set(program.arguments)
     assert (program.resources, program.wait_flag) == ({"CPU": 6.0}, "--rank-port")
     (other,) = program.further
-    assert (other.name, other.module, other.dial_flag) == ("decode-0/1", "rank_node.command", "--driver")
+    assert (other.name, other.module, other.dial_flag) == ("decode-0/1", "baton.ranks.command", "--driver")
     assert {"--num-threads=6", "--shutdown-timeout-s=7.0"} <= set(other.arguments)
     assert other.host_flags == ("--host",)
     assert file.on_one_machine().decode.rank_machines == 1, "one machine has all of them"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.cluster.backend import Phase, Program, Report
-from launch.cluster.keeper import Keeper, Secrets
-from launch.console import Console
+from baton.launch.cluster.backend import Phase, Program, Report
+from baton.launch.cluster.keeper import Keeper, Secrets
+from baton.launch.console import Console
 from tests.launch.cluster.conformance import MODULE
 
 KEY = "k" * 40

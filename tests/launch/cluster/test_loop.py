@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from launch.cluster.backend import Report
-from launch.cluster.controller import Controller
-from launch.cluster.file import parse_cluster_file
-from launch.cluster.loop import ControllerLoop
+from baton.launch.cluster.backend import Report
+from baton.launch.cluster.controller import Controller
+from baton.launch.cluster.file import parse_cluster_file
+from baton.launch.cluster.loop import ControllerLoop
+from baton.wire.errors import ChildFailed
 from tests.launch.cluster.fake_backend import FakeBackend, World
 from tests.launch.cluster.test_controller import PlayedView
-from wire.errors import ChildFailed
 
 WAIT_S = 60.0
 

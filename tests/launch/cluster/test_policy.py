@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from launch.cluster.file import ClusterFile, parse_cluster_file
-from launch.cluster.policy import Change, Load, Policy, Reading, decode_pressure, prefill_pressure
-from wire.messages import DECODE, PREFILL
+from baton.launch.cluster.file import ClusterFile, parse_cluster_file
+from baton.launch.cluster.policy import Change, Load, Policy, Reading, decode_pressure, prefill_pressure
+from baton.wire.messages import DECODE, PREFILL
 
 FILE = """
 [goals]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from launch.api_client import ApiClient
-from launch.cluster.readings import Look, RouterView, added_up, parse_look, quantile
-from router.metrics import RouterMetrics
-from wire.messages import DECODE, PREFILL
+from baton.launch.api_client import ApiClient
+from baton.launch.cluster.readings import Look, RouterView, added_up, parse_look, quantile
+from baton.router.health.metrics import RouterMetrics
+from baton.wire.messages import DECODE, PREFILL
 
 
 def look(at_s: float, **times_s: list[float]) -> Look:

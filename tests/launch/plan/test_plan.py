@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from engine.models.config import parse_config
-from engine.models.model_costs import (
+from baton.engine.models.config import parse_config
+from baton.engine.models.model_costs import (
     attention_flop,
     head_flop,
     pair_in_tokens,
     product_flop_per_token,
     share_of_experts,
 )
-from launch.cli import main
-from launch.plan.devices import GPUS
-from launch.plan.rank_size import RankSize, stage_sizes
+from baton.launch.cli import main
+from baton.launch.plan.devices import GPUS
+from baton.launch.plan.rank_size import RankSize, stage_sizes
 from tests.launch.plan.model_configs import DEEPSEEK_V3, GPT_OSS_20B, LLAMA_3_8B, QWEN3_06B
 
 _LLAMA_WEIGHTS = 2 * 8_030_261_248

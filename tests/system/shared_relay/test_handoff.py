@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from baton.wire.layout import KvLayout, LayerKv
 from tests.system.conftest import Checkpoints, running
 from tests.system.harness import BLOCK_SIZE, Node, Relay, start_relay
 from tests.system.reference import Reference, make_prompt
-from wire.layout import KvLayout, LayerKv
 
 SLOW_PREFILL = str(Path(__file__).parents[1] / "slow_prefill.py")
 BLOCK_BYTES = KvLayout.of_layers("float32", BLOCK_SIZE, [LayerKv(2, 16)] * 2).block_bytes

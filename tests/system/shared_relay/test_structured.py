@@ -6,10 +6,10 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from baton.wire.grammar import CHOICE, JSON_SCHEMA, Grammar
 from tests.engine.structured.answers import GRAMMARS
 from tests.system.harness import BLOCK_SIZE, Answer, Relay
 from tests.system.reference import make_prompt
-from wire.grammar import CHOICE, JSON_SCHEMA, Grammar
 
 
 def _asked(grammar: Grammar) -> dict[str, Any]:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from engine.build import build_engine
-from engine.runner.kv_memory import allocate_private
-from engine.settings import EngineSettings
+from baton.engine.build import build_engine
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.settings import EngineSettings
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of
 from tests.system.conftest import Checkpoints, running
 from tests.system.harness import BLOCK_SIZE, MODEL_NAME, Answer, Relay, start_relay
 from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
-from wire.request_key import RequestKey
-from wire.sampling import DecodingParams
 
 References = Callable[[str], Reference]
 LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE, 5 * BLOCK_SIZE + 7, 150)

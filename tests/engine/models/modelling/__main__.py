@@ -11,10 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from baton.wire.errors import ModelLoadError
 from tests.engine.models.families import Family, make_model
 from tests.engine.models.modelling.architectures import ALSO_COMPUTED, COMPUTED
 from tests.engine.models.test_families import answers, assert_same, built, prompts
-from wire.errors import ModelLoadError
 
 
 def compared(folder: Path, family: Family) -> str:

@@ -12,16 +12,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from engine.models.config import ModelConfig
-from engine.models.facts import load_facts
-from engine.models.modelling import model as modelling_model
-from engine.models.modelling.config import ModellingConfig, parse_modelling_config
-from engine.models.weight_files import SINGLE_FILE
+from baton.engine.models.config import ModelConfig
+from baton.engine.models.facts import load_facts
+from baton.engine.models.modelling import model as modelling_model
+from baton.engine.models.modelling.config import ModellingConfig, parse_modelling_config
+from baton.engine.models.weight_files import SINGLE_FILE
+from baton.wire.errors import InvalidSetting, ModelLoadError
 from tests.checkpoints import make_checkpoint, write_weights
 from tests.engine.models.families import make_model
 from tests.engine.models.modelling.architectures import ALSO_COMPUTED, COMPUTED, REFUSED
 from tests.engine.models.test_families import answers, assert_same, built, prompts
-from wire.errors import InvalidSetting, ModelLoadError
 
 
 def changed(folder: Path, **fields: Any) -> Path:

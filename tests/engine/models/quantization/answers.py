@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.build import build_engine
-from engine.models.linear_weights import PlainWeight, QuantizedWeight
-from engine.models.quantization.while_loading import quantization_while_loading
-from engine.models.weight_files import SINGLE_FILE
-from engine.runner.kv_memory import allocate_private
-from engine.settings import EngineSettings
+from baton.engine.build import build_engine
+from baton.engine.models.linear_weights import PlainWeight, QuantizedWeight
+from baton.engine.models.quantization.while_loading import quantization_while_loading
+from baton.engine.models.weight_files import SINGLE_FILE
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.settings import EngineSettings
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import write_weights
 from tests.request_keys import key_of
-from wire.sampling import DecodingParams
 
 NUM_OUTPUT = 6
 PROMPT = [5, 80, 33, 7, 150, 61, 90, 12, 44, 3, 201, 17]

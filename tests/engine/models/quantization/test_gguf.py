@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.models.checkpoint import resolve_checkpoint
-from engine.models.gguf.blocks import BLOCK_KINDS, numbers_of
-from engine.models.gguf.file import read_gguf
-from engine.models.gguf.folder import checkpoint_folder
-from engine.text.tokenizer import Tokenizer
+from baton.engine.models.checkpoint import resolve_checkpoint
+from baton.engine.models.gguf.blocks import BLOCK_KINDS, numbers_of
+from baton.engine.models.gguf.file import read_gguf
+from baton.engine.models.gguf.folder import checkpoint_folder
+from baton.engine.text.tokenizer import Tokenizer
+from baton.wire.errors import InvalidSetting, ModelLoadError
 from tests.checkpoints import make_checkpoint, write_weights
 from tests.engine.models.gguf_writer import fact, write_gguf
 from tests.engine.models.quantization.answers import assert_same_answer
-from wire.errors import InvalidSetting, ModelLoadError
 
 KINDS = {"attn_v": "Q4_1", "ffn_down": "F16", "token_embd": "Q8_0", "attn_output": "BF16"}
 

@@ -14,23 +14,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.models.config import load_config
-from engine.models.decoder import Decoder
-from engine.models.loading import check_weights
-from engine.models.ops.torch_ops import TorchOps
-from engine.models.parameters import slices
-from engine.models.parts.base import PartSetup
-from engine.models.parts.linear import Linear, Matrix
-from engine.models.quantization.base import Quantization
-from engine.models.quantization.choose import choose_quantization
-from engine.models.quantization.while_loading import AUTO
-from engine.models.shard import Shard
-from engine.models.weight_files import SINGLE_FILE
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.loading import check_weights
+from baton.engine.models.ops.torch_ops import TorchOps
+from baton.engine.models.parameters import slices
+from baton.engine.models.parts.base import PartSetup
+from baton.engine.models.parts.linear import Linear, Matrix
+from baton.engine.models.quantization.base import Quantization
+from baton.engine.models.quantization.choose import choose_quantization
+from baton.engine.models.quantization.while_loading import AUTO
+from baton.engine.models.shard import Shard
+from baton.engine.models.weight_files import SINGLE_FILE
+from baton.wire.errors import InvalidSetting, ModelLoadError
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.families import FAMILIES, make_model
 from tests.engine.models.quantization.answers import assert_same_answer, republished
 from tests.engine.models.test_families import built
-from wire.errors import InvalidSetting, ModelLoadError
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.models.config import load_config
-from engine.models.decoder import Decoder
-from engine.models.dummy import fill_with_noise
-from engine.models.linear_weights import PlainWeight, QuantizedWeight
-from engine.models.loading import load_weights
-from engine.models.quantization.while_loading import Int4, Int8, quantization_while_loading
+from baton.engine.models.config import load_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.dummy import fill_with_noise
+from baton.engine.models.linear_weights import PlainWeight, QuantizedWeight
+from baton.engine.models.loading import load_weights
+from baton.engine.models.quantization.while_loading import Int4, Int8, quantization_while_loading
+from baton.wire.errors import InvalidSetting
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.quantization.answers import assert_same_answer, dequantized
 from tests.engine.native.compiled import LEVELS, kernels
-from wire.errors import InvalidSetting
 
 METHODS = [Int8(), Int4()]
 

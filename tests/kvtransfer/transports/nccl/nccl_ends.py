@@ -15,16 +15,16 @@ import numpy as np
 import torch
 import zmq
 
-from kvtransfer.messages import HandoffName
-from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.nccl.group import SENDER_RANK, PairStore, finish, form_group
-from kvtransfer.transports.nccl.receiver import NcclReceiver
-from kvtransfer.transports.nccl.sender import NcclSender
-from kvtransfer.transports.nccl.wire import BlockBatch, PairAlive, PairEnd, PairHello, StoreEntry
+from baton.kvtransfer.messages import HandoffName
+from baton.kvtransfer.transports.base import Blocks, Move
+from baton.kvtransfer.transports.nccl.group import SENDER_RANK, PairStore, finish, form_group
+from baton.kvtransfer.transports.nccl.receiver import NcclReceiver
+from baton.kvtransfer.transports.nccl.sender import NcclSender
+from baton.kvtransfer.transports.nccl.wire import BlockBatch, PairAlive, PairEnd, PairHello, StoreEntry
+from baton.wire.codec import Codec
+from baton.wire.links import LinkSettings
+from baton.wire.request_key import RequestKey
 from tests.system.prepared import ROOT, prepared_python
-from wire.codec import Codec
-from wire.links import LinkSettings
-from wire.request_key import RequestKey
 
 BLOCK_BYTES, NUM_BLOCKS = 4096, 32
 GUARD = 0xA5
@@ -141,7 +141,7 @@ class ForkedProgram:
         path.write_text(source)
         out, into = os.pipe()
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        python = prepared_python("kvtransfer.transports.nccl.receiver", "kvtransfer.transports.nccl.sender")
+        python = prepared_python("baton.kvtransfer.transports.nccl.receiver", "baton.kvtransfer.transports.nccl.sender")
         with open(into, "wb") as theirs, (folder / "err").open("wb") as err:
             self.process = python.start([str(path), *arguments], environment, theirs, err)
         self._out = open(out)  # noqa: SIM115

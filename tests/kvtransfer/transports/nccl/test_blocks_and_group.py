@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from kvtransfer.transports.nccl import blocks, group
-from kvtransfer.transports.nccl.blocks import gather, gather_indexed, scatter, scatter_indexed
-from kvtransfer.transports.nccl.group import PairStore, backend_of, finish
-from wire.errors import TransferFailed
+from baton.kvtransfer.transports.nccl import blocks, group
+from baton.kvtransfer.transports.nccl.blocks import gather, gather_indexed, scatter, scatter_indexed
+from baton.kvtransfer.transports.nccl.group import PairStore, backend_of, finish
+from baton.wire.errors import TransferFailed
 
 _CUDA = torch.device("cuda", 0)
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import zmq
 
-from kvtransfer.messages import Endpoint
-from kvtransfer.transports.nccl import line
-from kvtransfer.transports.nccl.sender import NcclSender
+from baton.kvtransfer.messages import Endpoint
+from baton.kvtransfer.transports.nccl import line
+from baton.kvtransfer.transports.nccl.sender import NcclSender
+from baton.wire.errors import TransferFailed
+from baton.wire.links import LinkSettings
 from tests.kvtransfer.transports.nccl.nccl_ends import (
     BLOCK_BYTES,
     NUM_BLOCKS,
@@ -23,16 +25,14 @@ from tests.kvtransfer.transports.nccl.nccl_ends import (
     program,
     push_until,
 )
-from wire.errors import TransferFailed
-from wire.links import LinkSettings
 
 _SENDER_PROGRAM = """
 import sys, time
 import numpy as np, zmq
-from wire.links import LinkSettings
-from kvtransfer.messages import Endpoint
-from kvtransfer.transports.base import Move
-from kvtransfer.transports.nccl.sender import NcclSender
+from baton.wire.links import LinkSettings
+from baton.kvtransfer.messages import Endpoint
+from baton.kvtransfer.transports.base import Move
+from baton.kvtransfer.transports.nccl.sender import NcclSender
 address, number, is_endless = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "endless"
 blocks = np.full((8, 4096), number, dtype=np.uint8)
 sender = NcclSender(zmq.Context(), Endpoint("nccl", address), blocks, LinkSettings())
@@ -47,8 +47,8 @@ while True:
 _RECEIVER_PROGRAM = """
 import time
 import numpy as np, zmq
-from wire.links import LinkSettings
-from kvtransfer.transports.nccl.receiver import NcclReceiver
+from baton.wire.links import LinkSettings
+from baton.kvtransfer.transports.nccl.receiver import NcclReceiver
 receiver = NcclReceiver(zmq.Context(), "127.0.0.1", np.zeros((32, 4096), dtype=np.uint8), LinkSettings())
 print(receiver.endpoint.address, flush=True)
 while True:
@@ -153,8 +153,8 @@ def test_two_processes_send_and_one_is_killed_and_one_frozen(target: Target, mon
 
 def test_the_main_thread_takes_the_pairs_with_it() -> None:
     source = _RECEIVER_PROGRAM.split("print(")[0] + (
-        "from kvtransfer.transports.base import Move\n"
-        "from kvtransfer.transports.nccl.sender import NcclSender\n"
+        "from baton.kvtransfer.transports.base import Move\n"
+        "from baton.kvtransfer.transports.nccl.sender import NcclSender\n"
         "context = zmq.Context()\n"
         "sender = NcclSender(context, receiver.endpoint, np.zeros((8, 4096), dtype=np.uint8), LinkSettings())\n"
         "while not sender.push((bytes(16), 1), [Move(0, 0, 0, 1)]):\n"

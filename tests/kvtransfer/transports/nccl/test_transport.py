@@ -14,15 +14,18 @@ import torch
 import torch.distributed as dist
 import zmq
 
-from kvtransfer.messages import HandoffName
-from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.nccl import blocks as nccl_blocks
-from kvtransfer.transports.nccl import group, line
-from kvtransfer.transports.nccl import receiver as nccl_receiver
-from kvtransfer.transports.nccl.group import SENDER_RANK, PairStore, form_group
-from kvtransfer.transports.nccl.receiver import NcclReceiver
-from kvtransfer.transports.nccl.sender import NcclSender
-from kvtransfer.transports.nccl.wire import BlockBatch, PairAlive, PairEnd, PairHello, StoreEntry
+from baton.kvtransfer.messages import HandoffName
+from baton.kvtransfer.transports.base import Blocks, Move
+from baton.kvtransfer.transports.nccl import blocks as nccl_blocks
+from baton.kvtransfer.transports.nccl import group, line
+from baton.kvtransfer.transports.nccl import receiver as nccl_receiver
+from baton.kvtransfer.transports.nccl.group import SENDER_RANK, PairStore, form_group
+from baton.kvtransfer.transports.nccl.receiver import NcclReceiver
+from baton.kvtransfer.transports.nccl.sender import NcclSender
+from baton.kvtransfer.transports.nccl.wire import BlockBatch, PairAlive, PairEnd, PairHello, StoreEntry
+from baton.wire.errors import InvalidSetting, TransferFailed
+from baton.wire.keys import ClusterKey
+from baton.wire.links import LinkSettings
 from tests.kvtransfer.transports.nccl.nccl_ends import (
     BLOCK_BYTES,
     CPU,
@@ -35,9 +38,6 @@ from tests.kvtransfer.transports.nccl.nccl_ends import (
     moves_of,
     push_until,
 )
-from wire.errors import InvalidSetting, TransferFailed
-from wire.keys import ClusterKey
-from wire.links import LinkSettings
 
 
 def test_a_push_of_gaps_in_the_grant_is_cut_at_them(target: Target) -> None:

@@ -13,16 +13,16 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from kvtransfer.pools.host import HostPool
-from kvtransfer.transports.base import Move
-from kvtransfer.transports.inlets import WholeOnly
-from kvtransfer.transports.nixl.process import AgentProcess
-from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
-from kvtransfer.transports.nixl.sender import NixlSender, NixlSenders
-from kvtransfer.transports.nixl.thread import AgentThread
-from kvtransfer.transports.shm.segment import Segment
-from wire.errors import TransferFailed
-from wire.request_key import RequestKey
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.transports.base import Move
+from baton.kvtransfer.transports.inlets import WholeOnly
+from baton.kvtransfer.transports.nixl.process import AgentProcess
+from baton.kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
+from baton.kvtransfer.transports.nixl.sender import NixlSender, NixlSenders
+from baton.kvtransfer.transports.nixl.thread import AgentThread
+from baton.kvtransfer.transports.shm.segment import Segment
+from baton.wire.errors import TransferFailed
+from baton.wire.request_key import RequestKey
 
 GENERATION = 7
 needs_nixl = pytest.mark.skipif(find_spec("nixl") is None, reason="nixl is not installed")

@@ -9,10 +9,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvtransfer.transports.nixl.agent import BESIDE_ENGINE, Agent
-from kvtransfer.transports.nixl.memory import DRAM, VRAM, Region, region_of
-from kvtransfer.transports.nixl.thread import run_agent
-from kvtransfer.transports.nixl.wire import COMMANDS, DETAILS, REPORTS, Channel, Connect, Disconnect, PoolDetails, Write
+from baton.kvtransfer.transports.nixl.agent import BESIDE_ENGINE, Agent
+from baton.kvtransfer.transports.nixl.memory import DRAM, VRAM, Region, region_of
+from baton.kvtransfer.transports.nixl.thread import run_agent
+from baton.kvtransfer.transports.nixl.wire import (
+    COMMANDS,
+    DETAILS,
+    REPORTS,
+    Channel,
+    Connect,
+    Disconnect,
+    PoolDetails,
+    Write,
+)
 from tests.kvtransfer.transports.nixl.gpu_stand_ins import FakeNixl, FakeTensor, metadata_of
 
 _PEER = "ab" * 16

@@ -17,21 +17,21 @@ import numpy as np
 import psutil
 import pytest
 
-from kvtransfer.messages import ProcessIdentity
-from kvtransfer.process_identity import is_gone
-from kvtransfer.transports.base import Move, Starting
-from kvtransfer.transports.nixl import process
-from kvtransfer.transports.nixl import sender as sender_module
-from program.child import Child
+from baton.kvtransfer.messages import ProcessIdentity
+from baton.kvtransfer.process_identity import is_gone
+from baton.kvtransfer.transports.base import Move, Starting
+from baton.kvtransfer.transports.nixl import process
+from baton.kvtransfer.transports.nixl import sender as sender_module
+from baton.runtime.child import Child
+from baton.wire.errors import InvalidSetting, TransferFailed
 from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of
-from wire.errors import InvalidSetting, TransferFailed
 
 _NUM_BLOCKS = 64
 _ROOT = Path(__file__).resolve().parents[4]
 _NODE = """
 import sys, time
-from kvtransfer.transports.nixl.process import AgentProcess
-from kvtransfer.transports.shm.segment import Segment
+from baton.kvtransfer.transports.nixl.process import AgentProcess
+from baton.kvtransfer.transports.shm.segment import Segment
 agent = AgentProcess(Segment(4096).descriptor, 1, 4096, "127.0.0.1")
 process = agent.ready.process
 sys.stdout.write(f"{process.host} {process.pid} {process.start_ticks}\\n")

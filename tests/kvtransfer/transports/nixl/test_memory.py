@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtransfer.transports.nixl.memory import VRAM, BlockRuns, Region, region_of
+from baton.kvtransfer.transports.nixl.memory import VRAM, BlockRuns, Region, region_of
+from baton.wire.errors import InvalidSetting
 from tests.kvtransfer.transports.nixl.gpu_stand_ins import FakeTensor, a_segment
-from wire.errors import InvalidSetting
 
 
 def test_a_pool_on_a_gpu_is_described_with_its_device() -> None:

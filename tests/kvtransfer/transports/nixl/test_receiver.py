@@ -7,17 +7,17 @@ from typing import Any, cast
 
 import pytest
 
-from kvtransfer.messages import HandoffName
-from kvtransfer.process_identity import this_process
-from kvtransfer.transports.base import BlocksArrived
-from kvtransfer.transports.inlets import WholeOnly
-from kvtransfer.transports.nixl.lives import RunningAgent
-from kvtransfer.transports.nixl.memory import DRAM
-from kvtransfer.transports.nixl.receiver import NixlReceiver
-from kvtransfer.transports.nixl.wire import DETAILS, NOTICES, Landed, Notices, PoolDetails, Ready, Watch
-from kvtransfer.write_proof import WriteProof
+from baton.kvtransfer.messages import HandoffName
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.transports.base import BlocksArrived
+from baton.kvtransfer.transports.inlets import WholeOnly
+from baton.kvtransfer.transports.nixl.lives import RunningAgent
+from baton.kvtransfer.transports.nixl.memory import DRAM
+from baton.kvtransfer.transports.nixl.receiver import NixlReceiver
+from baton.kvtransfer.transports.nixl.wire import DETAILS, NOTICES, Landed, Notices, PoolDetails, Ready, Watch
+from baton.kvtransfer.write_proof import WriteProof
+from baton.wire.kv_share import WHOLE_BLOCK
 from tests.request_keys import A, B
-from wire.kv_share import WHOLE_BLOCK
 
 BLOCK_BYTES = 64
 FIRST_LIFE, SECOND_LIFE = (

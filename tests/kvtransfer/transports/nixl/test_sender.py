@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from kvtransfer.messages import Endpoint, HandoffName
-from kvtransfer.process_identity import this_process
-from kvtransfer.transports.base import Move, Starting
-from kvtransfer.transports.nixl.lives import RunningAgent
-from kvtransfer.transports.nixl.memory import DRAM
-from kvtransfer.transports.nixl.sender import NixlSender, NixlSenders, Part
-from kvtransfer.transports.nixl.wire import (
+from baton.kvtransfer.messages import Endpoint, HandoffName
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.transports.base import Move, Starting
+from baton.kvtransfer.transports.nixl.lives import RunningAgent
+from baton.kvtransfer.transports.nixl.memory import DRAM
+from baton.kvtransfer.transports.nixl.sender import NixlSender, NixlSenders, Part
+from baton.kvtransfer.transports.nixl.wire import (
     DETAILS,
     NOTICES,
     Connect,
@@ -24,9 +24,9 @@ from kvtransfer.transports.nixl.wire import (
     Write,
     WriteEnded,
 )
+from baton.wire.errors import TransferFailed
+from baton.wire.kv_share import KvDivision, KvShare
 from tests.request_keys import A, B
-from wire.errors import TransferFailed
-from wire.kv_share import KvDivision, KvShare
 
 BLOCK_BYTES, NUM_BLOCKS = 2**20, 400
 
@@ -75,7 +75,7 @@ def senders(agent: Agent) -> NixlSenders:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     clock = [100.0]
-    monkeypatch.setattr("kvtransfer.transports.nixl.sender.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("baton.kvtransfer.transports.nixl.sender.time.monotonic", lambda: clock[0])
     return clock
 
 

@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtransfer.pools.host import HostPool
-from kvtransfer.process_identity import this_process
-from kvtransfer.transports.inlets import WholeOnly
-from kvtransfer.transports.nixl import thread as nixl_thread
-from kvtransfer.transports.nixl.agent import Agent
-from kvtransfer.transports.nixl.lives import Crashes
-from kvtransfer.transports.nixl.memory import Region
-from kvtransfer.transports.nixl.receiver import NixlDeviceReceiver
-from kvtransfer.transports.nixl.thread import AgentThread
-from kvtransfer.transports.nixl.wire import Channel, Notices, PoolDetails, Ready, WriteEnded
-from kvtransfer.write_proof import WriteProof
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.transports.inlets import WholeOnly
+from baton.kvtransfer.transports.nixl import thread as nixl_thread
+from baton.kvtransfer.transports.nixl.agent import Agent
+from baton.kvtransfer.transports.nixl.lives import Crashes
+from baton.kvtransfer.transports.nixl.memory import Region
+from baton.kvtransfer.transports.nixl.receiver import NixlDeviceReceiver
+from baton.kvtransfer.transports.nixl.thread import AgentThread
+from baton.kvtransfer.transports.nixl.wire import Channel, Notices, PoolDetails, Ready, WriteEnded
+from baton.kvtransfer.write_proof import WriteProof
+from baton.wire.errors import InvalidSetting, TransferFailed
 from tests.kvtransfer.transports.nixl.gpu_stand_ins import FakeTensor, a_segment
 from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, moves_of, needs_nixl, preserved_environment
-from wire.errors import InvalidSetting, TransferFailed
 
 _NUM_BLOCKS, _BLOCK_BYTES = 32, 2**18
 _NO_RANKS = WholeOnly(HostPool(np.zeros((1, 1), dtype=np.uint8)))
@@ -312,7 +312,7 @@ def test_the_end_of_the_agent_is_a_fence_only_where_no_peer_can_hold_a_mapping(
     host: str, is_proof: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interfaces = {"10.1.2.3": "eth7", "127.0.0.1": "lo"}
-    monkeypatch.setattr("kvtransfer.transports.nixl.ucx._interface_of", lambda address: interfaces[str(address)])
+    monkeypatch.setattr("baton.kvtransfer.transports.nixl.ucx._interface_of", lambda address: interfaces[str(address)])
     for name in ("UCX_TLS", "UCX_NET_DEVICES"):
         os.environ.pop(name, None)
     receiver = NixlDeviceReceiver(AgentThread(FakeTensor(), host, obedient), _NO_RANKS)

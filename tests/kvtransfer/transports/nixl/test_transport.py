@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtransfer.messages import Endpoint
-from kvtransfer.process_identity import is_gone
-from kvtransfer.transports.base import Move
-from kvtransfer.transports.nixl.memory import DRAM
-from kvtransfer.transports.nixl.process import AgentProcess
-from kvtransfer.transports.nixl.sender import NixlSender
-from kvtransfer.transports.nixl.wire import DETAILS, PoolDetails
-from kvtransfer.transports.shm.segment import Segment
+from baton.kvtransfer.messages import Endpoint
+from baton.kvtransfer.process_identity import is_gone
+from baton.kvtransfer.transports.base import Move
+from baton.kvtransfer.transports.nixl.memory import DRAM
+from baton.kvtransfer.transports.nixl.process import AgentProcess
+from baton.kvtransfer.transports.nixl.sender import NixlSender
+from baton.kvtransfer.transports.nixl.wire import DETAILS, PoolDetails
+from baton.kvtransfer.transports.shm.segment import Segment
+from baton.wire.errors import InvalidSetting, TransferFailed
+from baton.wire.request_key import RequestKey
 from tests.kvtransfer.transports.nixl.nixl_pair import GENERATION, NixlPair, moves_of
-from wire.errors import InvalidSetting, TransferFailed
-from wire.request_key import RequestKey
 
 _NUM_BLOCKS, _BLOCK_BYTES = 64, 2**19
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvtransfer.transports.nixl.ucx import may_use_cuda_ipc, node_environment, ucx_environment
+from baton.kvtransfer.transports.nixl.ucx import may_use_cuda_ipc, node_environment, ucx_environment
 
 
 def test_ways_for_pools_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtransfer.transports.nixl.ucx._interface_of", lambda address: "eth7")
-    monkeypatch.setattr("kvtransfer.transports.nixl.ucx._rdma_devices", lambda: ["mlx5_0:1"])
+    monkeypatch.setattr("baton.kvtransfer.transports.nixl.ucx._interface_of", lambda address: "eth7")
+    monkeypatch.setattr("baton.kvtransfer.transports.nixl.ucx._rdma_devices", lambda: ["mlx5_0:1"])
     across = node_environment("10.1.2.3", {}, has_gpu=True)
     assert across["UCX_TLS"] == "^posix,sysv,cma,xpmem,cuda_ipc"
     assert across["UCX_NET_DEVICES"] == "eth7,mlx5_0:1"
@@ -46,13 +46,13 @@ def test_loopback_stays_on_the_loopback_interface() -> None:
 
 def test_the_interface_of_an_address_is_asked_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipaddress.IPv4Address.is_loopback", False)  # as if it were one like any other
-    monkeypatch.setattr("kvtransfer.transports.nixl.ucx._rdma_devices", lambda: [])
+    monkeypatch.setattr("baton.kvtransfer.transports.nixl.ucx._rdma_devices", lambda: [])
     assert ucx_environment("127.0.0.1", {})["UCX_NET_DEVICES"] == "lo"
 
 
 def test_an_address_of_an_interface_keeps_to_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtransfer.transports.nixl.ucx._interface_of", lambda address: "eth7")
-    monkeypatch.setattr("kvtransfer.transports.nixl.ucx._rdma_devices", lambda: ["mlx5_0:1"])
+    monkeypatch.setattr("baton.kvtransfer.transports.nixl.ucx._interface_of", lambda address: "eth7")
+    monkeypatch.setattr("baton.kvtransfer.transports.nixl.ucx._rdma_devices", lambda: ["mlx5_0:1"])
     chosen = ucx_environment("10.1.2.3", {})
     assert chosen == {"UCX_NET_DEVICES": "eth7,mlx5_0:1", "UCX_TLS": "^posix,sysv,cma,xpmem"}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvtransfer.transports.nixl.wire import COMMANDS, REPORTS, Channel, Disconnect, Watch, WriteEnded
+from baton.kvtransfer.transports.nixl.wire import COMMANDS, REPORTS, Channel, Disconnect, Watch, WriteEnded
 
 
 @pytest.fixture

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import zmq
 
-from kvtransfer.messages import Endpoint, HandoffName
-from kvtransfer.pools.base import KvPool
-from kvtransfer.pools.host import HostPool
-from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.shm.ring import OwnRing, RingShape
-from kvtransfer.transports.shm.segment import FOLDER
-from kvtransfer.transports.shm.slots_receiver import SlotsReceiver
-from kvtransfer.transports.shm.slots_sender import SlotsSender, slot_blocks_of
-from kvtransfer.transports.shm.slots_wire import NAME, TO_RECEIVER, TO_SENDER, RingHello, SlotBatch
+from baton.kvtransfer.messages import Endpoint, HandoffName
+from baton.kvtransfer.pools.base import KvPool
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.transports.base import Blocks, Move
+from baton.kvtransfer.transports.shm.ring import OwnRing, RingShape
+from baton.kvtransfer.transports.shm.segment import FOLDER
+from baton.kvtransfer.transports.shm.slots_receiver import SlotsReceiver
+from baton.kvtransfer.transports.shm.slots_sender import SlotsSender, slot_blocks_of
+from baton.kvtransfer.transports.shm.slots_wire import NAME, TO_RECEIVER, TO_SENDER, RingHello, SlotBatch
+from baton.wire.links import LinkSettings
 from tests.kvtransfer.transports.endpoint_process import key_of
-from wire.links import LinkSettings
 
 BLOCK_BYTES, NUM_BLOCKS = 4096, 16
 GUARD = 0xA5

@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvtransfer.messages import Endpoint
-from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.shm.direct import ShmReceiver, ShmSender
-from kvtransfer.transports.shm.segment import Segment, sweep_orphans
+from baton.kvtransfer.messages import Endpoint
+from baton.kvtransfer.transports.base import Blocks, Move
+from baton.kvtransfer.transports.shm.direct import ShmReceiver, ShmSender
+from baton.kvtransfer.transports.shm.segment import Segment, sweep_orphans
+from baton.wire.errors import TransferFailed
 from tests.kvtransfer.transports.endpoint_process import key_of
-from wire.errors import TransferFailed
 
 _FOLDER = Path("/dev/shm")
 BLOCK_BYTES = 128
 _HOLD_SEGMENT = """
 import time
-from kvtransfer.transports.shm.segment import Segment
+from baton.kvtransfer.transports.shm.segment import Segment
 print(Segment(4096).name, flush=True)
 time.sleep(60)
 """

@@ -14,25 +14,25 @@ import numpy as np
 import pytest
 import zmq
 
-from kvtransfer.messages import HandoffName
-from kvtransfer.pools.host import HostPool
-from kvtransfer.transports.shm import slots_receiver
-from kvtransfer.transports.shm.ring import PeerRing
-from kvtransfer.transports.shm.segment import FOLDER
-from kvtransfer.transports.shm.slots_wire import TO_RECEIVER, RingEnd, SlotBatch, SlotTaken
+from baton.kvtransfer.messages import HandoffName
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.transports.shm import slots_receiver
+from baton.kvtransfer.transports.shm.ring import PeerRing
+from baton.kvtransfer.transports.shm.segment import FOLDER
+from baton.kvtransfer.transports.shm.slots_wire import TO_RECEIVER, RingEnd, SlotBatch, SlotTaken
+from baton.wire.errors import TransferFailed
 from tests.kvtransfer.late_stream import LateStream
 from tests.kvtransfer.transports.endpoint_process import key_of
 from tests.kvtransfer.transports.shm.slots_ends import BLOCK_BYTES, GUARD, SHAPE, Peer, Target, batch, until
-from wire.errors import TransferFailed
 
 _PUSH_AND_HOLD = """
 import sys, time
 import numpy as np, zmq
-from wire.links import LinkSettings
-from kvtransfer.pools.host import HostPool
-from kvtransfer.messages import Endpoint
-from kvtransfer.transports.base import Move
-from kvtransfer.transports.shm.slots_sender import SlotsSender
+from baton.wire.links import LinkSettings
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.messages import Endpoint
+from baton.kvtransfer.transports.base import Move
+from baton.kvtransfer.transports.shm.slots_sender import SlotsSender
 blocks = np.full((4, 4096), 7, dtype=np.uint8)
 sender = SlotsSender(zmq.Context(), Endpoint("shm_slots", sys.argv[1]), HostPool(blocks), LinkSettings())
 while not sender.push((bytes(15) + bytes([1]), 1), [Move(0, 1, 6, 3)]):

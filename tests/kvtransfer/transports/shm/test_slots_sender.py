@@ -15,17 +15,20 @@ import pytest
 import torch
 import zmq
 
-from kvtransfer.messages import Endpoint
-from kvtransfer.pools.base import KvPool
-from kvtransfer.pools.device import DevicePool
-from kvtransfer.pools.host import HostPool
-from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.shm import segment
-from kvtransfer.transports.shm.ring import OwnRing, RingShape
-from kvtransfer.transports.shm.segment import FOLDER
-from kvtransfer.transports.shm.slots_receiver import SlotsReceiver
-from kvtransfer.transports.shm.slots_sender import SlotsSender
-from kvtransfer.transports.shm.slots_wire import NAME, TO_RECEIVER, RingEnd, SlotTaken
+from baton.kvtransfer.messages import Endpoint
+from baton.kvtransfer.pools.base import KvPool
+from baton.kvtransfer.pools.device import DevicePool
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.transports.base import Blocks, Move
+from baton.kvtransfer.transports.shm import segment
+from baton.kvtransfer.transports.shm.ring import OwnRing, RingShape
+from baton.kvtransfer.transports.shm.segment import FOLDER
+from baton.kvtransfer.transports.shm.slots_receiver import SlotsReceiver
+from baton.kvtransfer.transports.shm.slots_sender import SlotsSender
+from baton.kvtransfer.transports.shm.slots_wire import NAME, TO_RECEIVER, RingEnd, SlotTaken
+from baton.wire.errors import TransferFailed
+from baton.wire.keys import ClusterKey
+from baton.wire.links import LinkSettings
 from tests.kvtransfer.late_stream import late_pool
 from tests.kvtransfer.transports.endpoint_process import key_of
 from tests.kvtransfer.transports.shm.slots_ends import (
@@ -39,9 +42,6 @@ from tests.kvtransfer.transports.shm.slots_ends import (
     ring_of,
     until,
 )
-from wire.errors import TransferFailed
-from wire.keys import ClusterKey
-from wire.links import LinkSettings
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def took(receiver: SlotsReceiver) -> bool:
 def test_with_a_cluster_key_nobody_else_is_heard(
     context: zmq.Context[zmq.Socket[bytes]], source: Blocks, tmp_path: Path
 ) -> None:
-    from program.process import start_authenticator
+    from baton.runtime.process import start_authenticator
 
     public, secret = zmq.curve_keypair()
     key = ClusterKey(public, secret)

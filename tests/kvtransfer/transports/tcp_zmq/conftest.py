@@ -8,14 +8,14 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from kvtransfer.messages import Endpoint
-from kvtransfer.pools.base import KvPool
-from kvtransfer.pools.host import HostPool
-from kvtransfer.transports.base import Blocks
-from kvtransfer.transports.tcp_zmq import ZmqSender
+from baton.kvtransfer.messages import Endpoint
+from baton.kvtransfer.pools.base import KvPool
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.transports.base import Blocks
+from baton.kvtransfer.transports.tcp_zmq import ZmqSender
+from baton.wire.keys import ClusterKey
+from baton.wire.links import LinkSettings
 from tests.kvtransfer.transports.tcp_zmq.zmq_ends import Context, Dial
-from wire.keys import ClusterKey
-from wire.links import LinkSettings
 
 
 @pytest.fixture

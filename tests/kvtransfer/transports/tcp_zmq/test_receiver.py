@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 import zmq
 
-from kvtransfer.messages import HandoffName
-from kvtransfer.pools.host import HostPool
-from kvtransfer.transports import tcp_zmq
-from kvtransfer.transports.tcp_zmq import BlockBatch, ZmqReceiver
-from program.process import start_authenticator
+from baton.kvtransfer.messages import HandoffName
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.transports import tcp_zmq
+from baton.kvtransfer.transports.tcp_zmq import BlockBatch, ZmqReceiver
+from baton.runtime.process import start_authenticator
+from baton.wire.errors import InvalidSetting, TransferFailed
+from baton.wire.keys import ClusterKey
+from baton.wire.links import LinkSettings
 from tests.kvtransfer.late_stream import late_pool
 from tests.kvtransfer.transports.endpoint_process import key_of
 from tests.kvtransfer.transports.tcp_zmq.zmq_ends import (
@@ -40,9 +43,6 @@ from tests.kvtransfer.transports.tcp_zmq.zmq_ends import (
     pushed,
     until,
 )
-from wire.errors import InvalidSetting, TransferFailed
-from wire.keys import ClusterKey
-from wire.links import LinkSettings
 
 
 @pytest.fixture(params=[HostPool, late_pool], ids=["host", "late device"])

@@ -7,9 +7,10 @@ import time
 
 import pytest
 
-from kvtransfer.messages import Endpoint, HandoffName
-from kvtransfer.transports import tcp_zmq
-from kvtransfer.transports.tcp_zmq import BlockBatch
+from baton.kvtransfer.messages import Endpoint, HandoffName
+from baton.kvtransfer.transports import tcp_zmq
+from baton.kvtransfer.transports.tcp_zmq import BlockBatch
+from baton.wire.errors import TransferFailed
 from tests.kvtransfer.late_stream import late_pool
 from tests.kvtransfer.transports.endpoint_process import key_of
 from tests.kvtransfer.transports.tcp_zmq.zmq_ends import (
@@ -23,7 +24,6 @@ from tests.kvtransfer.transports.tcp_zmq.zmq_ends import (
     pushed,
     until,
 )
-from wire.errors import TransferFailed
 
 
 @pytest.fixture

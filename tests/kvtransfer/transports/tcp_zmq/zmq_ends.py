@@ -9,15 +9,15 @@ from typing import Protocol
 import numpy as np
 import zmq
 
-from kvtransfer.messages import Endpoint, HandoffName
-from kvtransfer.pools.base import KvPool
-from kvtransfer.pools.host import HostPool
-from kvtransfer.transports.base import Blocks, Move
-from kvtransfer.transports.tcp_zmq import BlockBatch, ZmqReceiver, ZmqSender
+from baton.kvtransfer.messages import Endpoint, HandoffName
+from baton.kvtransfer.pools.base import KvPool
+from baton.kvtransfer.pools.host import HostPool
+from baton.kvtransfer.transports.base import Blocks, Move
+from baton.kvtransfer.transports.tcp_zmq import BlockBatch, ZmqReceiver, ZmqSender
+from baton.wire.codec import Codec
+from baton.wire.keys import ClusterKey
+from baton.wire.links import LinkSettings
 from tests.kvtransfer.transports.endpoint_process import key_of
-from wire.codec import Codec
-from wire.keys import ClusterKey
-from wire.links import LinkSettings
 
 HEADERS = Codec(BlockBatch)
 PLAIN = LinkSettings()

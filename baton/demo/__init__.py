@@ -1,0 +1,1 @@
+"""The demo model that ships with Baton: its checkpoint, and in a checkout how it was made."""

@@ -1,0 +1,1 @@
+"""How the demo model was made: its texts and the script that trains on them. Not part of the wheel."""

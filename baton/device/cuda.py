@@ -1,0 +1,159 @@
+"""A CUDA device: pinned staging, CUDA graphs, results by event, and a thread for notices.
+
+Owns the engine's stream (the current one of the thread that constructs it), the pool of memory that graphs share, and
+the notice thread. Knows no models.
+
+Ordering. Everything a step issues, its uploads and its fetches included, is on one stream: a later step may be issued
+while an earlier one runs, and still sees what that one wrote. Only the host can be too fast: it must not touch pinned
+memory that an upload still reads, so `begin` waits for the event behind the last upload. Work on other streams and in
+other processes is ordered by the host: it starts after `HostCopy.wait` or a notice.
+
+Errors of CUDA are not recovered from: after most of them the context is of no use, so they end as `DeviceFailed`.
+Running out of memory is the exception, and stays an error of its step.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from baton.device.base import STEP_TIMEOUT_S, Array, DeviceFailed, Graph
+from baton.device.events import CudaEvent, describe_error
+from baton.device.notices import NoticeThread
+from baton.device.staging import StagedMemory
+
+_Outputs = TypeVar("_Outputs")
+
+
+class CudaStaging:
+    """See `Staging`: pinned memory, device memory of the same size, one asynchronous copy."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self._pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._memory = StagedMemory(self._pinned, self._device)
+        self._taken = CudaEvent()
+        self._is_in_flight = False
+
+    def begin(self) -> None:
+        """See `Staging.begin`. Raises `DeviceFailed`."""
+        if self._is_in_flight:
+            self._taken.wait(STEP_TIMEOUT_S)
+            self._is_in_flight = False
+        self._memory.layout.reset()
+
+    def put(self, values: Array, capacity: int = 0) -> Tensor:
+        """See `Staging.put`."""
+        return self._memory.put(values, capacity)
+
+    def upload(self) -> None:
+        """See `Staging.upload`."""
+        num_bytes = self._memory.layout.num_used_bytes
+        self._device[:num_bytes].copy_(self._pinned[:num_bytes], non_blocking=True)
+        self._taken.record()
+        self._is_in_flight = True
+
+
+@dataclass(frozen=True, slots=True)
+class CudaCopy:
+    """See `HostCopy`: copies into pinned memory, and the event behind them."""
+
+    copies: tuple[Tensor, ...]
+    event: CudaEvent
+
+    def wait(self, timeout_s: float = STEP_TIMEOUT_S) -> tuple[Array, ...]:
+        """See `HostCopy.wait`."""
+        self.event.wait(timeout_s)
+        return tuple(copy.numpy() for copy in self.copies)
+
+
+class CudaDevice:
+    """See `Device`, and the module. Made and used by one thread; `index` counts among the visible devices."""
+
+    has_own_memory = True
+    is_asynchronous = True
+    records = True
+
+    def __init__(self, index: int) -> None:
+        torch.cuda.set_device(index)
+        self.torch_device = torch.device("cuda", index)
+        self._graph_memory: Any = None
+        self._notices = NoticeThread(begin=partial(torch.cuda.set_device, index))
+
+    def staging(self, num_bytes: int) -> CudaStaging:
+        """See `Device.staging`."""
+        return CudaStaging(num_bytes, self.torch_device)
+
+    def record(self, run: Callable[[], _Outputs]) -> tuple[Graph, _Outputs]:
+        """See `Device.record`. Graphs share the memory of their intermediate results, so they never run side by side.
+
+        What `run` returns must stay referenced for as long as the graph is replayed: its memory would be given to the
+        next one recorded.
+        """
+        graph = torch.cuda.CUDAGraph()
+        # other threads may use CUDA meanwhile: only calls of this one can make the recording fail
+        with (
+            _without_collection(),
+            torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"),
+        ):
+            outputs = run()
+        self._graph_memory = graph.pool()
+        return graph, outputs
+
+    def fetch(self, tensors: Sequence[Tensor]) -> CudaCopy:
+        """See `Device.fetch`."""
+        copies = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        event = CudaEvent()
+        event.record()
+        return CudaCopy(copies, event)
+
+    def notify(self, call: Callable[[], None]) -> None:
+        """See `Device.notify`."""
+        event = CudaEvent()
+        event.record()
+        self._notices.add(event, call)
+
+    def settle(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
+        """See `Device.settle`."""
+        self._notices.settle(timeout_s)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """See `Device.guard`."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except torch.AcceleratorError as error:
+            raise DeviceFailed(f"the CUDA device failed: {describe_error(error)}") from error
+
+    def synchronize(self) -> None:
+        """See `Device.synchronize`."""
+        with self.guard():
+            torch.cuda.synchronize(self.torch_device)
+
+    def close(self) -> None:
+        """See `Device.close`."""
+        self._notices.close()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Destructors of garbage (graphs, events, pinned memory of an earlier engine) may make calls that a recording
+    forbids."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

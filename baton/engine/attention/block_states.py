@@ -1,0 +1,114 @@
+"""States that layers keep in the blocks of a sequence: the last inputs of convolutions, and what recurrences carry on.
+
+Owns where a state lies and when it is read and written. Knows no model and no scheduling.
+
+A block has one state a layer, that of its sequence behind the last token which was stored in the block. So a step reads
+it from the block of the token before its first one, and writes it into each block that it stores tokens in. A full
+block holds the state at its end, for ever: whoever finds the block in the prefix cache, or receives it, goes on from
+there. Of a block that is not full there is one state only: it cannot be shared by sequences that go on differently.
+
+Letters: T tokens of the step, N sequences, B blocks of the pool, P pieces of the step, E elements of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.device.base import Staging
+from baton.engine.attention.base import PlannedShare, StatePiece
+from baton.engine.attention.paged_kv import PagedKv
+from baton.wire.layout import STATE
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """A step as it was staged. before: [N], the block with the state before a sequence's first token, and is_first:
+    [N], 1 where there is none; owner, offset: [T], each token's sequence and its place among the step's tokens of that;
+    kept: [P], the tokens behind which a state is stored, and blocks: [P], where."""
+
+    before: Tensor
+    is_first: Tensor
+    owner: Tensor
+    offset: Tensor
+    kept: Tensor
+    blocks: Tensor
+
+
+class BlockStates:
+    """The states of all layers that have some."""
+
+    def __init__(self, pool: PagedKv) -> None:
+        kinds = enumerate(kv.kind for kv in pool.layout.layers)
+        self._states = {layer: pool.state(layer) for layer, kind in kinds if kind == STATE}
+        self._block_size = pool.layout.block_size
+        self._rank = pool.shard.rank
+        self._inputs: _Inputs | None = None
+        self._windows: dict[int, Tensor] = {}
+        self.pieces: Sequence[StatePiece] = ()
+        """See `KeepsStates.pieces`."""
+
+    def plan(self, shares: Sequence[PlannedShare], staging: Staging) -> None:
+        """Prepare for one step over `shares`: see `AttentionBackend.plan`."""
+        if not self._states:
+            return
+        counts = np.array([share.num_tokens for share in shares], dtype=np.int64)
+        begins = np.cumsum(counts) - counts
+        owner = np.repeat(np.arange(len(shares)), counts)
+        self.pieces = [piece for begin, share in zip(begins, shares, strict=True) for piece in self._cut(begin, share)]
+        before = [share.block_table[max(share.start - 1, 0) // self._block_size] for share in shares]
+        self._inputs = _Inputs(
+            before=staging.put(np.array(before, dtype=np.int64)),
+            is_first=staging.put(np.array([share.start == 0 for share in shares], dtype=np.int64)),
+            owner=staging.put(owner),
+            offset=staging.put(np.arange(counts.sum()) - begins[owner]),
+            kept=staging.put(np.array([piece.last - 1 for piece in self.pieces], dtype=np.int64)),
+            blocks=staging.put(np.array([piece.block for piece in self.pieces], dtype=np.int64)),
+        )
+        self._windows.clear()
+
+    def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
+        """See `KeepsStates.recent`."""
+        inputs, (_, width) = self._inputs, x.shape
+        # of each input, as of all that is carried, ranks have neighbouring shares
+        states = self._states[layer][:, :num_before, self._rank * width : (self._rank + 1) * width]
+        assert inputs is not None  # planned
+        if num_before not in self._windows:
+            self._windows[num_before] = _windows(inputs, num_before)
+        windows = self._windows[num_before]
+        before = states.index_select(0, inputs.before)
+        # by a choice and not by a product: what an unused block holds may be NaN
+        before.masked_fill_(inputs.is_first.bool()[:, None, None], 0.0)
+        rows = torch.cat((before.flatten(0, 1), x))
+        states.index_copy_(0, inputs.blocks, rows[windows.index_select(0, inputs.kept)[:, 1:]])
+        return rows[windows]
+
+    def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
+        """See `KeepsStates.carried`."""
+        behind = self._states[layer][:, num_before:].flatten(1)
+        return behind[:, self._rank * num_elements : (self._rank + 1) * num_elements]
+
+    def _cut(self, begin: int, share: PlannedShare) -> Iterator[StatePiece]:
+        """The pieces of a share whose first token is the token `begin` of the step."""
+        size, at = self._block_size, share.start
+        while at < share.context_len:
+            end = min((at // size + 1) * size, share.context_len)
+            before = share.block_table[(at - 1) // size] if at else None
+            first = int(begin) - share.start
+            is_alone = at == share.start and end == share.context_len
+            yield StatePiece(first + at, first + end, before, share.block_table[at // size], is_alone)
+            at = end
+
+
+def _windows(inputs: _Inputs, num_before: int) -> Tensor:
+    """[T, 1 + num_before]: which rows each token sees, of all inputs before the step, one sequence after another, and
+    all of its own behind them."""
+    back = torch.arange(-num_before, 1, device=inputs.owner.device)
+    offsets = inputs.offset[:, None] + back
+    tokens = torch.arange(len(inputs.offset), device=back.device)[:, None] + back
+    earlier = (inputs.owner[:, None] + 1) * num_before + offsets
+    return torch.where(offsets >= 0, len(inputs.before) * num_before + tokens, earlier)

@@ -1,0 +1,56 @@
+"""The KV pool as attention sees it: blocks of a layout, and views of the part that belongs to one layer.
+
+Owns the one place where a layout becomes views of a tensor. Does not own the memory (`baton.engine.runner.kv_memory`).
+
+Letters: B blocks, Hkv key and value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from baton.engine.models.shard import WHOLE, Shard
+from baton.wire.layout import KvLayout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedKv:
+    """`blocks`: [B, elements of a block], contiguous, in the dtype that `layout` names; bytes where that has scales.
+
+    `layout` is what this rank stores of each token. With `whole`, the layout of all ranks together, a block is one of
+    that: the ranks share the memory, and each has its layers and heads in it. Without, a block is one of `layout`.
+    """
+
+    layout: KvLayout
+    blocks: Tensor
+    whole: KvLayout | None = None
+    shard: Shard = WHOLE
+
+    def heads(self, number: int) -> Tensor:
+        """A view [B, planes, Hkv, elements of a head] of one layer of this rank; with `key_value`, plane 0 are keys and
+        1 values. The heads of a plane are contiguous; blocks are as far apart as all layers together are large."""
+        layout = self.whole or self.layout
+        number += self.shard.layers_of(layout.num_layers).start
+        kv, element_bytes = layout.layers[number], self.blocks.element_size()
+        end = layout.layer_ends[number] // element_bytes
+        size = layout.layer_bytes(kv) // element_bytes
+        shape = (len(self.blocks), kv.num_planes, kv.num_kv_heads, layout.head_elements(kv))
+        heads = self.shard.kv_heads_of(kv.num_kv_heads)
+        return self.blocks.narrow(1, end - size, size).view(shape)[:, :, heads.start : heads.stop]
+
+    def layer(self, number: int) -> Tensor:
+        """The same as [B, planes, Hkv, block_size, D], where no scales lie between heads."""
+        heads = self.heads(number)
+        return heads.view(*heads.shape[:3], self.layout.block_size, -1)
+
+    def state(self, number: int) -> Tensor:
+        """A view [B, rows, elements of a row] of the states of a layer of this rank that stores them; those of all
+        ranks."""
+        layout = self.whole or self.layout
+        number += self.shard.layers_of(layout.num_layers).start
+        kv, element_bytes = layout.layers[number], self.blocks.element_size()
+        begin = (layout.layer_ends[number] - layout.layer_bytes(kv)) // element_bytes
+        states = self.blocks.narrow(1, begin, kv.elements_per_token)
+        return states.view(len(self.blocks), kv.num_kv_heads, kv.head_dim)

@@ -1,0 +1,297 @@
+"""Builds an engine: device, ranks, checkpoint, KV pool, scheduler, runner.
+
+Owns the order of these: on a GPU the pool gets the memory that is left after the weights were loaded and the largest
+step was computed, and graphs are recorded last. The first steps, which have the time of a step, are computed when every
+rank has recorded its own. Everything built here is returned; the module has no state. What each rank of several does
+alike is `baton.engine.model_share`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from baton.device.base import Device
+from baton.device.memory import MemoryReading, enough_memory, read_memory
+from baton.engine.attention.choose import NATIVE, AttentionChoice
+from baton.engine.attention.native_backend import NativeAttention
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.core import EngineCore
+from baton.engine.executor.base import Executor
+from baton.engine.executor.choose import open_executor
+from baton.engine.executor.leading import LeadingRunner, PipelineRunner
+from baton.engine.executor.passages import Incoming
+from baton.engine.executor.starting import LocalRanks, RankStarter
+from baton.engine.first_costs import measure_first_costs
+from baton.engine.model_share import (
+    Basis,
+    ModelShare,
+    attention_of,
+    checkpoint_fingerprint,
+    gpu_room,
+    load_share,
+    node_memory,
+    open_basis,
+    recorded_pass,
+    stream_of,
+)
+from baton.engine.models.config import ModelConfig
+from baton.engine.models.division import require_number_of_ranks
+from baton.engine.models.facts import ModelFacts
+from baton.engine.models.loading import OnProgress
+from baton.engine.models.model_costs import pair_in_tokens
+from baton.engine.models.ops.native_ops import NativeOps
+from baton.engine.models.shard import Shard
+from baton.engine.models.vision.facts import ImageFacts
+from baton.engine.native.loans import CoreLoans
+from baton.engine.pool_size import (
+    BlockSize,
+    DividedBlocks,
+    chosen_num_blocks,
+    host_num_blocks,
+    report_shorter_requests,
+    require_room,
+)
+from baton.engine.runner.forward import decoded_pass
+from baton.engine.runner.greedy_series import GreedySeries
+from baton.engine.runner.images import StepImages
+from baton.engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory, own_kv_memory
+from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.recorded_layers import RecordedLayers
+from baton.engine.runner.sampler import Sampler
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step_bound import StepBound
+from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts
+from baton.engine.settings import EngineSettings
+from baton.engine.structured.matcher import Grammars
+from baton.engine.structured.vocabulary import Vocabulary, is_large
+from baton.engine.text.tokenizer_digest import tokenizer_digest
+from baton.runtime.settings import require_allowed
+from baton.wire.errors import InvalidSetting
+from baton.wire.fingerprint import with_quantization
+
+_MEASURE_S = 600.0
+"""Kernels are compiled when they are first met."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine ready to step, and facts about it. The caller of `build_engine` closes `executor` and `device` at the
+    end."""
+
+    core: EngineCore
+    runner: ModelRunner
+    memory: KvMemory
+    config: ModelFacts
+    fingerprint: str
+    num_blocks: int
+    max_request_tokens: int
+    device: Device
+    attention: AttentionChoice
+    tokenizer_digest: str
+    executor: Executor
+    loans: CoreLoans | None
+
+    def learn_costs(self) -> None:
+        """Find out what small steps cost. Only before the first request."""
+        measure_first_costs(self.runner, self.core.costs, self.core.limits)
+
+
+def build_engine(
+    settings: EngineSettings,
+    allocate: KvAllocator,
+    on_weights: OnProgress | None = None,
+    on_graphs: OnProgress | None = None,
+    starter: RankStarter | None = None,
+) -> Engine:
+    """Load the checkpoint and build an engine around it.
+
+    `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
+    recorded graphs. `starter`: starts the other ranks; None: processes of this machine. Sets the number of torch
+    threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not
+    come up."""
+    require_allowed(settings)
+    require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
+    num_cores = len(os.sched_getaffinity(0))
+    num_threads = max(1, (settings.num_threads or num_cores) // settings.num_ranks_here)
+    if settings.num_ranks_here > num_cores:
+        _log.warning("%d ranks share %d cores, and wait for each other", settings.num_ranks_here, num_cores)
+    with enough_memory(), ExitStack() as opened:
+        basis = open_basis(settings, num_threads)
+        settings = basis.settings
+        config, device = basis.config, basis.device
+        grammars = _grammars(basis.folder, config)
+        executor = open_executor(
+            settings, config, device, num_threads, starter or LocalRanks(), lambda: checkpoint_fingerprint(basis)
+        )
+        opened.callback(executor.close)
+        before = read_memory(device.torch_device) if basis.is_gpu else None
+        rank = executor.shard
+        model = load_share(basis, rank, executor.collectives, on_weights)
+        executor.loaded()
+        sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, basis.kernels)
+        attention = attention_of(basis, model, rank)
+        if settings.batch_invariant:
+            _require_batch_invariance(model, attention)
+        size = _block_size(settings, model)
+        num_blocks = _num_blocks(basis, model, size, sampler, attention, before, executor)
+        report_shorter_requests(settings, size, basis.capacity, num_blocks)
+        memory = _kv_memory(basis, model, size, num_blocks, allocate, rank)
+        incoming = executor.share_memory(memory, stream_of(basis, model, rank))
+        costs = StepCosts(pair_in_tokens=pair_in_tokens(config) if isinstance(config, ModelConfig) else USUAL_PAIR)
+        runner = _runner(basis, model, sampler, attention, memory, executor, incoming, costs, on_graphs)
+        executor.ready()
+        runner.warm_up()
+        kv_dtype = model.layout.dtype if model.layout.has_scales else ""
+        fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
+        image_facts = None if model.tower is None else model.tower.facts
+        core = _core(basis, fingerprint, memory, runner, grammars, costs, image_facts)
+        grammars.finish_loading()
+        opened.pop_all()
+    return Engine(
+        core,
+        runner,
+        memory,
+        config,
+        fingerprint,
+        num_blocks,
+        core.max_request_tokens,
+        device,
+        attention,
+        tokenizer_digest(basis.folder),
+        executor,
+        None if basis.kernels is None else basis.kernels.loans,
+    )
+
+
+def _grammars(folder: Path, config: ModelFacts) -> Grammars:
+    """Makes matchers. A large vocabulary is loaded while the weights are."""
+    grammars = Grammars(partial(Vocabulary.from_folder, folder, config.eos_token_ids))
+    if is_large(folder):
+        grammars.begin_loading()
+    return grammars
+
+
+def _require_batch_invariance(model: ModelShare, attention: AttentionChoice) -> None:
+    """Raise `InvalidSetting` when anything computes that may add in another order in another batch."""
+    ops = model.ops
+    if not isinstance(ops, NativeOps):
+        reason = "it needs Baton's CPU kernels (see --cpu-kernels)"
+    elif not model.decoder.is_recordable:
+        reason = f"torch computes a part of {model.decoder.config.architecture}"
+    elif attention.name != NATIVE:
+        reason = f"attention is computed by {attention.name}"
+    elif not ops.has_packed_all:
+        reason = "some weights have a type that Baton's CPU kernels do not multiply"
+    else:
+        return
+    raise InvalidSetting(f"--batch-invariant cannot be promised here: {reason}")
+
+
+def _block_size(settings: EngineSettings, model: ModelShare) -> BlockSize:
+    if not settings.divides_pool:
+        return model.layout
+    return DividedBlocks(model.layout, settings.tensor_parallel_size, settings.pipeline_parallel_size)
+
+
+def _num_blocks(
+    basis: Basis,
+    model: ModelShare,
+    size: BlockSize,
+    sampler: Sampler,
+    attention: AttentionChoice,
+    before: MemoryReading | None,
+    executor: Executor,
+) -> int:
+    """The size of the pool (see `baton.engine.pool_size`). Raises `InvalidSetting`."""
+    settings, capacity = basis.settings, basis.capacity
+    chosen = chosen_num_blocks(settings, size)
+    if chosen is not None:
+        return chosen
+    if before is None:
+        memory, num_ranks = node_memory(settings), settings.num_ranks
+        return host_num_blocks(settings, size, capacity, memory, model.weights_bytes, num_ranks)
+    with nullcontext() if executor.leader is None else executor.leader.within(_MEASURE_S):
+        return executor.fewest_blocks(gpu_room(basis, model, attention, before, sampler))
+
+
+def _kv_memory(
+    basis: Basis, model: ModelShare, size: BlockSize, num_blocks: int, allocate: KvAllocator, rank: Shard
+) -> KvMemory:
+    device = basis.device
+    if not device.has_own_memory:
+        require_room(size, num_blocks, node_memory(basis.settings))
+    if basis.settings.divides_pool:
+        return own_kv_memory(model.layout, model.own, rank, num_blocks, device)
+    if device.has_own_memory:
+        return device_kv_memory(model.layout, num_blocks, device.torch_device)
+    return host_kv_memory(model.layout, num_blocks, allocate, own=model.own, shard=rank)
+
+
+def _runner(
+    basis: Basis,
+    model: ModelShare,
+    sampler: Sampler,
+    choice: AttentionChoice,
+    memory: KvMemory,
+    executor: Executor,
+    incoming: Incoming | None,
+    costs: StepCosts,
+    on_graphs: OnProgress | None,
+) -> ModelRunner:
+    settings, attention = basis.settings, choice.build(memory.paged)
+    with_spare = replace(basis.limits, spare_block=memory.spare_block)
+    run = recorded_pass(basis, model, attention)
+    parts = (model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
+    if executor.leader is not None:
+        led = (executor.leader, executor.collectives, costs, settings.block_size, settings.divides_pool, *parts)
+        if incoming is not None:
+            num_before = model.layout.num_layers - model.own.num_layers
+            passed = run or decoded_pass(model.decoder, attention)
+            return _recorded(PipelineRunner(incoming, num_before, passed, *led), basis, on_graphs)
+        return _recorded(LeadingRunner(*led, run), basis, on_graphs)
+    images = None if model.tower is None else StepImages(model.tower, basis.device.torch_device)
+    greedy = None
+    if isinstance(run, RecordedLayers) and isinstance(attention, NativeAttention) and not run.needs_torch:
+        greedy = GreedySeries(run, attention, run.kernels, sampler)
+    return _recorded(ModelRunner(*parts, run, images, greedy), basis, on_graphs)
+
+
+def _recorded(runner: ModelRunner, basis: Basis, on_graphs: OnProgress | None) -> ModelRunner:
+    if basis.records_steps:
+        runner.record_graphs(on_graphs)
+    return runner
+
+
+def _core(
+    basis: Basis,
+    fingerprint: str,
+    memory: KvMemory,
+    runner: ModelRunner,
+    grammars: Grammars,
+    costs: StepCosts,
+    image_facts: ImageFacts | None,
+) -> EngineCore:
+    settings, capacity, config = basis.settings, basis.capacity, basis.config
+    pool = BlockPool(memory.num_blocks, prefix_caching=settings.enable_prefix_caching)
+    limits = SchedulerLimits(
+        settings.block_size,
+        settings.max_num_seqs,
+        capacity.max_chunk,
+        min(capacity.max_model_len, memory.num_blocks * settings.block_size),
+        vocab_size=config.vocab_size,
+        # a recorded step takes no chunks, and is so much faster than another that jumping would cost more than it saves
+        jumps_ahead=not basis.device.records or settings.enforce_eager,
+        has_states=memory.layout.has_states,
+        num_stages=settings.pipeline_parallel_size,
+    )
+    goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
+    bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
+    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound)
+    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, image_facts)

@@ -1,0 +1,61 @@
+"""Identity of a block's content: 128-bit BLAKE2b hashes, chained so that a hash names the whole prefix before it.
+
+The root covers the model fingerprint and a salt, so equal tokens of different models or tenants never share a hash.
+Token ids enter as fixed-width 32-bit integers: no two token lists have the same bytes. The tokens of an image say
+nothing of what it shows, so its digest and its place enter with every block that it stands in.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from baton.wire.images import PromptImage
+
+HASH_BYTES = 16
+
+
+def root_hash(fingerprint: str, salt: bytes) -> bytes:
+    """The parent of every first block under this model and salt."""
+    return blake2b(salt, digest_size=HASH_BYTES, key=fingerprint.encode()[:64]).digest()
+
+
+def extend_hashes(
+    hashes: list[bytes],
+    token_ids: Sequence[int],
+    block_size: int,
+    root: bytes,
+    images: Sequence[PromptImage] = (),
+) -> None:
+    """Append to `hashes` (one per full block so far) the hashes of the blocks that `token_ids` has filled since.
+    `images`: those among the tokens."""
+    first, end = len(hashes), len(token_ids) // block_size
+    if first == end:
+        return
+    parent = hashes[-1] if hashes else root
+    # converted all at once: of a long prompt block by block, it would take as long as the hashing
+    content = array("I", token_ids[first * block_size : end * block_size]).tobytes()
+    num_bytes = len(content) // (end - first)
+    marks = _marks(images, block_size, first) if images else {}
+    for start in range(0, len(content), num_bytes):
+        mark = marks.get(len(hashes), b"") if marks else b""
+        parent = blake2b(parent + content[start : start + num_bytes] + mark, digest_size=HASH_BYTES).digest()
+        hashes.append(parent)
+
+
+def _marks(images: Sequence[PromptImage], block_size: int, first: int) -> dict[int, bytes]:
+    """By the number of a block, from `first` on, the marks of the images that stand in it."""
+    marks: dict[int, bytes] = {}
+    for image in images:
+        for block in range(max(first, image.start // block_size), (image.stop - 1) // block_size + 1):
+            marks[block] = marks.get(block, b"") + image.mark
+    return marks
+
+
+def prompt_digest(token_ids: Sequence[int], images: Sequence[PromptImage] = ()) -> bytes:
+    """128-bit digest of a whole prompt: what a Commit and its Grant must agree on."""
+    digest = blake2b(array("I", token_ids).tobytes(), digest_size=HASH_BYTES)
+    for image in images:
+        digest.update(image.mark)
+    return digest.digest()

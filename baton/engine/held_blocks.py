@@ -1,0 +1,91 @@
+"""The blocks that are held for handoffs and belong to no request: KV that another node still reads, or will write.
+
+Owns which blocks are held under which key, and which of them wait for their KV. Does not know for how long, which is
+the caller's lease, or where the blocks come from and go to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baton.engine.cache.block_pool import BlockPool, BlockTable
+from baton.wire.request_key import RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Blocks held for KV that another node will write.
+
+    `block_table` covers all tokens; the blocks of its first `num_cached_tokens` tokens hold their KV already. The
+    others, with their generations, are in `missing_block_ids` and `missing_generations`, in sequence order.
+    """
+
+    key: RequestKey
+    block_table: BlockTable
+    num_cached_tokens: int
+    missing_block_ids: tuple[int, ...]
+    missing_generations: tuple[int, ...]
+
+
+class HeldBlocks:
+    """Block tables by key, each with an owner of its own in `pool`."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self._tables: dict[RequestKey, BlockTable] = {}
+        self._reserved: set[RequestKey] = set()  # of those, the ones whose KV is still to come
+        self._counts: Counter[int] = Counter()  # in how many tables a block is
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._tables
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the KV of some of them is still to come."""
+        return bool(self._reserved)
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there are in all tables; one that several handoffs share counts once."""
+        return len(self._counts)
+
+    @property
+    def tables(self) -> Iterable[BlockTable]:
+        """All of them."""
+        return self._tables.values()
+
+    def table(self, key: RequestKey) -> BlockTable | None:
+        """The blocks that are held under `key`."""
+        return self._tables.get(key)
+
+    def hold(self, key: RequestKey, block_table: BlockTable) -> None:
+        """Hold blocks whose KV is here; their owner from now on is this."""
+        self._tables[key] = block_table
+        self._counts.update(block_table)
+
+    def reserve(self, key: RequestKey, block_table: BlockTable, num_cached: int, block_size: int) -> Reservation:
+        """As `hold`; the KV behind the first `num_cached` tokens is still to come."""
+        self.hold(key, block_table)
+        self._reserved.add(key)
+        missing = tuple(block_table[num_cached // block_size :])
+        generations = tuple(self._pool.generation(block_id) for block_id in missing)
+        return Reservation(key, block_table, num_cached, missing, generations)
+
+    def give(self, key: RequestKey) -> BlockTable | None:
+        """The blocks of `key`, which the caller owns now; None when there are none."""
+        self._reserved.discard(key)
+        block_table = self._tables.pop(key, None)
+        for block_id in block_table or ():
+            self._counts[block_id] -= 1
+            if not self._counts[block_id]:
+                del self._counts[block_id]
+        return block_table
+
+    def release(self, key: RequestKey) -> bool:
+        """Release the blocks of `key`. False when there are none."""
+        block_table = self.give(key)
+        if block_table is not None:
+            self._pool.release(block_table)
+        return block_table is not None

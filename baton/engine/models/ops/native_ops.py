@@ -1,0 +1,199 @@
+"""The operations of a decoder by Baton's own CPU kernels (`baton.engine.native`).
+
+Owns the packed weights. What the kernels have no product for is multiplied as on any CPU. Here an operation is one
+call, where torch needs several and passes over memory: at decode sizes, starting them takes longer than they run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.models.linear_weights import LinearWeight, LoadedWeight, PlainWeight, QuantizedWeight, StackedWeight
+from baton.engine.models.ops.cpu_ops import CpuOps
+from baton.engine.models.ops.native_quantized import pack_quantized
+from baton.engine.models.parameters import Parameter
+from baton.engine.models.rope import Rotation
+from baton.engine.native.arguments import (
+    DTYPES,
+    NOT_PACKED,
+    TOKEN_IDS,
+    BatonAddNorm,
+    BatonGate,
+    BatonGather,
+    BatonLinear,
+    BatonNormRotate,
+    BatonPack,
+    BatonQuantizedLinear,
+)
+from baton.engine.native.library import Kernels, WeightMemory
+
+_MAX_HEAD_DIM = 512
+_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeWeight:
+    """`packed`: [num_out, num_in] in the layout of the kernels. `product`: the arguments of a product with it, of which
+    a call changes those that belong to its tokens. `input_order`: see `QuantizedWeight`."""
+
+    packed: Tensor
+    num_out: int
+    product: BatonLinear | BatonQuantizedLinear
+    input_order: Tensor | None = None
+
+    def parameters(self) -> tuple[Parameter, ...]:
+        """See `LinearWeight.parameters`."""
+        return ()
+
+
+def gather_of(out: Tensor, table: Tensor | LinearWeight, index: int, rows: Tensor) -> BatonGather:
+    """The arguments that copy the rows of `table` [R, E] which `rows` names into the first ones of `out`. Raises
+    `TypeError` for a format without rows."""
+    if isinstance(table, PlainWeight):
+        table = table.matrix
+    if isinstance(table, Tensor):
+        memory, num_rows, packed_as = table, len(table), NOT_PACKED
+    elif isinstance(table, NativeWeight) and isinstance(table.product, BatonLinear):
+        memory, num_rows, packed_as = table.packed, table.num_out, table.product.dtype
+    else:
+        raise TypeError(f"Baton's CPU kernels look nothing up in a {type(table).__name__}")
+    row_bytes = out.shape[-1] * out.itemsize
+    return BatonGather(
+        out.data_ptr(), memory.data_ptr(), rows.data_ptr(), len(rows), row_bytes, num_rows, index, packed_as
+    )
+
+
+def _native(stack: StackedWeight) -> list[NativeWeight] | None:
+    """The pieces, if the kernels multiply by all of them."""
+    pieces = [piece for piece in stack.pieces if isinstance(piece, NativeWeight)]
+    return pieces if len(pieces) == len(stack.pieces) else None
+
+
+class NativeOps(CpuOps):
+    """See `DecoderOps`. For the dtypes of `DTYPES`, and heads of at most 512 elements.
+
+    `has_packed_all`: no product was left to torch, so a row of a result is the same whatever the other rows are.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__()
+        self.has_packed_all = True
+        self._kernels = kernels
+        self._memory = WeightMemory()
+
+    def pack(self, weight: LoadedWeight) -> LinearWeight:
+        """See `DecoderOps.pack`. A packed weight is a copy; the loaded one is freed with its last owner."""
+        if isinstance(weight, QuantizedWeight):
+            packed, quantized_product = pack_quantized(self._kernels, self._memory, weight)
+            return NativeWeight(packed, weight.num_rows, quantized_product, weight.input_order)
+        matrix = weight.matrix
+        num_out, num_in = matrix.shape
+        num_bytes = self._kernels.packed_bytes(matrix.dtype, num_out, num_in)
+        if num_bytes == 0:
+            self.has_packed_all = False
+            return super().pack(weight)
+        packed, dtype = self._memory.take(num_bytes), DTYPES[matrix.dtype]
+        self._kernels.pack(
+            BatonPack(packed.data_ptr(), matrix.data_ptr(), num_out, num_in, matrix.stride(0), dtype=dtype)
+        )
+        product = BatonLinear(packed=packed.data_ptr(), num_out=num_out, num_in=num_in, out_stride=num_out, dtype=dtype)
+        return NativeWeight(packed, num_out, product)
+
+    def embed(self, token_ids: Tensor, table: LinearWeight) -> Tensor:
+        """See `DecoderOps.embed`."""
+        if not isinstance(table, NativeWeight):
+            return super().embed(token_ids, table)
+        rows = torch.empty(len(token_ids), table.product.num_in, dtype=_DTYPES[table.product.dtype])
+        self._kernels.gather(gather_of(rows, table, TOKEN_IDS, token_ids))
+        return rows
+
+    def has_rows(self, weight: LinearWeight) -> bool:
+        """See `DecoderOps.has_rows`."""
+        if isinstance(weight, NativeWeight):
+            return isinstance(weight.product, BatonLinear)
+        return super().has_rows(weight)
+
+    def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+        """See `DecoderOps.linear`."""
+        if isinstance(weight, StackedWeight) and (pieces := _native(weight)) is not None:
+            out = self._kernels.empty((x.shape[0], sum(piece.num_out for piece in pieces)), x.dtype)
+            first = 0
+            for piece in pieces:
+                end = first + piece.num_out
+                self._multiply(out[:, first:end], x, piece, None if bias is None else bias[first:end])
+                first = end
+            return out
+        if not isinstance(weight, NativeWeight):
+            return super().linear(x, weight, bias)
+        out = self._kernels.empty((x.shape[0], weight.num_out), x.dtype)
+        self._multiply(out, x, weight, bias)
+        return out
+
+    def _multiply(self, out: Tensor, x: Tensor, weight: NativeWeight, bias: Tensor | None) -> None:
+        if weight.input_order is not None:
+            x = x[:, weight.input_order]
+        product = weight.product
+        product.out, product.x = out.data_ptr(), x.data_ptr()
+        product.num_tokens, product.x_stride, product.out_stride = x.shape[0], x.stride(0), out.stride(0)
+        product.bias = None if bias is None else bias.data_ptr()
+        if isinstance(product, BatonLinear):
+            self._kernels.linear(product)
+        else:
+            self._kernels.quantized_linear(product)
+
+    def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """See `DecoderOps.add_norm`."""
+        num_rows, size = residual.shape
+        out = self._kernels.empty((num_rows, size), residual.dtype)
+        self._kernels.add_norm(
+            BatonAddNorm(
+                out.data_ptr(),
+                residual.data_ptr(),
+                None if delta is None else delta.data_ptr(),
+                weight.data_ptr(),
+                num_rows,
+                size,
+                size,
+                residual.stride(0),
+                0 if delta is None else delta.stride(0),
+                eps,
+                DTYPES[residual.dtype],
+            )
+        )
+        return out
+
+    def norm_rotate(self, x: Tensor, weight: Tensor | None, eps: float, rotation: Rotation) -> Tensor:
+        """See `DecoderOps.norm_rotate`."""
+        num_tokens, num_heads, head_dim = x.shape
+        if head_dim > _MAX_HEAD_DIM:
+            return super().norm_rotate(x, weight, eps, rotation)
+        cos, signed_sin = rotation
+        out = self._kernels.empty(x.shape, x.dtype)
+        self._kernels.norm_rotate(
+            BatonNormRotate(
+                out.data_ptr(),
+                x.data_ptr(),
+                None if weight is None else weight.data_ptr(),
+                cos.data_ptr(),
+                signed_sin.data_ptr(),
+                num_tokens,
+                x.stride(0),
+                num_heads,
+                head_dim,
+                eps,
+                DTYPES[x.dtype],
+            )
+        )
+        return out
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """See `DecoderOps.gate`."""
+        num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = self._kernels.empty((num_rows, size), gate_up.dtype)
+        self._kernels.gate(
+            BatonGate(out.data_ptr(), gate_up.data_ptr(), num_rows, size, gate_up.stride(0), DTYPES[gate_up.dtype])
+        )
+        return out

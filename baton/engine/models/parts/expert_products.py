@@ -1,0 +1,154 @@
+"""The products of experts, and what they add up to for each token.
+
+Owns three ways to compute the same: on a CPU expert by expert, each for its own tokens; on a GPU in bfloat16 by one
+kernel for all experts; on a GPU in other dtypes, or quantized, each expert for all tokens, since what a graph records
+cannot ask how many tokens an expert has. In each of them the result of a token depends on its own experts alone.
+
+Letters: T tokens of the step, E hidden size, X experts, K experts of each token, I intermediate size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.engine.models.linear_weights import PlainWeight
+from baton.engine.models.parameters import Parameter
+from baton.engine.models.parts.base import PartSetup
+from baton.engine.models.parts.linear import Linear
+
+Gate: TypeAlias = Callable[[Tensor], Tensor]
+"""From gate and up side by side, [T, 2 I], to [T, I]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertMatrices:
+    """One expert: gate_up [2 I, E] and down [E, I], and their biases where there are some."""
+
+    gate_up: Tensor
+    down: Tensor
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+
+class Products(Protocol):
+    """All experts of a layer."""
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """[T, E] of x [T, E], the experts `chosen` [T, K] and their `weights` [T, K]."""
+        ...
+
+
+def make_products(gate: Gate, experts: Iterable[ExpertMatrices], setup: PartSetup) -> Products:
+    """What computes `experts` fastest on the device. Takes one after another, so that each may be made when asked
+    for."""
+    if setup.device.type == "cuda" and setup.dtype == torch.bfloat16 and not setup.quantization.name:
+        return GroupedProducts(gate, list(experts))
+    return products_of(gate, [_packed(expert, setup) for expert in experts], setup)
+
+
+def products_of(gate: Gate, pairs: Sequence[tuple[Linear, Linear]], setup: PartSetup) -> Products:
+    """The same of gate_up and down of each expert, packed."""
+    return DenseProducts(gate, pairs) if setup.device.type == "cuda" else LoopedProducts(gate, pairs)
+
+
+def _packed(expert: ExpertMatrices, setup: PartSetup) -> tuple[Linear, Linear]:
+    gate_up = _linear(expert.gate_up, expert.gate_up_bias, setup)
+    return gate_up, _linear(expert.down, expert.down_bias, setup)
+
+
+def _linear(matrix: Tensor, bias: Tensor | None, setup: PartSetup) -> Linear:
+    added = None if bias is None else Parameter("bias", bias.contiguous(), ())
+    linear = Linear([PlainWeight(matrix.contiguous())], added, setup)
+    linear.pack()
+    return linear
+
+
+class LoopedProducts:
+    """Expert by expert, each for its own tokens. See `Products`."""
+
+    def __init__(self, gate: Gate, pairs: Sequence[tuple[Linear, Linear]]) -> None:
+        """`pairs`: the products of each expert."""
+        self._gate = gate
+        self._pairs = pairs
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """See `Products`."""
+        order, tokens = _sorted_by_expert(chosen)
+        rows, factors = x[tokens], weights.flatten()[order, None].to(x.dtype)
+        counts = torch.bincount(chosen.flatten(), minlength=len(self._pairs)).tolist()
+        added = torch.zeros_like(x)
+        first = 0
+        for (gate_up, down), count in zip(self._pairs, counts, strict=True):
+            if count == 0:
+                continue
+            own = slice(first, first + count)
+            computed = down(self._gate(gate_up(rows[own])))
+            # each token once: an expert's results go to different rows, in the order of the experts
+            added.index_add_(0, tokens[own], computed * factors[own])
+            first += count
+        return added
+
+
+class DenseProducts:
+    """Expert by expert, each for all tokens. See `Products`."""
+
+    def __init__(self, gate: Gate, pairs: Sequence[tuple[Linear, Linear]]) -> None:
+        """See `LoopedProducts`."""
+        self._gate = gate
+        self._pairs = pairs
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """See `Products`."""
+        factors = weights.new_zeros(len(x), len(self._pairs)).scatter_(1, chosen, weights).to(x.dtype)
+        added = torch.zeros_like(x)
+        for expert, (gate_up, down) in enumerate(self._pairs):
+            added += down(self._gate(gate_up(x))) * factors[:, expert, None]
+        return added
+
+
+class GroupedProducts:
+    """All experts in one product over rows that are sorted by expert. See `Products`."""
+
+    def __init__(self, gate: Gate, experts: Sequence[ExpertMatrices]) -> None:
+        self._gate = gate
+        self._num_experts = len(experts)
+        # [X, in, out], as the product takes them
+        self._gate_up = torch.stack([expert.gate_up for expert in experts]).transpose(1, 2)
+        self._down = torch.stack([expert.down for expert in experts]).transpose(1, 2)
+        self._gate_up_biases = _stacked([expert.gate_up_bias for expert in experts])
+        self._down_biases = _stacked([expert.down_bias for expert in experts])
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """See `Products`."""
+        order, tokens = _sorted_by_expert(chosen)
+        experts = chosen.flatten()[order]
+        of_expert = torch.arange(self._num_experts, device=x.device)[:, None]
+        # not bincount, which asks the device for the largest number
+        ends = (chosen.flatten() == of_expert).sum(1).cumsum(0).to(torch.int32)
+        inner = _grouped(x[tokens], self._gate_up, self._gate_up_biases, experts, ends)
+        computed = _grouped(self._gate(inner), self._down, self._down_biases, experts, ends)
+        # back in the order of the tokens, where the sum over K has one order too
+        unsorted = torch.empty_like(computed).index_copy_(0, order, computed).view(*chosen.shape, -1)
+        return (unsorted * weights[:, :, None].to(x.dtype)).sum(1)
+
+
+def _sorted_by_expert(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The choices [T * K] sorted by expert: their places in `chosen` [T, K], and their tokens."""
+    order = chosen.flatten().argsort(stable=True)
+    return order, order // chosen.shape[1]
+
+
+def _grouped(x: Tensor, stack: Tensor, biases: Tensor | None, experts: Tensor, ends: Tensor) -> Tensor:
+    product = F.grouped_mm(x, stack, offs=ends)
+    return product if biases is None else product + biases[experts]
+
+
+def _stacked(biases: Sequence[Tensor | None]) -> Tensor | None:
+    there = [bias for bias in biases if bias is not None]
+    return torch.stack(there) if there else None

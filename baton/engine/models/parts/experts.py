@@ -1,0 +1,106 @@
+"""The experts of a sparse MLP: gated MLPs, of which each token has its own.
+
+Owns where their weights are published. What they compute, and in which order, is `expert_products.py`.
+
+Letters: T tokens of the step, E hidden size, X experts, K experts of each token, I intermediate size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from baton.engine.models.config import ModelConfig
+from baton.engine.models.expert_settings import ExpertSettings
+from baton.engine.models.parameters import Box, Parameter, Source
+from baton.engine.models.parts.base import PartSetup
+from baton.engine.models.parts.expert_products import ExpertMatrices, Products, make_products, products_of
+from baton.engine.models.parts.linear import Linear, Matrix
+from baton.engine.models.parts.mlp import gate_of
+
+
+class Experts:
+    """Gated MLPs, of which each token has its own. See `Part`."""
+
+    def __init__(
+        self, name: str, tensors: str, settings: ExpertSettings, config: ModelConfig, setup: PartSetup
+    ) -> None:
+        """See `SparseMlp`."""
+        names, inner, size = config.names, settings.intermediate_size, config.hidden_size
+        share = setup.shard.share_of(inner, "rows of an expert")
+        count, rows = settings.num_experts, len(share)
+        self._gate_up: Tensor | None = setup.empty(count, 2 * rows, size)
+        self._down: Tensor | None = setup.empty(count, size, rows)
+        gate_up: list[Source] = []
+        down: list[Source] = []
+        for expert in range(count):
+            prefix = f"{tensors}.{expert}"
+            for part, first in ((names.expert_gate, 0), (names.expert_up, rows)):
+                place: Box = (range(expert, expert + 1), range(first, first + rows), range(size))
+                gate_up.append(Source(f"{prefix}.{part}.weight", (inner, size), (share, range(size)), place))
+            place = (range(expert, expert + 1), range(size), range(rows))
+            down.append(Source(f"{prefix}.{names.expert_down}.weight", (size, inner), (range(size), share), place))
+        self._parameters = [
+            Parameter(f"{name}.gate_up", self._gate_up, tuple(gate_up)),
+            Parameter(f"{name}.down", self._down, tuple(down)),
+        ]
+        self._gate = gate_of(config.hidden_act, setup)
+        self._setup = setup
+        self._products: Products | None = None
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """[T, E] of x [T, E], the experts `chosen` [T, K] and their `weights` [T, K]."""
+        assert self._products is not None  # packed
+        return self._products(x, chosen, weights)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """See `Part.parameters`."""
+        yield from self._parameters
+
+    def pack(self) -> None:
+        """See `Part.pack`."""
+        assert self._gate_up is not None
+        assert self._down is not None
+        experts = map(ExpertMatrices, self._gate_up, self._down)
+        self._products = make_products(self._gate, experts, self._setup)
+        # where the products have copies in another format, nothing refers to these any more
+        self._gate_up = self._down = None
+        self._parameters = []
+
+
+class SeparateExperts:
+    """The same where the checkpoint is quantized: each matrix is loaded as it is published, and stays so. See
+    `Part`."""
+
+    def __init__(
+        self, name: str, tensors: str, settings: ExpertSettings, config: ModelConfig, setup: PartSetup
+    ) -> None:
+        """See `SparseMlp`."""
+        names, inner, size = config.names, settings.intermediate_size, config.hidden_size
+        share = setup.shard.share_of(inner, "rows of an expert")
+        self._pairs: list[tuple[Linear, Linear]] = []
+        for expert in range(settings.num_experts):
+            own, prefix = f"{name}.{expert}", f"{tensors}.{expert}"
+            matrices = [Matrix(f"{prefix}.{part}", inner, share) for part in (names.expert_gate, names.expert_up)]
+            gate_up = Linear.column_parallel(f"{own}.gate_up", matrices, size, False, setup)
+            down_matrix = f"{prefix}.{names.expert_down}"
+            down = Linear.row_parallel(f"{own}.down", down_matrix, size, inner, share, False, setup)
+            self._pairs.append((gate_up, down))
+        self._products = products_of(gate_of(config.hidden_act, setup), self._pairs, setup)
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """See `Experts`."""
+        return self._products(x, chosen, weights)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """See `Part.parameters`."""
+        for pair in self._pairs:
+            for linear in pair:
+                yield from linear.parameters()
+
+    def pack(self) -> None:
+        """See `Part.pack`."""
+        for pair in self._pairs:
+            for linear in pair:
+                linear.pack()

@@ -1,0 +1,47 @@
+"""The interface between an engine and the runner that computes its steps.
+
+Owns nothing but the contract: anything that maps a step to tokens can stand behind an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from baton.engine.attention.base import LayerStored
+from baton.engine.scheduler.request import PromptScores, SampledToken, Step
+from baton.wire.request_key import RequestKey
+
+
+class RunningStep(Protocol):
+    """A step that was launched."""
+
+    def result(self) -> Mapping[RequestKey, SampledToken]:
+        """Wait until it is computed; a token for each request whose share `needs_sample`.
+
+        A request for which the model computed NaN gets no token. Raises whatever the device raises; the KV of the step
+        must not be used then, and nothing writes into its blocks any more. After `DeviceFailed` no KV must be used.
+        """
+        ...
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        """What the step has found out about prompts: an entry for each span of the step. To be asked after `result`."""
+        ...
+
+
+class Runner(Protocol):
+    """Computes steps.
+
+    `is_asynchronous`: a step may be launched while the one before it runs. The token that the one before samples is
+    then `PENDING_TOKEN` in the shares of the later one, and the runner puts the sampled one in its place.
+    """
+
+    is_asynchronous: bool
+
+    def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
+        """Begin to store the KV of the step's tokens and to sample the tokens that are due.
+
+        Everything the runner needs of `step` is read before this returns. Raises as `RunningStep.result`; nothing of
+        the step is being computed any more then.
+        """
+        ...

@@ -1,0 +1,131 @@
+"""The forward pass of one step, operation by operation.
+
+Owns the order in which inputs are staged. `baton.engine.runner.graphs` does the same with a recorded graph; both first
+stage, then, once the caller has uploaded, compute.
+
+Letters: T tokens of the step, E hidden size, N rows that are due (a token is sampled for them), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from torch import Tensor
+
+from baton.device.base import Staging
+from baton.engine.attention.base import Attention, AttentionBackend, LayerStored, PlannedShare
+from baton.engine.models.base import RunnableDecoder
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.seen import SeenRows
+from baton.engine.runner.inputs import StepInputs, fill_pending
+from baton.engine.runner.prompt_scoring import PromptScoring
+
+
+@dataclass(frozen=True, slots=True)
+class DueRows:
+    """The N tokens after which one is sampled. index: [N] int64 among the T tokens; None: the first N, in order."""
+
+    count: int
+    index: Tensor | None
+
+
+class Stream(Protocol):
+    """The residual stream of a step behind all layers; valid until the next step is computed."""
+
+    def rows(self) -> Tensor:
+        """[T, E], as `RunnableDecoder.forward` returns it."""
+        ...
+
+    def logits(self, due: DueRows) -> Tensor:
+        """[N, V] float32, or of a dtype that the sampler takes, which the caller may change."""
+        ...
+
+
+ForwardPass: TypeAlias = Callable[[Tensor, Tensor], Stream]
+"""The residual stream of token ids and positions, [T] each, for the step that was planned last."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedStream:
+    """See `Stream`. hidden: [T, E]."""
+
+    decoder: RunnableDecoder
+    hidden: Tensor
+
+    def rows(self) -> Tensor:
+        """See `Stream.rows`."""
+        return self.hidden
+
+    def logits(self, due: DueRows) -> Tensor:
+        """See `Stream.logits`."""
+        return self.decoder.logits(self.hidden if due.index is None else self.hidden.index_select(0, due.index))
+
+
+def decoded_pass(decoder: RunnableDecoder, attention: Attention) -> ForwardPass:
+    """The pass of `decoder` itself, operation by operation."""
+    return lambda token_ids, positions: DecodedStream(decoder, decoder.forward(token_ids, positions, attention))
+
+
+def seeing_pass(decoder: RunnableDecoder, attention: Attention, seen: SeenRows) -> ForwardPass:
+    """The pass of `decoder` itself over a step with tokens of images. Only Baton's own decoder takes rows for them."""
+    assert isinstance(decoder, Decoder)
+    return lambda token_ids, positions: DecodedStream(decoder, decoder.forward(token_ids, positions, attention, seen))
+
+
+class Forward(Protocol):
+    """One step, staged and ready."""
+
+    def compute(self, due: DueRows) -> Tensor | None:
+        """Issue the step, after the upload. See `Stream.logits`; None when N is 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EagerForward:
+    """See `Forward`. token_ids, positions: [T] int64; sources as well, None when no token is pending. `scoring`: what
+    the step shall find out about prompts."""
+
+    decoder: RunnableDecoder
+    run: ForwardPass
+    token_ids: Tensor
+    positions: Tensor
+    sources: Tensor | None
+    sampled: Tensor
+    scoring: PromptScoring | None
+
+    def compute(self, due: DueRows) -> Tensor | None:
+        """See `Forward.compute`."""
+        token_ids = self.token_ids
+        if self.sources is not None:
+            token_ids = fill_pending(token_ids, self.sources, self.sampled)
+        stream = self.run(token_ids, self.positions)
+        if self.scoring is not None:
+            self.scoring.score(self.decoder, stream.rows())
+        return stream.logits(due) if due.count else None
+
+
+@dataclass(frozen=True, slots=True)
+class EagerSteps:
+    """Plans and stages any step, which `run` computes. `sampled`: see `EagerForward`."""
+
+    decoder: RunnableDecoder
+    run: ForwardPass
+    attention: AttentionBackend
+    staging: Staging
+    sampled: Tensor
+
+    def stage(
+        self,
+        inputs: StepInputs,
+        shares: Sequence[PlannedShare],
+        layer_stored: LayerStored | None,
+        scoring: PromptScoring | None,
+    ) -> EagerForward:
+        """Stage a step over `shares`."""
+        self.attention.plan(shares, self.staging, layer_stored)
+        token_ids, positions = self.staging.put(inputs.token_ids), self.staging.put(inputs.positions)
+        sources = self.staging.put(inputs.sources) if inputs.has_pending else None
+        run = self.run if inputs.seen is None else seeing_pass(self.decoder, self.attention, inputs.seen)
+        return EagerForward(self.decoder, run, token_ids, positions, sources, self.sampled, scoring)

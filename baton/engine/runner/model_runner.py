@@ -1,0 +1,286 @@
+"""The runner: computes one step with the real model.
+
+Owns the decoder, the attention backend and the sampler of one device, the staging memory, and the tokens that the last
+step sampled. Knows no queues, leases or nodes: it is given a `Step` and returns tokens.
+
+A step goes to the device in one upload, masks of grammars in another while it is computed, and comes back in one fetch;
+between them nothing asks the device for a value, so a launch returns while the device computes. All of a step is read
+in its launch. A token that the step before samples does not pass through the host: `sampled` holds one for each row of
+the last step, and the next step's inputs name the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from baton.device.base import Device, HostCopy
+from baton.engine.attention.base import AttentionBackend, LayerStored
+from baton.engine.models.base import RunnableDecoder
+from baton.engine.runner.base import RunningStep
+from baton.engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
+from baton.engine.runner.graphs import DecodeGraphs, ReportProgress
+from baton.engine.runner.greedy_series import GreedySeries
+from baton.engine.runner.images import StepImages
+from baton.engine.runner.inputs import StepInputs, read_inputs
+from baton.engine.runner.limits import RunnerLimits, staging_bytes
+from baton.engine.runner.prompt_scoring import PromptScoring
+from baton.engine.runner.redraws import redraw_beforehand
+from baton.engine.runner.sampler import Sampler
+from baton.engine.runner.sampling_plan import SamplingPlan
+from baton.engine.scheduler.request import PromptScores, SampledToken, ScheduledRequest, Step
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
+
+_NO_ENDS = np.empty(0, dtype=np.int64)
+
+
+class SampledRows(Protocol):
+    """The tokens of a step's rows, on their way to the host."""
+
+    def tokens(self) -> list[SampledToken | None]:
+        """Wait for them; None for a row without a number. Raises as `HostCopy.wait`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedRows:
+    """See `SampledRows`. `outputs`: what sampling by `plan` has returned."""
+
+    plan: SamplingPlan
+    outputs: HostCopy
+
+    def tokens(self) -> list[SampledToken | None]:
+        """See `SampledRows.tokens`."""
+        arrays = self.outputs.wait()
+        return self.plan.tokens(arrays) if arrays else []
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """See `RunningStep`. `keys` are the requests of the sampled rows. `scored`: what the step found out about prompts,
+    and a copy of that."""
+
+    keys: Sequence[RequestKey]
+    rows: SampledRows
+    scored: tuple[PromptScoring, HostCopy] | None = None
+
+    def result(self) -> Mapping[RequestKey, SampledToken]:
+        """See `RunningStep.result`."""
+        sampled = zip(self.keys, self.rows.tokens(), strict=True)
+        return {key: token for key, token in sampled if token is not None}
+
+    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+        """See `RunningStep.prompt_scores`."""
+        if self.scored is None:
+            return {}
+        scoring, outputs = self.scored
+        return scoring.read(outputs.wait())
+
+
+class PlannedStep(NamedTuple):
+    """A step that was read: `due`, `rows` and `plan` say what it samples, and how."""
+
+    step: Step
+    inputs: StepInputs
+    due: Sequence[ScheduledRequest]
+    rows: DueRows
+    plan: SamplingPlan
+    scoring: PromptScoring | None
+
+
+class ModelRunner:
+    """Runs a decoder over paged KV. See `Runner`. `blocks`: the tensor that `attention` reads and writes, [B, ...]."""
+
+    def __init__(
+        self,
+        decoder: RunnableDecoder,
+        attention: AttentionBackend,
+        blocks: torch.Tensor,
+        sampler: Sampler,
+        device: Device,
+        limits: RunnerLimits,
+        run: ForwardPass | None = None,
+        images: StepImages | None = None,
+        greedy: GreedySeries | None = None,
+    ) -> None:
+        """`run`: computes what `decoder` does for the step that `attention` has planned; None: the decoder itself.
+        `images`: finds the rows of images; None: no request has any. `greedy`: computes by `run` the steps of a series
+        that it can."""
+        self._images = images
+        self.is_asynchronous = device.is_asynchronous
+        self._decoder = decoder
+        self._attention = attention
+        self._blocks = blocks
+        self._sampler = sampler
+        self._device = device
+        self._limits = limits
+        self._staging = device.staging(staging_bytes(limits))
+        self._sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
+        self._eager = EagerSteps(
+            decoder, run or decoded_pass(decoder, attention), attention, self._staging, self._sampled
+        )
+        self._greedy = greedy
+        self._graphs: DecodeGraphs | None = None
+        self._stream: torch.Tensor | None = None  # that graphs begin with in a later stage
+        self._sampled_rows: dict[RequestKey, int] = {}
+        # entered in every step: as a decorator it would be made anew each time, which takes 30 us
+        self._inference = torch.inference_mode()
+
+    @torch.inference_mode()
+    def record_graphs(self, progress: ReportProgress | None = None) -> int:
+        """Record decode steps, where device and attention can; the number of graphs. Before the first launch.
+
+        Without this every step runs operation by operation. `progress(done, total)` counts graphs.
+        """
+        if not self._device.records:
+            return 0
+        if self._limits.spare_block is None:
+            raise ValueError("graphs need a spare block for their padding")
+        graphs = DecodeGraphs(
+            self._decoder,
+            self._device,
+            self._staging,
+            lambda: self._begin((), (), 0),
+            self._sampled,
+            self._limits.max_num_seqs,
+            self._limits.spare_block,
+            self._stream,
+        )
+        with self._device.guard():
+            num_graphs = graphs.record(self._attention, progress)
+        self._graphs = graphs if num_graphs else None
+        return num_graphs
+
+    def warm_up(self) -> None:
+        """Compute one small step of each kind in the spare block, so that no request waits for kernels to be built,
+        chosen or loaded. Without a spare block there is nothing to wait for.
+        """
+        spare = self._limits.spare_block
+        if spare is None:
+            return
+        sampled = DecodingParams(top_p=0.9, seed=0)
+        table = (spare, spare)
+        shares = (
+            ScheduledRequest(RequestKey.numbered(1), 0, 1, (0,), 1, table, sampled, True),
+            ScheduledRequest(RequestKey.numbered(2), 0, 2, (0, 0), 2, table, DecodingParams(temperature=0.0), True),
+        )
+        num_shares = min(len(shares), self._limits.max_num_seqs, self._limits.max_step_tokens - 1)
+        for step in (Step(shares[:num_shares]), Step(shares[:1])):
+            if step.requests:
+                self.launch(step).result()
+        self._sampled_rows = {}
+
+    def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
+        """See `Runner.launch`. Raises `TokenUnknown` for a pending token that the last step does not sample."""
+        if self._greedy is not None:
+            if layer_stored is None and (computed := self._greedy.launch(step)) is not None:
+                return computed
+            self._greedy.planned(step)
+        inputs = read_inputs(step, self._sampled_rows)
+        told = None if layer_stored is None else lambda: self._device.notify(layer_stored)
+        with self._inference, self._device.guard():
+            try:
+                if self._images is not None:
+                    inputs = self._images.read(step, inputs)
+                return self._launch(step, inputs, told)
+            except Exception:
+                # blocks of a failed step may get a new owner next: no write and no notice may come after that
+                self._device.fetch(()).wait()
+                self._device.settle()
+                raise
+
+    def _launch(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> RunningStep:
+        return self._compute(self._plan(step, inputs), layer_stored)
+
+    def _plan(self, step: Step, inputs: StepInputs) -> PlannedStep:
+        """Begin staging, and read of `step` all that may change once it was launched."""
+        ends, due = due_requests(step, inputs)
+        rows, plan = self._begin(ends, due, len(inputs.token_ids))
+        scoring = PromptScoring(step, inputs.last_tokens, self._staging) if step.spans else None
+        return PlannedStep(step, inputs, due, rows, plan, scoring)
+
+    def _compute(self, planned: PlannedStep, layer_stored: LayerStored | None) -> RunningStep:
+        step, inputs, due, rows, plan, scoring = planned
+        forward = self._stage(step, inputs, layer_stored, scoring)
+        plan = plan.stage_changes(self._staging)
+        self._staging.upload()
+        self._copy_blocks(step)
+        logits = forward.compute(rows)
+        scored = None if scoring is None else (scoring, self._device.fetch(scoring.outputs))
+        if logits is None:
+            self._sampled_rows = {}
+            return LaunchedStep((), FetchedRows(plan, self._device.fetch(())), scored)
+        return LaunchedStep([request.key for request in due], self._sample(plan, due, logits), scored)
+
+    def _sample(self, plan: SamplingPlan, due: Sequence[ScheduledRequest], logits: torch.Tensor) -> SampledRows:
+        redraw = None
+        if self.is_asynchronous:
+            if plan.grammar_rows:  # the matchers make masks while the device computes
+                redraw = redraw_beforehand(plan.grammar_rows, self._sampler.vocab_size, self._staging)
+                self._staging.upload()
+        elif (plain := self._sampler.sample_plain(plan, logits)) is not None:
+            return plain
+        outputs = self._sampler.sample(plan, logits, redraw)
+        self._store_sampled(due, outputs[0])
+        return FetchedRows(plan, self._device.fetch(outputs))
+
+    def _begin(
+        self, ends: Sequence[int], due: Sequence[ScheduledRequest], num_tokens: int
+    ) -> tuple[DueRows, SamplingPlan]:
+        """Begin staging with what has a fixed room, so that the inputs of graphs lie behind it where they always lie.
+
+        `due`: what samples; `ends`: the places of the last tokens.
+        """
+        self._staging.begin()
+        max_num_rows = self._limits.max_num_seqs
+        are_all = len(due) == num_tokens and ends == list(range(num_tokens))
+        index = self._staging.put(_NO_ENDS if are_all else np.array(ends, dtype=np.int64), max_num_rows)
+        plan = self._sampler.plan(due, self._staging, max_num_rows)
+        return DueRows(len(due), None if are_all else index), plan
+
+    def _copy_blocks(self, step: Step) -> None:
+        """Make the copies that forks begin with, in stream order: before anything of this step is written."""
+        for share in step.requests:
+            if share.block_copy is not None:
+                source, target = share.block_copy
+                self._blocks[target].copy_(self._blocks[source])
+
+    def _stage(
+        self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None, scoring: PromptScoring | None
+    ) -> Forward:
+        """Stage the step for a graph when there is one that does all that is wanted, else for operation by
+        operation."""
+        graphs = self._graphs_for(step, inputs, layer_stored)
+        if graphs is not None and (recorded := graphs.stage(inputs, step.requests)) is not None:
+            return recorded
+        return self._eager.stage(inputs, step.requests, layer_stored, scoring)
+
+    def _graphs_for(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> DecodeGraphs | None:
+        """The graphs, where they do all that is wanted of a step."""
+        return self._graphs if layer_stored is None and not step.spans and inputs.seen is None else None
+
+    def _store_sampled(self, requests: Sequence[ScheduledRequest], token_ids: torch.Tensor) -> None:
+        """Store sampled tokens for the next step, also when a step between cannot be launched. token_ids: [N]."""
+        if self.is_asynchronous:
+            self._sampled[: len(requests)].copy_(token_ids)
+            self._sampled_rows = {request.key: row for row, request in enumerate(requests)}
+
+
+def due_requests(step: Step, inputs: StepInputs) -> tuple[list[int], Sequence[ScheduledRequest]]:
+    """The places of the last tokens of what samples in this step, and what does: requests, and each of their forks as
+    a request."""
+    alone = [request for request in step.requests if request.needs_sample and not request.forks]
+    if len(alone) == len(step.requests):
+        return inputs.last_tokens, alone
+    ends: list[int] = []
+    due: list[ScheduledRequest] = []
+    for end, request in zip(inputs.last_tokens, step.requests, strict=True):
+        if request.needs_sample:
+            due += (request, *(request._replace(key=fork.key, params=fork.params) for fork in request.forks))
+            ends += [end] * (1 + len(request.forks))
+    return ends, due

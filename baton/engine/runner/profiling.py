@@ -1,0 +1,134 @@
+"""Computes a step of the largest size, without KV, to measure what a device needs beside weights and pool.
+
+Owns the definition of the worst case. The code that sizes the KV pool reads the device's peak memory around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from baton.device.base import Device
+from baton.engine.attention.base import Attention, StatePiece
+from baton.engine.models.base import RunnableDecoder
+from baton.engine.runner.limits import RunnerLimits, staging_bytes
+from baton.engine.runner.prompt_scoring import PromptScoring, score_pieces
+from baton.engine.runner.redraws import redraw_beforehand
+from baton.engine.runner.sampled_rows import MaskSource
+from baton.engine.runner.sampler import Sampler
+from baton.engine.scheduler.request import PromptSpan, ScheduledRequest, Step
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
+
+_KEY = RequestKey.numbered(0)
+_HARDEST = DecodingParams(top_p=0.9, min_p=0.01, seed=0, logprobs=MAX_TOP_LOGPROBS)
+
+
+class _AnyToken:
+    """See `MaskSource`: a grammar that allows whatever comes first in the vocabulary."""
+
+    def accepts(self, token_id: int) -> bool:
+        """See `MaskSource.accepts`."""
+        return False
+
+    def mask(self) -> bytes:
+        """See `MaskSource.mask`."""
+        return b"\xff"
+
+    def fail(self, reason: str) -> None:
+        """See `MaskSource.fail`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _HardestRequest:
+    """See `SampledRequest`. Its row is masked and sorted, and the model's own distribution is stored beside it."""
+
+    key: RequestKey = _KEY
+    token_ids: Sequence[int] = (0,)
+    num_prompt_tokens: int = 1
+    params: DecodingParams = _HARDEST
+    matcher: MaskSource | None = field(default_factory=_AnyToken)
+    takes_largest: bool = False
+
+
+class StorelessAttention:
+    """See `Attention`: stores nothing, attends to nothing, returns zeros of the right shape."""
+
+    pieces: Sequence[StatePiece] = ()
+    """See `KeepsStates.pieces`."""
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `Attention.run`."""
+        return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+
+    def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
+        """See `KeepsStates.recent`."""
+        return torch.zeros(len(x), 1 + num_before, x.shape[1], dtype=x.dtype, device=x.device)
+
+    def carried(self, layer: int, num_before: int) -> Tensor:
+        """See `KeepsStates.carried`."""
+        return torch.empty(0)
+
+    def stored(self) -> None:
+        """See `KeepsStates.stored`."""
+
+
+@torch.inference_mode()
+def profile(
+    decoder: RunnableDecoder,
+    sampler: Sampler,
+    device: Device,
+    limits: RunnerLimits,
+    attention: Attention | None = None,
+) -> None:
+    """Compute one worst step: `max_step_tokens` tokens of prompts whose log probabilities are wanted, of which
+    `max_num_seqs` sample one.
+
+    The step is finished on return. `attention` takes the place of `StorelessAttention`. All memory is freed again, so
+    the caller reads the peak. Staging memory is part of it.
+    """
+    num_tokens, num_rows = limits.max_step_tokens, limits.max_num_seqs
+    staging = device.staging(staging_bytes(limits))
+    with device.guard():
+        staging.begin()
+        scoring = PromptScoring(_scored_step(num_tokens), [num_tokens - 1], staging)
+        plan = sampler.plan([_HardestRequest()] * num_rows, staging).stage_changes(staging)
+        staging.upload()
+        hidden = decoder.forward(*_inputs(decoder, num_tokens), attention or StorelessAttention())
+        scoring.score(decoder, hidden)
+        scores = device.fetch(scoring.outputs)
+        redraw = redraw_beforehand(plan.grammar_rows, sampler.vocab_size, staging)
+        staging.upload()
+        device.fetch(sampler.sample(plan, decoder.logits(hidden[:num_rows]), redraw)).wait()
+        scores.wait()
+    device.synchronize()
+
+
+@torch.inference_mode()
+def profile_share(decoder: RunnableDecoder, device: Device, limits: RunnerLimits) -> None:
+    """What another rank does in the step of `profile`, which it computes together with the first: its share of the
+    forward pass, and of logits where it has the head."""
+    num_tokens = limits.max_step_tokens
+    with device.guard():
+        hidden = decoder.forward(*_inputs(decoder, num_tokens), StorelessAttention())
+        if decoder.has_head:
+            for piece in score_pieces(num_tokens, decoder.config.vocab_size):
+                decoder.logits(hidden[piece])
+            decoder.logits(hidden[: limits.max_num_seqs])
+    device.synchronize()
+
+
+def _inputs(decoder: RunnableDecoder, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """What `RunnableDecoder.forward` takes, and positions [T]."""
+    positions = torch.arange(num_tokens, device=decoder.device) % decoder.config.max_context_len
+    return decoder.trial_inputs(num_tokens), positions
+
+
+def _scored_step(num_tokens: int) -> Step:
+    """A step of one prompt that is one token longer, so that every row is scored."""
+    token_ids = (0,) * (num_tokens + 1)
+    share = ScheduledRequest(_KEY, 0, num_tokens, token_ids, len(token_ids), (), _HARDEST, needs_sample=False)
+    return Step((share,), (PromptSpan(_KEY, 0, 0, num_tokens, MAX_TOP_LOGPROBS),))

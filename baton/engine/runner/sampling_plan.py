@@ -1,0 +1,400 @@
+"""The plan of a step's sampling, made on the host and staged before the forward pass.
+
+Owns the translation from requests to arrays: which single logits change, which rows are sampled by which operations,
+each row's parameters and noise; and, on the return path, from fetched arrays to tokens. Has no state between steps.
+`baton.engine.runner.sampler` owns the operations.
+
+Arrays with a few values a row come first in the staging memory and have a fixed room there: what is staged after them
+lies where it lay in the step before. Lists of changed logits come last. What grammars need comes after the step, see
+`baton.engine.runner.redraws`.
+
+Lists (bias, penalties, withheld and allowed tokens) have no useful bound: a penalty names every token of a long
+context. They share `CHANGE_BYTES` of staging memory, as masks do `MASK_BYTES`; what finds no room there stays on the
+host, and sampling brings it over with a plain, slow copy.
+
+Letters: N rows (requests that sample in this step), R rows of one group, C changed logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.device.base import Array, Staging
+from baton.device.staging import staged_bytes
+from baton.engine.runner.plain_rows import plain_tokens
+from baton.engine.runner.sampled_rows import GrammarRow, MaskSource, SampledRow, uniform_noise
+from baton.engine.scheduler.request import PENDING_TOKEN, SampledToken
+from baton.wire.messages import TokenLogprobs
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
+
+CHANGE_BYTES = 4 * 2**20
+"""Room in staging memory for the changed logits of a step, some 350,000 of them."""
+MASK_BYTES = 4 * 2**20
+"""Room for the masks of a step, of 220 rows with 150,000 tokens."""
+NARROW_WIDTH = 1024
+"""A row that needs at most this number of its best tokens in order is not sorted."""
+
+_NO_INTEGERS, _NO_NUMBERS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
+
+
+class SampledRequest(Protocol):
+    """The fields of a request that sampling reads; `ScheduledRequest` has them."""
+
+    @property
+    def key(self) -> RequestKey:
+        """For errors."""
+        ...
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The prompt and everything generated."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The number of tokens at the beginning that are prompt."""
+        ...
+
+    @property
+    def params(self) -> DecodingParams:
+        """The parameters by which the next token is sampled."""
+        ...
+
+    @property
+    def matcher(self) -> MaskSource | None:
+        """What knows which tokens the grammar of the request allows next; None without a grammar."""
+        ...
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether `params` are known to ask for the largest logit alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Single logits that change. places: [C] int64 in the flattened logits; values: [C] float32, or none.
+
+    They lie on the device once they are staged, or on the host where they found no room in the staging memory.
+    """
+
+    places: Tensor
+    values: Tensor
+
+    def staged(self, room: StagingRoom) -> Changes:
+        """The same on the device, where there is room."""
+        return Changes(room.put(self.places), room.put(self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class SampleGroup:
+    """R rows that are sampled by the same operations.
+
+    `width`: the number of a row's best tokens that sampling looks at, in order; 0: all tokens, in the order of their
+    ids. rows, top_k: [R] int64. `first_row` is the first of neighbouring rows, -1 when they are none. parameters: [4,
+    R] float64: temperature, noise, top-p (infinite: off), min-p.
+    """
+
+    width: int
+    rows: Tensor
+    top_k: Tensor
+    first_row: int
+    parameters: Tensor
+    has_top_p: bool
+    has_min_p: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """One step's sampling. Tensors are staged: valid in stream order from the upload to the next step's staging.
+
+    `withheld`: tokens that are sampled only when nothing else is left. `allowed`: the tokens of some rows beside which
+    no other is sampled; its values are the numbers of those rows. `grammar_rows`: those whose tokens a grammar has to
+    accept; `groups` have those of them that are tried.
+    reported_rows: [rows with logprobs] int64, None when all rows have them. `wide_rows`: those that need more than the
+    largest of their masked logits, or one that is drawn from all of them. `drawn`: where kernels sample and no row is
+    wide, those that are drawn, instead of `groups`.
+    """
+
+    num_rows: int
+    wide_rows: Sequence[int]
+    drawn: tuple[SampledRow, ...]
+    bias: Changes | None
+    repetition: Changes | None
+    presence: Changes | None
+    withheld: Changes | None
+    allowed: Changes | None
+    grammar_rows: tuple[GrammarRow, ...]
+    groups: tuple[SampleGroup, ...]
+    reported_rows: Tensor | None
+    reports: tuple[tuple[int, int], ...]
+    """(row, number of most likely tokens to report) of each row with logprobs."""
+
+    def stage_changes(self, staging: Staging) -> SamplingPlan:
+        """This plan with its changed logits staged."""
+        kinds = (self.bias, self.repetition, self.presence, self.withheld, self.allowed)
+        if kinds == (None,) * 5:
+            return self
+        room = StagingRoom(staging, CHANGE_BYTES)
+        bias, repetition, presence, withheld, allowed = (kind and kind.staged(room) for kind in kinds)
+        return replace(self, bias=bias, repetition=repetition, presence=presence, withheld=withheld, allowed=allowed)
+
+    @property
+    def reports_top(self) -> bool:
+        """Whether a row reports more than its chosen token."""
+        return any(num_top > 0 for _, num_top in self.reports)
+
+    def tokens(self, arrays: Sequence[Array]) -> list[SampledToken | None]:
+        """The sampled tokens, from the fetched outputs of `Sampler.sample`; None for a row that held NaN."""
+        token_ids, is_number = arrays[0].tolist(), arrays[1].tolist()
+        if not self.reports:
+            return plain_tokens(token_ids, is_number)
+        logprobs: list[TokenLogprobs | None] = [None] * self.num_rows
+        chosen = arrays[2].tolist()
+        top_ids, top_logprobs = (array.tolist() for array in arrays[3:]) if self.reports_top else ([], [])
+        for place, (row, num_top) in enumerate(self.reports):
+            ids = tuple(top_ids[place][:num_top]) if num_top else ()
+            values = tuple(top_logprobs[place][:num_top]) if num_top else ()
+            logprobs[row] = TokenLogprobs(chosen[place], ids, values)
+        sampled = zip(token_ids, logprobs, is_number, strict=True)
+        return [SampledToken(token_id, report) if valid else None for token_id, report, valid in sampled]
+
+
+def sampling_bytes(max_num_rows: int) -> int:
+    """Staging memory that `plan_sampling`, and drawing all of `max_num_rows` rows again, need at most."""
+    first = staged_bytes(3 * max_num_rows, np.int64) + staged_bytes(4 * max_num_rows, np.float64)
+    again = first + 2 * staged_bytes(max_num_rows, np.int64)
+    return first + again + CHANGE_BYTES + MASK_BYTES
+
+
+def plan_sampling(
+    requests: Sequence[SampledRequest],
+    eos_token_ids: tuple[int, ...],
+    vocab_size: int,
+    staging: Staging,
+    max_num_rows: int = 0,
+    *,
+    is_native: bool = False,
+) -> SamplingPlan:
+    """Stage what the rows of `requests` need, in this order, except changed logits: see `SamplingPlan.stage_changes`.
+
+    Room is kept for `max_num_rows` rows. `is_native`: kernels on the host sample rows that are plain, and nothing needs
+    to be staged for these.
+    """
+    others = [(row, request) for row, request in enumerate(requests) if not request.takes_largest]
+    if not others:
+        stage_rows((), (), staging, max_num_rows)
+        return _plan_of_largest(len(requests))
+    kinds = bias, repetition, presence, withheld, allowed = tuple(_Changes(vocab_size) for _ in range(5))
+    sampled: list[SampledRow] = []
+    grammar_rows: list[GrammarRow] = []
+    untried: set[int] = set()
+    reports: list[tuple[int, int]] = []
+    for row, request in others:
+        params = request.params
+        if params.logprobs is not None:
+            reports.append((row, params.logprobs))
+        if params.logit_bias_ids:
+            bias.add(row, params.logit_bias_ids, params.logit_bias_values)
+        if params.needs_history:
+            _penalise(row, request, repetition, presence)
+            _withhold_bad_words(row, request, withheld)
+        if params.allowed_token_ids:
+            allowed.add(row, params.allowed_token_ids, (row,))
+        if params.min_tokens and _position(request) < params.min_tokens:
+            ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
+            withheld.add(row, ends, ())
+        drawn = _sampled_row(row, request, vocab_size) if params.temperature != 0.0 else None
+        if request.matcher is not None:
+            in_grammar = _grammar_row(row, request, request.matcher, drawn, eos_token_ids, withheld)
+            grammar_rows.append(in_grammar)
+            if not in_grammar.is_tried:
+                untried.add(row)
+        if drawn is not None:
+            sampled.append(drawn)
+    reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []  # all rows need no names
+    first = [each for each in sampled if each.row not in untried] if untried else sampled
+    wide_rows = _wide_rows(sampled, reports, kinds)
+    is_plain = is_native and not wide_rows
+    groups, reported = stage_rows(() if is_plain else first, reported_rows, staging, max_num_rows)
+    return SamplingPlan(
+        num_rows=len(requests),
+        wide_rows=wide_rows,
+        drawn=tuple(first) if is_plain else (),
+        bias=bias.joined(),
+        repetition=repetition.joined(),
+        presence=presence.joined(),
+        withheld=withheld.joined(),
+        allowed=allowed.joined(),
+        grammar_rows=tuple(grammar_rows),
+        groups=groups,
+        reported_rows=reported,
+        reports=tuple(reports),
+    )
+
+
+@cache
+def _plan_of_largest(num_rows: int) -> SamplingPlan:
+    """The plan of rows that all take the largest logit. There are no more of these than rows in a step."""
+    return SamplingPlan(num_rows, (), (), None, None, None, None, None, (), (), None, ())
+
+
+def _wide_rows(
+    sampled: Sequence[SampledRow], reports: Sequence[tuple[int, int]], kinds: Sequence[_Changes]
+) -> list[int]:
+    """See `SamplingPlan`, in their order."""
+    rows = {row.row for row in sampled if row.width}
+    rows.update(row for row, _ in reports)
+    for changes in kinds:
+        rows.update(changes.rows)
+    return sorted(rows)
+
+
+def stage_rows(
+    sampled: Sequence[SampledRow], reported_rows: Sequence[int], staging: Staging, max_num_rows: int
+) -> tuple[tuple[SampleGroup, ...], Tensor | None]:
+    """Stage the rows that are sampled, by groups, and those that report, where they are named. Room is kept for
+    `max_num_rows` rows."""
+    if not sampled and not reported_rows:
+        staging.put(_NO_INTEGERS, 3 * max_num_rows)
+        staging.put(_NO_NUMBERS, 4 * max_num_rows)
+        return (), None
+    unordered = [row for row in sampled if row.width == 0]
+    narrow = [row for row in sampled if 0 < row.width <= NARROW_WIDTH]
+    wide = [row for row in sampled if row.width > NARROW_WIDTH]
+    rows, _, top_ks, *columns = (
+        zip(*unordered, *narrow, *wide, strict=True) if sampled else [()] * len(SampledRow._fields)
+    )
+    integers = staging.put(np.array([*rows, *top_ks, *reported_rows], dtype=np.int64), 3 * max_num_rows)
+    parameters = staging.put(np.array(columns, dtype=np.float64).reshape(-1), 4 * max_num_rows).view(4, -1)
+    groups = _groups((unordered, narrow, wide), integers[: 2 * len(sampled)].view(2, -1), parameters)
+    return groups, integers[2 * len(sampled) :] if reported_rows else None
+
+
+class StagingRoom:
+    """Gives out `num_bytes` of staging memory until they are used up."""
+
+    def __init__(self, staging: Staging, num_bytes: int) -> None:
+        self._staging = staging
+        self._num_bytes = num_bytes
+
+    def put(self, values: Tensor) -> Tensor:
+        """`values` on the device, or still on the host when they do not fit."""
+        array: Array = values.numpy()
+        num_bytes = staged_bytes(len(array), array.dtype.type)
+        if num_bytes > self._num_bytes:
+            return values
+        self._num_bytes -= num_bytes
+        return self._staging.put(array)
+
+
+class _Changes:
+    """Changed logits of one kind, collected row by row."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self.rows: list[int] = []
+        self._places: list[Array] = []
+        self._values: list[Array] = []
+
+    def add(self, row: int, token_ids: Iterable[int], values: Iterable[float]) -> None:
+        """The logits of `token_ids` in one row."""
+        self.rows.append(row)
+        self._places.append(np.fromiter(token_ids, np.int64) + row * self._vocab_size)
+        self._values.append(np.fromiter(values, np.float64))
+
+    def joined(self) -> Changes | None:
+        """All of them, on the host; None when there are none."""
+        if not self._places:
+            return None
+        values = np.concatenate(self._values).astype(np.float32)
+        return Changes(torch.from_numpy(np.concatenate(self._places)), torch.from_numpy(values))
+
+
+def _position(request: SampledRequest) -> int:
+    """Output index of the token to sample. A token that is still being sampled counts."""
+    return len(request.token_ids) - request.num_prompt_tokens
+
+
+def _penalise(row: int, request: SampledRequest, repetition: _Changes, presence: _Changes) -> None:
+    """Repetition (CTRL, arXiv:1909.05858) over prompt and output; presence and frequency over the output alone."""
+    params = request.params
+    if PENDING_TOKEN in request.token_ids[-1:]:
+        raise ValueError(f"{request.key!r} has a penalty, and its last token is not known yet")
+    if params.repetition_penalty != 1.0:
+        seen = set(request.token_ids)
+        repetition.add(row, seen, [params.repetition_penalty] * len(seen))
+    counts = Counter(request.token_ids[request.num_prompt_tokens :])
+    if counts and (params.presence_penalty or params.frequency_penalty):
+        amounts = [-params.presence_penalty - params.frequency_penalty * count for count in counts.values()]
+        presence.add(row, counts, amounts)
+
+
+def _withhold_bad_words(row: int, request: SampledRequest, withheld: _Changes) -> None:
+    """The last token of each sequence whose other tokens are the end of the output."""
+    output = request.token_ids[request.num_prompt_tokens :]
+    ends = [
+        last for *before, last in request.params.bad_word_ids if not before or list(output[-len(before) :]) == before
+    ]
+    if ends:
+        withheld.add(row, ends, ())
+
+
+def _sampled_row(row: int, request: SampledRequest, vocab_size: int) -> SampledRow:
+    params = request.params
+    top_k = params.top_k if 0 < params.top_k < vocab_size else vocab_size
+    is_ordered = top_k < vocab_size or params.top_p < 1.0
+    noise = uniform_noise(params.seed or 0, params.choice, _position(request))
+    top_p = params.top_p if params.top_p < 1.0 else math.inf
+    return SampledRow(row, top_k if is_ordered else 0, top_k, params.temperature, noise, top_p, params.min_p)
+
+
+def _grammar_row(
+    row: int,
+    request: SampledRequest,
+    matcher: MaskSource,
+    drawn: SampledRow | None,
+    eos_token_ids: tuple[int, ...],
+    withheld: _Changes,
+) -> GrammarRow:
+    """Where the grammar allows an end that is to be ignored, the output goes on if it can."""
+    params = request.params
+    allowed, ends = params.allowed_token_ids, eos_token_ids if params.ignore_eos else ()
+    if ends and allowed:
+        withheld.add(row, ends, ())  # a mask does not know what else is left
+        ends = ()
+    return GrammarRow(row, matcher, allowed, ends, drawn, drawn is None or not drawn.is_truncated)
+
+
+def _groups(groups: Sequence[Sequence[SampledRow]], integers: Tensor, parameters: Tensor) -> tuple[SampleGroup, ...]:
+    """integers: [2, rows of all groups], parameters: [4, as many]."""
+    found, first = [], 0
+    for sampled in groups:
+        if sampled:
+            last = first + len(sampled)
+            found.append(_group(sampled, integers[:, first:last], parameters[:, first:last]))
+            first = last
+    return tuple(found)
+
+
+def _group(sampled: Sequence[SampledRow], integers: Tensor, parameters: Tensor) -> SampleGroup:
+    first_row = sampled[0].row
+    return SampleGroup(
+        width=max(row.width for row in sampled),
+        rows=integers[0],
+        top_k=integers[1],
+        first_row=first_row if sampled[-1].row - first_row == len(sampled) - 1 else -1,
+        parameters=parameters,
+        has_top_p=any(row.top_p < 1.0 for row in sampled),
+        has_min_p=any(row.min_p > 0.0 for row in sampled),
+    )

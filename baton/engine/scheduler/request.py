@@ -1,0 +1,391 @@
+"""One request inside the engine, and the values that scheduler and runner hand each other each step.
+
+Values that a step has once for each request are named tuples: a frozen dataclass takes four times as long to construct.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import islice
+from typing import NamedTuple, Protocol, overload
+
+from baton.engine.cache.block_pool import BlockTable, pack_blocks
+from baton.wire.images import PromptImage
+from baton.wire.messages import TokenLogprobs
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
+
+PENDING_TOKEN = -1
+"""In `token_ids`: a token that the step in flight is going to sample."""
+MAX_FORCED = 64
+"""Tokens that a request takes at once at most where its grammar forces them: each takes as long as its mask, and a
+grammar may force text without an end."""
+IMAGES_GONE = "there was no room to keep its KV, and its images are not here to compute it again"
+"""The failure of a request that was preempted where it had got its KV from another node."""
+
+
+class Matcher(Protocol):
+    """Follows the output of one request through its grammar. It is behind the last token whose value is known."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be asked without waiting. A request is admitted only then."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output, of which a token was taken, obeys the grammar and nothing can follow."""
+        ...
+
+    @property
+    def leaves_choice(self) -> bool:
+        """Whether the grammar is known to allow several bytes behind the output, of which a token was taken: there is
+        no forced token to be asked for."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why no token can follow although the output is not complete; "" as long as nothing is wrong."""
+        ...
+
+    def accepts(self, token_id: int) -> bool:
+        """Whether this token may be next. To `take` it then costs nothing."""
+        ...
+
+    def goes_on_with(self, token_id: int) -> bool:
+        """Whether this token is the last that it `accepts`, and leaves the output incomplete and a choice of what
+        comes next: then there is nothing to do but to `take` it."""
+        ...
+
+    def take(self, token_id: int) -> None:
+        """The output goes on with this token."""
+        ...
+
+    def forced_token(self) -> int | None:
+        """The only token that may be next; None when there are several, or none, or when it would take a mask to
+        know."""
+        ...
+
+    def fork(self, output: Sequence[int]) -> Matcher:
+        """The matcher of another output in the same grammar."""
+        ...
+
+    def mask(self) -> bytes | None:
+        """A bit for each token id, the lowest first: whether it may be next. None: none may, see `error`."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """No token can follow, for a reason that the grammar does not know."""
+        ...
+
+
+class BlockCopy(NamedTuple):
+    """A copy of all that block `source` holds into block `target`."""
+
+    source: int
+    target: int
+
+
+class Fork(NamedTuple):
+    """Another choice of a request's prompt: it becomes a request of its own when its first token is sampled."""
+
+    key: RequestKey
+    params: DecodingParams
+
+
+def choices_of(keys: Sequence[RequestKey], params: DecodingParams) -> list[Fork]:
+    """The choices of one prompt: the first samples with `params`, and each with the next number of a choice. Only the
+    first reports log probabilities of the prompt."""
+    fork_params = replace(params, prompt_logprobs=None)
+    forks = [Fork(key, replace(fork_params, choice=params.choice + number)) for number, key in enumerate(keys)]
+    return [Fork(keys[0], params), *forks[1:]]
+
+
+@dataclass(slots=True)
+class Request:
+    """Mutable state of one request; only the scheduler changes it.
+
+    `token_ids` is the prompt and everything generated; `num_computed_tokens` of them have their KV in `block_table`.
+    `first_token_only`: the request leaves after one token, and its blocks are held for a handoff. `num_cached_tokens`
+    is set at the first admission: prompt tokens that were found in the prefix cache or by a reservation. `most_tokens`:
+    prompt and output together can have no more. `takes_largest`: what the parameters say.
+
+    While steps are in flight, their tokens count as computed, and the last `num_pending_tokens` of `token_ids` are
+    `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`.
+
+    `num_scored_tokens` of the prompt need no log probability any more: the first has none, and those of the others are
+    known. It matters with `prompt_logprobs` only, and never falls, so that nothing is reported twice.
+    `forks` are there until the first token is sampled. With `is_wanted` false only they are wanted of it, and it leaves
+    then. `block_copy` is to be made by its first step: the source, which it holds until then, has the KV that belongs
+    into the last block of its table. `matcher` is there for parameters with a grammar. `images`: those of the prompt.
+
+    `first_due_s`, `last_due_s`: when its first and its last token have to be there for its goals to be met, see
+    `baton.engine.scheduler.step_bound`; the second is None until there is a first token, and -inf when that was late.
+    `turn_s`: prompts are computed in the order of it, and of arrival where it is the same.
+    """
+
+    key: RequestKey
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: DecodingParams
+    hash_root: bytes
+    max_total_tokens: int
+    first_token_only: bool = False
+    arrival: int = 0
+    block_table: BlockTable = field(default_factory=partial(pack_blocks, ()))
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int | None = None
+    num_published_blocks: int = 0
+    num_pending_tokens: int = 0
+    num_steps_in_flight: int = 0
+    num_scored_tokens: int = 1
+    forks: tuple[Fork, ...] = ()
+    is_wanted: bool = True
+    block_copy: BlockCopy | None = None
+    matcher: Matcher | None = None
+    images: tuple[PromptImage, ...] = ()
+    first_due_s: float = math.inf
+    last_due_s: float | None = None
+    turn_s: float = 0.0
+    most_tokens: int = field(init=False)
+    takes_largest: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.takes_largest = self.params.takes_largest
+        self.most_tokens = self.max_total_tokens
+        if self.params.max_tokens is not None:
+            self.most_tokens = min(self.num_prompt_tokens + self.params.max_tokens, self.max_total_tokens)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be admitted as soon as there is room: its grammar, if it has one, is compiled."""
+        return self.matcher is None or self.matcher.is_ready
+
+    @property
+    def lacks_pixels(self) -> bool:
+        """Whether an image is to be computed whose pixels are not here."""
+        return any(not image.pixels and image.stop > self.num_computed_tokens for image in self.images)
+
+    @property
+    def held_blocks(self) -> BlockTable:
+        """All blocks that it owns: those of its table, and the source of its copy."""
+        return self.block_table if self.block_copy is None else pack_blocks((self.block_copy.source, *self.block_table))
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose KV is still missing; 1 for a request in the middle of decoding."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def has_jumped(self) -> bool:
+        """Whether all that is to be computed are tokens of its output that it may have taken at once. It is served
+        before prompts, and may lack blocks."""
+        return self.num_computed_tokens >= self.num_prompt_tokens and self.num_uncomputed_tokens <= 1 + MAX_FORCED
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """The tokens at the beginning whose KV may come from elsewhere, because nothing is read from their rows."""
+        if self.params.prompt_logprobs is not None and self.num_scored_tokens < self.num_prompt_tokens:
+            return self.num_scored_tokens - 1
+        return len(self.token_ids) - 1
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens whose values are known."""
+        return len(self.token_ids) - self.num_pending_tokens
+
+    @property
+    def awaits_last_token(self) -> bool:
+        """Whether the token that a step in flight samples for it is its last, whichever token that is."""
+        if not self.num_pending_tokens:
+            return False
+        return self.first_token_only or not self.is_wanted or len(self.token_ids) >= self.most_tokens
+
+    def share(self, count: int) -> ScheduledRequest:
+        """Its share of a step that computes its next `count` tokens."""
+        # no keywords: with them it would take twice as long
+        return ScheduledRequest(
+            self.key,
+            self.num_computed_tokens,
+            count,
+            self.token_ids,
+            self.num_prompt_tokens,
+            self.block_table,
+            self.params,
+            count == len(self.token_ids) - self.num_computed_tokens,
+            self.arrival,
+            self.forks,
+            None if self.num_steps_in_flight else self.block_copy,
+            self.matcher,
+            self.takes_largest,
+            self.images,
+            self.hash_root,
+        )
+
+    def forked(self, fork: Fork, token_ids: list[int]) -> Request:
+        """The request that its `fork` becomes; the prompt is not counted as cached a second time."""
+        matcher = None if self.matcher is None else self.matcher.fork(token_ids[self.num_prompt_tokens : -1])
+        return Request(
+            key=fork.key,
+            token_ids=token_ids,
+            num_prompt_tokens=self.num_prompt_tokens,
+            params=fork.params,
+            hash_root=self.hash_root,
+            max_total_tokens=self.max_total_tokens,
+            num_cached_tokens=0,
+            matcher=matcher,
+            images=self.images,
+        )
+
+
+class ScheduledRequest(NamedTuple):
+    """One request's share of a step. Written by the scheduler, read by the runner while it launches the step.
+
+    Tokens start .. start + num_tokens - 1 of `token_ids` are computed and stored in the slots of `block_table`. Both
+    lists are the request's own: they must not be changed, and they grow once the step was launched.
+    `needs_sample`: this reaches the last token there is, so that the next one can be sampled. `arrival`: which of the
+    requests that ever had this key. With `needs_sample`, a token of each of `forks` is sampled after the same tokens.
+    `block_copy` is made before anything is computed. `matcher` knows which tokens may be sampled, None: all.
+    `takes_largest`: that of `params`, so that it is not found out in every step; where it is false they say. `images`:
+    all of the request's. `hash_root`: its own, so that nothing that is kept of an image is found by another client.
+    """
+
+    key: RequestKey
+    start: int
+    num_tokens: int
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+    block_table: Sequence[int]
+    params: DecodingParams
+    needs_sample: bool
+    arrival: int = 0
+    forks: tuple[Fork, ...] = ()
+    block_copy: BlockCopy | None = None
+    matcher: Matcher | None = None
+    takes_largest: bool = False
+    images: tuple[PromptImage, ...] = ()
+    hash_root: bytes = b""
+
+    @property
+    def computes_images(self) -> bool:
+        """Whether there are tokens of images among those that are computed."""
+        return any(image.start < self.context_len and self.start < image.stop for image in self.images)
+
+    @property
+    def context_len(self) -> int:
+        """Tokens that the last one of the share attends to, itself included."""
+        return self.start + self.num_tokens
+
+
+class PromptSpan(NamedTuple):
+    """The tokens of one request's share whose rows tell the log probability of the next prompt token: `num_rows` tokens
+    from `first_row` on, counted in the request's tokens. `num_top`: alternatives to report beside each."""
+
+    key: RequestKey
+    arrival: int
+    first_row: int
+    num_rows: int
+    num_top: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """Everything the runner needs for one iteration. `spans`: of the requests that want log probabilities of their
+    prompt.
+
+    The steps of one `series` have the same `shares`, each `number` tokens further, and `context` tokens before all of
+    them together (see `baton.engine.scheduler.step_series`); others have no series."""
+
+    shares: tuple[ScheduledRequest, ...]
+    spans: tuple[PromptSpan, ...] = ()
+    series: object | None = None
+    number: int = 0
+    context: int = 0
+
+    @cached_property
+    def requests(self) -> tuple[ScheduledRequest, ...]:
+        """The share of each request."""
+        if not self.number:
+            return self.shares
+        return tuple([share._replace(start=share.start + self.number) for share in self.shares])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step, over all requests."""
+        return sum(share.num_tokens for share in self.shares)
+
+
+def as_known(step: Step) -> Step:
+    """`step` for a runner that plans it later than it launches it: the tokens of its requests are those of now."""
+    return Step(tuple([share._replace(token_ids=_FirstTokens(share.token_ids)) for share in step.requests]), step.spans)
+
+
+class _FirstTokens(Sequence[int]):
+    """The tokens that a list has now; others may come behind them."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens, self._count = tokens, len(tokens)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._tokens, self._count)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
+        if isinstance(place, slice):
+            return self._tokens[slice(*place.indices(self._count))]
+        return self._tokens[range(self._count)[place]]
+
+
+class SampledToken(NamedTuple):
+    """A token chosen by the sampler. `logprobs` is None unless the request asked for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+class PromptScores(NamedTuple):
+    """Log probabilities of prompt tokens from place `first` on, as rows of `baton.wire.prompt_logprobs`.
+
+    `is_valid`: the model computed numbers for all of them.
+    """
+
+    key: RequestKey
+    first: int
+    num_top: int
+    rows: bytes
+    is_valid: bool
+
+
+class RequestOutput(NamedTuple):
+    """The output of a step for one request.
+
+    `token` is the token sampled, if any, the `output_index`-th of the output. `finish_reason` is "" unless it ended the
+    request; `has_left` also when it leaves because only its first token was wanted, or because it `has_failed`: a token
+    was due and the model computed NaN, or `failure` says what else went wrong. Its KV reaches over
+    `num_computed_tokens`, `num_step_tokens` of them computed in this step. The first output of a fork counts no token
+    of the prompt as computed or cached: the request it was forked from has counted them. `forced`: the tokens behind
+    `token` that its grammar forced; the last of all ended the request, if it ended."""
+
+    key: RequestKey
+    num_step_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    output_index: int
+    token: SampledToken | None
+    finish_reason: str
+    has_left: bool
+    has_failed: bool
+    failure: str = ""
+    forced: tuple[int, ...] = ()

@@ -1,0 +1,121 @@
+"""The blocks of a request: how many it needs, where they come from, and when they are published in the prefix cache.
+
+Owns the step from tokens to blocks, on both sides: taking them from the block pool, and publishing full ones in the
+prefix cache. It is the only place that decides where the KV of a prompt's beginning comes from, which today is this
+node's prefix cache. Knows nothing of batches, budgets or the order of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.engine.cache.block_pool import BlockPool, BlockTable, pack_blocks
+from baton.engine.cache.hashing import extend_hashes
+from baton.engine.scheduler.request import BlockCopy, Request
+
+
+class RequestBlocks:
+    """Takes blocks of `block_size` tokens from `pool` for requests, and releases them. `has_states`: see
+    `SchedulerLimits`."""
+
+    def __init__(self, pool: BlockPool, block_size: int, *, has_states: bool) -> None:
+        self._pool = pool
+        self.block_size = block_size
+        self._has_states = has_states
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be taken now."""
+        return self._pool.num_available
+
+    def take(self, hashes: Sequence[bytes], max_cached_tokens: int, num_tokens: int) -> tuple[BlockTable, int] | None:
+        """Blocks for `num_tokens` tokens: (block table, tokens whose KV is already in it), or None when out of blocks.
+
+        `hashes`: of the full blocks, as far as they are known. At most `max_cached_tokens` tokens come from the prefix
+        cache (a request that needs logits computes one token at least).
+        """
+        cached = self._pool.lookup(hashes[: max_cached_tokens // self.block_size])
+        num_missing = self._num_blocks(num_tokens) - len(cached)
+        if self._pool.num_available_beside(cached) < num_missing:
+            return None
+        self._pool.share(cached)
+        return pack_blocks(cached + self._pool.allocate(num_missing)), len(cached) * self.block_size
+
+    def take_for(self, request: Request) -> bool:
+        """Give a request without blocks those for all its tokens. False when they do not fit now."""
+        extend_hashes(request.block_hashes, request.token_ids, self.block_size, request.hash_root, request.images)
+        taken = self.take(request.block_hashes, request.num_reusable_tokens, len(request.token_ids))
+        if taken is None:
+            return False
+        request.block_table, num_cached_tokens = taken
+        request.num_computed_tokens = num_cached_tokens
+        request.num_published_blocks = num_cached_tokens // self.block_size
+        # what is found again after a preemption was computed by this request itself
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
+        return True
+
+    def has_room_beside(self, request: Request, num_tokens: int) -> bool:
+        """Whether blocks for so many tokens can be taken now, and those that `request` lacks as well."""
+        return self.num_missing(request) + self._num_blocks(num_tokens) <= self._pool.num_available
+
+    def has_room(self, request: Request) -> bool:
+        """Whether the blocks of `request` have a slot for each of its tokens."""
+        return len(request.block_table) * self.block_size >= len(request.token_ids)
+
+    def num_missing(self, request: Request) -> int:
+        """Blocks that `request` lacks for its tokens."""
+        return self._num_blocks(len(request.token_ids)) - len(request.block_table)
+
+    def extend(self, request: Request) -> None:
+        """Give `request` the blocks that it lacks. Raises `NoFreeBlocks`."""
+        request.block_table.extend(self._pool.allocate(self.num_missing(request)))
+
+    def fork(self, request: Request, source: Request, num_computed_tokens: int) -> None:
+        """Give `request`, which has none, the blocks of `source` that hold the KV of their first `num_computed_tokens`
+        tokens: full blocks are shared, the last one becomes a copy if it is not full (see `Request.block_copy`).
+
+        Without room for the copy `request` gets no blocks: it is computed as any other, and finds the full blocks in
+        the prefix cache. So it is where blocks hold states, because `source` may have gone on in the last one.
+        """
+        num_full, num_partial = divmod(num_computed_tokens, self.block_size)
+        if num_partial and (self._has_states or not self._pool.num_available):
+            return
+        shared = source.block_table[:num_full]
+        self._pool.share(shared)
+        if num_partial:
+            request.block_copy = BlockCopy(source.block_table[num_full], *self._pool.allocate(1))
+            self._pool.share((request.block_copy.source,))
+            shared.append(request.block_copy.target)
+        request.block_table = shared
+        request.num_computed_tokens = num_computed_tokens
+        request.block_hashes = source.block_hashes[:num_full]
+        request.num_published_blocks = min(source.num_published_blocks, num_full)
+
+    def end_copy(self, request: Request) -> None:
+        """The copy of `request` is made: release its source."""
+        if request.block_copy is not None:
+            self._pool.release((request.block_copy.source,))
+            request.block_copy = None
+
+    def publish(self, request: Request, num_computed_tokens: int) -> None:
+        """Publish the blocks that `num_computed_tokens` tokens fill, so that other requests find them in the prefix
+        cache."""
+        num_full = num_computed_tokens // self.block_size
+        if num_full == request.num_published_blocks:
+            return
+        if num_full > len(request.block_hashes):
+            known = request.token_ids[: num_full * self.block_size]
+            extend_hashes(request.block_hashes, known, self.block_size, request.hash_root, request.images)
+        for index in range(request.num_published_blocks, num_full):
+            self._pool.publish(request.block_table[index], request.block_hashes[index])
+        request.num_published_blocks = num_full
+
+    def release_all(self, request: Request) -> None:
+        """Release the blocks of `request`; it has nothing computed any more."""
+        self._pool.release(request.held_blocks)
+        request.block_table, request.block_copy = pack_blocks(()), None
+        request.num_computed_tokens = request.num_published_blocks = 0
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)

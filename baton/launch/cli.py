@@ -1,0 +1,81 @@
+"""The `baton` command: finds the subcommand, runs it, and turns its end into an exit status.
+
+Owns the table of subcommands and what a person sees when one fails. Does not know their flags.
+Invariants: a subcommand's module is imported only when it is asked for, so `baton --help` needs neither torch nor
+aiohttp; an error raised on purpose is one `error: ...` line on stderr and a status of `baton.runtime.exit_status`.
+`baton` alone prints the help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from baton.launch.version import version_line
+from baton.runtime.command_line import CommandParser, closest
+from baton.runtime.exit_status import report_errors
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A subcommand: the module whose `function(arguments) -> int` runs it, and its line in the help."""
+
+    module: str
+    doc: str
+    function: str = "main"
+
+
+COMMANDS = {
+    "serve": Command("baton.launch.serve", "start a router, prefill nodes and decode nodes on this machine"),
+    "cluster": Command(
+        "baton.launch.cluster.command", "start, show and end a deployment that a file describes, on Ray"
+    ),
+    "router": Command("baton.router.__main__", "start one router"),
+    "prefill": Command("baton.launch.node_group", "start one prefill node, or a group of them", "prefill"),
+    "decode": Command("baton.launch.node_group", "start one decode node, or a group of them", "decode"),
+    "node": Command("baton.launch.node_group", "start one node that does any leg, or a group of them", "mixed"),
+    "rank": Command(
+        "baton.ranks.command", "start the ranks of a node that are on this machine, for a driver elsewhere"
+    ),
+    "plan": Command("baton.launch.plan.command", "what of a model fits on which devices, from its config alone"),
+    "bench": Command("baton.bench.command", "measure parts of Baton on this machine"),
+    "chat": Command("baton.launch.chat", "talk to a running router in the terminal"),
+    "drain": Command("baton.launch.drain", "take a node out of service, without an interrupted stream"),
+    "restart": Command("baton.launch.restart", "restart the nodes of `baton serve` one after another, likewise"),
+    "key": Command("baton.launch.key", "write a cluster key"),
+    "keys": Command("baton.launch.keys", "make an API key for clients of the router"),
+    "version": Command("baton.launch.version", "print the version"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `baton COMMAND ...` and return its exit status."""
+    parser = _parser()
+    parsed = parser.parse(argv)
+    if parsed.command is None:
+        parser.print_help()
+        return 0
+    if parsed.command not in COMMANDS:
+        parser.error(f"unknown command {parsed.command!r:.100}{closest(parsed.command, COMMANDS)}")
+    command = COMMANDS[parsed.command]
+    run = cast("Callable[[Sequence[str]], int]", getattr(importlib.import_module(command.module), command.function))
+    return report_errors(lambda: run(parsed.arguments))
+
+
+def _parser() -> CommandParser:
+    listing = "\n".join(f"  {name:<9} {command.doc}" for name, command in COMMANDS.items())
+    parser = CommandParser(
+        prog="baton",
+        usage="baton COMMAND ...",
+        description="Disaggregated prefill/decode serving for large language models.",
+        epilog=f"commands:\n{listing}\n\n`baton COMMAND --help` lists the usual settings of one command.\n"
+        "exit status: 0 done, 1 failed while running, 2 a flag, file or checkpoint cannot be used, 130 Ctrl-C",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=version_line(), help="print the version")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="what to run, see below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser

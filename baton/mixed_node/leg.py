@@ -1,0 +1,116 @@
+"""Both legs beside each other: every request of the router goes to the leg that it is of, whatever the node prefers.
+
+Owns nothing but the two legs, which share an engine, its steps and one sending side. A step may hold requests of both,
+so each leg is shown its own; a leg that has nothing in a step is told of it all the same, because both count steps.
+
+Invariant: a key is of one leg at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from baton.decode_node.leg import DecodeLeg
+from baton.engine.attention.base import LayerStored
+from baton.engine.scheduler.request import RequestOutput, Step
+from baton.node.choices import choice_keys
+from baton.prefill_node.leg import PrefillLeg
+from baton.wire.errors import BatonError, InvalidMessage
+from baton.wire.messages import HandOver, Prefill, TokenEvent
+from baton.wire.request_key import RequestKey
+
+_NOTHING = Step(())
+
+
+class MixedLeg:
+    """See `baton.node.loop.Leg`. `prefill` has the sending side of `decode`, which takes its notices and closes it."""
+
+    def __init__(self, prefill: PrefillLeg, decode: DecodeLeg) -> None:
+        self._prefill = prefill
+        self._decode = decode
+
+    @property
+    def num_live(self) -> int:
+        """Prompts for other nodes, and requests that are generated here."""
+        return self._prefill.num_live + self._decode.num_live
+
+    def live_keys(self) -> Iterable[RequestKey]:
+        """See `Leg`."""
+        return (*self._prefill.live_keys(), *self._decode.live_keys())
+
+    def wait_on(self) -> Sequence[Any]:
+        """The notices of both sides."""
+        return self._decode.wait_on()
+
+    def begin(self, request: Any, now_s: float) -> None:
+        """Take either leg of a request. Raises `BatonError`."""
+        is_prefill = isinstance(request, Prefill)
+        others = self._decode.live_keys() if is_prefill else self._prefill.keys
+        if not set(choice_keys(request)).isdisjoint(others):
+            raise InvalidMessage("this attempt has the other leg here already")
+        (self._prefill if is_prefill else self._decode).begin(request, now_s)
+
+    def hand_over(self, order: HandOver, now_s: float) -> int:
+        """See `Leg`."""
+        if RequestKey(order.handoff_id, order.attempt) in self._prefill.keys:
+            return 0
+        return self._decode.hand_over(order, now_s)
+
+    def cancel(self, key: RequestKey, now_s: float) -> None:
+        """See `Leg`."""
+        self._leg_of(key).cancel(key, now_s)
+
+    def cancel_all(self, now_s: float, owner: bytes = b"") -> None:
+        """See `Leg`."""
+        self._prefill.cancel_all(now_s, owner)
+        self._decode.cancel_all(now_s, owner)
+
+    def poll(self, now_s: float) -> None:
+        """See `Leg`. Notices of the sending side reach the prefill leg through the decode leg."""
+        self._decode.poll(now_s)
+
+    def watch(self, step: Step) -> LayerStored | None:
+        """See `Leg`."""
+        self._decode.watch(step)
+        prompts = self._prefill.keys
+        if not prompts:
+            return self._prefill.watch(_NOTHING)
+        return self._prefill.watch(Step(tuple([share for share in step.requests if share.key in prompts])))
+
+    def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
+        """See `Leg`."""
+        prompts = self._prefill.keys
+        of_prompts = [output for output in outputs if output.key in prompts] if prompts else []
+        others = [output for output in outputs if output.key not in prompts] if of_prompts else outputs
+        return self._prefill.applied(of_prompts, now_s) + self._decode.applied(others, now_s)
+
+    def sent(self, now_s: float) -> None:
+        """See `Leg`."""
+        self._prefill.sent(now_s)
+
+    def lost(self, error: BatonError, now_s: float) -> None:
+        """See `Leg`."""
+        self._prefill.lost(error, now_s)
+        self._decode.lost(error, now_s)
+
+    def take_failures(self) -> list[tuple[RequestKey, BatonError]]:
+        """See `Leg`."""
+        return self._prefill.take_failures() + self._decode.take_failures()
+
+    def fail(self, key: RequestKey, error: BatonError, now_s: float) -> None:
+        """See `Leg`."""
+        self._leg_of(key).fail(key, error, now_s)
+
+    def metrics(self) -> Iterable[Metric]:
+        """See `Leg`. The two legs count into the same numbers."""
+        return self._decode.metrics()
+
+    def close(self) -> None:
+        """See `Leg`."""
+        self._decode.close()
+
+    def _leg_of(self, key: RequestKey) -> PrefillLeg | DecodeLeg:
+        return self._prefill if key in self._prefill.keys else self._decode

@@ -1,0 +1,235 @@
+"""One node process from its command line to its exit: settings, memory, engine, link, loop, cleanup.
+
+Owns the order of start and stop. A `RoleFactory` adds what differs between the roles; no code here asks which role it
+is.
+
+The start reads settings, pins cores, allocates memory, loads weights, listens and registers. The stop leaves the
+router, finishes requests until a deadline and closes everything. The process prints the progress of weights and graphs
+to stdout (`baton.runtime.events`), and that it is ready once it is registered. An error that ends the process is one
+line "error: ..." on stderr and exit status 1.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import zmq
+
+from baton.engine.build import Engine, build_engine
+from baton.engine.executor.starting import RankStarter
+from baton.engine.runner.kv_memory import ByteArray, SharedRegion
+from baton.node.health import HealthServer
+from baton.node.heartbeat import HeartbeatThread
+from baton.node.lent_cores import LentCores
+from baton.node.loop import EngineLoop, Leg
+from baton.node.metrics import LinkCollector, NodeCollector
+from baton.node.router_link import RouterLink
+from baton.node.router_links import RouterLinks
+from baton.node.settings import NodeSettings
+from baton.node.stopper import Stopper
+from baton.runtime.clock import host_clock
+from baton.runtime.events import GRAPHS, WEIGHTS, Drained, Loading, Ready, emit
+from baton.runtime.process import (
+    configure_logging,
+    freeze_startup_objects,
+    keep_freed_memory,
+    pin_to_cores,
+    start_authenticator,
+)
+from baton.runtime.watchdog import Beat, Watchdog
+from baton.wire import links
+from baton.wire.errors import InvalidSetting
+from baton.wire.keys import ADMITTED, ROUTER, KeyRing
+from baton.wire.messages import Hello
+
+_EVENT_INTERVAL_S = 0.2
+THREAD_LIMIT_S = 60.0
+"""How long a thread may be still that turns several times a second; what it waits for within a turn has 10 s."""
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """The parts from which a role builds its leg: the engine that was built for it, the id and epoch of this node, and
+    what makes the beat of a thread, by its name."""
+
+    engine: Engine
+    node_id: str
+    epoch: int
+    watch: Callable[[str], Beat]
+
+
+class Role(Protocol):
+    """A role makes a node a prefill node or a decode node: it decides where the KV pool lies, and builds the leg.
+
+    It is asked for the memory of the pool first, because the engine is built around it, and for the leg once there is
+    an engine.
+    """
+
+    name: str
+    """`baton.wire.messages.PREFILL` or `DECODE`."""
+    preference: str
+    """See `Hello.prefers`."""
+    ranks: RankStarter
+    """Starts the other ranks of its engine."""
+
+    def allocate(self, num_bytes: int) -> ByteArray | SharedRegion:
+        """Host memory for a KV pool, where the transports reach it, and the other ranks of the node if it has any."""
+        ...
+
+    def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
+        """The leg and its peer address ("" when other nodes do not dial this one). Raises `BatonError`."""
+        ...
+
+    def close(self) -> None:
+        """Close what `allocate` and `build_leg` opened; called in every case, after the leg was closed."""
+        ...
+
+
+class RoleFactory(Protocol):
+    """Makes a role; its class."""
+
+    name: str
+
+    def __call__(self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings, /) -> Role:
+        """`link_settings`: for the connections with other nodes."""
+        ...
+
+
+def run_node(settings: NodeSettings, make_role: RoleFactory) -> None:
+    """Serve until told to stop. Raises `BatonError` when the node cannot start or is refused."""
+    if settings.data_parallel_size != 1:
+        raise InvalidSetting(
+            "--data-parallel-size: one node is one engine; `baton prefill`, `decode` and `node` start several"
+        )
+    _prepare_process(settings)
+    keys = KeyRing(Path(settings.cluster_key), make_role.name) if settings.cluster_key else None
+    to_router = links.LinkSettings(cluster_key=keys.towards(ROUTER) if keys else None)
+    to_peers = links.LinkSettings(cluster_key=keys.towards(*ADMITTED[make_role.name]) if keys else None)
+    links.require_key_beyond_loopback(settings.host, to_peers.cluster_key)
+    with Stopper(settings.shutdown_timeout_s) as stopper, ExitStack() as stack:
+        context: Context = zmq.Context()
+        stack.callback(context.destroy, linger=0)
+        authenticator = start_authenticator(context, keys)
+        if authenticator is not None:
+            stack.callback(authenticator.stop)
+        if keys is not None:
+            signal.signal(signal.SIGHUP, lambda *_: keys.reload())
+        role = make_role(settings, context, to_peers)
+        stack.callback(role.close)
+        _serve(settings, context, to_router, role, stopper)
+
+
+def _serve(
+    settings: NodeSettings, context: Context, to_router: links.LinkSettings, role: Role, stopper: Stopper
+) -> None:
+    begun_s = time.monotonic()
+    node_id = settings.node_id or f"{role.name}-{secrets.token_hex(3)}"
+    addresses = settings.router_addresses
+    with ExitStack() as stack:
+        progress = _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS)
+        engine = build_engine(settings, role.allocate, *progress, role.ranks)
+        stack.callback(engine.device.close)
+        stack.callback(engine.executor.close)
+        engine.learn_costs()
+        watchdog = Watchdog()
+        watch = partial(watchdog.beat, limit_s=THREAD_LIMIT_S)
+        parts = NodeParts(engine, node_id, secrets.randbits(63), watch)
+        leg, peer_address = role.build_leg(parts)
+        stack.callback(leg.close)
+        core = engine.core
+        collector = NodeCollector(core.status, core.costs, leg.metrics)
+        health = HealthServer(settings.host, settings.http_port, collector, lambda: watchdog.complaint)
+        stack.callback(health.close)
+        health.watch(watchdog)
+        hello = _hello(role, parts, settings, peer_address, health.address, begun_s)
+        dialled = [RouterLink(context, each, to_router, hello, core.status, time.monotonic()) for each in addresses]
+        routers = RouterLinks(dialled)
+        stack.callback(routers.close)
+        health.watch(LinkCollector(routers))
+        beat = watch("heartbeat thread")
+        heartbeat = HeartbeatThread(context, addresses, to_router, parts.epoch, core.status(), beat=beat)
+        stack.callback(heartbeat.stop)
+        freeze_startup_objects()
+        watchdog.start(settings.hang_timeout_s)
+        stack.callback(watchdog.close)
+        beat = watchdog.beat("engine loop", settings.hang_timeout_s)
+        each_round = engine.executor.guarded(_Announcer(hello, routers, health, beat))
+        cores = LentCores(engine.loans, settings.max_rest_ms / 1000, settings.goal_tpot_ms / 1000)
+        EngineLoop(core, leg, routers, heartbeat, stopper, cores=cores).run(each_round)
+    if stopper.stays_away:
+        emit(Drained(role.name))
+
+
+@dataclass(slots=True)
+class _Announcer:
+    """Called every round: tells the watchdog, shows on `/health` whether the node is registered, and prints to stdout
+    that it is, once."""
+
+    hello: Hello
+    routers: RouterLinks
+    health: HealthServer
+    beat: Beat
+    is_done: bool = False
+
+    def __call__(self) -> None:
+        self.beat.touch()
+        self.health.is_ready = self.routers.is_registered
+        if self.routers.is_registered and not self.is_done:
+            self.is_done = True
+            emit(Ready(self.hello.role, self.hello.http_address, peer_address=self.hello.peer_address))
+
+
+def _hello(
+    role: Role, parts: NodeParts, settings: NodeSettings, peer_address: str, http_address: str, begun_s: float
+) -> Hello:
+    engine = parts.engine
+    return Hello(
+        role=role.name,
+        prefers=role.preference,
+        group=settings.node_group,
+        node_id=parts.node_id,
+        epoch=parts.epoch,
+        fingerprint=engine.fingerprint,
+        layout=engine.memory.layout,
+        peer_address=peer_address,
+        http_address=http_address,
+        num_blocks=engine.num_blocks,
+        max_request_tokens=engine.max_request_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        status=engine.core.status(),
+        clock=host_clock(),
+        tokenizer=engine.tokenizer_digest,
+        sees_images=engine.core.sees_images,
+        start_ms=math.ceil(1000 * (time.monotonic() - begun_s)),
+    )
+
+
+def _prepare_process(settings: NodeSettings) -> None:
+    configure_logging(settings.log_level, settings.log_format)
+    if settings.cpu_affinity:
+        pin_to_cores(settings.cpu_affinity)
+    keep_freed_memory()
+
+
+class _Progress:
+    """Prints the progress of a stage of the start, a few times a second."""
+
+    def __init__(self, role: str, stage: str) -> None:
+        self._role = role
+        self._stage = stage
+        self._next_s = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        if done == total or time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + _EVENT_INTERVAL_S
+            emit(Loading(self._role, done, total, self._stage))

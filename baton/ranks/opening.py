@@ -1,0 +1,80 @@
+"""Where the other ranks of a node's engine come from, by the node's settings: this machine, or several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import zmq
+
+from baton.engine.executor.spread import Machine
+from baton.engine.executor.starting import LocalRanks, RankStarter
+from baton.kvtransfer.ranks.transports import taken_by_ranks
+from baton.ranks.remote_machines import RankMachines
+from baton.runtime.process import start_authenticator
+from baton.wire import links
+from baton.wire.keys import ClusterKey
+
+_RANK_MODULE = "baton.ranks"
+
+
+class RankPlaces(Protocol):
+    """The settings of a node that say where its ranks are and where it waits for machines."""
+
+    @property
+    def rank_machines(self) -> int:
+        """See `EngineSettings`."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """See `NodeSettings`."""
+        ...
+
+    @property
+    def rank_port(self) -> int:
+        """See `NodeSettings`."""
+        ...
+
+    @property
+    def divides_pool(self) -> bool:
+        """See `EngineSettings`."""
+        ...
+
+    @property
+    def kv_transport(self) -> str:
+        """See `NodeSettings`."""
+        ...
+
+
+def open_ranks(
+    settings: RankPlaces, role: str, cluster_key: ClusterKey | None, on_close: Callable[[Callable[[], None]], object]
+) -> RankStarter:
+    """The starter of a node's ranks. Machines have to have a key of `role`. Raises `InvalidSetting` when the port is
+    taken, and before anything is waited for where ranks do not have the transport."""
+    if settings.divides_pool:
+        taken_by_ranks(settings.kv_transport, settings.rank_machines)
+    local = LocalRanks(_RANK_MODULE, Machine(0, settings.host))
+    if settings.rank_machines <= 1:
+        return local
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    on_close(lambda: context.destroy(linger=0))
+    authenticator = start_authenticator(context, cluster_key and _OfRole(cluster_key, role))
+    if authenticator is not None:
+        on_close(authenticator.stop)
+    link_settings = links.LinkSettings(cluster_key)
+    machines = RankMachines(settings.rank_machines, local, context, link_settings, settings.host, settings.rank_port)
+    on_close(machines.close)
+    return machines
+
+
+@dataclass(frozen=True, slots=True)
+class _OfRole:
+    """See `baton.runtime.process.Admitting`: a machine of a node has the key of the node's role."""
+
+    key: ClusterKey
+    role: str
+
+    def admits(self, public: bytes) -> bool:
+        return self.key.is_of(public, self.role)

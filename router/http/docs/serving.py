@@ -1,0 +1,29 @@
+"""Adds /openapi.json and /docs to an application."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from aiohttp import web
+
+from baton.router.http.docs.openapi import openapi_document
+from baton.router.http.docs.page import CONTENT_POLICY, docs_page
+from baton.router.http.openai.responses import json_bytes
+
+
+def add_docs(app: web.Application) -> None:
+    """Serve what the application's routes are, these two included. The first request for it makes the document."""
+
+    @cache
+    def document() -> dict[str, object]:
+        return openapi_document(app.router.routes())
+
+    async def openapi(http: web.Request) -> web.Response:
+        return web.Response(body=json_bytes(document()), content_type="application/json")
+
+    async def page(http: web.Request) -> web.Response:
+        headers = {"Content-Security-Policy": CONTENT_POLICY}
+        return web.Response(text=docs_page(document()), content_type="text/html", headers=headers)
+
+    app.router.add_get("/openapi.json", openapi)
+    app.router.add_get("/docs", page)

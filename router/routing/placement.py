@@ -1,0 +1,189 @@
+"""Placement: who computes a prompt, so that first tokens come in time and streams keep flowing.
+
+Owns the decision for one prompt between the prefill nodes and decode nodes that could compute it, given what each has
+cached, what it was given before, and what its steps cost. Without goals the route stays as it is.
+
+A stream goes to the decode node that the policy has chosen while that keeps the goal between tokens, then to the
+decode node that does, then to a mixed node that prefers prompts. Where no prefill node can compute the prompt, it goes
+to the chosen decode node while that is in time, else to the one that is done first. An answer of one token is
+generated where its prompt is computed, and no KV is moved.
+
+A decode node that computes a prompt takes small chunks beside its streams, as long as a step may take by the goal
+(`baton.engine.scheduler.step_costs`): that is slower for the prompt, and no faster than a prefill node's work unless
+that one has others to do first. So a prompt goes to the prefill node as long as its first token is expected within the
+goal there, then to a decode node that reaches the goal, else to whoever is done first.
+
+Invariant: predictions decide where a prompt is computed, and nothing else: a wrong one costs time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
+
+from baton.router.nodes.registry import Node
+from baton.router.routing.goals import Goals
+from baton.router.routing.policies import num_cached_blocks
+from baton.router.routing.route import Route
+from baton.wire.messages import DECODE
+from baton.wire.step_cost import PLANNED_SHARE, SMALLEST_CHUNK, StepCost
+
+_ALONE_CHUNK = 512
+"""Tokens of a step in which nobody decodes: the usual budget of a step on a CPU; more would change little."""
+_MAX_COMPARED = 4
+"""Nodes of a role that are looked at, those with the shortest queues: a decision takes microseconds for each."""
+_NEAR = 0.5
+"""The share of a goal from which on a prediction is compared with what comes of it: what a step or a message takes is
+little then. It is below what the largest correction lets through, so there always is something to learn from."""
+_SLOW_LATE_S = 1.0
+"""When streams of all nodes miss their goal: in about so long some of them will have ended."""
+_SHORT_ANSWER = 1
+"""Tokens that a prefill node keeps: one comes with the prompt. Each further one would bound the chunks of other prompts
+there by the goal between tokens."""
+
+
+class _Offer(NamedTuple):
+    """By when the first token has come, most probably, if `node` computes the prompt; the same and its two parts as the
+    cost model says: how long it waits for others, and how long it takes. `keeps_pace`: the streams of the node are not
+    slowed beyond their goal."""
+
+    ttft_s: float
+    wait_s: float
+    prompt_s: float
+    node: Node
+    keeps_pace: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """See the module."""
+
+    goals: Goals
+
+    def choose(
+        self,
+        route: Route,
+        prefills: Sequence[Node],
+        decodes: Sequence[Node],
+        num_tokens: int,
+        prompt_hashes: Sequence[bytes],
+        now_s: float,
+        goals: Goals | None = None,
+        max_tokens: int | None = None,
+    ) -> Route:
+        """The route to take instead of `route`, which a policy has chosen among the same nodes. `goals`: of the
+        request, if it has its own. `max_tokens` of its answer, if that is known."""
+        aim = goals or self.goals
+        cost = _any_cost((*prefills, *decodes))
+        if cost is None:
+            return route  # no node has computed a prompt yet
+        prompt = _Prompt(num_tokens, prompt_hashes, cost, now_s, aim)
+        decode, is_slow = prompt.stream_at(route.decode, decodes, prefills)
+        if prefills:
+            best, is_kept = self._with_prefill(prompt, prefills, route.prefill, decodes, decode)
+        else:
+            best, is_kept = self._without_prefill(prompt, decodes, decode), False
+        expected_s = best.wait_s + best.prompt_s
+        noted_s = expected_s if expected_s >= _NEAR * aim.ttft_s > 0.0 else 0.0
+        is_short = max_tokens is not None and max_tokens <= _SHORT_ANSWER and best.node.does(DECODE)
+        if not prefills or is_kept or is_short or best.node is decode:
+            chosen = Route(best.node, None, best.prompt_s, is_kept, noted_s)
+        else:
+            chosen = Route(decode, best.node, best.prompt_s, ttft_s=noted_s)
+        # a prompt that takes too long even alone is not late as long as nobody is before it
+        late_s = min(best.ttft_s - aim.ttft_s, best.wait_s) if aim.ttft_s else 0.0
+        if is_slow or late_s > 0:
+            return replace(chosen, late_s=max(late_s, _SLOW_LATE_S if is_slow else 0.0), is_slow=is_slow)
+        return chosen
+
+    def _with_prefill(
+        self, prompt: _Prompt, prefills: Sequence[Node], preferred: Node | None, decodes: Sequence[Node], decode: Node
+    ) -> tuple[_Offer, bool]:
+        """The offer to take; and whether that keeps the prompt from the prefill nodes."""
+        goals = prompt.aim
+        best, is_kept = min(prompt.offers(prefills, self.goals.tpot_s, preferred), key=_ttft), False
+        if best.ttft_s > goals.ttft_s:
+            for offer in prompt.offers(decodes, self.goals.tpot_s, decode):
+                if offer.keeps_pace and offer.ttft_s < best.ttft_s:
+                    best, is_kept = offer, True
+        return best, is_kept
+
+    def _without_prefill(self, prompt: _Prompt, decodes: Sequence[Node], decode: Node) -> _Offer:
+        """Of nodes that compute prompt and answer: the one that was chosen if it is in time, else the soonest."""
+        offers = prompt.offers(decodes, self.goals.tpot_s, decode)
+        own = next(offer for offer in offers if offer.node is decode)
+        return own if own.ttft_s <= prompt.aim.ttft_s else min(offers, key=_ttft)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """`cost`: of nodes that do not know their own. `aim`: the goals that count for it."""
+
+    num_tokens: int
+    hashes: Sequence[bytes]
+    cost: StepCost
+    now_s: float
+    aim: Goals
+
+    def stream_at(self, chosen: Node, decodes: Sequence[Node], prefills: Sequence[Node]) -> tuple[Node, bool]:
+        """The node that is to generate; and whether it is expected to miss the goal, as all others are."""
+        planned_s = PLANNED_SHARE * self.aim.tpot_s
+        if not planned_s or self._gap_s(chosen) <= planned_s:
+            return chosen, False
+        for nodes in (decodes, [node for node in prefills if node.does(DECODE)]):
+            best = min(nodes, key=self._gap_s, default=chosen)
+            if self._gap_s(best) <= planned_s:
+                return best, False
+        return chosen, True
+
+    def _gap_s(self, node: Node) -> float:
+        """The expected time between tokens of a further stream at this node."""
+        num_streams = node.load if node.prefers(DECODE) else node.load - len(node.prompts)
+        if num_streams >= node.hello.max_num_seqs:
+            return inf
+        return self._cost_of(node).without_prompt_s(num_streams + 1, node.num_held_tokens + self.num_tokens)
+
+    def offers(self, nodes: Sequence[Node], tpot_s: float, preferred: Node | None) -> list[_Offer]:
+        """Of the nodes with the shortest queues, and of the `preferred` one, which has most of the prompt cached."""
+        waits = [(self._wait_s(node), node is not preferred, number) for number, node in enumerate(nodes)]
+        if len(waits) > _MAX_COMPARED:
+            waits.sort()
+            waits = waits[:_MAX_COMPARED] + [each for each in waits[_MAX_COMPARED:] if not each[1]]
+        return [self._offer(nodes[number], wait_s, tpot_s) for wait_s, _, number in waits]
+
+    def _offer(self, node: Node, wait_s: float, tpot_s: float) -> _Offer:
+        """It is computed beside the requests that decode at the node."""
+        cost, chunk = self._cost_of(node), _ALONE_CHUNK
+        num_decodes, context = (node.num_decoding, node.num_held_tokens) if node.does(DECODE) else (0, 0)
+        if num_decodes and tpot_s:
+            left_s = PLANNED_SHARE * tpot_s - cost.without_prompt_s(num_decodes, context)
+            chunk = min(chunk, cost.chunk_within(left_s, self.num_tokens // 2))
+        block_size = node.hello.layout.block_size
+        num_cached = min(num_cached_blocks(node, self.hashes) * block_size, self.num_tokens - 1)
+        taken, num_left = max(chunk, SMALLEST_CHUNK), self.num_tokens - num_cached
+        seconds = cost.prompt_s(num_left, num_cached, taken, num_decodes, context)
+        ttft_s = node.prompts.factor * (wait_s + seconds)
+        return _Offer(ttft_s, wait_s, seconds, node, chunk >= SMALLEST_CHUNK)
+
+    def _wait_s(self, node: Node) -> float:
+        """How long the prompt waits for those before it, of this router and of others."""
+        wait_s, num_tokens = node.prompts.wait_s(self.now_s), node.num_other_prompt_tokens
+        if not num_tokens:
+            return wait_s
+        return wait_s + self._cost_of(node).prompt_s(num_tokens, 0, _ALONE_CHUNK, 0, 0)
+
+    def _cost_of(self, node: Node) -> StepCost:
+        own = node.status.cost
+        return self.cost if own is None else own.with_prompts_of(self.cost)
+
+
+def _ttft(offer: _Offer) -> float:
+    return offer.ttft_s
+
+
+def _any_cost(nodes: Sequence[Node]) -> StepCost | None:
+    """Of a node that knows what prompts cost."""
+    costs = (node.status.cost for node in nodes)
+    return next((cost for cost in costs if cost is not None and cost.knows_prompts), None)

@@ -1,0 +1,153 @@
+"""Routing: which decode node takes a request, and whether a prefill node computes its prompt.
+
+Owns the choice, not the membership (`router/nodes/registry.py`) and not the legs (`router/requests/legs.py`). A decode
+node computes a prompt itself when it lacks few tokens of it, when there is no prefill node, when its handoffs have
+failed, and when that serves the goals for latency (`router/routing/placement.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from baton.engine.cache.hashing import extend_hashes, root_hash
+from baton.router.nodes.registry import Node, NodeRegistry
+from baton.router.routing.ejection import Ejections
+from baton.router.routing.goals import Goals
+from baton.router.routing.placement import Placement
+from baton.router.routing.policies import Policy, num_cached_blocks
+from baton.router.routing.route import Route
+from baton.router.routing.suspicion import Confinement, Probation
+from baton.wire.errors import NoNode
+from baton.wire.images import PromptImage
+from baton.wire.messages import DECODE, PREFILL
+
+_Find: TypeAlias = Callable[[str, str, AbstractSet[int]], list[Node]]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Chooses routes by one policy for each role, and then by `placement`. See `RelaySettings` for
+    `local_prefill_tokens`. `refuse` raises, and counts, for a request of a model whose route would miss its goals."""
+
+    registry: NodeRegistry
+    prefill_policy: Policy
+    decode_policy: Policy
+    local_prefill_tokens: int
+    probation: Probation
+    ejections: Ejections
+    placement: Placement | None = None
+    refuse: Callable[[str, Route], None] | None = None
+
+    def choose(
+        self,
+        model: str,
+        token_ids: Sequence[int],
+        cache_salt: bytes,
+        avoided: AbstractSet[int],
+        max_tokens: int | None,
+        *,
+        now_s: float,
+        allows_handoff: bool,
+        computes_all: bool = False,
+        confinement: Confinement | None = None,
+        goals: Goals | None = None,
+        may_refuse: bool = False,
+        images: Sequence[PromptImage] = (),
+    ) -> Route:
+        """A route for prompt and emitted tokens over nodes of `model`; nodes whose epoch is in `avoided` only where
+        there is no other. Of each role only nodes that have room for what the request may become: `max_tokens` more
+        tokens at most, None: at least one. With `images`, those among the tokens, only nodes that see.
+
+        `computes_all`: whoever computes the prompt computes all of it, whatever it has cached. `confinement`: the only
+        nodes that may compute anything of it but further tokens. `goals`: its own, None for the router's.
+        `may_refuse`: nothing was done for it yet.
+
+        Raises `NoNode` without a decode node, and `Overloaded` when it is refused because it would miss its goals.
+        """
+        self.ejections.readmit(now_s)
+        find = self.registry.available if confinement is None else self.registry.able
+        num_tokens = len(token_ids)
+        decodes = self._fit(find, DECODE, model, avoided, num_tokens + (max_tokens or 1), images)
+        prefills = self._fit(find, PREFILL, model, avoided, num_tokens + 1, images) if allows_handoff else []
+        if confinement is not None:
+            decodes, prefills = self._confined(confinement, decodes, prefills)
+        if not decodes:
+            raise NoNode("no decode node is available")
+        hashes: list[bytes] = []
+        hello = decodes[0].hello
+        extend_hashes(hashes, token_ids, hello.layout.block_size, root_hash(hello.fingerprint, cache_salt), images)
+        decode = self.decode_policy.choose(decodes, hashes)
+        num_cached = 0 if computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
+        prefills = [node for node in prefills if node is not decode]
+        if num_tokens - num_cached <= self.local_prefill_tokens:
+            return Route(decode, None)
+        if self.placement is None and (not prefills or decode.prefers(PREFILL)):
+            return Route(decode, None)
+        route = Route(decode, self.prefill_policy.choose(prefills, hashes) if prefills else None)
+        if self.placement is None or computes_all or confinement is not None:
+            return route
+        route = self.placement.choose(route, prefills, decodes, num_tokens, hashes, now_s, goals, max_tokens)
+        if route.late_s and may_refuse and self.refuse is not None:
+            self.refuse(model, route)
+        return route
+
+    def another_decode(
+        self,
+        model: str,
+        num_tokens: int,
+        avoided: AbstractSet[int],
+        max_tokens: int | None,
+        preferred: Node | None = None,
+        images: Sequence[PromptImage] = (),
+    ) -> Node | None:
+        """The decode node with the least load that can go on at once with a request of so many tokens, and has room for
+        what it may become, or the `preferred` one if it can; None: there is none now."""
+        most_tokens = num_tokens + (max_tokens or 1)
+        decodes = self._fit(self.registry.available, DECODE, model, avoided, most_tokens, images)
+        able = [node for node in decodes if node.load < node.hello.max_num_seqs and _has_blocks(node, num_tokens + 1)]
+        return min(able, key=lambda node: (node is not preferred, node.load), default=None)
+
+    def _fit(
+        self,
+        find: _Find,
+        role: str,
+        model: str,
+        avoided: AbstractSet[int],
+        num_tokens: int,
+        images: Sequence[PromptImage],
+    ) -> list[Node]:
+        """Nodes that `find` finds, with room for `num_tokens`, and that see `images`, if there are any."""
+        able = find(role, model, avoided)
+        if num_tokens <= self.registry.fewest_request_tokens(model) and not images:
+            return able
+        # what nodes prefer, and which are avoided, counts less than which can
+        others = (find(role, model, frozenset()), self.registry.able(role, model) if role == DECODE else [])
+        for nodes in (able, *others):
+            fit = [node for node in nodes if node.hello.max_request_tokens >= num_tokens]
+            fit = [node for node in fit if node.hello.sees_images or not images]
+            if fit:
+                return fit
+        return []
+
+    def _confined(
+        self, confinement: Confinement, decodes: Sequence[Node], prefills: Sequence[Node]
+    ) -> tuple[list[Node], list[Node]]:
+        """Those of the nodes that a confined request may begin at now."""
+        is_free, is_lifted = self.probation.is_free, confinement.is_lifted
+        again = [node for node in prefills if is_free(node.epoch)]
+        fit = [node for node in decodes if is_free(node.epoch)]
+        if not is_lifted:
+            again = [node for node in again if node.node_id in confinement.prefills]
+            if confinement.decodes:
+                fit = [node for node in fit if node.node_id in confinement.decodes]
+            else:
+                fit = list(decodes) if again else []
+        return fit, again
+
+
+def _has_blocks(node: Node, num_tokens: int) -> bool:
+    status = node.status
+    return -(-num_tokens // node.hello.layout.block_size) <= status.num_free_blocks + status.num_cached_blocks
