@@ -27,7 +27,7 @@ from tests.router.fake_node import FakeNode
 from tests.router.http_client import Connection, Reply, parse_reply, request_bytes
 from tests.router.router_process import ROOT, forked_router, router_process, run_router
 
-CERTIFICATE = Path(__file__).with_name("access") / "certificates" / "one.pem"
+CERTIFICATE = Path(__file__).parent / "http" / "access" / "certificates" / "one.pem"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -21,24 +21,19 @@ from aiohttp import web
 from baton.engine.text.choice_text import TextDelta, TokenEntry
 from baton.router.health.metrics import RouterMetrics
 from baton.router.http.access.audit import GENERATION, Generation
-from baton.router.http.access.cache_salt import cache_salt_of
 from baton.router.http.access.guard import IDENTITY
 from baton.router.http.admission.admission import Admission, Demand
 from baton.router.http.anthropic.request import CountTokensRequest, MessagesRequest
 from baton.router.http.anthropic.writer import MessageWriter
-from baton.router.http.images import refused_images
 from baton.router.http.openai.answer import Answer, Choice, make_choices
 from baton.router.http.openai.answer_blocks import AnswerBlocks
 from baton.router.http.openai.answer_parts import chat_stream
-from baton.router.http.openai.answer_size import bounded
 from baton.router.http.openai.best_of import best_choices
 from baton.router.http.openai.event_writer import EventWriter
-from baton.router.http.openai.fields import UNSUPPORTED
+from baton.router.http.openai.final_requests import Asked, FinalRequests
 from baton.router.http.openai.ignored import IgnoredFields
-from baton.router.http.openai.latency_goals import asked_goals
 from baton.router.http.openai.model_objects import model_list, model_object
 from baton.router.http.openai.prompt_report import PromptOptions, report_prompt
-from baton.router.http.openai.prompts import truncated
 from baton.router.http.openai.request_body import read_request
 from baton.router.http.openai.responses import (
     NO_REPORT,
@@ -55,21 +50,19 @@ from baton.router.http.openai.responses import (
 )
 from baton.router.http.openai.responses_api import ResponseWriter
 from baton.router.http.openai.responses_request import ResponsesRequest
-from baton.router.http.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationRequest
+from baton.router.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from baton.router.http.openai.strict_model import Strict
 from baton.router.http.openai.translation import AnswerWriter, TranslatedRequest
 from baton.router.http.request_ids import REQUEST_ID
-from baton.router.http.resume.requests import body_of, followed, name_stream, with_seed_of_stream
+from baton.router.http.resume.requests import body_of, followed, name_stream
 from baton.router.http.served_model import ServedModel
 from baton.router.http.serving.json_answer import json_answer
-from baton.router.requests.legs import RelayRequest
 from baton.router.requests.relay import Relay
 from baton.router.requests.timings import ClientTimes, timings_of
 from baton.router.requests.trace import note_request
 from baton.router.routing.goals import AllowedGoals
 from baton.runtime.clock import now_us
-from baton.wire.errors import BatonError, InvalidRequest, ModelNotFound, Overloaded
-from baton.wire.images import PromptImage
+from baton.wire.errors import BatonError, ModelNotFound, Overloaded
 
 RequestT = TypeVar("RequestT", bound=Strict)
 TranslatedT = TypeVar("TranslatedT", bound=TranslatedRequest)
@@ -99,7 +92,8 @@ class Endpoints:
         request = model.with_defaults(request)
         model.prompts.note_ignored(request, notes)
         prompt_ids, images = await model.prompts.chat_prompt(request)
-        answer = await self._answer(http, model, request, [prompt_ids], "messages", notes, images=images)
+        asked = Asked(model, request, [prompt_ids], "messages", images=images)
+        answer = await self._answer(http, asked, notes)
         head = self._head(http, "chatcmpl", model, notes)
         parts = model.prompts.answer_parts(request, prompt_ids, head.id_of)
         if request.stream:
@@ -122,7 +116,7 @@ class Endpoints:
         request = model.prompts.with_end_of_middle(model.with_defaults(request))
         prompts = await model.prompts.completion_prompts(request)
         echoes = await model.prompts.echoes(request, prompts)
-        answer = await self._answer(http, model, request, prompts, "prompt", notes, echoes)
+        answer = await self._answer(http, Asked(model, request, prompts, "prompt", echoes), notes)
         head = self._head(http, "cmpl", model, notes)
         if request.stream:
             stream = CompletionStream(head, request.include_usage, request.with_token_ids)
@@ -163,7 +157,8 @@ class Endpoints:
         chat = model.with_defaults(request.as_chat())
         model.prompts.note_ignored(chat, notes)
         prompt_ids, images = await model.prompts.chat_prompt(chat)
-        answer = await self._answer(http, model, chat, [prompt_ids], request.conversation_field, notes, images=images)
+        asked = Asked(model, chat, [prompt_ids], request.conversation_field, images=images)
+        answer = await self._answer(http, asked, notes)
         parts, text = model.prompts.choice_parts(chat, prompt_ids), answer.choices[0].text
         head = self._head(http, "resp", model, notes)
         blocks = AnswerBlocks(parts, text, head.id_of, shows_reasoning=chat.include_reasoning)
@@ -204,71 +199,29 @@ class Endpoints:
             raise Overloaded("the router is shutting down", retry_after_s=5)
         return self.model_named(request.model)
 
-    async def _answer(
-        self,
-        http: web.Request,
-        model: ServedModel,
-        request: GenerationRequest,
-        prompts: Sequence[Sequence[int]],
-        param: str,
-        notes: IgnoredFields,
-        echoes: Sequence[str] = (),
-        images: Sequence[PromptImage] = (),
-    ) -> Answer:
-        """Make the answer, after the checks that need token ids. Nothing has been allocated before them, but for the
-        pixels of `images`."""
-        note_request(model.name, sum(map(len, prompts)))
-        params = model.defaults.limited(request.decoding_params())
-        goals = asked_goals(request, http.headers, self.goals, notes)
-        if goals is not None:
-            params = replace(params, goal_ttft_s=goals.ttft_s, goal_tpot_s=goals.tpot_s)
-        params = replace(params, bad_word_ids=model.prompts.bad_word_ids(request))
-        params = with_seed_of_stream(http, params)
-        params.check_vocabulary(model.prompts.tokenizer.vocab_size)
-        params = await model.prompts.with_grammar(request, params, prompts[0], self.max_model_len(model.name))
-        num_choices = len(prompts) * request.num_candidates
-        if num_choices > MAX_CHOICES:
-            name = "n" if request.num_candidates == request.n else "best_of"
-            raise InvalidRequest(f"{num_choices} choices over all prompts is more than {MAX_CHOICES}", name)
-        await self.relay.node_wait.for_any_node(model.name)
-        if images:
-            self._require_seen(model, request, param)
-        max_model_len = self.max_model_len(model.name)
-        prompts = [truncated(request, prompt_ids, max_model_len) for prompt_ids in prompts]
-        if not request.stream:
-            room = (max_model_len or 0) - max(map(len, prompts))
-            params = bounded(params, num_choices, room, request.output_limit[0])
-        identity = http.get(IDENTITY)
-        salt = cache_salt_of(identity, request.cache_salt)
-        requests: list[RelayRequest] = []
-        for prompt_ids in prompts:
-            num_ids, has_images = len(prompt_ids), bool(images)
-            max_tokens = self.relay.check_size(model.name, num_ids, params.max_tokens, param, has_images=has_images)
-            limited = params.with_at_most(max_tokens)
-            requests.append(
-                RelayRequest(model.name, tuple(prompt_ids), limited, salt, goals=goals, images=tuple(images))
-            )
-        request.prompt_options.check_size(sum(map(len, prompts)) * request.num_candidates)
+    async def _answer(self, http: web.Request, asked: Asked, notes: IgnoredFields) -> Answer:
+        """Make the answer, after the checks that need token ids."""
+        model, request = asked.model, asked.request
+        note_request(model.name, sum(map(len, asked.prompts)))
+        requests = await FinalRequests(self.relay, self.goals, self.max_model_len).of(asked, http, notes)
         choices = make_choices(
             requests,
             request.num_candidates,
             model.prompts.text_options(request),
             model.prompts.tokenizer,
-            echoes,
+            asked.echoes,
             generates=request.generates,
         )
-        lengths = map(len, prompts)
-        demand = Demand.of_prompts(identity, lengths, request.num_candidates, params.max_tokens, request.priority)
+        demand = Demand.of_prompts(
+            http.get(IDENTITY),
+            [len(each.prompt_ids) for each in requests],
+            request.num_candidates,
+            max(each.params.max_tokens or 0 for each in requests) or None,
+            request.priority,
+        )
         answer = Answer(choices, self.relay, self.metrics.of_model(model.name), self.admission, demand)
         http[GENERATION] = Generation(model.name, answer)
         return answer
-
-    def _require_seen(self, model: ServedModel, request: GenerationRequest, param: str) -> None:
-        """Raise `InvalidRequest` for images that no node of the model computes, or that would be cut."""
-        if not self.relay.sees_images(model.name):
-            raise refused_images(param, "the nodes of this model compute no prompts with images", UNSUPPORTED)
-        if request.truncate_prompt_tokens is not None:
-            raise InvalidRequest("a prompt with images is not truncated", "truncate_prompt_tokens")
 
     async def _collect(
         self, answer: Answer, request: GenerationRequest, *, keeps_entries: bool = False

@@ -31,8 +31,8 @@ from baton.router.http.openai.request_templates import RequestTemplates
 from baton.router.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from baton.runtime.process import return_freed_memory
 from baton.wire.errors import InvalidRequest
+from baton.wire.grammar import Grammar
 from baton.wire.images import PromptImage
-from baton.wire.sampling import DecodingParams
 
 _MAX_INLINE_CHARS = 4096
 _MAX_SIDE_BY_SIDE_CHARS = 2**17
@@ -101,23 +101,22 @@ class PromptMaker:
         """Whether requests may have images, where nodes compute them."""
         return self.images is not None and self.images.limit > 0
 
-    async def with_grammar(
-        self, request: GenerationRequest, params: DecodingParams, prompt_ids: Sequence[int], max_model_len: int | None
-    ) -> DecodingParams:
-        """`params` with the grammar of the answer to a prompt. Raises `InvalidRequest` when it cannot be compiled."""
+    async def grammar(
+        self, request: GenerationRequest, prompt_ids: Sequence[int], limits: Sequence[int]
+    ) -> Grammar | None:
+        """The grammar of the answer to a prompt, None without one. `limits`: of its tokens, as far as any are known.
+        Raises `InvalidRequest` when it cannot be compiled."""
         asked, shape = request.asked_grammar, None
         if isinstance(request, ChatCompletionRequest):
-            limits = (params.max_tokens, None if max_model_len is None else max_model_len - len(prompt_ids))
-            room = min((limit for limit in limits if limit is not None), default=_USUAL_ROOM)
-            shape = self._shape(request, prompt_ids, max(1, room))
+            shape = self._shape(request, prompt_ids, max(1, min(limits, default=_USUAL_ROOM)))
         if shape is not None:
             asked = whole_grammar(shape, request, self.tokenizer.added_token_id)
         if asked is None:
-            return params
+            return None
         grammar, param = asked
         parts = request.grammar_parts() if isinstance(request, ChatCompletionRequest) else ()
         await self.grammars.require(grammar, param, parts)
-        return replace(params, grammar=grammar)
+        return grammar
 
     def _shape(
         self, request: ChatCompletionRequest, prompt_ids: Sequence[int], room: int = _USUAL_ROOM

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
@@ -23,7 +23,6 @@ from baton.router.http.serving.bodies import Place
 from baton.router.http.serving.body import read_body
 from baton.router.requests.journal import Delivery
 from baton.wire.errors import InvalidRequest, StreamNotFound
-from baton.wire.sampling import DecodingParams
 
 LAST_EVENT_ID = "Last-Event-ID"
 _MAX_DIGITS = 9
@@ -144,10 +143,10 @@ def name_stream(http: web.Request, reply_id: str, created: int) -> tuple[str, in
     return reply_id, created
 
 
-def with_seed_of_stream(http: web.Request, params: DecodingParams) -> DecodingParams:
-    """`params`, with the seed of the stream that is resumed."""
+def seed_of_stream(http: web.Request) -> int | None:
+    """The seed of the stream that is resumed, None when there is none."""
     resumed = http.get(RESUMED)
-    return params if resumed is None else replace(params, seed=resumed.head.seed)
+    return None if resumed is None else resumed.head.seed
 
 
 @asynccontextmanager

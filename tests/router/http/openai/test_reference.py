@@ -18,7 +18,7 @@ from baton.router.http.openai.responses_request import ResponsesRequest
 from baton.router.http.openai.schemas import ChatCompletionRequest, CompletionRequest, StreamOptions
 from baton.router.http.openai.strict_model import Strict
 
-PAGE = Path(__file__).parents[3] / "docs" / "api.md"
+PAGE = Path(__file__).parents[4] / "docs" / "api.md"
 
 VLLM_BOTH = """
     add_special_tokens allowed_token_ids bad_words cache_salt echo frequency_penalty ignore_eos

@@ -19,7 +19,7 @@ from baton.router.requests.journal import Delivery
 from baton.wire.errors import InvalidSetting, StreamNotFound
 from baton.wire.messages import TokenLogprobs
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 DELIVERY = (1, Delivery((7, 8), (TokenLogprobs(-0.5, (7,), (-0.5,)), TokenLogprobs(-1.0, (8,), (-1.0,))), "stop"))
 
 

@@ -1,0 +1,124 @@
+"""From a request and its prompts to what the relay is asked for: one ordered stage, passed once.
+
+Owns the order of the checks that need token ids: what the request says by itself, then its grammar, then what only
+nodes know. Nothing has been allocated before the last of them, but for the pixels of images. Knows no answer and no
+stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+
+from baton.router.http.access.cache_salt import cache_salt_of
+from baton.router.http.access.guard import IDENTITY
+from baton.router.http.images import refused_images
+from baton.router.http.openai.answer_size import bounded
+from baton.router.http.openai.fields import UNSUPPORTED
+from baton.router.http.openai.ignored import IgnoredFields
+from baton.router.http.openai.latency_goals import asked_goals
+from baton.router.http.openai.prompts import truncated
+from baton.router.http.openai.schemas import MAX_CHOICES, GenerationRequest
+from baton.router.http.resume.requests import seed_of_stream
+from baton.router.http.served_model import ServedModel
+from baton.router.requests.legs import RelayRequest
+from baton.router.requests.relay import Relay
+from baton.router.routing.goals import NO_GOALS, AllowedGoals, Goals
+from baton.wire.errors import InvalidRequest
+from baton.wire.images import PromptImage
+from baton.wire.sampling import DecodingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A validated request to a model, with the token ids of its prompts. `param`: the field that prompts come from.
+    `echoes`: their texts, where they are echoed. `images`: those of the only prompt, with pixels."""
+
+    model: ServedModel
+    request: GenerationRequest
+    prompts: Sequence[Sequence[int]]
+    param: str
+    echoes: Sequence[str] = ()
+    images: Sequence[PromptImage] = ()
+
+    @property
+    def num_choices(self) -> int:
+        """The choices of all prompts, also those that the client does not see."""
+        return len(self.prompts) * self.request.num_candidates
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRequests:
+    """The stage. `goals`: those that the router has and allows, None without any. `max_model_len`: of a model, as its
+    nodes or the operator say; None while neither does."""
+
+    relay: Relay
+    goals: AllowedGoals | None
+    max_model_len: Callable[[str], int | None]
+
+    async def of(self, asked: Asked, http: web.Request, notes: IgnoredFields) -> list[RelayRequest]:
+        """One request for each prompt, with the parameters that nodes get. May wait for a first node.
+
+        Raises `InvalidRequest`, `ContextLengthExceeded`, and `NoNode` when none joins.
+        """
+        name, images = asked.model.name, tuple(asked.images)
+        goals = asked_goals(asked.request, http.headers, self.goals, notes)
+        params = await self._with_grammar(asked, _own_params(asked, goals, seed_of_stream(http)))
+        _check_number(asked)
+        await self.relay.node_wait.for_any_node(name)
+        if images:
+            self._require_seen(asked)
+        max_model_len = self.max_model_len(name)
+        prompts = [tuple(truncated(asked.request, prompt_ids, max_model_len)) for prompt_ids in asked.prompts]
+        if not asked.request.stream:
+            room = (max_model_len or 0) - max(map(len, prompts))
+            params = bounded(params, asked.num_choices, room, asked.request.output_limit[0])
+        salt = cache_salt_of(http.get(IDENTITY), asked.request.cache_salt)
+        found = []
+        for prompt_ids in prompts:
+            limited = self._within_context(asked, params, len(prompt_ids))
+            found.append(RelayRequest(name, prompt_ids, limited, salt, goals=goals, images=images))
+        asked.request.prompt_options.check_size(sum(map(len, prompts)) * asked.request.num_candidates)
+        return found
+
+    async def _with_grammar(self, asked: Asked, params: DecodingParams) -> DecodingParams:
+        max_model_len = self.max_model_len(asked.model.name)
+        room = None if max_model_len is None else max_model_len - len(asked.prompts[0])
+        limits = [limit for limit in (params.max_tokens, room) if limit is not None]
+        grammar = await asked.model.prompts.grammar(asked.request, asked.prompts[0], limits)
+        return params if grammar is None else replace(params, grammar=grammar)
+
+    def _require_seen(self, asked: Asked) -> None:
+        """Raise `InvalidRequest` for images that no node of the model computes, or that would be cut."""
+        if not self.relay.sees_images(asked.model.name):
+            raise refused_images(asked.param, "the nodes of this model compute no prompts with images", UNSUPPORTED)
+        if asked.request.truncate_prompt_tokens is not None:
+            raise InvalidRequest("a prompt with images is not truncated", "truncate_prompt_tokens")
+
+    def _within_context(self, asked: Asked, params: DecodingParams, num_prompt_tokens: int) -> DecodingParams:
+        name, has_images = asked.model.name, bool(asked.images)
+        most = self.relay.check_size(name, num_prompt_tokens, params.max_tokens, asked.param, has_images=has_images)
+        return params.with_at_most(most)
+
+
+def _own_params(asked: Asked, goals: Goals | None, seed: int | None) -> DecodingParams:
+    """What the request says by itself, without its grammar. `seed`: of the stream that it resumes."""
+    params = asked.model.defaults.limited(asked.request.decoding_params())
+    wanted = goals or NO_GOALS
+    params = replace(
+        params,
+        bad_word_ids=asked.model.prompts.bad_word_ids(asked.request),
+        goal_ttft_s=wanted.ttft_s,
+        goal_tpot_s=wanted.tpot_s,
+        seed=params.seed if seed is None else seed,
+    )
+    params.check_vocabulary(asked.model.prompts.tokenizer.vocab_size)
+    return params
+
+
+def _check_number(asked: Asked) -> None:
+    if asked.num_choices > MAX_CHOICES:
+        name = "n" if asked.request.num_candidates == asked.request.n else "best_of"
+        raise InvalidRequest(f"{asked.num_choices} choices over all prompts is more than {MAX_CHOICES}", name)
