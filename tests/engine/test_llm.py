@@ -128,5 +128,5 @@ def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
 
 
 def test_importing_the_package_imports_no_torch() -> None:
-    code = "import engine, baton.wire.sampling, sys; sys.exit('torch' in sys.modules)"
+    code = "import baton.engine, baton.wire.sampling, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0

@@ -106,7 +106,7 @@ def test_metrics_say_for_how_long_a_part_has_been_still(program: Program) -> Non
 
 HANGING = """
 import ctypes, os, sys, threading
-from program import watchdog
+from baton.runtime import watchdog
 
 watchdog.LOOK_INTERVAL_S = 0.05
 guard = watchdog.Watchdog()
@@ -157,7 +157,7 @@ def test_a_program_that_was_stopped_or_lets_others_run_meanwhile_is_not_ended() 
 
 PROGRAM = """
 import threading
-from program import watchdog
+from baton.runtime import watchdog
 from baton.runtime.process import configure_logging
 
 configure_logging("info")

@@ -107,7 +107,7 @@ def test_a_node_is_told_its_name_its_router_and_its_share_of_a_machine() -> None
         "environment = { HF_HOME = '/models' }\n[decode]\nresources = { CPU = 3, GPU = 0.5 }", "it"
     )
     program = node_program(file, file.groups[DECODE], "decode-4", ["tcp://10.0.0.1:8001"])
-    assert program.module == "decode_node"
+    assert program.module == "baton.decode_node"
     assert {"--node-id=decode-4", "--router=tcp://10.0.0.1:8001", "--num-threads=3"} <= set(program.arguments)
     assert "--gpu-memory-utilization=0.45" in program.arguments
     assert program.resources == {"CPU": 3.0, "GPU": 0.5}
