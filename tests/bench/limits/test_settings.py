@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from baton.bench.limits.result import ENGINE_NAMES, SYSTEM_NAMES, LimitsSettings, last_cache_bytes
+from baton.bench.limits.result import NAMES, LimitsSettings, last_cache_bytes
 from baton.wire.errors import InvalidSetting
 
 DEFAULT = LimitsSettings()
 
 
 def test_everything_is_measured_unless_some_are_named() -> None:
-    assert DEFAULT.names == (*ENGINE_NAMES, *SYSTEM_NAMES)
+    assert DEFAULT.names == NAMES
     some = LimitsSettings(only="attn_ratio, memcpy")
     assert some.names == ("memcpy", "attn_ratio")
 
