@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate, groupby, pairwise
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -49,14 +48,8 @@ def ramp(
     return tuple(np.cumsum(_gaps(rates, burstiness, seed)).tolist())
 
 
-def from_trace(
-    conversations: Sequence[Conversation], time_scale: float, spread_s: float, seed: int
-) -> tuple[float, ...]:
+def from_trace(conversations: Sequence[Conversation], time_scale: float) -> tuple[float, ...]:
     """The stamps of a trace from its first one on, times `time_scale`.
-
-    Several requests on one stamp are a trace's rounding, not a burst: they are spread at random over `spread_s` of the
-    trace's time, but not past the next stamp (infinity: over the whole gap; the last group over the gap before it).
-    0 keeps the stamps. A stamp with one request stays.
 
     Raises `InvalidSetting`: no stamps, stamps out of order, or a scale that is not above 0.
     """
@@ -67,16 +60,7 @@ def from_trace(
         raise InvalidSetting("--arrival trace: this dataset has no time stamps")
     if sorted(stamps) != stamps:
         raise InvalidSetting("--arrival trace: the time stamps of this dataset are not in order")
-    random = generator(seed, "trace stamps")
-    groups = [(stamp, len(list(same))) for stamp, same in groupby(stamps)]
-    gaps = [after - before for (before, _), (after, _) in pairwise(groups)]
-    gaps.append(gaps[-1] if gaps else 0.0)
-    offsets: list[float] = []
-    for (stamp, num), gap_s in zip(groups, gaps, strict=True):
-        width_s = min(spread_s, gap_s) if num > 1 else 0.0
-        offsets.extend((stamp + width_s * np.sort(random.random(num))).tolist())
-    # rounding may put a spread stamp past the one after it
-    return tuple((offset - stamps[0]) * time_scale for offset in accumulate(offsets, max))
+    return tuple((stamp - stamps[0]) * time_scale for stamp in stamps)
 
 
 def _gaps(rates: NDArray[np.float64], burstiness: float, seed: int) -> NDArray[np.float64]:
@@ -102,8 +86,8 @@ def arrivals_of(
     if start is not None and end is not None:
         offsets_s = ramp(num, start, end, cast("RampStrategy", strategy), settings.burstiness, seed)
     elif process == TRACE:
-        offsets_s = from_trace(conversations, dataset.time_scale, dataset.spread_s, seed)
-        facts |= {"time_scale": dataset.time_scale, "spread_timestamps": dataset.spread_timestamps}
+        offsets_s = from_trace(conversations, dataset.time_scale)
+        facts["time_scale"] = dataset.time_scale
     else:
         burstiness = math.inf if process == CONSTANT else settings.burstiness
         offsets_s = poisson_or_gamma(num, settings.request_rate, burstiness, seed)

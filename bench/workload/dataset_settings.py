@@ -6,7 +6,6 @@ several datasets share and the shape that the client sends. A dataset checks its
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,14 +93,6 @@ class DatasetSettings:
     time_scale: float = setting(
         1.0, "multiply the times of a trace: 2 is half its rate", group=_TRACES, allowed=POSITIVE
     )
-    spread_timestamps: bool = setting(
-        False, "spread requests that share a stamp of a trace over the time to the next", group=_TRACES
-    )
-
-    @property
-    def spread_s(self) -> float:
-        """What `arrivals.from_trace` spreads equal stamps over at most."""
-        return math.inf if self.spread_timestamps else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -342,6 +342,5 @@ def _replay(
         "num_rows_used": len(passages),
         "length_divisor": divisor,
         "time_scale": settings.time_scale,
-        "spread_timestamps": settings.spread_timestamps,
     }
     return described(settings, conversations, passages, {**of_trace, **facts})

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from baton.bench.client.endpoint import probe
-from baton.wire.errors import InvalidSetting, RequestFailed
+from baton.wire.errors import RequestFailed
 from tests.bench.client.raw_server import raw_server
 from tests.bench.client.rig import PATIENCE_S
 from tests.bench.mock_server.schedule import Steady
@@ -12,30 +12,9 @@ from tests.bench.mock_server.server import MockOptions, mock_server
 QUICK = Steady(0.0, 0.0)
 
 
-async def test_the_first_model_is_taken_where_none_is_named() -> None:
-    async with mock_server(QUICK, MockOptions(model="tiny")) as server:
-        found = await probe(f"{server.url}/", "completions", "", PATIENCE_S)
-        chat = await probe(server.url, "chat", "other", PATIENCE_S)
-    assert (found.model, found.url, found.is_baton) == ("tiny", f"{server.url}/v1/completions", False)
-    assert (chat.model, chat.url) == ("other", f"{server.url}/v1/chat/completions")
-
-
 async def test_baton_is_known_by_what_it_owns() -> None:
     async with mock_server(QUICK, MockOptions(owned_by="baton")) as server:
         assert (await probe(server.url, "chat", "mock", PATIENCE_S)).is_baton
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://here", "http://", "nonsense"])
-async def test_an_address_that_is_none_is_said(url: str) -> None:
-    with pytest.raises(InvalidSetting, match="http://HOST:PORT is needed"):
-        await probe(url, "chat", "", PATIENCE_S)
-
-
-async def test_a_server_that_is_not_there_is_said() -> None:
-    async with mock_server(QUICK) as server:
-        pass
-    with pytest.raises(RequestFailed, match="/v1/models: "):
-        await probe(server.url, "chat", "", PATIENCE_S)
 
 
 async def test_a_server_without_a_list_needs_a_name() -> None:

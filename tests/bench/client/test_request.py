@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
-from baton.bench.client.endpoint import Endpoint, History, PromptForm, RequestOptions, check_requests
+from baton.bench.client.endpoint import History, RequestOptions
 from baton.bench.client.outcome import Outcome
 from baton.bench.workload.dataset_settings import Conversation, Turn
-from baton.wire.errors import InvalidSetting
 from tests.bench.client.rig import endpoint
 
 TWO_TURNS = Conversation((Turn((1, 2, 3), "Hello.", 8), Turn((4,), " And?", 6)))
@@ -72,22 +69,3 @@ def test_only_baton_is_asked_for_timings() -> None:
     assert "return_timings" not in History(TWO_TURNS, HERE, options).next_body()
     assert History(TWO_TURNS, baton, options).next_body()["return_timings"] is True
     assert "return_timings" not in History(TWO_TURNS, baton, RequestOptions()).next_body()
-
-
-def test_extra_members_have_the_last_word() -> None:
-    options = RequestOptions(extra_body={"top_k": 3, "max_tokens": 2})
-    body = History(TWO_TURNS, HERE, options).next_body()
-    assert (body["top_k"], body["max_tokens"]) == (3, 2)
-
-
-@pytest.mark.parametrize(("there", "form"), [(CHAT, "ids"), (CHAT, "text"), (HERE, "chat")])
-def test_an_endpoint_takes_its_own_form(there: Endpoint, form: PromptForm) -> None:
-    with pytest.raises(InvalidSetting, match="takes no prompts in the form"):
-        check_requests([HERE, there], [TWO_TURNS], form)
-
-
-def test_a_turn_without_the_form_that_is_asked_for_is_named() -> None:
-    bare = Conversation((Turn((1,), "", 1),))
-    check_requests([HERE], [bare], "ids")
-    with pytest.raises(InvalidSetting, match="conversation 1 has no text to send"):
-        check_requests([HERE], [TWO_TURNS, bare], "text")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
@@ -14,7 +13,7 @@ from baton.bench.client.stream import send
 from baton.bench.numbers import median
 from baton.bench.workload.dataset_settings import Conversation
 from tests.bench.client.raw_server import raw_server
-from tests.bench.client.rig import PATIENCE_S, Announcing, endpoint, turn
+from tests.bench.client.rig import PATIENCE_S, endpoint, turn
 from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script
 from tests.bench.mock_server.server import mock_server
 
@@ -85,38 +84,6 @@ def gaps(times_s: list[float]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(times_s)]
 
 
-async def test_an_answer_is_told_whole(session: aiohttp.ClientSession) -> None:
-    script = Script((Answer(0.0, (0.0, 0.02), (2, 1), ("a", "", "b")),))
-    async with mock_server(script) as server:
-        options = RequestOptions(ignore_eos=True, extra_body={"return_token_ids": True})
-        outcome = await ask(session, endpoint(server.url), 5, options)
-    assert outcome.failure is None
-    assert (outcome.text, outcome.finish_reason, outcome.status) == ("aba", "length", 200)
-    assert (outcome.chunk_tokens, outcome.output_ids) == ([2, 1, 2], [100, 101, 102, 103, 104])
-    assert (outcome.num_prompt_tokens, outcome.num_output_tokens) == (3, 5)
-    assert outcome.usage["total_tokens"] == 8
-    assert outcome.chunk_s[0] == outcome.chunk_s[1] <= outcome.chunk_s[2] == outcome.end_s <= outcome.closed_s
-
-
-async def test_a_chat_is_told_whole(session: aiohttp.ClientSession) -> None:
-    async with mock_server(Script((Answer(0.0, (0.001,)),))) as server:
-        outcome = await ask(session, endpoint(server.url, "chat"), 2, RequestOptions("chat", ignore_eos=True))
-    assert (outcome.failure, outcome.text, outcome.chunk_tokens) == (None, " word word", [0, 1, 1])
-    assert (outcome.num_prompt_tokens, outcome.num_output_tokens) == (3, 2)
-
-
-async def test_tokens_without_text_are_tokens(session: aiohttp.ClientSession) -> None:
-    async with mock_server(Script((Answer(0.0, (0.0,) * 3, texts=("",)),))) as server:
-        outcome = await ask(session, endpoint(server.url))
-    assert (outcome.failure, outcome.text, outcome.chunk_tokens) == (None, "", [1, 1, 1, 1])
-
-
-async def test_a_server_that_reports_no_usage_is_no_failure(session: aiohttp.ClientSession) -> None:
-    async with mock_server(Script((Answer(0.0, (0.0,) * 3, fault=Fault(FaultKind.NO_USAGE)),))) as server:
-        outcome = await ask(session, endpoint(server.url))
-    assert (outcome.failure, outcome.usage, outcome.num_output_tokens) == (None, {}, 4)
-
-
 @pytest.mark.parametrize(
     ("fault", "failure", "message", "num_chunks"),
     [
@@ -156,15 +123,6 @@ async def test_nobody_listening_is_a_refusal(session: aiohttp.ClientSession) -> 
     assert "ClientConnectorError" in outcome.message
 
 
-async def test_a_server_that_never_begins_has_stalled(session: aiohttp.ClientSession) -> None:
-    async with mock_server(Script((Answer(0.0, fault=Fault(FaultKind.STALL)),))) as server:
-        outcome = await ask(session, endpoint(server.url), timeout_s=0.1)
-        await server.until_idle(PATIENCE_S)
-    assert outcome.failure is Failure.STALLED
-    assert outcome.message.startswith("not complete: 0 bytes came")
-    assert server.records[0].left_s is not None
-
-
 async def test_an_answer_that_is_not_complete_in_time_has_stalled(session: aiohttp.ClientSession) -> None:
     silent = Answer(0.0, (0.0,) * 9, fault=Fault(FaultKind.STALL, 2))
     slow = Answer(0.0, (0.01,) * 500)
@@ -193,34 +151,9 @@ async def test_an_answer_is_over_at_its_end_even_when_its_connection_is_not(
     assert (outcome.failure, outcome.text) == (None, "x")
 
 
-async def test_what_is_not_http_cannot_be_read(session: aiohttp.ClientSession) -> None:
-    async with raw_server(b"SSH-2.0-OpenSSH\r\n\r\n") as url:
-        outcome = await ask(session, endpoint(url))
-    assert outcome.failure is Failure.BAD_STREAM
-
-
-async def test_a_redirection_is_not_followed(session: aiohttp.ClientSession) -> None:
-    answer = b"HTTP/1.1 307 Elsewhere\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
-    async with raw_server(answer) as url:
-        outcome = await ask(session, endpoint(url))
-    assert (outcome.failure, outcome.message) == (Failure.HTTP_ERROR, "307: ")
-
-
 async def test_an_endless_answer_is_given_up(session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_ANSWER_BYTES", 2000)
     async with mock_server(Script((Answer(0.0, (0.0001,) * 20_000),))) as server:
         outcome = await ask(session, endpoint(server.url))
         await server.until_idle(PATIENCE_S)
     assert (outcome.failure, outcome.message) == (Failure.BAD_STREAM, "the answer is longer than 2000 bytes")
-
-
-async def test_a_cancelled_request_leaves_its_server(session: aiohttp.ClientSession) -> None:
-    schedule = Announcing(Script((Answer(0.0, fault=Fault(FaultKind.STALL, 1)),)), 0)
-    async with mock_server(schedule) as server:
-        task = asyncio.create_task(ask(session, endpoint(server.url)))
-        await asyncio.wait_for(schedule.has_come.wait(), PATIENCE_S)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await server.until_idle(PATIENCE_S)
-    assert server.records[0].left_s is not None

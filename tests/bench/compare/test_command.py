@@ -82,9 +82,3 @@ def test_one_at_a_time_needs_one_server_and_one_that_answers_nothing_is_the_exit
 def test_what_cannot_be_used_is_said_before_anything_starts(arguments: list[str], reason: str) -> None:
     with pytest.raises(InvalidSetting, match=reason):
         main(arguments)
-
-
-def test_what_each_load_decides_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--target", "a=http://x:1", "--request-rate=3"])
-    assert "unknown flag '--request-rate'" in capsys.readouterr().err

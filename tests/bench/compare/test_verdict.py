@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from baton.bench.compare.verdict import Comparison, compare, distance, noise_of
+from baton.bench.compare.verdict import Comparison, compare
 
 SPEED = ("slower", "faster")
 NUM_SIMULATED = 300
@@ -35,30 +35,11 @@ def test_a_difference_within_that_of_the_reference_to_itself_is_no_verdict() -> 
     assert again.verdict == "no verdict: noise 18% is larger than the difference 10%"
 
 
-def test_rounds_that_disagree_are_no_verdict() -> None:
-    assert (
-        compare([90, 130, 131], [100, 100, 100], [], SPEED).verdict == "no verdict: the rounds disagree (0.90 - 1.31)"
-    )
-
-
-def test_less_than_three_rounds_are_no_verdict() -> None:
-    assert "2 rounds are not enough" in compare([50, 50], [100, 100], [], SPEED).verdict
-
-
 def test_what_stands_in_the_way_is_the_verdict() -> None:
     found = compare([50, 50, 50], [100, 100, 100], [], SPEED, "5 of 60 requests to b failed")
     assert found.verdict == "no verdict: 5 of 60 requests to b failed"
     assert not found.is_clear
     assert found.ratio == 0.5
-
-
-def test_equal_values_are_no_difference() -> None:
-    assert compare([1, 1, 1], [1, 1, 1], [1, 1, 1], SPEED).verdict == "no verdict: there is no difference"
-
-
-def test_distances_are_the_same_in_both_directions() -> None:
-    assert distance(2.0) == distance(0.5) == 1.0
-    assert noise_of([1, 1], [1, 1], [2, 1]) == noise_of([1, 1], [1, 1], [0.5, 1]) == 1.0
 
 
 @pytest.mark.parametrize("has_control", [True, False])
@@ -73,11 +54,6 @@ def test_two_equal_targets_are_rarely_called_different(sigma: float, drift: floa
 def test_a_target_that_is_twice_as_fast_is_found(has_control: bool) -> None:
     found = _simulate(0.5, 0.1, 0.0, has_control)
     assert sum(one.is_clear and "faster" in one.verdict for one in found) > 0.98 * NUM_SIMULATED
-
-
-def test_a_machine_that_moves_more_than_the_targets_differ_gives_no_verdict() -> None:
-    found = _simulate(0.9, 0.05, 0.5, has_control=True)
-    assert sum(one.is_clear for one in found) < 0.05 * NUM_SIMULATED
 
 
 def _simulate(factor: float, sigma: float, drift: float, has_control: bool) -> list[Comparison]:

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 
 from baton.bench.gpu_check.rows import (
-    CORRECTNESS,
     Row,
     Verdict,
     exit_status,
@@ -44,13 +42,6 @@ def test_verdicts(row: Row, verdict: Verdict) -> None:
     assert row.verdict == verdict
 
 
-def test_a_target_is_a_share_of_the_machines_limit() -> None:
-    assert SLOW.target == 4.0
-    assert SLOW.share == pytest.approx(1 / 3)
-    assert speed_row("rate", "case", 30.0, "GB/s", bound=40.0).share == 0.75
-    assert OK.share is None
-
-
 @pytest.mark.parametrize(
     ("rows", "status", "strict_status"),
     [
@@ -76,11 +67,6 @@ def test_where_no_gpu_is_speeds_mean_nothing_and_errors_do() -> None:
     for row in (OK, WRONG, failed_row("f", "c", "x"), missing_row("m", "c", "x")):
         assert row.where_no_gpu_is() == row
     assert exit_status([SLOW.where_no_gpu_is()], strict=True) == 0
-
-
-@pytest.mark.parametrize("row", [OK, SLOW, speed_row("e", "c", math.nan, "ms"), missing_row("m", "c", "x")])
-def test_rows_travel_as_json(row: Row) -> None:
-    assert Row.from_json(json.loads(json.dumps(row.as_json(), allow_nan=False))) == row
 
 
 TABLE = (
@@ -111,13 +97,3 @@ def test_the_table_says_value_limit_share_target_and_verdict() -> None:
     assert len(wrong) < 260
     assert next(line for line in lines if "one GPU" in line).startswith("| transfer")
     assert lines[-1] == "1 WRONG, 1 FAILED, 1 ok, 1 not run"
-
-
-def test_correctness_that_was_not_checked_is_said_at_the_end() -> None:
-    unchecked = missing_row(CORRECTNESS, "graphs", "this is no checkout")
-    shown = render([("speed", TABLE), ("graphs", [unchecked])])
-    assert shown.splitlines()[-1] == "Correctness was NOT checked (graphs): this is no checkout"
-
-
-def test_nothing_is_said_to_be_nothing() -> None:
-    assert render([]).endswith("no rows")

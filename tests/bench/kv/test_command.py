@@ -15,7 +15,7 @@ from baton.bench.kv import measure
 from baton.bench.kv.command import main
 from baton.bench.kv.measure import NodePair
 from baton.bench.kv.node_process import pattern, wrong_blocks
-from baton.wire.errors import InvalidSetting, RequestFailed, TransferFailed
+from baton.wire.errors import RequestFailed, TransferFailed
 
 
 class FakeNode:
@@ -71,11 +71,6 @@ def test_a_transport_that_fails_is_reported_and_the_rest_goes_on(
     assert "shm, none failed: it broke" in shown
     assert "\n| zmq " in shown
     assert "**Limits of this machine**\n\n|" in shown
-
-
-def test_a_folder_that_is_missing_is_noticed_before_measuring() -> None:
-    with pytest.raises(InvalidSetting, match="there is no such folder"):
-        main(["--quick", "--json", "/nowhere/kv.json"])
 
 
 def test_a_single_wrong_byte_and_a_swapped_block_are_found() -> None:

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from baton.bench.client.outcome import Outcome
-from baton.bench.kv.command import describe_gaps, main_of_gap
-from baton.wire.errors import InvalidSetting, RequestFailed
+from baton.bench.kv.command import describe_gaps
+from baton.wire.errors import RequestFailed
 
 
 def stream(first_gap_s: float, gap_s: float, exposed_ms: float | None = None) -> Outcome:
@@ -24,26 +22,6 @@ def test_the_first_gap_is_held_against_the_others() -> None:
     assert "exposed transfer       median     3.00 ms" in shown
 
 
-def test_an_endpoint_that_says_nothing_of_transfers_is_fine() -> None:
-    assert "exposed" not in describe_gaps([stream(0.015, 0.010)])
-
-
 def test_answers_without_gaps_are_no_measurement() -> None:
     with pytest.raises(RequestFailed, match="fewer than three"):
         describe_gaps([Outcome(0, 0, "", 0.0, chunk_s=[1.0, 2.0])])
-
-
-@pytest.mark.parametrize(
-    ("url", "error"),
-    [("ftp://x", InvalidSetting), ("nonsense", InvalidSetting), ("http://127.0.0.1:1", RequestFailed)],
-)
-def test_an_endpoint_that_is_not_there_is_said(url: str, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        main_of_gap(["--url", url])
-
-
-def test_a_key_of_a_settings_file_that_nobody_knows_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "gap.yaml"
-    file.write_text("promt-tokens: 12\n")
-    with pytest.raises(InvalidSetting, match="promt_tokens"):
-        main_of_gap(["--config", str(file)])

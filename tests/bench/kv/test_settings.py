@@ -33,17 +33,6 @@ def test_a_missing_library_is_an_error_where_it_was_asked_for_by_name() -> None:
         plan(KvBenchSettings(transports="shm,nixl"))
 
 
-def test_lists_keep_their_order() -> None:
-    planned = plan(KvBenchSettings(transports="zmq, shm", blocks="64,1", checksum="none"))
-    assert (planned.transports, planned.blocks, planned.checksums) == (("zmq", "shm"), (64, 1), ("none",))
-
-
-def test_quick_leaves_alone_what_was_given() -> None:
-    planned = plan(KvBenchSettings(quick=True, blocks="3"))
-    assert planned.blocks == (3,)
-    assert planned.settings.block_bytes < KvBenchSettings().block_bytes
-
-
 def test_cores_are_those_of_this_process() -> None:
     core = min(os.sched_getaffinity(0))
     assert plan(KvBenchSettings(cores=f"{core},{core}")).cores == (core, core)

@@ -38,15 +38,5 @@ def test_no_value_is_shown_for_a_noisy_ratio() -> None:
     assert "Noisy: the yardstick itself moved too much" in shown
 
 
-def test_every_ratio_that_is_shown_is_explained_once() -> None:
-    shown = report(FACTS, {}, Found([], [STEADY, STEADY, NOISY], []))
-    assert shown.count(MEANINGS["decode_bw_ratio"]) == shown.count(MEANINGS["attn_ratio"]) == 1
-    assert MEANINGS["prefill_flop_ratio"] not in shown
-
-
 def test_every_ratio_has_an_explanation() -> None:
     assert set(MEANINGS) == {*NAMES} - {*CEILING_NAMES}
-
-
-def test_what_failed_is_said() -> None:
-    assert report(FACTS, {}, Found([], [], ["it broke"])).endswith("it broke")

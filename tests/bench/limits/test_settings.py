@@ -26,13 +26,6 @@ def test_an_engine_gets_the_share_of_one_of_two_nodes() -> None:
     assert LimitsSettings(cores=str(cores[-1])).core_ids == (cores[-1],)
 
 
-def test_quick_is_small() -> None:
-    quick = LimitsSettings(quick=True)
-    assert quick.num_rounds == 2
-    assert max(quick.batch_sizes) * max(quick.context_lens) < 100
-    assert quick.num_prompt_tokens < DEFAULT.num_prompt_tokens
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.bench.publish.__main__ import Contents, Entry, read_contents
+from baton.bench.publish.__main__ import read_contents
 from baton.wire.errors import InvalidSetting
 
 
@@ -12,12 +12,6 @@ def written(folder: Path, text: str) -> Path:
     path = folder / "contents.yaml"
     path.write_text(text)
     return path
-
-
-def test_sections_come_in_order(tmp_path: Path) -> None:
-    text = "sections:\n- {title: A, file: a.json, pictures: [gaps], blocks: [8]}\n- {title: B, notes: b.md}\n"
-    entries = (Entry("A", file="a.json", pictures=("gaps",), blocks=(8,)), Entry("B", notes="b.md"))
-    assert read_contents(written(tmp_path, text)) == Contents(entries)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from baton.bench.facts import ROOT
-from baton.bench.publish.__main__ import Entry, Page, Part, command_lines, escaped, text_of
+from baton.bench.publish.__main__ import Entry, Page, Part, command_lines, text_of
 from baton.bench.report.document import Cell, Table, words
 
 
@@ -28,10 +28,6 @@ def test_a_table_keeps_its_cells_apart() -> None:
     ]
 
 
-def test_text_from_files_is_shown_as_it_is() -> None:
-    assert escaped("a *b* `c` [d](e)\n<f>") == r"a \*b\* \`c\` \[d\](e) &lt;f>"
-
-
 @pytest.mark.parametrize(
     "command",
     ["baton bench kv", "baton bench compare " + " ".join(f"--target 'n {n}=baton serve x'" for n in range(9))],
@@ -40,10 +36,6 @@ def test_a_long_command_is_still_one_command(command: str) -> None:
     lines = command_lines(command)
     assert all(len(line) <= 115 for line in lines)
     assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)
-
-
-def test_a_command_that_no_shell_takes_is_shown_anyway() -> None:
-    assert command_lines("baton 'bench") == ["baton 'bench"]
 
 
 def test_templates_are_part_of_the_package() -> None:

@@ -108,9 +108,3 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
         main([str(path), "--html", str(tmp_path / "none" / "out.html")])
     with pytest.raises(InvalidSetting, match=r"mine\.json"):
         main([str(path), "--png", str(path)])
-
-
-def test_nothing_to_write_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([str(tmp_path / "mine.json")])
-    assert "nothing to write" in capsys.readouterr().err

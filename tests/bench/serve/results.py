@@ -37,7 +37,7 @@ def result_of(outcomes: Sequence[Outcome], duration_s: float = 5.0, **changes: A
         "model_id": "models/tiny",
         "request_rate": "inf",
         "max_concurrency": None,
-        **summarise(outcomes, duration_s, changes.pop("slo", {}), [99.0]),
+        **summarise(outcomes, duration_s, changes.pop("slo", {})),
         "client": dataclasses.asdict(CLIENT),
         "breakdown": None,
         "dataset": {"name": "random"},

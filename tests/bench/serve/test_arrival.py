@@ -57,11 +57,3 @@ def test_every_process_gives_each_conversation_its_time() -> None:
     ramp = offsets("random", **RAMP)
     assert ramp is not None
     assert len(ramp) == 3
-
-
-def test_what_is_said_beside_a_result_fits_the_process() -> None:
-    dataset = DatasetSettings(dataset_name="azure", time_scale=2.0)
-    facts = arrivals_of(ServeBenchSettings(), dataset, CONVERSATIONS)[1]
-    assert facts == {"process": "trace", "span_s": 6.0, "time_scale": 2.0, "spread_timestamps": False}
-    closed = arrivals_of(ServeBenchSettings(max_concurrency=2), DatasetSettings(), CONVERSATIONS)[1]
-    assert closed == {"process": "closed loop", "span_s": None}

@@ -12,7 +12,7 @@ from tests.bench.serve.results import load_of
 
 def notes(*outcomes: Outcome, num_unsent: int = 0, **client: float) -> list[str]:
     load = load_of(outcomes, num_unsent=num_unsent, **client)
-    return list(notes_of(summarise(outcomes, 5.0, {}, ()), load, DatasetSettings(random_prefix_len=2)))
+    return list(notes_of(summarise(outcomes, 5.0, {}), load, DatasetSettings(random_prefix_len=2)))
 
 
 def test_a_run_without_doubts_has_no_notes() -> None:
@@ -36,9 +36,3 @@ def test_each_doubt_is_one_sentence(outcome: Outcome, num_unsent: int, client: d
     found = notes(outcome, num_unsent=num_unsent, **client)
     assert len(found) == 1
     assert words in found[0]
-
-
-def test_answers_without_usage_are_counted() -> None:
-    silent = answered([0.1, 0.2])
-    silent.usage = {}
-    assert ["1 answers came without usage" in note for note in notes(silent, answered([0.1]))] == [True]

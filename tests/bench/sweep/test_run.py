@@ -3,12 +3,8 @@ from __future__ import annotations
 import copy
 from collections import Counter
 
-import pytest
-
-from baton.bench.documents import Configuration, ResultFile, Session, SweepDocument
-from baton.bench.report.document import as_text
-from baton.bench.report.sections import section_of
-from baton.bench.sweep.command import SweepSettings, carry_out, conclude
+from baton.bench.documents import Configuration, Session, SweepDocument
+from baton.bench.sweep.command import SweepSettings, carry_out
 from baton.bench.targets.line_up import Load
 from tests.bench.report.samples import FACTS
 from tests.bench.targets.fakes import FakeLineUp, FakeMeasure, fake_session
@@ -49,11 +45,6 @@ def test_every_configuration_is_searched_with_its_targets_taking_turns() -> None
     assert turns[:4] == ["a", "b", "b", "a"]
 
 
-def test_one_at_a_time_a_configuration_is_searched_to_its_end() -> None:
-    _, line_up = sweep(FakeMeasure(attainment_of=attainment_of), "--one-at-a-time")
-    assert line_up.turns == sorted(line_up.turns)
-
-
 def test_the_middle_run_stands_for_a_point() -> None:
     attained = iter([0.95, 0.5, 0.91] * 50)
     document, _ = sweep(FakeMeasure(attainment_of=lambda _: next(attained)), "--repeat=3", "--warmup-runs=0")
@@ -87,27 +78,3 @@ def test_an_interrupted_sweep_goes_on_from_its_points() -> None:
     nothing = FakeMeasure()
     assert sweep(nothing, document=document)[0].configurations == document.configurations
     assert nothing.asked == []
-
-
-def test_a_run_without_an_attainment_is_one_that_failed() -> None:
-    document, _ = sweep(FakeMeasure(attainment_of=lambda _: None), "--warmup-runs=0")
-    assert document.configurations[0].goodput_rate is None
-
-
-def test_the_report_has_the_goodput_and_every_point() -> None:
-    document, _ = sweep(FakeMeasure(attainment_of=attainment_of))
-    conclude(document, fake_session(SweepSettings).settings)
-    shown = as_text(section_of(ResultFile("sweep", document)), "goodput", "points")
-    assert "the highest rate at which 90 % of requests meet TTFT ≤ 200 ms" in shown
-    a = document.configurations[0]
-    assert f"| a             | {a.goodput_rate:>20g} |" in shown
-    assert sum(line.startswith(("| a ", "| b ")) for line in shown.splitlines()) == 2 + sum(
-        len(each.points) for each in document.configurations
-    )
-
-
-@pytest.mark.parametrize("flag", ["--min-prompts=9", ""])
-def test_a_load_has_what_its_duration_holds(flag: str) -> None:
-    session = fake_session(SweepSettings, "--duration-s=2", *filter(None, [flag]))
-    assert session.settings.num_prompts_at(1.0) == (9 if flag else 50)
-    assert session.settings.num_prompts_at(30.0) == 60

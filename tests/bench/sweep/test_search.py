@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 from hypothesis import given
@@ -35,13 +33,6 @@ def test_the_highest_good_rate_is_found_to_the_precision(capacity: float) -> Non
     assert found <= capacity < found * 1.1 * 1.01
 
 
-def test_the_rate_is_doubled_and_then_narrowed() -> None:
-    rates = [point.rate for point in search(lambda rate: 1.0 if rate <= 5 else 0.0)]
-    assert rates[:4] == [1.0, 2.0, 4.0, 8.0]
-    assert all(4 < rate < 8 for rate in rates[4:])
-    assert len(rates) == 7
-
-
 def test_a_server_that_is_never_good_enough_or_always_ends_the_search() -> None:
     never, always = search(lambda _: 0.0), search(lambda _: 1.0)
     assert goodput_rate(SEARCH, never) is None
@@ -62,10 +53,6 @@ def test_given_rates_are_all_measured_whatever_they_show() -> None:
     assert goodput_rate(setting, points) == 1.0
 
 
-def test_exactly_the_attainment_is_enough() -> None:
-    assert goodput_rate(SEARCH, [point(1.0, 0.9)]) == 1.0
-
-
 @given(st.lists(st.floats(0, 1), min_size=MOST_POINTS, max_size=MOST_POINTS))
 def test_whatever_comes_back_the_search_ends_with_an_answer_that_its_points_bear_out(attained: list[float]) -> None:
     answers = iter(attained)
@@ -75,48 +62,3 @@ def test_whatever_comes_back_the_search_ends_with_an_answer_that_its_points_bear
         assert min(points, key=lambda point: point.rate).attainment < 0.9
     else:
         assert all(point.attainment >= 0.9 for point in points if point.rate <= found)
-
-
-@given(st.lists(st.booleans(), min_size=MOST_POINTS, max_size=MOST_POINTS), st.integers(0, MOST_POINTS))
-def test_an_interrupted_search_goes_on_as_it_would_have(passes: list[bool], interrupted_after: int) -> None:
-    answers = iter(passes)
-    points = search(lambda _: float(next(answers)))
-    again = points[:interrupted_after]
-    while (rate := next_rate(SEARCH, again)) is not None:
-        again.append(points[len(again)])
-        assert again[-1].rate == rate
-    assert again == points
-
-
-def test_a_server_with_a_queue_is_found_near_its_true_goodput() -> None:
-    true_rate = _true_goodput()
-    found = []
-    for seed in range(40):
-        chance = random.Random(seed)
-        answer = goodput_rate(SEARCH, search(partial(_attainment, 600, chance)))
-        assert answer is not None
-        found.append(answer / true_rate)
-    found.sort()
-    assert found[2] > 0.8
-    assert found[-3] < 1.15
-    assert 0.85 < found[20] < 1.1
-
-
-def _true_goodput() -> float:
-    chance = random.Random(1)
-    low, high = 0.1, 20.0
-    for _ in range(12):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _attainment(40_000, chance, middle) >= 0.9 else (low, middle)
-    return low
-
-
-def _attainment(num_requests: int, chance: random.Random, rate: float) -> float:
-    """One server, Poisson arrivals, 0.1 s of work each: the share that is answered within 0.4 s."""
-    now_s = free_s = 0.0
-    num_good = 0
-    for _ in range(num_requests):
-        now_s += chance.expovariate(rate)
-        free_s = max(free_s, now_s) + 0.1
-        num_good += free_s - now_s <= 0.4
-    return num_good / num_requests

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from baton.bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings
+from baton.bench.workload.dataset_settings import DatasetSettings
 from baton.runtime.command_line import CommandParser
 from baton.runtime.settings import add_flags, as_flags, resolve
 
@@ -26,16 +25,3 @@ def test_flags_are_those_of_vllm() -> None:
     assert dataclasses.astuple(settings)[:8] == ("prefix_repetition", "file", 7, 3, True, True, 1, 2)
     assert (settings.random_range_ratio, settings.sharegpt_output_len, settings.custom_output_len) == (0.5, 11, -1)
     assert parsed(*as_flags(settings)) == settings
-
-
-def test_defaults_are_those_of_vllm() -> None:
-    settings = parsed()
-    assert (settings.dataset_name, settings.num_prompts, settings.seed) == ("random", 1000, 0)
-    assert (settings.random_input_len, settings.random_output_len, settings.random_prefix_len) == (1024, 128, 0)
-    assert (settings.prefix_repetition_prefix_len, settings.prefix_repetition_num_prefixes) == (256, 10)
-    assert settings.dataset_name in DATASET_NAMES
-
-
-def test_stamps_are_spread_over_the_whole_gap_or_kept() -> None:
-    assert parsed("--spread-timestamps").spread_s == math.inf
-    assert parsed().spread_s == 0.0

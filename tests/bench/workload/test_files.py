@@ -44,10 +44,6 @@ def test_the_first_message_is_sent_and_the_second_gives_the_length(words: Vocabu
     assert made.facts["path"] == str(tmp_path / "talks.json")
 
 
-def test_what_begins_a_text_is_counted_in_both(opened: Vocabulary, tmp_path: Path) -> None:
-    assert lengths(sharegpt(tmp_path, [entry(WORD * 5, WORD * 7)], opened, num_prompts=1)) == [(6, 8)]
-
-
 @pytest.mark.parametrize(
     ("num_prompt", "num_answer", "is_used"),
     [(3, 9, False), (4, 4, True), (9, 3, False), (1024, 1024, True), (1025, 9, False), (1024, 1025, False)],
@@ -61,11 +57,6 @@ def test_entries_are_filtered_by_length(
     assert (made.facts["num_entries_used"], made.facts["num_entries_filtered"]) == ((2, 0) if is_used else (1, 1))
 
 
-def test_an_output_length_beats_the_answers_and_their_filter(words: Vocabulary, tmp_path: Path) -> None:
-    made = sharegpt(tmp_path, [entry(WORD * 5, WORD)], words, sharegpt_output_len=2, num_prompts=1)
-    assert lengths(made) == [(5, 2)]
-
-
 def test_a_short_file_is_repeated_or_sent_as_it_is(words: Vocabulary, tmp_path: Path) -> None:
     entries = [entry(WORD * 5, WORD * 5), entry(WORD * 6, WORD * 6)]
     made = sharegpt(tmp_path, entries, words, num_prompts=40)
@@ -73,15 +64,6 @@ def test_a_short_file_is_repeated_or_sent_as_it_is(words: Vocabulary, tmp_path: 
     assert (len(made.conversations), set(lengths(made)[2:])) == (40, {(5, 5), (6, 6)})
     assert (made.facts["num_entries_used"], made.facts["num_requests"]) == (2, 40)
     assert len(sharegpt(tmp_path, entries, words, num_prompts=40, no_oversample=True).conversations) == 2
-
-
-def test_entries_are_shuffled_by_the_seed(words: Vocabulary, tmp_path: Path) -> None:
-    entries = [entry(WORD * n, WORD * 5) for n in range(5, 35)]
-    in_order = lengths(sharegpt(tmp_path, entries, words, num_prompts=30))
-    shuffled = lengths(sharegpt(tmp_path, entries, words, num_prompts=30, disable_shuffle=False))
-    other = lengths(sharegpt(tmp_path, entries, words, num_prompts=30, disable_shuffle=False, seed=1))
-    assert sorted(shuffled) == sorted(other) == in_order
-    assert in_order != shuffled != other != in_order
 
 
 def custom(folder: Path, content: str, vocabulary: Vocabulary, **changes: Any) -> Workload:
@@ -96,12 +78,6 @@ def test_prompts_are_sent_as_they_are(words: Vocabulary, tmp_path: Path) -> None
     assert [turn.text for turn in turns] == ["the old house", "a dog\u2028ran"]
     assert [turn.token_ids for turn in turns] == [words.ids_of(turn.text) for turn in turns]
     assert [turn.num_output_tokens for turn in turns] == [256, 256]
-
-
-def test_the_file_gives_the_lengths_when_asked_to(words: Vocabulary, tmp_path: Path) -> None:
-    made = custom(tmp_path, ROWS, words, custom_output_len=-1, num_prompts=5)
-    assert [conversation.turns[0].num_output_tokens for conversation in made.conversations[:2]] == [10, 20]
-    assert (made.facts["num_entries_used"], made.facts["num_requests"]) == (2, 5)
 
 
 @pytest.mark.parametrize(

@@ -48,21 +48,6 @@ def test_a_server_makes_the_same_tokens_of_the_text(settings: DatasetSettings, o
     assert workload.facts["text_mismatch"] == {"num_prompts": 0, "num_tokens": 0}
 
 
-def test_facts_are_json_and_count_what_is_there(settings: DatasetSettings, words: Vocabulary) -> None:
-    workload = make_workload(settings, words)
-    turns = [turn for conversation in workload.conversations for turn in conversation.turns]
-    assert json.loads(json.dumps(workload.facts)) == workload.facts
-    assert workload.facts["num_requests"] == len(turns)
-    assert workload.facts["input_tokens"]["total"] == sum(len(turn.token_ids) for turn in turns)
-    assert workload.facts["output_tokens"]["max"] == max(turn.num_output_tokens for turn in turns)
-
-
-def test_only_traces_know_when_their_requests_came(settings: DatasetSettings, words: Vocabulary) -> None:
-    stamps = [conversation.arrival_s for conversation in make_workload(settings, words).conversations]
-    is_trace = settings.dataset_name in ("mooncake", "azure")
-    assert all((stamp is not None) == is_trace for stamp in stamps)
-
-
 def test_random_tokens_need_no_tokenizer_and_texts_do(settings: DatasetSettings) -> None:
     if settings.dataset_name in ("sharegpt", "custom"):
         with pytest.raises(InvalidSetting, match="needs a tokenizer: name its folder with --tokenizer"):

@@ -18,20 +18,6 @@ def turns(vocabulary: Vocabulary, **changes: Any) -> list[Turn]:
     return [turn for conversation in workload.conversations for turn in conversation.turns]
 
 
-def test_lengths_are_those_asked_for(words: Vocabulary) -> None:
-    made = turns(words, random_output_len=9)
-    assert {len(turn.token_ids) for turn in made} == {50}
-    assert {turn.num_output_tokens for turn in made} == {9}
-    assert len({turn.token_ids for turn in made}) == 200
-
-
-def test_the_range_ratio_spreads_both_lengths(words: Vocabulary) -> None:
-    made = turns(words, random_output_len=20, random_range_ratio=0.5)
-    assert {len(turn.token_ids) for turn in made} >= {25, 75}
-    assert {turn.num_output_tokens for turn in made} == set(range(10, 31))
-    assert all(25 <= len(turn.token_ids) <= 75 for turn in made)
-
-
 def test_a_share_of_the_prompts_is_long(words: Vocabulary) -> None:
     made = turns(words, random_long_share=0.2, random_long_input_len=300)
     lengths = [len(turn.token_ids) for turn in made]
@@ -44,17 +30,6 @@ def test_the_prefix_is_shared_and_comes_on_top(words: Vocabulary) -> None:
     assert {len(turn.token_ids) for turn in made} == {80}
     assert len({turn.token_ids[:30] for turn in made}) == 1
     assert len({turn.token_ids[30:32] for turn in made}) > 150
-
-
-def test_what_a_server_adds_is_taken_off_the_input_and_not_off_the_prefix(opened: Vocabulary) -> None:
-    made = turns(opened, random_prefix_len=30)
-    assert {len(turn.token_ids) for turn in made} == {80}
-    assert {turn.token_ids[:1] for turn in made} == {opened.opening_ids}
-    assert len({turn.token_ids[:31] for turn in made}) == 1
-
-
-def test_a_prefix_alone_is_a_prompt() -> None:
-    assert {len(turn.token_ids) for turn in turns(bare_vocabulary(9), random_input_len=0, random_prefix_len=4)} == {4}
 
 
 def prompts(vocabulary: Vocabulary, **changes: Any) -> list[tuple[int, ...]]:
@@ -74,11 +49,6 @@ def test_groups_share_their_prefix_and_nothing_more(name: str, request: pytest.F
     assert len({prompt[20:] for prompt in made}) == 23
 
 
-def test_one_part_may_be_empty(opened: Vocabulary) -> None:
-    assert len(set(prompts(opened, prefix_repetition_suffix_len=0))) == 5
-    assert len(set(prompts(opened, prefix_repetition_prefix_len=0))) == 23
-
-
 def conversations(vocabulary: Vocabulary, **changes: Any) -> tuple[Conversation, ...]:
     short = {"num_prompts": 60, "multi_turn_system_len": 30, "multi_turn_user_len": 10, "multi_turn_output_len": 8}
     return make_multi_turn(DatasetSettings(**{**short, **changes}), vocabulary).conversations
@@ -94,12 +64,6 @@ def test_conversations_begin_with_the_same_system_prompt(name: str, request: pyt
     assert {turn.num_output_tokens for conversation in made for turn in conversation.turns} == {8}
 
 
-def test_only_the_first_turn_has_what_begins_a_text(opened: Vocabulary) -> None:
-    for conversation in conversations(opened):
-        assert conversation.turns[0].token_ids[:1] == opened.opening_ids
-        assert not any(set(turn.token_ids) & opened.special_ids for turn in conversation.turns[1:])
-
-
 def test_the_range_ratio_spreads_turns_and_lengths(words: Vocabulary) -> None:
     made = conversations(words, multi_turn_range_ratio=0.5)
     assert {len(conversation.turns) for conversation in made} == {2, 3, 4, 5, 6}
@@ -107,11 +71,6 @@ def test_the_range_ratio_spreads_turns_and_lengths(words: Vocabulary) -> None:
     assert {len(turn.token_ids) for turn in later} == set(range(5, 16))
     assert {turn.num_output_tokens for turn in later} == set(range(4, 13))
     assert {len(conversation.turns[0].token_ids) for conversation in made} <= set(range(35, 46))
-
-
-def test_there_need_be_no_system_prompt_and_no_second_turn(words: Vocabulary) -> None:
-    made = conversations(words, multi_turn_system_len=0, multi_turn_num_turns=1)
-    assert {tuple(len(turn.token_ids) for turn in conversation.turns) for conversation in made} == {(10,)}
 
 
 @pytest.mark.parametrize(

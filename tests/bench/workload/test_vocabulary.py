@@ -1,14 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from baton.bench.workload.passages import Vocabulary, bare_vocabulary, vocabulary_of
-from baton.demo.location import checkpoint_path
-from baton.engine.text.tokenizer import Tokenizer
-from baton.wire.errors import InvalidSetting, ModelLoadError
+from baton.bench.workload.passages import Vocabulary
 from tests.bench.workload.conftest import OPENING_ID
 
 
@@ -28,10 +23,6 @@ def test_special_ids_are_never_drawn(name: str, request: pytest.FixtureRequest) 
     assert all(vocabulary.text_of([token_id]) for token_id in vocabulary.drawn_ids)
 
 
-def test_ids_that_end_an_answer_are_special(words: Vocabulary) -> None:
-    assert Tokenizer.from_folder(checkpoint_path()).eos_token_ids <= words.special_ids
-
-
 def test_a_vocabulary_without_many_words_draws_what_is_not_swallowed_at_once(pieces: Vocabulary) -> None:
     assert len(pieces.drawn_ids) > 10
     for token_id in pieces.drawn_ids:
@@ -42,17 +33,3 @@ def test_the_opening_is_what_a_text_gets_in_front(words: Vocabulary, opened: Voc
     assert words.opening_ids == ()
     assert opened.opening_ids == (OPENING_ID,)
     assert opened.ids_of("and then") == words.ids_of("and then")
-
-
-def test_a_bare_vocabulary_has_no_text() -> None:
-    bare = bare_vocabulary(5)
-    assert (bare.has_text, bare.drawn_ids, bare.text_of([1, 2])) == (False, (0, 1, 2, 3, 4), "")
-    with pytest.raises(InvalidSetting, match="--tokenizer"):
-        bare.ids_of("a")
-    with pytest.raises(InvalidSetting, match="a vocabulary of 0 tokens"):
-        bare_vocabulary(0)
-
-
-def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError):
-        vocabulary_of(tmp_path)
