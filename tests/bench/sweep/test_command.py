@@ -31,7 +31,7 @@ def num_points(path: Path) -> int:
 
 def test_a_sweep_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "result.json"
-    target = mock_target("bad", ttft_ms=1, itl_ms=1).replace(" @ ", " --fault=http-error --fault-status=400 @ ")
+    target = mock_target("bad", ttft_ms=1, itl_ms=1, status=400)
     goals = ["--goodput=ttft:60000", "--rates=100,200,400", "--num-prompts=6", "--warmup-runs=0"]
     arguments = [*LOAD, "--target", target, *goals, f"--json={path}"]
     with subprocess.Popen([sys.executable, "-c", SWEEP, *arguments], cwd=ROOT, stderr=subprocess.DEVNULL) as sweep:
