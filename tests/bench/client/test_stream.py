@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from itertools import pairwise
+from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.bench.client import stream
 from baton.bench.client.endpoint import Endpoint, History, RequestOptions
 from baton.bench.client.outcome import Failure, Outcome
-from baton.bench.client.stream import send
+from baton.bench.client.stream import AnswerReader, Received, send
 from baton.bench.numbers import median
 from baton.bench.workload.dataset_settings import Conversation
 from tests.bench.client.raw_server import raw_server
@@ -157,3 +161,93 @@ async def test_an_endless_answer_is_given_up(session: aiohttp.ClientSession, mon
         outcome = await ask(session, endpoint(server.url))
         await server.until_idle(PATIENCE_S)
     assert (outcome.failure, outcome.message) == (Failure.BAD_STREAM, "the answer is longer than 2000 bytes")
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(choice: dict[str, Any] | None = None, **members: Any) -> bytes:
+    choices = [] if choice is None else [choice]
+    return b"data: " + json.dumps({"choices": choices, **members}).encode() + b"\n\n"
+
+
+def read(*pieces: bytes, events_at_once: int = 2) -> tuple[Outcome, bool]:
+    """Piece i came at second i. Whether [DONE] was seen stands second."""
+    received, outcome = Received(), Outcome(0, 0, "", 0.0)
+    for came_s, piece in enumerate(pieces):
+        received.add(piece, float(came_s))
+    reader = AnswerReader(received, outcome)
+    for _ in reader.read(events_at_once):
+        pass
+    return outcome, reader.is_done
+
+
+WHOLE = (
+    event({"text": "a\u00e9"})
+    + b": a comment\n\n"
+    + event({"text": ""})
+    + event({"text": "\n\ndata: [DONE]", "finish_reason": "length"})
+    + event(usage={"completion_tokens": 3})
+    + DONE
+)
+
+
+@given(st.lists(st.integers(1, len(WHOLE) - 1), max_size=8))
+def test_how_a_stream_is_cut_changes_no_token(cuts: list[int]) -> None:
+    edges = [0, *sorted(set(cuts)), len(WHOLE)]
+    pieces = [WHOLE[begin:end] for begin, end in pairwise(edges)]
+    outcome, is_done = read(*pieces)
+    assert is_done
+    assert outcome.text == "a\u00e9\n\ndata: [DONE]"
+    assert outcome.chunk_tokens == [1, 1, 1]
+    assert (outcome.finish_reason, outcome.usage) == ("length", {"completion_tokens": 3})
+    last_bytes = [WHOLE.index(b"\n\n" + following) - 1 for following in (b": a", b'data: {"choices": [{"text": "\\n')]
+    for place, last_byte in enumerate(last_bytes):
+        assert outcome.chunk_s[place] == next(i for i, end in enumerate(edges[1:]) if end > last_byte)
+
+
+def test_an_event_counts_the_tokens_whose_ids_it_names() -> None:
+    outcome, _ = read(
+        event({"text": "", "prompt_token_ids": [7, 8]}),
+        event({"text": "ab", "token_ids": [1, 2]}),
+        event({"text": "c", "token_ids": []}),
+        event({"text": "", "token_ids": [3], "finish_reason": None}),
+        event({"text": "", "finish_reason": "stop"}),
+        DONE,
+    )
+    assert outcome.chunk_tokens == [0, 2, 0, 1, 0]
+    assert outcome.output_ids == [1, 2, 3]
+    assert outcome.chunk_s[0] == 0.0  # the first event with choices all the same
+
+
+def test_a_chat_opens_without_a_token() -> None:
+    outcome, _ = read(
+        event({"delta": {"role": "assistant", "content": ""}, "finish_reason": None}),
+        event({"delta": {"content": "x"}}),
+        event({"delta": {}, "finish_reason": "stop"}),
+        DONE,
+    )
+    assert (outcome.text, outcome.chunk_tokens) == ("x", [0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("data", "failure", "message"),
+    [
+        (b'{"choices": [{]}', Failure.BAD_STREAM, "not JSON: "),
+        (b"\xff\xfe", Failure.BAD_STREAM, "not JSON: "),
+        (b"[" * 100_000, Failure.BAD_STREAM, "not JSON: "),
+        (b"17", Failure.BAD_STREAM, "no object: 17"),
+        (b'{"choices": {"text": "x"}}', Failure.BAD_STREAM, "unknown choices"),
+        (b'{"choices": ["x"]}', Failure.BAD_STREAM, "unknown choices"),
+        (b'{"choices": [{"text": 5}]}', Failure.BAD_STREAM, "unknown members"),
+        (b'{"choices": [{"text": "", "token_ids": ["x"]}]}', Failure.BAD_STREAM, "unknown members"),
+        (b'{"error": {"message": "out of memory", "code": 500}}', Failure.ERROR_EVENT, "out of memory"),
+        (b'{"error": "out of memory"}', Failure.ERROR_EVENT, "out of memory"),
+        (b'{"object": "error", "message": "out of memory"}', Failure.ERROR_EVENT, "out of memory"),
+    ],
+)
+def test_what_cannot_be_read_ends_the_answer(data: bytes, failure: Failure, message: str) -> None:
+    outcome, is_done = read(event({"text": "a"}), b"data: " + data + b"\n\n", event({"text": "b"}), DONE)
+    assert outcome.failure is failure
+    assert message in outcome.message
+    assert (outcome.text, is_done) == ("a", False)

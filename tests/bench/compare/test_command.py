@@ -72,7 +72,6 @@ def test_one_at_a_time_needs_one_server_and_one_that_answers_nothing_is_the_exit
         (["--target", "a=http://x:1", "--rates=0,1"], "--rates '0'"),
         (["--target", "a=http://x:1", "--rates=1,1"], "a rate is there twice"),
         (["--target", "a=http://x:1"], "infinite rate needs --num-prompts"),
-        (["--target", "a=http://x:1", "--rates=1", "--pause=a"], "not a target that is started here"),
         (["--target", "a=http://x:1", "--rates=1", "--json=/no/such/folder/x.json"], "no such folder"),
         (["--target", "a=http://x:1", "--rates=1", "--goodput=speed:1"], "--goodput 'speed:1'"),
     ],

@@ -50,12 +50,3 @@ def test_one_at_a_time_a_target_has_all_its_rates_after_one_start_and_a_warm_up(
         turns[-1].append((step.round, step.rate))
     assert all(turn[0] == (0, 1.0) for turn in turns)
     assert all([rate for number, rate in turn if number][:3] == [1.0, 2.0, 4.0] for turn in turns)
-
-
-def test_groups_that_are_done_are_left_out_with_nothing_left_to_warm_up_for() -> None:
-    sizes = Counter(step.group for step in SCHEDULE.counted())
-    assert list(sizes.values()) == [3] * 9
-    some, groups = sorted(sizes)[:4], set(sizes)
-    assert {step.group for step in SCHEDULE.steps(some) if step.round} == groups - set(some)
-    assert SCHEDULE.steps(groups) == ()
-    assert len({step.group for step in ONE_AT_A_TIME.counted()}) == 3

@@ -61,14 +61,6 @@ def test_only_wrong_and_unfinished_rows_end_with_1_unless_it_is_strict(
     assert exit_status(rows, strict=True) == strict_status
 
 
-def test_where_no_gpu_is_speeds_mean_nothing_and_errors_do() -> None:
-    assert SLOW.where_no_gpu_is().verdict == Verdict.MEANINGLESS
-    assert speed_row("f", "c", 1.0, "ms").where_no_gpu_is().verdict == Verdict.MEANINGLESS
-    for row in (OK, WRONG, failed_row("f", "c", "x"), missing_row("m", "c", "x")):
-        assert row.where_no_gpu_is() == row
-    assert exit_status([SLOW.where_no_gpu_is()], strict=True) == 0
-
-
 TABLE = (
     Row("attention", "bfloat16", Verdict.WRONG, 0.25, "of max", 0.02, note="n" * 300),
     speed_row("decode step", "8B, batch 1", 4.0, "ms", bound=3.0, target=4.0),

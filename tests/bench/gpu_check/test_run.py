@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.bench.gpu_check.command import Group, GroupResult, GroupRun
-from baton.bench.gpu_check.rows import CORRECTNESS, Row, Verdict, exit_status
+from baton.bench.gpu_check.rows import Row, Verdict, exit_status
 
 FAKE = "tests.bench.gpu_check.fake_worker"
 TESTS = """
@@ -88,12 +88,6 @@ def test_each_test_is_a_row_and_only_what_an_assertion_says_is_wrong(tmp_path: P
     )
     assert "illegal memory access" in rows["it crashes "].note
     assert rows["it cannot be "].note == "one GPU"
-
-
-def test_without_a_checkout_it_is_said_that_correctness_was_not_checked(tmp_path: Path) -> None:
-    group = Group("checks", "", 60.0, tests="test_it.py")
-    (row,) = GroupRun(group, "cuda", quick=True, tests=tmp_path).run(lambda _: None).rows
-    assert (row.name, row.verdict) == (CORRECTNESS, Verdict.NOT_RUN)
 
 
 def _processes_of(mark: str) -> list[str]:

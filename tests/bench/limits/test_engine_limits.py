@@ -62,16 +62,3 @@ def test_a_batch_that_does_not_fit_is_an_error_and_leaves_nothing(engine: Engine
     with pytest.raises(RequestFailed, match="a step held 64 of 65 requests"):
         engine.decode_bw_ratio(batch=65, context=8)
     assert engine.decode_bw_ratio(batch=1, context=32)["value"] > 0
-
-
-def test_ceilings_are_those_that_ratios_needed_and_those_that_are_wanted(engine: EngineLimits) -> None:
-    engine.attn_ratio(batch=1, context=32)
-    engine.prefill_flop_ratio()
-    found = engine.ceilings(names=["memcpy"])
-    assert [(ceiling["name"], ceiling["unit"]) for ceiling in found] == [
-        ("memcpy", "GB/s"),
-        ("read_stream", "GB/s"),
-        ("gemm", "GFLOP/s"),
-    ]
-    assert all(ceiling["value"] > 0 for ceiling in found)
-    assert "4 MiB" in found[0]["note"]

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from baton.bench.numbers import percentile
-from baton.bench.plots.lines import Handoffs, Plot, attainment, draw_transfer, gaps
+from baton.bench.plots.lines import Plot, attainment, gaps
 from baton.bench.plots.requests import draw_timeline
 from baton.bench.plots.style import as_png
 from baton.bench.runs import Point, Run, points_of
@@ -79,26 +79,6 @@ def test_a_timeline_has_a_row_for_each_request_and_a_piece_for_each_gap() -> Non
         assert sorted({segment[0][1] for segment in segments}) == list(range(1, 21))
         assert max(segment[1][0] for segment in segments) <= axes.get_xlim()[1]
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
-
-
-def test_a_transfer_has_a_line_for_each_transport_and_kind() -> None:
-    handoffs = [
-        Handoffs(name, is_checked, size * 2**20, rate, 12.0, 6.0 if name == "nixl" else None)
-        for name, rate in (("shm", 5.0), ("nixl", 3.0))
-        for is_checked in (True, False)
-        for size in (8, 1)
-    ]
-    (axes,) = axes_of(draw_transfer(handoffs))
-    lines = lines_of(axes)
-    assert {
-        "shm, checksums",
-        "shm, no checksums",
-        "nixl, checksums",
-        "copy (memcpy)",
-        "bare NIXL write",
-    } <= lines.keys()
-    assert list(lines["shm, checksums"].get_xdata()) == [2**20, 8 * 2**20]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["1 MiB", "8 MiB"]
 
 
 @pytest.mark.parametrize("rate", [0.25, math.inf])

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
-from baton.bench.publish.__main__ import PAGE, main
+from baton.bench.facts import ROOT
+from baton.bench.publish.__main__ import PAGE, Entry, Page, Part, command_lines, main, read_contents, text_of
+from baton.bench.report.document import Cell, Table, words
 from baton.wire.errors import InvalidSetting
 from tests.bench.report.samples import compare_result, sweep_result
 
@@ -22,7 +25,6 @@ sections:
 - {title: Goodput, file: sweep.json, tables: [goodput]}
 - {title: Words, notes: pd.md}
 """
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +106,62 @@ def test_a_section_that_cannot_be_made_is_said(results: Path, entry: str, said: 
     (results / "contents.yaml").write_text(f"sections:\n- {entry}\n")
     with pytest.raises(InvalidSetting, match=said):
         run(results)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "contents.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- 3", "contents.yaml: "),
+        ("a: 1", "sections: Field required"),
+        ("sections: [{title: A}]", "'A': a section needs"),
+        ("sections: [{title: B, notes: b.md, plots: [x]}]", r"sections\.0\.plots: Unexpected"),
+        ("sections: [{title: A, file: 3}]", r"sections\.0\.file: .*string"),
+        ("sections: [{title: A, file: a.json, blocks: [x]}]", r"sections\.0\.blocks\.0: "),
+        ("- {", "contents.yaml"),
+    ],
+)
+def test_a_mistake_is_said_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(InvalidSetting, match=said):
+        read_contents(written(tmp_path, text))
+
+
+def test_a_table_keeps_its_cells_apart() -> None:
+    cells = (words("x"), Cell("1", "0 | 2"), Cell("<b>"))
+    table = Table("figures", "1 | 2", ("", "a|b", "left"), (cells,), words=frozenset({"left"}), note="of *all*")
+    text = text_of(Page("", (Part(Entry("A", notes="n.md"), "", "prose *stays*", tables=(table,)),)))
+    assert text[text.index("## A") :].splitlines() == [
+        "## A",
+        "",
+        "**1 \\| 2**",
+        "",
+        "|  | a\\|b | left |",
+        "| --- | ---: | --- |",
+        "| x | 1 (0 \\| 2) | &lt;b> |",
+        "",
+        "of \\*all\\*",
+        "",
+        "prose *stays*",
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["baton bench kv", "baton bench compare " + " ".join(f"--target 'n {n}=baton serve x'" for n in range(9))],
+)
+def test_a_long_command_is_still_one_command(command: str) -> None:
+    lines = command_lines(command)
+    assert all(len(line) <= 115 for line in lines)
+    assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)
+
+
+def test_templates_are_part_of_the_package() -> None:
+    listed = (ROOT / "pyproject.toml").read_text()
+    assert '"report/*.j2"' in listed
+    assert '"publish/*.j2"' in listed
+    assert '"plots/*.mplstyle"' in listed

@@ -76,13 +76,6 @@ async def test_chat_sends_messages_and_its_opening_event_is_no_token() -> None:
     assert result.summary["chunks_per_token"] == 1.0
 
 
-async def test_a_closed_loop_keeps_to_its_concurrency() -> None:
-    settings = dataclasses.replace(SETTINGS, max_concurrency=2)
-    summary = (await run_against(QUICK, settings)).summary
-    assert summary["arrival"]["process"] == "closed loop"
-    assert summary["client"]["max_in_flight"] == 2
-
-
 async def test_a_server_that_comes_late_is_waited_for() -> None:
     async with mock_server(QUICK) as first:
         url = first.url

@@ -5,23 +5,8 @@ from typing import Any
 import pytest
 
 from baton.bench.client.outcome import Failure, Outcome
-from baton.bench.serve.metrics import summarise
+from baton.bench.serve.metrics import summarise, timing_of
 from tests.bench.serve.outcomes import answered, failed
-
-VLLM_NAMES = {
-    "duration",
-    "completed",
-    "failed",
-    "total_input_tokens",
-    "total_output_tokens",
-    "request_throughput",
-    "request_goodput",
-    "output_throughput",
-    "total_token_throughput",
-    "max_output_tokens_per_s",
-    "max_concurrent_requests",
-    *(f"{word}_{name}_ms" for word in ("mean", "median", "std", "p99") for name in ("ttft", "tpot", "itl", "e2el")),
-}
 
 
 def figures(outcomes: list[Outcome], duration_s: float = 10.0, **slo: float) -> dict[str, Any]:
@@ -58,12 +43,6 @@ def test_the_figures_of_three_requests_are_those_added_up_by_hand() -> None:
     assert found["kv_transfer"] is None
 
 
-def test_a_run_has_the_names_of_vllm_and_more_percentiles() -> None:
-    found = summarise([answered([0.1, 0.2])], 1.0, {})
-    assert found.keys() >= VLLM_NAMES
-    assert found.keys() >= {"p50_ttft_ms", "p90_itl_ms", "p95_ttst_ms", "p99_max_itl_ms"}
-
-
 def test_goodput_counts_good_requests_and_attainment_is_of_all_that_were_sent() -> None:
     outcomes = [answered([0.1, 0.2]), answered([0.4, 0.5]), answered([0.1, 0.9]), failed(Failure.STALLED)]
     found = figures(outcomes, ttft=200.0, tpot=150.0)
@@ -82,15 +61,6 @@ def test_failed_requests_are_named_and_in_no_average() -> None:
     assert with_failures["failure_messages"] == ["stream ended without [DONE]: gone", "http error: status 503"]
     different = {name for name, value in without.items() if with_failures[name] != value}
     assert different == {"failed", "failures", "failure_messages"}
-
-
-def test_when_every_request_failed_statistics_are_0_as_in_vllm() -> None:
-    found = figures([failed(Failure.REFUSED_CONNECTION)], ttft=100.0)
-    assert found["completed"] == 0
-    assert found["mean_ttft_ms"] == found["p99_e2el_ms"] == found["max_max_itl_ms"] == 0.0
-    assert found["max_concurrent_requests"] == 0
-    assert found["slo_attainment"] == 0.0
-    assert (found["chunks_per_token"], found["zero_gap_share"]) == (None, None)
 
 
 def test_the_peaks_are_of_the_fullest_second_from_the_first_sending_on() -> None:
@@ -119,3 +89,36 @@ def test_cached_tokens_and_handoffs_are_added_up_where_the_server_tells() -> Non
     assert found["cached_tokens"] == 9
     assert (found["kv_transfer"]["num_handoffs"], found["kv_transfer"]["num_bytes"]) == (2, 400)
     assert found["kv_transfer"]["exposed_ms"] == {"mean": 2.0, "median": 2.0, "p99": 2.98, "max": 3.0}
+
+
+def test_times_of_an_answer_are_what_the_definitions_say() -> None:
+    timing = timing_of(answered([0.2, 0.25, 0.40, 0.45], sent_s=100.0))
+    assert timing.ttft_s == pytest.approx(0.2)
+    assert timing.e2el_s == pytest.approx(0.45)
+    assert timing.tpot_s == pytest.approx(0.25 / 3)
+    assert timing.ttst_s == pytest.approx(0.25)
+    assert timing.gaps_s == pytest.approx((0.05, 0.15, 0.05))
+    assert timing.max_gap_s == pytest.approx(0.15)
+
+
+def test_an_answer_of_one_token_has_neither_tpot_nor_second_token_nor_gap() -> None:
+    timing = timing_of(answered([0.2]))
+    assert (timing.tpot_s, timing.ttst_s, timing.max_gap_s) == (None, None, None)
+    assert timing.ttft_s == timing.e2el_s
+
+
+def test_a_chunk_of_several_tokens_is_one_gap_but_all_its_tokens_count_in_tpot() -> None:
+    timing = timing_of(answered([0.1, 0.5], chunk_tokens=[1, 4]))
+    assert timing.gaps_s == pytest.approx((0.4,))
+    assert timing.tpot_s == pytest.approx(0.1)
+
+
+def test_tpot_uses_the_number_of_tokens_of_usage_where_chunks_do_not_tell() -> None:
+    assert timing_of(answered([0.1, 0.5], num_output=5)).tpot_s == pytest.approx(0.1)
+
+
+def test_events_without_tokens_are_no_arrivals() -> None:
+    timing = timing_of(answered([0.01, 0.2, 0.3, 0.9], chunk_tokens=[0, 1, 1, 0]))
+    assert timing.ttft_s == pytest.approx(0.2)
+    assert timing.e2el_s == pytest.approx(0.3)
+    assert timing.gaps_s == pytest.approx((0.1,))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.bench.client.outcome import Failure
-from baton.bench.serve.result import as_json, prepare_folder, result_path
+from baton.bench.serve.result import as_json, result_path
 from baton.bench.serve.settings import ServeBenchSettings
 from tests.bench.serve.outcomes import answered, failed
 from tests.bench.serve.results import result_of
@@ -53,11 +53,3 @@ def test_lists_have_one_entry_per_request_failed_ones_too() -> None:
 )
 def test_a_file_is_named_as_by_vllm(changes: dict[str, Any], name: str) -> None:
     assert result_path(ServeBenchSettings(**{"save_result": True, **changes}), RESULT) == Path(name)
-
-
-def test_the_folder_is_made_before_there_is_a_result(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "b"
-    prepare_folder(ServeBenchSettings(result_dir=str(folder)))
-    assert not folder.exists()
-    prepare_folder(ServeBenchSettings(result_dir=str(folder), save_result=True))
-    assert folder.is_dir()

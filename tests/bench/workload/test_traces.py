@@ -72,17 +72,6 @@ def test_equal_block_ids_are_equal_prefixes_and_others_are_not(name: str, reques
     assert len(set(found.values())) == len(found) > 5000
 
 
-def test_facts_say_what_was_replayed(tmp_path: Path) -> None:
-    facts = trace("mooncake", num_prompts=300, time_scale=2.0).facts
-    assert facts["path"] == f"bench/traces/{MOONCAKE_SAMPLE}"
-    assert facts["sha256"] == hashlib.sha256((TRACES / MOONCAKE_SAMPLE).read_bytes()).hexdigest()
-    assert (facts["num_rows"], facts["num_rows_used"], facts["num_requests"]) == (2000, 300, 300)
-    assert (facts["length_divisor"], facts["block_tokens"]) == (32, BLOCK)
-    assert facts["time_scale"] == 2.0
-    azure = trace("azure").facts
-    assert (azure["reuse_share"], azure["num_rows_used"], azure["length_divisor"]) == (None, 1000, 32)
-
-
 def test_azure_has_its_lengths_and_its_microseconds() -> None:
     made = trace("azure", num_prompts=2000, length_divisor=1)
     turns = [conversation.turns[0] for conversation in made.conversations]
