@@ -84,6 +84,8 @@ def describe_gaps(outcomes: Sequence[Outcome]) -> str:
         raise RequestFailed("an answer had fewer than three pieces: there are no gaps to compare")
     first_s = [outcome.chunk_s[1] - outcome.chunk_s[0] for outcome in outcomes]
     later_s = [after - before for outcome in outcomes for before, after in pairwise(outcome.chunk_s[1:])]
+    if not median(later_s):
+        raise RequestFailed("most tokens came in one piece with the one before: there are no gaps to compare")
     ttft_s = [outcome.chunk_s[0] - outcome.sent_s for outcome in outcomes]
     exposed_ms = [outcome.usage["kv_transfer"]["exposed_ms"] for outcome in outcomes if "kv_transfer" in outcome.usage]
     lines = f"""{len(outcomes)} requests, one after the other

@@ -101,3 +101,5 @@ def test_the_first_gap_is_held_against_the_others() -> None:
 def test_answers_without_gaps_are_no_measurement() -> None:
     with pytest.raises(RequestFailed, match="fewer than three"):
         describe_gaps([Outcome(0, 0, "", 0.0, chunk_s=[1.0, 2.0])])
+    with pytest.raises(RequestFailed, match="came in one piece"):
+        describe_gaps([stream(0.015, 0.0)])

@@ -190,8 +190,8 @@ class _Reply:
     def _usage(self) -> dict[str, Any]:
         """The tokens of a prompt are ids, or words where it is text."""
         kind, body = self._fault and self._fault.kind, self._record.body
-        texts = [str(message["content"]) for message in body.get("messages", ())] or [body.get("prompt")]
-        num_prompt = len(texts[0]) if isinstance(texts[0], list) else len(" ".join(map(str, texts)).split())
+        prompt = body.get("prompt") or " ".join(str(message["content"]) for message in body["messages"])
+        num_prompt = len(prompt if isinstance(prompt, list) else prompt.split())
         num_prompt += kind is FaultKind.WRONG_PROMPT_USAGE
         num_output = 0 if kind is FaultKind.NO_CHOICES else len(self._due_s)
         num_output += kind is FaultKind.WRONG_COMPLETION_USAGE

@@ -13,5 +13,5 @@ LOAD = ("--vocab-size=1000", "--random-input-len=16", "--random-output-len=4", "
 def mock_target(name: str, *, ttft_ms: float, itl_ms: float, status: int = 0) -> str:
     """`NAME=COMMAND @ URL`. With a status every request is answered by it."""
     port = free_port()
-    words = [str(port), f"{ttft_ms:g}", f"{itl_ms:g}", *filter(None, [status and str(status)])]
+    words = [str(port), f"{ttft_ms:g}", f"{itl_ms:g}", *([str(status)] if status else [])]
     return f"{name}={shlex.join([sys.executable, '-m', 'tests.bench.mock_server', *words])} @ http://127.0.0.1:{port}"
