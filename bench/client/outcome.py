@@ -32,8 +32,8 @@ class Failure(enum.StrEnum):
 class Outcome:
     """One request. Complete when `failure` is None; then `chunk_s` has at least one entry.
 
-    `index` and `turn` say which turn of which conversation it is. `scheduled_s` is when it should have been sent (a
-    later turn: when the answer before it was over), `sent_s` when it was. `chunk_s[i]` is when the i-th event with
+    `index` says which prompt it is. `scheduled_s` is when it should have been sent, `sent_s` when it was.
+    `chunk_s[i]` is when the i-th event with
     choices arrived; `chunk_tokens[i]` how many tokens it carried where the server says so (`token_ids`), else 1; an
     event that only opens an answer (the role of a chat) carries 0. `end_s` is the last of `chunk_s`, or when it failed;
     `closed_s` when the whole answer was over.
@@ -43,7 +43,6 @@ class Outcome:
     """
 
     index: int
-    turn: int
     url: str
     scheduled_s: float
     sent_s: float = 0.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from baton.bench.arguments import parse_alone, require_folder, write_text
-from baton.bench.client.driver import TIMEOUT_S, Prompts, ask, client_runner
+from baton.bench.client.driver import TIMEOUT_S, RandomPrompts, ask, client_runner
 from baton.bench.client.endpoint import probe
 from baton.bench.client.outcome import Outcome
 from baton.bench.documents import KvDocument, ResultFile
@@ -100,9 +100,9 @@ ratio of the medians          {median(first_s) / median(later_s):8.2f}"""
 
 async def _measure_gaps(settings: GapSettings) -> list[Outcome]:
     endpoint = await probe(settings.url, "completions", settings.model, TIMEOUT_S)
-    prompts = Prompts(settings.vocabulary, settings.seed)
+    prompts = RandomPrompts(settings.vocabulary, settings.seed)
     outcomes = []
     for _ in range(1 + settings.requests):
-        outcomes.append(await ask(endpoint, prompts.conversation(settings.prompt_tokens, settings.output_tokens)))
+        outcomes.append(await ask(endpoint, prompts.draw(settings.prompt_tokens, settings.output_tokens)))
         await asyncio.sleep(_PAUSE_S)
     return outcomes

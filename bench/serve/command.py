@@ -74,8 +74,6 @@ def notes_of(summary: dict[str, Any], load: LoadRun, dataset: DatasetSettings) -
         yield f"{num} answers came without usage: their tokens were counted as chunks"
     if summary["failed"]:
         yield f"{summary['failed']} of {num_sent} requests failed and are in no average"
-    if load.num_unsent:
-        yield f"{load.num_unsent} requests were never sent, because the turn before them failed"
 
 
 def run_serve_benchmark(settings: ServeBenchSettings, dataset: DatasetSettings, *, say: Say) -> RunResult:
@@ -95,7 +93,7 @@ async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, comman
     served = endpoints[0].model
     vocabulary = vocabulary_for(settings, served)
     workload = make_workload(dataset, vocabulary)
-    offsets_s, arrival = arrivals_of(settings, dataset, workload.conversations)
+    offsets_s, arrival = arrivals_of(settings, dataset, workload.prompts)
     options = RequestOptions(
         "chat" if settings.backend == CHAT else cast("PromptForm", settings.prompt_form),
         settings.ignore_eos,
@@ -104,19 +102,18 @@ async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, comman
         headers(settings),
         with_timings=settings.breakdown,
     )
-    extra = other_prompts(1 + settings.num_warmups, dataset, workload.conversations, vocabulary)
+    extra = other_prompts(1 + settings.num_warmups, dataset, workload.prompts, vocabulary)
     await get_ready(settings, endpoints, extra, options, ready_at_s, say)
 
-    num_requests = sum(len(conversation.turns) for conversation in workload.conversations)
+    num_requests = len(workload.prompts)
     say(f"sending {num_requests} requests to {served}, {arrival['process']}")
-    plan = LoadPlan(workload.conversations, offsets_s, settings.max_concurrency, settings.timeout_s)
+    plan = LoadPlan(workload.prompts, offsets_s, settings.max_concurrency, settings.timeout_s)
     with tqdm(total=num_requests, disable=settings.disable_tqdm, unit="req") as bar:
         load = await run_load(endpoints, plan, options, lambda _: bar.update())
     figures = summarise(load.outcomes, load.end_s - load.begin_s, parse_slo(settings.goodput))
     summary = {
         **_identity(settings, dataset, served),
         **figures,
-        "num_unsent": load.num_unsent,
         "client": dataclasses.asdict(load.client),
         "breakdown": summarise_breakdowns(load.outcomes),
         "notes": list(notes_of(figures, load, dataset)),

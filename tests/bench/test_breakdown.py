@@ -43,7 +43,6 @@ def answered(index: int = 0, stamps: dict[str, Any] | None = None, **changes: An
     """A complete request of three tokens: token 1 came after 39.5 ms, token 2 after 49.5 ms."""
     outcome = Outcome(
         index=index,
-        turn=0,
         url="http://x",
         scheduled_s=SENT_S,
         sent_s=SENT_S,

@@ -7,9 +7,7 @@ import pytest
 
 from baton.bench.client.driver import LoadPlan, run_load
 from baton.bench.client.endpoint import RequestOptions
-from baton.bench.client.outcome import Failure
-from baton.bench.workload.dataset_settings import Conversation
-from tests.bench.client.rig import PATIENCE_S, Announcing, all_fine, endpoint, load, questions, turn
+from tests.bench.client.rig import PATIENCE_S, Announcing, all_fine, endpoint, load, questions
 from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script
 from tests.bench.mock_server.server import mock_server
 
@@ -47,34 +45,6 @@ async def test_a_limit_holds_requests_back_and_the_delay_is_seen() -> None:
     assert run.client.num_late >= 3
 
 
-async def test_a_turn_waits_for_the_answer_before_it_and_holds_it() -> None:
-    conversation = Conversation((turn(2), turn(3), turn(1)))
-    async with mock_server(Script((Answer(0.01, (0.01,)), Answer(0.01, (0.01,) * 2), Answer(0.01)))) as server:
-        run = await load([server.url], (conversation,))
-        prompts = [record.body["prompt"] for record in server.records]
-    assert all_fine(run.outcomes)
-    asked = [1000, 1001, 1002]
-    assert prompts == [asked, [*asked, 100, 101, *asked], [*asked, 100, 101, *asked, 100, 101, 102, *asked]]
-    assert [outcome.num_prompt_tokens for outcome in run.outcomes] == [3, 8, 14]
-    for earlier, later in pairwise(run.outcomes):
-        assert later.scheduled_s == earlier.closed_s <= later.sent_s
-
-
-async def test_a_conversation_ends_with_its_first_failure() -> None:
-    conversation = Conversation((turn(4), turn(4), turn(4)))
-    broken = Answer(0.0, fault=Fault(FaultKind.HTTP_ERROR))
-    async with mock_server(Script((QUICK, broken, QUICK, QUICK, QUICK))) as server:
-        run = await load([server.url], (conversation, conversation))
-    assert [(outcome.index, outcome.turn, outcome.failure) for outcome in run.outcomes] == [
-        (0, 0, None),
-        (0, 1, Failure.HTTP_ERROR),
-        (1, 0, None),
-        (1, 1, None),
-        (1, 2, None),
-    ]
-    assert run.num_unsent == 1
-
-
 async def test_a_load_that_is_cancelled_leaves_nothing() -> None:
     schedule = Announcing(Script((Answer(0.0, fault=Fault(FaultKind.STALL, 1)),)), 4)
     before = asyncio.all_tasks()
@@ -87,5 +57,5 @@ async def test_a_load_that_is_cancelled_leaves_nothing() -> None:
             await run
         names = {task.get_name() for task in asyncio.all_tasks() - before}
         await server.until_idle(PATIENCE_S)
-    assert not {name for name in names if name.startswith(("conversation", "loop-lag"))}
+    assert not {name for name in names if name.startswith(("request", "loop-lag"))}
     assert [record.left_s is not None for record in server.records] == [True] * 5

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from baton.bench.client.endpoint import History, RequestOptions, probe
-from baton.bench.client.outcome import Outcome
-from baton.bench.workload.dataset_settings import Conversation, Turn
+from baton.bench.client.endpoint import PromptForm, RequestOptions, body_of, probe
+from baton.bench.workload.dataset_settings import Prompt
 from baton.wire.errors import RequestFailed
 from tests.bench.client.raw_server import raw_server
 from tests.bench.client.rig import PATIENCE_S, endpoint
@@ -42,45 +43,32 @@ async def test_a_server_that_answers_otherwise_is_said(answer: bytes, message: s
             await probe(url, "chat", "", 0.05 if not answer else PATIENCE_S)
 
 
-TWO_TURNS = Conversation((Turn((1, 2, 3), "Hello.", 8), Turn((4,), " And?", 6)))
+PROMPT = Prompt((1, 2, 3), "Hello.", 8)
 HERE = endpoint("http://here")
 
 
-def answer(text: str, ids: list[int] | None = None, num_tokens: int = 2) -> Outcome:
-    return Outcome(0, 0, "", 0.0, text=text, output_ids=ids or [], num_output_tokens=num_tokens)
-
-
-def test_ids_are_followed_by_the_ids_of_the_answer() -> None:
-    history = History(TWO_TURNS, HERE, RequestOptions(ignore_eos=True, temperature=0.0))
-    assert history.next_body() == {
+@pytest.mark.parametrize(
+    ("form", "asked"),
+    [
+        ("ids", {"prompt": [1, 2, 3], "max_tokens": 8}),
+        ("text", {"prompt": "Hello.", "max_tokens": 8}),
+        ("chat", {"messages": [{"role": "user", "content": "Hello."}], "max_completion_tokens": 8}),
+    ],
+)
+def test_a_prompt_has_three_forms(form: PromptForm, asked: dict[str, Any]) -> None:
+    assert body_of(PROMPT, HERE, RequestOptions(form, ignore_eos=True, temperature=0.0)) == {
+        **asked,
         "model": "mock",
-        "prompt": [1, 2, 3],
-        "max_tokens": 8,
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": 0.0,
         "ignore_eos": True,
-        "return_token_ids": True,
     }
-    assert (history.num_prompt_tokens, history.num_left) == (3, 1)
-    history.add_answer(answer("ignored", [9, 8]))
-    second = history.next_body()
-    assert (second["prompt"], second["max_tokens"]) == ([1, 2, 3, 9, 8, 4], 6)
-    assert "return_token_ids" not in second  # nothing follows that would need them
-    assert (history.num_prompt_tokens, history.num_left) == (6, 0)
-
-
-def test_text_is_followed_by_the_text_of_the_answer() -> None:
-    history = History(TWO_TURNS, HERE, RequestOptions("text"))
-    assert history.next_body()["prompt"] == "Hello."
-    history.add_answer(answer(" Hi."))
-    assert history.next_body()["prompt"] == "Hello. Hi. And?"
-    assert history.num_prompt_tokens == 3 + 2 + 1
 
 
 def test_only_baton_is_asked_for_timings() -> None:
     options = RequestOptions(with_timings=True)
     baton = endpoint("http://here", is_baton=True)
-    assert "return_timings" not in History(TWO_TURNS, HERE, options).next_body()
-    assert History(TWO_TURNS, baton, options).next_body()["return_timings"] is True
-    assert "return_timings" not in History(TWO_TURNS, baton, RequestOptions()).next_body()
+    assert "return_timings" not in body_of(PROMPT, HERE, options)
+    assert body_of(PROMPT, baton, options)["return_timings"] is True
+    assert "return_timings" not in body_of(PROMPT, baton, RequestOptions())

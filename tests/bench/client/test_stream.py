@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.bench.client import stream
-from baton.bench.client.endpoint import Endpoint, History, RequestOptions
+from baton.bench.client.endpoint import Endpoint, RequestOptions, body_of
 from baton.bench.client.outcome import Failure, Outcome
 from baton.bench.client.stream import AnswerReader, Received, send
 from baton.bench.numbers import median
-from baton.bench.workload.dataset_settings import Conversation
 from tests.bench.client.raw_server import raw_server
-from tests.bench.client.rig import PATIENCE_S, endpoint, turn
+from tests.bench.client.rig import PATIENCE_S, endpoint, prompt
 from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script
 from tests.bench.mock_server.server import mock_server
 
@@ -40,9 +39,9 @@ async def ask(
     options: RequestOptions | None = None,
     timeout_s: float = PATIENCE_S,
 ) -> Outcome:
-    outcome = Outcome(0, 0, there.url, 0.0)
-    history = History(Conversation((turn(num_output_tokens),)), there, options or RequestOptions(ignore_eos=True))
-    await send(session, there, history.next_body(), outcome, timeout_s)
+    outcome = Outcome(0, there.url, 0.0)
+    body = body_of(prompt(num_output_tokens), there, options or RequestOptions(ignore_eos=True))
+    await send(session, there, body, outcome, timeout_s)
     return outcome
 
 
@@ -173,7 +172,7 @@ def event(choice: dict[str, Any] | None = None, **members: Any) -> bytes:
 
 def read(*pieces: bytes, events_at_once: int = 2) -> tuple[Outcome, bool]:
     """Piece i came at second i. Whether [DONE] was seen stands second."""
-    received, outcome = Received(), Outcome(0, 0, "", 0.0)
+    received, outcome = Received(), Outcome(0, "", 0.0)
     for came_s, piece in enumerate(pieces):
         received.add(piece, float(came_s))
     reader = AnswerReader(received, outcome)

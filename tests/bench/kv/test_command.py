@@ -86,7 +86,7 @@ def test_a_single_wrong_byte_and_a_swapped_block_are_found() -> None:
 def stream(first_gap_s: float, gap_s: float, exposed_ms: float | None = None) -> Outcome:
     usage = {} if exposed_ms is None else {"kv_transfer": {"exposed_ms": exposed_ms}}
     came_s = [1.2, 1.2 + first_gap_s, 1.2 + first_gap_s + gap_s]
-    return Outcome(0, 0, "", 1.0, sent_s=1.0, chunk_s=came_s, usage=usage)
+    return Outcome(0, "", 1.0, sent_s=1.0, chunk_s=came_s, usage=usage)
 
 
 def test_the_first_gap_is_held_against_the_others() -> None:
@@ -100,6 +100,6 @@ def test_the_first_gap_is_held_against_the_others() -> None:
 
 def test_answers_without_gaps_are_no_measurement() -> None:
     with pytest.raises(RequestFailed, match="fewer than three"):
-        describe_gaps([Outcome(0, 0, "", 0.0, chunk_s=[1.0, 2.0])])
+        describe_gaps([Outcome(0, "", 0.0, chunk_s=[1.0, 2.0])])
     with pytest.raises(RequestFailed, match="came in one piece"):
         describe_gaps([stream(0.015, 0.0)])

@@ -19,14 +19,11 @@ from baton.wire.errors import InvalidSetting
 
 # fmt: off
 VLLM_FLAGS = {
-    "backend", "base-url", "burstiness", "dataset-name", "dataset-path", "disable-tqdm",
-    "endpoint", "extra-body", "goodput", "header", "host", "ignore-eos", "label", "max-concurrency",
-    "model", "num-prompts", "num-warmups", "port",
-    "prefix-repetition-num-prefixes", "prefix-repetition-output-len", "prefix-repetition-prefix-len",
-    "prefix-repetition-suffix-len", "ramp-up-end-rps", "ramp-up-start-rps", "ramp-up-strategy", "random-input-len",
-    "random-output-len", "random-prefix-len", "random-range-ratio", "ready-check-timeout-sec", "request-rate",
-    "result-dir", "result-filename", "save-detailed", "save-result", "seed", "served-model-name",
-    "sharegpt-output-len", "temperature", "tokenizer",
+    "backend", "base-url", "burstiness", "dataset-name", "dataset-path", "disable-tqdm", "endpoint", "extra-body",
+    "goodput", "header", "host", "ignore-eos", "label", "max-concurrency", "model", "num-prompts", "num-warmups",
+    "port", "ramp-up-end-rps", "ramp-up-start-rps", "ramp-up-strategy", "random-input-len", "random-output-len",
+    "random-prefix-len", "random-range-ratio", "ready-check-timeout-sec", "request-rate", "result-dir",
+    "result-filename", "save-detailed", "save-result", "seed", "served-model-name", "temperature", "tokenizer",
 }
 # fmt: on
 

@@ -8,7 +8,7 @@ from statistics import fmean, pvariance
 import pytest
 
 from baton.bench.serve.arrivals import RampStrategy, from_trace, poisson_or_gamma, ramp
-from baton.bench.workload.dataset_settings import Conversation, Turn
+from baton.bench.workload.dataset_settings import Prompt
 from baton.wire.errors import InvalidSetting
 
 NUM = 3000
@@ -20,8 +20,8 @@ def gaps(arrivals: Sequence[float]) -> list[float]:
     return [arrivals[0], *(after - before for before, after in pairwise(arrivals))]
 
 
-def stamped(*stamps: float | None) -> list[Conversation]:
-    return [Conversation((Turn((1,), "", 1),), stamp) for stamp in stamps]
+def stamped(*stamps: float | None) -> list[Prompt]:
+    return [Prompt((1,), "", 1, stamp) for stamp in stamps]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -28,7 +28,7 @@ def mooncake_rows() -> list[dict[str, Any]]:
 
 
 def prompts(workload: Workload) -> list[tuple[int, ...]]:
-    return [conversation.turns[0].token_ids for conversation in workload.conversations]
+    return [prompt.token_ids for prompt in workload.prompts]
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,12 @@ def test_the_bundled_traces_are_the_published_ones(name: str, sha256: str) -> No
 
 def test_lengths_are_divided_and_rounded_up_in_every_row() -> None:
     rows, made = mooncake_rows(), trace("mooncake", num_prompts=5000)
-    assert len(made.conversations) == len(rows) == 2000
-    for row, conversation in zip(rows, made.conversations, strict=True):
-        turn = conversation.turns[0]
-        assert len(turn.token_ids) == math.ceil(row["input_length"] / 32)
-        assert math.ceil(len(turn.token_ids) / BLOCK) == len(row["hash_ids"])
-        assert turn.num_output_tokens == math.ceil(row["output_length"] / 32)
-        assert conversation.arrival_s == row["timestamp"] / 1000
+    assert len(made.prompts) == len(rows) == 2000
+    for row, prompt in zip(rows, made.prompts, strict=True):
+        assert len(prompt.token_ids) == math.ceil(row["input_length"] / 32)
+        assert math.ceil(len(prompt.token_ids) / BLOCK) == len(row["hash_ids"])
+        assert prompt.num_output_tokens == math.ceil(row["output_length"] / 32)
+        assert prompt.arrival_s == row["timestamp"] / 1000
 
 
 def tokens_of_prefixes(rows: Sequence[dict[str, Any]], made: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
@@ -74,12 +73,11 @@ def test_equal_block_ids_are_equal_prefixes_and_others_are_not(name: str, reques
 
 def test_azure_has_its_lengths_and_its_microseconds() -> None:
     made = trace("azure", num_prompts=2000, length_divisor=1)
-    turns = [conversation.turns[0] for conversation in made.conversations]
     assert made.facts["input_tokens"] == {"mean": 1104.783, "median": 1032.0, "max": 7930, "total": 2_209_565}
-    assert made.facts["output_tokens"]["total"] == sum(turn.num_output_tokens for turn in turns) == 529_807
-    assert made.conversations[0].arrival_s == 0.0
-    assert made.conversations[-1].arrival_s == pytest.approx(424.259457, abs=1e-9)
-    assert len({conversation.arrival_s for conversation in made.conversations}) == 2000
+    assert made.facts["output_tokens"]["total"] == sum(prompt.num_output_tokens for prompt in made.prompts) == 529_807
+    assert made.prompts[0].arrival_s == 0.0
+    assert made.prompts[-1].arrival_s == pytest.approx(424.259457, abs=1e-9)
+    assert len({prompt.arrival_s for prompt in made.prompts}) == 2000
     assert len(set(prompts(made))) == 2000
 
 
