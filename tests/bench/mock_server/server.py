@@ -1,7 +1,7 @@
 """The mock server: answers in OpenAI's format by its schedule and records when it did.
 
 It runs on the event loop of whoever starts it; its stamps are `time.monotonic()`, taken right before a write is handed
-to the socket. Token t of every answer has the id 100 + t and the text " word".
+to the socket. The text of every token is " word".
 
 Invariant: a chunk is written when it is due or later, never before, and its record says when.
 """
@@ -26,7 +26,6 @@ from tests.bench.mock_server.schedule import BREAKS, Answer, Fault, FaultKind, S
 _STALL_S = 3600.0
 _RESETS = struct.pack("ii", 1, 0)
 _EVENTS = {"Content-Type": "text/event-stream; charset=utf-8"}
-_FIRST_TOKEN_ID = 100
 _CHAT_PATH = "/v1/chat/completions"
 
 
@@ -183,8 +182,6 @@ class _Reply:
         finish = "length" if len(self._due_s) >= self._num_asked else "stop"
         choice: dict[str, Any] = {"index": 0, "finish_reason": finish if is_last else None}
         choice |= {"delta": {"content": " word"}} if self._is_chat else {"text": " word"}
-        if self._record.body.get("return_token_ids"):
-            choice["token_ids"] = [_FIRST_TOKEN_ID + place]
         return choice
 
     def _usage(self) -> dict[str, Any]:
