@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "router": ("wire", "runtime", "engine.text", "engine.cache.hashing", "engine.models", "router"),
     "launch": (*ROOMS, "demo.location"),
     "demo": ("demo",),
-    "bench": ("wire", "runtime", "device", "demo", "engine", "kvtransfer", "node", "bench"),
+    "bench": ("wire", "runtime", "device", "demo", "engine", "kvtransfer", "bench"),
 }
 TORCH_FREE = (
     "wire",

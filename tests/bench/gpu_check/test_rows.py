@@ -10,7 +10,6 @@ from baton.bench.gpu_check.rows import (
     exit_status,
     failed_row,
     missing_row,
-    render,
     speed_row,
 )
 
@@ -59,33 +58,3 @@ def test_only_wrong_and_unfinished_rows_end_with_1_unless_it_is_strict(
 ) -> None:
     assert exit_status(rows, strict=False) == status
     assert exit_status(rows, strict=True) == strict_status
-
-
-TABLE = (
-    Row("attention", "bfloat16", Verdict.WRONG, 0.25, "of max", 0.02, note="n" * 300),
-    speed_row("decode step", "8B, batch 1", 4.0, "ms", bound=3.0, target=4.0),
-    missing_row("transfer", "nccl", "one GPU"),
-    failed_row("graphs", "tokens", "did not answer within 30 s"),
-)
-
-
-def test_the_table_says_value_limit_share_target_and_verdict() -> None:
-    lines = render([("speed: how fast", TABLE)]).splitlines()
-    assert "speed: how fast" in lines
-    step = next(line for line in lines if line.startswith("| decode step"))
-    assert [cell.strip() for cell in step.split("|")[1:9]] == [
-        "decode step",
-        "8B, batch 1",
-        "4 ms",
-        "3",
-        "75%",
-        "4",
-        "ok",
-        "",
-    ]
-    wrong = next(line for line in lines if line.startswith("| attention"))
-    assert "0.25 of max" in wrong
-    assert "WRONG" in wrong
-    assert len(wrong) < 260
-    assert next(line for line in lines if "one GPU" in line).startswith("| transfer")
-    assert lines[-1] == "1 WRONG, 1 FAILED, 1 ok, 1 not run"

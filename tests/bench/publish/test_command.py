@@ -81,18 +81,6 @@ def test_a_check_writes_nothing_and_sees_what_is_old(results: Path, capsys: pyte
     assert PAGE in capsys.readouterr().out
 
 
-def test_of_handoffs_only_the_named_sizes_are_in_the_table(tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    results.mkdir()
-    shutil.copy(ROOT / "bench/results/kv-2core.json", results / "kv.json")
-    (results / "contents.yaml").write_text(
-        "sections:\n- {title: Handoffs, file: kv.json, blocks: [512], tables: [kv-0]}\n"
-    )
-    assert run(results) == 0
-    rows = [line for line in (tmp_path / "docs" / PAGE).read_text().splitlines() if line.startswith("| shm")]
-    assert [line.split(" | ")[2] for line in rows] == ["512", "512"]
-
-
 @pytest.mark.parametrize(
     ("entry", "said"),
     [

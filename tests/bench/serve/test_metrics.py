@@ -115,10 +115,3 @@ def test_a_chunk_of_several_tokens_is_one_gap_but_all_its_tokens_count_in_tpot()
 
 def test_tpot_uses_the_number_of_tokens_of_usage_where_chunks_do_not_tell() -> None:
     assert timing_of(answered([0.1, 0.5], num_output=5)).tpot_s == pytest.approx(0.1)
-
-
-def test_events_without_tokens_are_no_arrivals() -> None:
-    timing = timing_of(answered([0.01, 0.2, 0.3, 0.9], chunk_tokens=[0, 1, 1, 0]))
-    assert timing.ttft_s == pytest.approx(0.2)
-    assert timing.e2el_s == pytest.approx(0.3)
-    assert timing.gaps_s == pytest.approx((0.1,))

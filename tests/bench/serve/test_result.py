@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,7 @@ from tests.bench.serve.outcomes import answered, failed
 from tests.bench.serve.results import result_of
 
 RESULT = {"label": "openai", "model_id": "owner/tiny/", "date": "20260102-030405"}
-DETAILS = {"input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors"}
 OUTCOMES = (answered([0.1, 0.25], sent_s=7.0, scheduled_s=6.5), failed(Failure.HTTP_ERROR, "503: busy", sent_s=8.0))
-
-
-def test_details_are_only_there_when_asked_for() -> None:
-    result = result_of(OUTCOMES, breakdown={"num_requests": 1, "requests": [{"index": 0}]})
-    assert not as_json(result, detailed=False).keys() & DETAILS
-    assert as_json(result, detailed=False)["breakdown"] == {"num_requests": 1}
-    detailed = as_json(result, detailed=True)
-    assert detailed.keys() >= DETAILS
-    assert detailed["breakdown"]["requests"] == [{"index": 0}]
-    assert json.loads(json.dumps(detailed)) == detailed
 
 
 def test_lists_have_one_entry_per_request_failed_ones_too() -> None:

@@ -42,10 +42,6 @@ def test_the_last_arrives_exactly_at_the_end_and_none_goes_back(num: int, bursti
     assert list(arrivals) == sorted(arrivals)
 
 
-def test_constant_gaps_are_equal() -> None:
-    assert poisson_or_gamma(4, 2.0, math.inf, seed=0) == pytest.approx((0.5, 1.0, 1.5, 2.0))
-
-
 @pytest.mark.parametrize(
     ("strategy", "rates"), [("linear", [1.0, 4.75, 8.5, 12.25, 16.0]), ("exponential", [1.0, 2.0, 4.0, 8.0, 16.0])]
 )
