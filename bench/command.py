@@ -17,8 +17,7 @@ BENCHMARKS = {
     "serve": "latency, throughput and goodput of an OpenAI-compatible server under load",
     "compare": "the same load in turns on several servers, and the ratios between them",
     "sweep": "the highest rate at which a server keeps its latency goals",
-    "plan": "what goals and nodes would do with a load, computed from the costs of running nodes",
-    "limits": "what this machine can do, and how near Baton comes to it",
+    "limits": "what this machine can do, and how near an engine comes to it",
     "report": "result files as plots, as one HTML page and as tables",
     "kv": "handoffs of KV blocks between two processes, by transport, against memcpy",
     "gpu-check": "everything of the GPU path, checked and measured on one GPU",
@@ -32,7 +31,7 @@ def entry_of(name: str) -> tuple[str, str]:
     return (
         ("baton.bench.kv.command", "main_of_gap")
         if name == "gap"
-        else (f"bench.{name.replace('-', '_')}.command", "main")
+        else (f"baton.bench.{name.replace('-', '_')}.command", "main")
     )
 
 

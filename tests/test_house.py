@@ -49,9 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "router": ("wire", "runtime", "engine.text", "engine.cache.hashing", "engine.models", "router"),
     "launch": (*ROOMS, "demo.location"),
     "demo": ("demo",),
-    "bench.plan": ("wire", "runtime", "engine", "node.lent_cores", "router", "bench"),
-    "bench.scale": ("wire", "runtime", "demo", "engine", "router", "bench"),
-    "bench": ("wire", "runtime", "device", "demo", "engine", "kvtransfer", "node", "bench"),
+    "bench": ("wire", "runtime", "device", "demo", "engine", "kvtransfer", "bench"),
 }
 TORCH_FREE = (
     "wire",
@@ -68,15 +66,14 @@ TORCH_FREE = (
 )
 NEEDS_TORCH = (
     "bench.limits.kernels_alone",
-    "bench.plan.simulated_node",
     "engine.text.convert",
     "kvtransfer.pools.device",
     "kvtransfer.pools.device_checksums",
     "kvtransfer.pools.device_cut",
     "kvtransfer.transports.nccl",
 )
-"""Belongs to `baton.bench.limits.engine_process`; has an engine core, without a model; runs in a child process of its
-own; imported for pools in device memory; imported for `--kv-transport nccl`."""
+"""Belongs to `baton.bench.limits.engine_process`; runs in a child process of its own; imported for pools in device
+memory; imported for `--kv-transport nccl`."""
 OWN_PROCESS_SUFFIX = "_process"
 """A module of bench/ with this ending runs in a process of its own, which may need torch."""
 WALL_CLOCK = {"time.time", "time.time_ns", "time.localtime", "time.gmtime", "datetime.now", "datetime.utcnow"}

@@ -1,12 +1,10 @@
-"""Sends a workload: each conversation at its arrival (open loop), so many at a time (closed loop), or one alone.
+"""Sends a workload: each prompt at its arrival (open loop), so many at a time (closed loop), or one alone.
 
 Owns the tasks and the connections of a run, and says whether the client itself was the bottleneck: its processor time,
-how late its event loop runs, how late it sends. Open loop means that nobody waits for anybody: a slow answer delays the
-next turn of its own conversation and nothing else. `max_concurrency` then holds requests back, and their
-`scheduled_s` stays what it was, so that the wait is seen.
+how late its event loop runs, how late it sends. Open loop means that nobody waits for anybody. `max_concurrency` then
+holds requests back, and their `scheduled_s` stays what it was, so that the wait is seen.
 
-Invariants: one outcome per request that was sent; a conversation stays on its endpoint and ends with its first failure;
-when `run_load` is left, however, no task of it runs and its connections are closed.
+Invariants: one outcome per prompt; when `run_load` is left, however, no task of it runs and its connections are closed.
 """
 
 from __future__ import annotations
@@ -23,10 +21,10 @@ from itertools import accumulate
 import aiohttp
 import numpy as np
 
-from baton.bench.client.endpoint import Endpoint, History, RequestOptions, check_requests
+from baton.bench.client.endpoint import Endpoint, RequestOptions, body_of, check_requests
 from baton.bench.client.outcome import Outcome
 from baton.bench.client.stream import send
-from baton.bench.workload.dataset_settings import Conversation, Turn
+from baton.bench.workload.dataset_settings import Prompt
 from baton.wire.errors import RequestFailed
 
 LATE_S = 0.010
@@ -98,12 +96,12 @@ class SelfCheck:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Conversation i begins `arrivals_s[i]` seconds after the load does; None: closed loop of `max_concurrency`.
+    """Prompt i is sent `arrivals_s[i]` seconds after the load began; None: closed loop of `max_concurrency`.
 
     `timeout_s` is for a whole answer.
     """
 
-    conversations: tuple[Conversation, ...]
+    prompts: tuple[Prompt, ...]
     arrivals_s: tuple[float, ...] | None
     max_concurrency: int | None
     timeout_s: float
@@ -111,27 +109,26 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """Outcomes in order of conversation and turn. `num_unsent`: turns behind a failed one, never asked for."""
+    """Outcomes in the order of the prompts."""
 
     outcomes: list[Outcome]
     begin_s: float
     end_s: float
     client: ClientFigures
-    num_unsent: int = 0
 
 
 async def run_load(
     endpoints: Sequence[Endpoint], plan: LoadPlan, options: RequestOptions, on_done: Callable[[Outcome], object]
 ) -> LoadRun:
     """Send everything and wait for all answers. `on_done` gets each outcome as it ends. Raises `InvalidSetting`."""
-    check_requests(endpoints, plan.conversations, options.prompt_form)
+    check_requests(endpoints, plan.prompts, options.prompt_form)
     async with _connections(options) as session, SelfCheck() as check:
         load = _Load(session, endpoints, plan, options, on_done)
         begin_s = time.monotonic()
         await load.run(begin_s)
         end_s = time.monotonic()
-        outcomes = sorted(load.outcomes, key=lambda outcome: (outcome.index, outcome.turn))
-        return LoadRun(outcomes, begin_s, end_s, check.figures(outcomes), load.num_unsent)
+        outcomes = sorted(load.outcomes, key=lambda outcome: outcome.index)
+        return LoadRun(outcomes, begin_s, end_s, check.figures(outcomes))
 
 
 def _connections(options: RequestOptions) -> aiohttp.ClientSession:
@@ -161,11 +158,10 @@ class _Load:
         self._on_done = on_done
         self._room = asyncio.Semaphore(plan.max_concurrency) if plan.max_concurrency else contextlib.nullcontext()
         self.outcomes: list[Outcome] = []
-        self.num_unsent = 0
 
     async def run(self, begin_s: float) -> None:
-        """Begin each conversation when it is due, whatever the others do; in a closed loop when one has ended."""
-        num, arrivals_s = len(self._plan.conversations), self._plan.arrivals_s
+        """Send each prompt when it is due, whatever the others do; in a closed loop when one is answered."""
+        num, arrivals_s = len(self._plan.prompts), self._plan.arrivals_s
         free = asyncio.Semaphore(self._plan.max_concurrency or 1)
         async with asyncio.TaskGroup() as tasks:
             for index in range(num) if arrivals_s is None else sorted(range(num), key=arrivals_s.__getitem__):
@@ -173,38 +169,27 @@ class _Load:
                     await free.acquire()
                 scheduled_s = time.monotonic() if arrivals_s is None else begin_s + arrivals_s[index]
                 await sleep_until(scheduled_s)
-                task = tasks.create_task(self._converse(index, scheduled_s), name=f"conversation-{index}")
+                task = tasks.create_task(self._ask(index, scheduled_s), name=f"request-{index}")
                 task.add_done_callback(lambda _: free.release())
 
-    async def _converse(self, index: int, scheduled_s: float) -> None:
-        endpoint = self._endpoints[index % len(self._endpoints)]
-        history = History(self._plan.conversations[index], endpoint, self._options)
-        turn = 0
-        while history.num_left:
-            outcome = Outcome(index, turn, endpoint.url, scheduled_s)
-            async with self._room:
-                body = history.next_body()
-                outcome.num_prompt_tokens = history.num_prompt_tokens
-                await send(self._session, endpoint, body, outcome, self._plan.timeout_s)
-            self.outcomes.append(outcome)
-            self._on_done(outcome)
-            if outcome.failure is not None:
-                self.num_unsent += history.num_left
-                return
-            history.add_answer(outcome)
-            scheduled_s = outcome.closed_s
-            turn += 1
+    async def _ask(self, index: int, scheduled_s: float) -> None:
+        endpoint, prompt = self._endpoints[index % len(self._endpoints)], self._plan.prompts[index]
+        outcome = Outcome(index, endpoint.url, scheduled_s, num_prompt_tokens=len(prompt.token_ids))
+        async with self._room:
+            await send(self._session, endpoint, body_of(prompt, endpoint, self._options), outcome, self._plan.timeout_s)
+        self.outcomes.append(outcome)
+        self._on_done(outcome)
 
 
-class Prompts:
+class RandomPrompts:
     """Draws prompts of random ids: no prefix cache knows any of them."""
 
     def __init__(self, vocab_size: int, seed: int) -> None:
         self._ids = range(_FIRST_ID, vocab_size)
         self._chance = random.Random(seed)
 
-    def conversation(self, num_tokens: int, num_output_tokens: int) -> Conversation:
-        return Conversation((Turn(tuple(self._chance.choices(self._ids, k=num_tokens)), "", num_output_tokens),))
+    def draw(self, num_tokens: int, num_output_tokens: int) -> Prompt:
+        return Prompt(tuple(self._chance.choices(self._ids, k=num_tokens)), "", num_output_tokens)
 
 
 def client_runner() -> asyncio.Runner:
@@ -216,9 +201,9 @@ def client_runner() -> asyncio.Runner:
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
-async def ask(endpoint: Endpoint, conversation: Conversation) -> Outcome:
+async def ask(endpoint: Endpoint, prompt: Prompt) -> Outcome:
     """One request, alone. Raises `RequestFailed` when it is not answered as it should be."""
-    plan = LoadPlan((conversation,), None, 1, TIMEOUT_S)
+    plan = LoadPlan((prompt,), None, 1, TIMEOUT_S)
     outcome = (await run_load([endpoint], plan, OPTIONS, lambda _: None)).outcomes[0]
     require_answer(outcome)
     return outcome

@@ -1,23 +1,18 @@
 """Where requests go and what is sent: an OpenAI-compatible server, asked for its models, and the body of each request.
 
-Owns the three forms of a prompt (token ids, text, messages) and how a conversation grows with the answers so far. Sends
-no load.
-
-Invariant: the prompt of turn k + 1 begins with the whole prompt of turn k and its answer.
+Owns the three forms of a prompt: token ids, text, messages. Sends no load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from baton.bench.client.outcome import Outcome
-from baton.bench.workload.dataset_settings import Conversation, Turn
+from baton.bench.workload.dataset_settings import Prompt
 from baton.wire.errors import InvalidSetting, RequestFailed
 
 Kind: TypeAlias = Literal["completions", "chat"]
@@ -94,75 +89,25 @@ class RequestOptions:
     with_timings: bool = False
 
 
-def check_requests(endpoints: Sequence[Endpoint], conversations: Sequence[Conversation], form: PromptForm) -> None:
-    """Raise `InvalidSetting` when an endpoint does not take this form of prompt, or a turn has none in it."""
+def check_requests(endpoints: Sequence[Endpoint], prompts: Sequence[Prompt], form: PromptForm) -> None:
+    """Raise `InvalidSetting` when an endpoint does not take this form of prompt, or a prompt has nothing in it."""
     for endpoint in endpoints:
         if (endpoint.kind == "chat") != (form == "chat"):
             raise InvalidSetting(f"{endpoint.url} takes no prompts in the form {form!r}")
-    for index, conversation in enumerate(conversations):
-        for turn in conversation.turns:
-            if not (turn.token_ids if form == "ids" else turn.text):
-                raise InvalidSetting(
-                    f"conversation {index} has no {form} to send: it needs a tokenizer or longer turns"
-                )
+    for index, prompt in enumerate(prompts):
+        if not (prompt.token_ids if form == "ids" else prompt.text):
+            raise InvalidSetting(f"prompt {index} has no {form} to send: it needs a tokenizer or a larger length")
 
 
-class History:
-    """One conversation as far as it has got."""
-
-    def __init__(self, conversation: Conversation, endpoint: Endpoint, options: RequestOptions) -> None:
-        self._turns = conversation.turns
-        self._endpoint = endpoint
-        self._options = options
-        self._num_asked = 0
-        self._ids: list[int] = []
-        self._text = ""
-        self._messages: list[dict[str, str]] = []
-        self.num_prompt_tokens = 0
-
-    @property
-    def num_left(self) -> int:
-        return len(self._turns) - self._num_asked
-
-    def next_body(self) -> dict[str, Any]:
-        """The body of the next turn's request. `num_prompt_tokens` is then its length, as far as known."""
-        turn = self._turns[self._num_asked]
-        self._num_asked += 1
-        self.num_prompt_tokens += len(turn.token_ids)
-        options = self._options
-        body = {"model": self._endpoint.model, **self._prompt(turn), "stream": True}
-        body |= {"stream_options": {"include_usage": True}}
-        body |= {} if options.temperature is None else {"temperature": options.temperature}
-        flags = {
-            "ignore_eos": options.ignore_eos,
-            "return_token_ids": options.prompt_form == "ids" and self.num_left > 0,
-            "return_timings": options.with_timings and self._endpoint.is_baton,
-        }
-        return body | {name: True for name, is_asked in flags.items() if is_asked} | options.extra_body
-
-    def add_answer(self, outcome: Outcome) -> None:
-        """Put the answer of the last request behind its prompt.
-
-        Where the server does not tell the ids of its tokens, ids of the turn before stand for them: the length is right
-        then, but a prefix cache finds no answers.
-        """
-        form = self._options.prompt_form
-        if form == "ids":
-            filler = islice(cycle(self._turns[self._num_asked - 1].token_ids), outcome.num_output_tokens)
-            self._ids.extend(outcome.output_ids or filler)
-        elif form == "text":
-            self._text += outcome.text
-        else:
-            self._messages.append({"role": "assistant", "content": outcome.text})
-        self.num_prompt_tokens += outcome.num_output_tokens
-
-    def _prompt(self, turn: Turn) -> dict[str, Any]:
-        form = self._options.prompt_form
-        if form == "chat":
-            self._messages.append({"role": "user", "content": turn.text})
-            return {"messages": list(self._messages), "max_completion_tokens": turn.num_output_tokens}
-        if form == "text":
-            self._text += turn.text
-            return {"prompt": self._text, "max_tokens": turn.num_output_tokens}
-        self._ids.extend(turn.token_ids)
-        return {"prompt": list(self._ids), "max_tokens": turn.num_output_tokens}
+def body_of(prompt: Prompt, endpoint: Endpoint, options: RequestOptions) -> dict[str, Any]:
+    """The body of a prompt's request."""
+    if options.prompt_form == "chat":
+        messages = [{"role": "user", "content": prompt.text}]
+        asked: dict[str, Any] = {"messages": messages, "max_completion_tokens": prompt.num_output_tokens}
+    else:
+        sent = list(prompt.token_ids) if options.prompt_form == "ids" else prompt.text
+        asked = {"prompt": sent, "max_tokens": prompt.num_output_tokens}
+    body = {"model": endpoint.model, **asked, "stream": True, "stream_options": {"include_usage": True}}
+    body |= {} if options.temperature is None else {"temperature": options.temperature}
+    flags = {"ignore_eos": options.ignore_eos, "return_timings": options.with_timings and endpoint.is_baton}
+    return body | {name: True for name, is_asked in flags.items() if is_asked} | options.extra_body

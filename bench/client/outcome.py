@@ -32,10 +32,9 @@ class Failure(enum.StrEnum):
 class Outcome:
     """One request. Complete when `failure` is None; then `chunk_s` has at least one entry.
 
-    `index` and `turn` say which turn of which conversation it is. `scheduled_s` is when it should have been sent (a
-    later turn: when the answer before it was over), `sent_s` when it was. `chunk_s[i]` is when the i-th event with
-    choices arrived; `chunk_tokens[i]` how many tokens it carried where the server says so (`token_ids`), else 1; an
-    event that only opens an answer (the role of a chat) carries 0. `end_s` is the last of `chunk_s`, or when it failed;
+    `index` says which prompt it is. `scheduled_s` is when it should have been sent, `sent_s` when it was.
+    `chunk_s[i]` is when the i-th event with choices arrived; `chunk_tokens[i]` is 1, or 0 where the event only opens an
+    answer (the role of a chat). `end_s` is the last of `chunk_s`, or when it failed;
     `closed_s` when the whole answer was over.
     `num_prompt_tokens` is what was sent, as far as known; `num_output_tokens` what came: as the server counted, else
     the sum of `chunk_tokens`. `usage` is what the server reported (its last `usage` object), {} when it did not.
@@ -43,7 +42,6 @@ class Outcome:
     """
 
     index: int
-    turn: int
     url: str
     scheduled_s: float
     sent_s: float = 0.0
@@ -53,8 +51,6 @@ class Outcome:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     text: str = ""
-    output_ids: list[int] = field(default_factory=list)
-    finish_reason: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
     status: int = 0
     failure: Failure | None = None

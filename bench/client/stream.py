@@ -72,67 +72,53 @@ class Received:
                 yield self.came_s[bisect_left(ends, end)], data, end < len(body)
 
 
-class AnswerReader:
-    """Fills an outcome with what the events of a body say, up to [DONE], the first failure, or their end."""
-
-    def __init__(self, received: Received, outcome: Outcome) -> None:
-        self._events = received.events()
-        self._outcome = outcome
-        self._texts: list[str] = []
-        self.is_done = False
-
-    def read(self, num_events: int) -> Iterator[None]:
-        """Read everything, with a pause after each `num_events`."""
-        for number, (came_s, data, is_whole) in enumerate(self._events, 1):
-            if data == _DONE:
-                self.is_done = True
+async def read_answer(received: Received, outcome: Outcome) -> bool:
+    """Fill `outcome` with what the events of a body say, up to [DONE], the first failure, or their end; whether [DONE]
+    came. Others have their turn every few events."""
+    texts: list[str] = []
+    is_done = False
+    for number, (came_s, data, is_whole) in enumerate(received.events(), 1):
+        if data == _DONE:
+            is_done = True
+            break
+        try:
+            problem = _take(json.loads(data), came_s, outcome, texts)
+        except (ValueError, RecursionError):
+            if not is_whole:
                 break
-            try:
-                problem = self._take(json.loads(data), came_s)
-            except (ValueError, RecursionError):
-                if not is_whole:
-                    break
-                problem = Failure.BAD_STREAM, f"an event is not JSON: {data[:_SHOWN].decode(errors='replace')}"
-            if problem is not None:
-                self._outcome.failure, self._outcome.message = problem
-                break
-            if number % num_events == 0:
-                yield
-        self._outcome.text = "".join(self._texts)
+            problem = Failure.BAD_STREAM, f"an event is not JSON: {data[:_SHOWN].decode(errors='replace')}"
+        if problem is not None:
+            outcome.failure, outcome.message = problem
+            break
+        if number % _EVENTS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    outcome.text = "".join(texts)
+    return is_done
 
-    def _take(self, event: Any, came_s: float) -> Problem | None:
-        if not isinstance(event, dict):
-            return Failure.BAD_STREAM, f"an event is no object: {str(event)[:_SHOWN]}"
-        if event.get("error") or event.get("object") == "error":
-            return Failure.ERROR_EVENT, _sentence(event)
-        usage, choices = event.get("usage"), event.get("choices")
-        if isinstance(usage, dict):
-            self._outcome.usage = usage
-        if not choices:
-            return None
-        choice = choices[0] if isinstance(choices, list) else None
-        if not isinstance(choice, dict):
-            return Failure.BAD_STREAM, f"an event has unknown choices: {str(choices)[:_SHOWN]}"
-        return self._take_choice(choice, came_s)
 
-    def _take_choice(self, choice: dict[str, Any], came_s: float) -> Problem | None:
-        """A choice of a chat has its text in `delta`, one of a completion has it itself."""
-        delta = choice.get("delta")
-        text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
-        token_ids = choice.get("token_ids")
-        if not isinstance(text, str | None) or not _are_ids(token_ids):
-            return Failure.BAD_STREAM, f"a choice has unknown members: {str(choice)[:_SHOWN]}"
-        outcome = self._outcome
-        self._texts.append(text or "")
-        outcome.finish_reason = str(choice.get("finish_reason") or outcome.finish_reason)
-        outcome.chunk_s.append(came_s)
-        if token_ids is not None:
-            outcome.chunk_tokens.append(len(token_ids))
-            outcome.output_ids.extend(token_ids)
-        else:
-            carries_one = not outcome.output_ids and (bool(text) or not _only_opens(choice))
-            outcome.chunk_tokens.append(int(carries_one))
+def _take(event: Any, came_s: float, outcome: Outcome, texts: list[str]) -> Problem | None:
+    """A choice of a chat has its text in `delta`, one of a completion has it itself."""
+    if not isinstance(event, dict):
+        return Failure.BAD_STREAM, f"an event is no object: {str(event)[:_SHOWN]}"
+    if event.get("error") or event.get("object") == "error":
+        return Failure.ERROR_EVENT, _sentence(event)
+    usage, choices = event.get("usage"), event.get("choices")
+    if isinstance(usage, dict):
+        outcome.usage = usage
+    if not choices:
         return None
+    choice = choices[0] if isinstance(choices, list) else None
+    if not isinstance(choice, dict):
+        return Failure.BAD_STREAM, f"an event has unknown choices: {str(choices)[:_SHOWN]}"
+    delta = choice.get("delta")
+    text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+    if not isinstance(text, str | None):
+        return Failure.BAD_STREAM, f"a choice has unknown members: {str(choice)[:_SHOWN]}"
+    texts.append(text or "")
+    outcome.chunk_s.append(came_s)
+    opens = isinstance(delta, dict) and "role" in delta and not choice.get("finish_reason")
+    outcome.chunk_tokens.append(int(bool(text) or not opens))
+    return None
 
 
 def find_problem(outcome: Outcome, body: Mapping[str, Any]) -> Problem | None:
@@ -142,8 +128,6 @@ def find_problem(outcome: Outcome, body: Mapping[str, Any]) -> Problem | None:
         return Failure.NO_TOKENS, f"{len(outcome.chunk_s)} events with choices, none with a token"
     num_asked, prompt = body.get("max_tokens", body.get("max_completion_tokens")), body.get("prompt")
     if num_completion is not None:
-        if outcome.output_ids and num_completion != len(outcome.output_ids):
-            return Failure.WRONG_USAGE, f"{num_completion} completion tokens, but {len(outcome.output_ids)} came"
         has_other_end = body.get("stop") or body.get("stop_token_ids") or not body.get("ignore_eos")
         if not has_other_end and num_completion != num_asked:
             return Failure.WRONG_USAGE, f"{num_completion} completion tokens, but {num_asked} were to come"
@@ -167,17 +151,6 @@ def _sentence(found: Any) -> str:
     return str(found)[:_SHOWN]
 
 
-def _are_ids(token_ids: Any) -> bool:
-    return token_ids is None or (isinstance(token_ids, list) and all(type(item) is int for item in token_ids))
-
-
-def _only_opens(choice: dict[str, Any]) -> bool:
-    """Whether a choice without text or ids stands for no token: a chat's role, or the ids of the prompt."""
-    delta = choice.get("delta")
-    has_opening = "prompt_token_ids" in choice or (isinstance(delta, dict) and "role" in delta)
-    return has_opening and not choice.get("finish_reason")
-
-
 async def send(
     session: aiohttp.ClientSession, endpoint: Endpoint, body: Mapping[str, Any], outcome: Outcome, timeout_s: float
 ) -> None:
@@ -190,10 +163,7 @@ async def send(
     outcome.sent_s = time.monotonic()
     problem = await _exchange(session, endpoint.url, payload, outcome, received, timeout_s)
     outcome.closed_s = time.monotonic()
-    reader = AnswerReader(received, outcome)
-    for _ in reader.read(_EVENTS_AT_ONCE):
-        await asyncio.sleep(0)
-    if reader.is_done:
+    if await read_answer(received, outcome):
         problem = find_problem(outcome, body)
     elif problem is None:
         problem = _without_done(received, outcome)

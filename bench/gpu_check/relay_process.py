@@ -14,13 +14,15 @@ from pathlib import Path
 import torch
 
 from baton.bench.breakdown import TTST_PARTS, breakdown_of
-from baton.bench.client.driver import Prompts, ask, client_runner
+from baton.bench.client.driver import TIMEOUT_S, RandomPrompts, ask, client_runner
+from baton.bench.client.endpoint import probe
 from baton.bench.client.outcome import Outcome
 from baton.bench.gpu_check.rows import Row, missing_row, speed_row
 from baton.bench.gpu_check.setup_process import BLOCK_SIZE, Setup, block_bytes, config_of, gb_per_s, write_model
 from baton.bench.kv.measure import NodePair, node_pair
-from baton.bench.limits.served import baton_served
 from baton.bench.numbers import median
+from baton.bench.targets.process import RunningTarget
+from baton.bench.targets.spec import Target
 from baton.kvtransfer.integrity import DOT64, XXH3
 from baton.wire.errors import RequestFailed
 
@@ -75,15 +77,16 @@ def exposed_rows(setup: Setup, _: str) -> Iterator[Row]:
     flags = ["--load-format", "dummy", "--max-model-len", str(num_tokens + 64), "--max-num-seqs", "4"]
     flags += ["--num-blocks", str(4 * -(-(num_tokens + 64) // BLOCK_SIZE)), "--local-prefill-tokens", "0"]
     with tempfile.TemporaryDirectory(prefix="baton-gpu-check-") as folder:
-        flags = [str(write_model(Path(folder), model)), "--device", setup.device, *flags]
+        served = ("baton", "serve", str(write_model(Path(folder), model)), "--device", setup.device, *flags)
+        target = Target("baton", "", served)
         with (
             client_runner() as runner,
-            baton_served(runner, *flags, ready_s=_READY_S, patience_s=_PATIENCE_S) as endpoint,
+            RunningTarget(target, _READY_S, say=lambda _: None, patience_s=_PATIENCE_S) as running,
         ):
-            prompts = Prompts(config_of(model)["vocab_size"] - 8, 0)
+            endpoint = runner.run(probe(running.url, "completions", "", TIMEOUT_S))
+            prompts = RandomPrompts(config_of(model)["vocab_size"] - 8, 0)
             outcomes = [
-                runner.run(ask(endpoint, prompts.conversation(num_tokens, _NUM_OUTPUT_TOKENS)))
-                for _ in range(1 + num_rounds)
+                runner.run(ask(endpoint, prompts.draw(num_tokens, _NUM_OUTPUT_TOKENS))) for _ in range(1 + num_rounds)
             ]
     yield from rows_of_answers(f"{setup.label('8B')}, {num_tokens} tokens", outcomes[1:])
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from baton.bench.arguments import parse_alone, require_folder, write_text
-from baton.bench.client.driver import TIMEOUT_S, Prompts, ask, client_runner
+from baton.bench.client.driver import TIMEOUT_S, RandomPrompts, ask, client_runner
 from baton.bench.client.endpoint import probe
 from baton.bench.client.outcome import Outcome
 from baton.bench.documents import KvDocument, ResultFile
@@ -84,6 +84,8 @@ def describe_gaps(outcomes: Sequence[Outcome]) -> str:
         raise RequestFailed("an answer had fewer than three pieces: there are no gaps to compare")
     first_s = [outcome.chunk_s[1] - outcome.chunk_s[0] for outcome in outcomes]
     later_s = [after - before for outcome in outcomes for before, after in pairwise(outcome.chunk_s[1:])]
+    if not median(later_s):
+        raise RequestFailed("most tokens came in one piece with the one before: there are no gaps to compare")
     ttft_s = [outcome.chunk_s[0] - outcome.sent_s for outcome in outcomes]
     exposed_ms = [outcome.usage["kv_transfer"]["exposed_ms"] for outcome in outcomes if "kv_transfer" in outcome.usage]
     lines = f"""{len(outcomes)} requests, one after the other
@@ -98,9 +100,9 @@ ratio of the medians          {median(first_s) / median(later_s):8.2f}"""
 
 async def _measure_gaps(settings: GapSettings) -> list[Outcome]:
     endpoint = await probe(settings.url, "completions", settings.model, TIMEOUT_S)
-    prompts = Prompts(settings.vocabulary, settings.seed)
+    prompts = RandomPrompts(settings.vocabulary, settings.seed)
     outcomes = []
     for _ in range(1 + settings.requests):
-        outcomes.append(await ask(endpoint, prompts.conversation(settings.prompt_tokens, settings.output_tokens)))
+        outcomes.append(await ask(endpoint, prompts.draw(settings.prompt_tokens, settings.output_tokens)))
         await asyncio.sleep(_PAUSE_S)
     return outcomes

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton.bench.arguments import cores_in, names_in, numbers_in
-from baton.bench.numbers import NOISY_SPREAD, median, paired_ratio, percentile, spread
+from baton.bench.numbers import NOISY_SPREAD, median, paired_ratio, spread
 from baton.runtime.ranges import COUNT, THREADS, Range
 from baton.runtime.settings import setting
 
@@ -22,12 +22,7 @@ STEP_NAMES = ("decode_bw_ratio", "attn_ratio", "attn_kernel_ratio")
 """Ratios that are measured for each batch size and context."""
 KERNEL_NAMES = ("attn_kernel_ratio", "linear_bw_ratio", "linear_flop_ratio")
 """Those of Baton's CPU kernels alone; nothing where torch computes."""
-ENGINE_NAMES = (*CEILING_NAMES, *STEP_NAMES, "prefill_flop_ratio", "linear_bw_ratio", "linear_flop_ratio")
-"""Ceilings and ratios that are measured in one process with an engine."""
-HANDOFF_NAMES, KV_NAMES = ("exposed_ratio", "handover_us"), ("kv_bw_ratio", "kv_overhead_us")
-ROUTER_NAMES = ("router_us_per_token", "router_events_per_cpu_s")
-SYSTEM_NAMES = ("zmq_round_trip", *KV_NAMES, *HANDOFF_NAMES, *ROUTER_NAMES, "itl_isolation")
-"""Those that need several processes: nodes, a router, clients."""
+NAMES = (*CEILING_NAMES, *STEP_NAMES, "prefill_flop_ratio", "linear_bw_ratio", "linear_flop_ratio")
 _QUICK_ROUNDS = 2
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _MIN_BUFFER_BYTES, _MAX_BUFFER_BYTES, _QUICK_BUFFER_BYTES = 2**27, 2**31, 2**22
@@ -39,16 +34,6 @@ MEANINGS = {
     "linear_bw_ratio": "The same for Baton's products of a layer and the head, for few rows: bytes of weights.",
     "linear_flop_ratio": "The rate of Baton's products of a layer over that of oneDNN's, for more rows.",
     "prefill_flop_ratio": "The share of the rate of bare matrix products at which a prompt is computed.",
-    "kv_bw_ratio": "The rate of a whole handoff, bookkeeping included, over that of copying as many bytes.",
-    "kv_overhead_us": "What a handoff takes beyond copying its bytes.",
-    "exposed_ratio": "The share of a transfer that is left to wait for when the prompt is computed.",
-    "handover_us": "From the moment the prefill node samples token 1 to the moment the client has it.",
-    "router_us_per_token": "What each streamed token takes longer through the router than straight from its source.",
-    "router_ttft_us": "What the first token takes longer through the router than straight from its source.",
-    "router_cpu_s_per_1000_tokens": "Processor time of the router for 1000 streamed tokens.",
-    "router_events_per_cpu_s": "Server-sent events, one for each token, that the router sends per second of its CPU.",
-    "router_core_share": "The share of one core that the router uses while it sends so many events.",
-    "itl_isolation": "How much longer the slowest gaps between tokens get when prompts are computed beside them.",
 }
 """One sentence a ratio."""
 
@@ -97,33 +82,14 @@ def ceiling_of(name: str, samples: Sequence[float], unit: str, note: str = "") -
     return Ceiling(name, median(samples), unit, spread(samples), note)
 
 
-def range_of(name: str, case: str, values: Sequence[float], unit: str, goal: str, note: str) -> Ratio:
-    return Ratio(name, case, median(values), min(values), max(values), unit, goal, note=note)
-
-
 def ratio_of(
     name: str, case: str, subject: Sequence[float], ceiling: Sequence[float], *, goal: str = "", note: str = ""
 ) -> Ratio:
     """Of values measured in turns, as many of each; noisy when the ceiling spreads by more than `NOISY_SPREAD`."""
     pairs = paired_ratio(subject, ceiling)
     noisy = spread(ceiling) > NOISY_SPREAD
-    note = _joined(note, f"the ceiling spread by {spread(ceiling):.0%}" if noisy else "")
+    note = ", ".join(filter(None, (note, f"the ceiling spread by {spread(ceiling):.0%}" if noisy else "")))
     return Ratio(name, case, pairs.of_medians, pairs.low, pairs.high, "", goal, noisy, note)
-
-
-def difference_of(
-    name: str, case: str, subject: Sequence[float], yardstick: Sequence[float], *, unit: str, note: str = ""
-) -> Ratio:
-    """How much longer the subject takes, of values measured in turns, as many of each.
-
-    Noisy when the yardstick spreads by more than `NOISY_SPREAD`, unless that is little beside the difference itself.
-    """
-    pairs = [longer - shorter for longer, shorter in zip(subject, yardstick, strict=True)]
-    value = median(subject) - median(yardstick)
-    moved = percentile(yardstick, 90) - percentile(yardstick, 10)
-    noisy = moved > NOISY_SPREAD * max(median(yardstick), abs(value))
-    note = _joined(note, f"the yardstick moved by {moved:.3g} {unit}" if noisy else "")
-    return Ratio(name, case, value, min(pairs), max(pairs), unit, "0", noisy, note)
 
 
 def in_turns(
@@ -132,10 +98,6 @@ def in_turns(
     """`num_rounds` values of both, one first and then the other; a pair before them warms up and is forgotten."""
     pairs = [(ceiling(), subject()) for _ in range(1 + num_rounds)][1:]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-
-
-def _joined(*notes: str) -> str:
-    return ", ".join(filter(None, notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +110,7 @@ class LimitsSettings:
     threads: int = setting(
         0, "compute threads of an engine; 0: what `baton serve` gives one of two nodes", allowed=THREADS
     )
-    cores: str = setting("", "cores to use: the first node's come first, then the second's; empty: all")
+    cores: str = setting("", "cores to use, the engine's first; empty: all")
     batches: str = setting("1,8,16", "requests that decode together")
     contexts: str = setting("512,1024", "tokens in front of the token that is decoded")
     prompt_tokens: int = setting(512, "length of the prompts of prefill_flop_ratio", allowed=COUNT)
@@ -177,9 +139,8 @@ class LimitsSettings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        every = (*ENGINE_NAMES, *SYSTEM_NAMES)
-        chosen = names_in(self.only, "--only", every)
-        return tuple(name for name in every if not chosen or name in chosen)
+        chosen = names_in(self.only, "--only", NAMES)
+        return tuple(name for name in NAMES if not chosen or name in chosen)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

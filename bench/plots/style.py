@@ -20,16 +20,9 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 10.0, 4.8
 INK, SOFT, PAPER, REFERENCE = "#24292f", "#7d8590", "#ffffff", "#b3261e"
-ON_COLOR = "#fffffe"
-"""Text on a colour of the palette: not the paper, so that each has a dark counterpart of its own."""
+ON_COLOR = PAPER
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d3b", "#666a70", "#b7bcc3")
 
-_LIGHT = (INK, SOFT, REFERENCE, ON_COLOR, *PALETTE)
-_DARK = (
-    *("#e6edf3", "#8d96a0", "#ff8a80", "#0b1016"),
-    *("#4aa8e0", "#ff8a3d", "#35c79a", "#e39cc4", "#f2b632", "#8ccdf2", "#c9a86a", "#8b9097", "#c9ced4"),
-)
-"""What each of `_LIGHT` is on a dark page."""
 _NUM_LOOKS = 8
 _MARKERS = "osD^vPX*"
 _DASHES: tuple[Any, ...] = ("-", "--", (0, (5, 1.5, 1, 1.5)), ":", "-", "--", "-.", ":")
@@ -84,15 +77,9 @@ def as_png(figure: Figure) -> bytes:
 
 
 def as_svg(figure: Figure) -> str:
-    """The figure without a background; its colours follow the reader's light or dark mode."""
+    """The figure on white, as an element of a page."""
     stream = io.StringIO()
     with styled():
-        figure.savefig(stream, format="svg", dpi=110, transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(stream, format="svg", dpi=110, metadata={"Date": None, "Creator": None})
     text = stream.getvalue()
-    text = text[text.index("<svg") :]
-    names = {color: f"--c{number}" for number, color in enumerate(_LIGHT)}
-    text = re.sub("|".join(names), lambda found: f"var({names[found.group()]})", text)
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    light, dark = (";".join(map("{}:{}".format, names.values(), colors)) for colors in (_LIGHT, _DARK))
-    rules = f"<style>:root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
-    return re.sub(r"(<svg[^>]*>)", lambda found: found.group() + rules, text, count=1)
+    return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)

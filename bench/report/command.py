@@ -14,7 +14,7 @@ import jinja2
 
 from baton.bench.arguments import write_file
 from baton.bench.documents import load_result
-from baton.bench.plots.style import PALETTE, as_png, as_svg
+from baton.bench.plots.style import as_png, as_svg
 from baton.bench.report.document import Section
 from baton.bench.report.sections import section_of
 from baton.runtime.command_line import CommandParser
@@ -35,7 +35,7 @@ def page_of(title: str, sections: Sequence[Section]) -> str:
     environment = templates(Path(__file__).parent, is_html=True)
     environment.filters["as_svg"] = lambda picture: as_svg(picture.draw()).encode()
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
-    return environment.get_template("page.html.j2").render(title=title, sections=sections, palette=PALETTE)
+    return environment.get_template("page.html.j2").render(title=title, sections=sections)
 
 
 def main(arguments: Sequence[str]) -> int:

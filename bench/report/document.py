@@ -46,16 +46,6 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """A figure large enough to be read first, and lines under it."""
-
-    name: str
-    value: str
-    unit: str
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Section:
     """What one result file has to say. `conditions` are names and texts that belong beside every figure."""
 
@@ -65,7 +55,6 @@ class Section:
     facts: Facts
     conditions: tuple[tuple[str, str], ...]
     blocks: tuple[Table | Picture, ...]
-    cards: tuple[Card, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

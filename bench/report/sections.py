@@ -26,7 +26,7 @@ from baton.bench.numbers import number, percent, size, whole
 from baton.bench.plots import lines
 from baton.bench.plots.lines import GOAL, draw_transfer, slo_in_words
 from baton.bench.plots.requests import draw_stack, draw_timeline, has_times
-from baton.bench.report.document import Card, Picture, Section, Table
+from baton.bench.report.document import Picture, Section, Table
 from baton.bench.report.tables import (
     breakdown_table,
     ceiling_table,
@@ -38,12 +38,6 @@ from baton.bench.report.tables import (
     points_table,
 )
 from baton.bench.runs import Point, Run, points_of
-
-_ON_CARDS = (
-    ("median TTFT", "median_ttft_ms", "ms"),
-    ("p99 ITL", "p99_itl_ms", "ms"),
-    ("output", "output_throughput", "tokens/s"),
-)
 
 
 def section_of(file: ResultFile) -> Section:
@@ -139,7 +133,7 @@ def _measured(
     conditions = (*_machine(document.facts), *conditions, *_load(runs))
     blocks = tuple(_of_runs(points, tables, _slo(runs)))
     notes = _notes(document.notes if isinstance(document, CompareDocument) else (), runs)
-    return Section(name, kind, title, document.facts, conditions, blocks, _cards(points), notes)
+    return Section(name, kind, title, document.facts, conditions, blocks, notes)
 
 
 def _of_runs(
@@ -254,24 +248,3 @@ def _notes(own: Sequence[str], runs: Sequence[Run]) -> tuple[str, ...]:
             found.setdefault((run.target, kind), []).append(f"{run.target}, {run.pace}: {note}")
     firsts = [f"{first} (and so in {len(others)} more runs)" if others else first for first, *others in found.values()]
     return (*own, *firsts)
-
-
-def _cards(points: Sequence[Point]) -> tuple[Card, ...]:
-    targets = dict.fromkeys(point.target for point in points)
-    return tuple(_card(target, [point for point in points if point.target == target]) for target in targets)
-
-
-def _card(target: str, points: Sequence[Point]) -> Card:
-    """Goodput of the measured rates where there is an SLO, else its median TTFT."""
-    ends = (points[0], points[-1])[: len(points)]
-    said = [f"from the lowest to the highest rate, {' → '.join(f'{point.rate:g}' for point in ends)} requests/s:"]
-    said = said if len(ends) > 1 else []
-    for label, name, unit in _ON_CARDS:
-        said.append(f"{label} {' → '.join(number(point.middle(name)) for point in ends)} {unit}")
-    attained = {point.rate: share for point in points if (share := point.middle("slo_attainment")) is not None}
-    if not attained:
-        return Card(target, number(points[0].middle("median_ttft_ms")), "ms median TTFT", tuple(said))
-    good = [rate for rate, share in attained.items() if share >= GOAL]
-    value = f"{max(good):g}" if good else f"< {min(attained):g}"
-    unit = f"requests/s: highest measured rate at which {percent(GOAL)} meet the SLO"
-    return Card(target, value, unit, tuple(said))

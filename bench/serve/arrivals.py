@@ -1,4 +1,4 @@
-"""When requests arrive: offsets in seconds from the beginning of a run, one per conversation, never decreasing.
+"""When requests arrive: offsets in seconds from the beginning of a run, one per prompt, never decreasing.
 
 Owns the arrival processes and which of them the settings ask for; knows neither prompts nor the clock. The names and
 the meaning of rate, burstiness and ramp are those of `vllm bench serve`: the first request waits for one gap, too, so
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate, groupby, pairwise
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from baton.bench.serve.settings import CONSTANT, POISSON, TRACE, ServeBenchSettings
-from baton.bench.workload.dataset_settings import AZURE, MOONCAKE, Conversation, DatasetSettings
+from baton.bench.workload.dataset_settings import AZURE, MOONCAKE, DatasetSettings, Prompt
 from baton.bench.workload.passages import generator
 from baton.wire.errors import InvalidSetting
 
@@ -49,34 +48,19 @@ def ramp(
     return tuple(np.cumsum(_gaps(rates, burstiness, seed)).tolist())
 
 
-def from_trace(
-    conversations: Sequence[Conversation], time_scale: float, spread_s: float, seed: int
-) -> tuple[float, ...]:
+def from_trace(prompts: Sequence[Prompt], time_scale: float) -> tuple[float, ...]:
     """The stamps of a trace from its first one on, times `time_scale`.
-
-    Several requests on one stamp are a trace's rounding, not a burst: they are spread at random over `spread_s` of the
-    trace's time, but not past the next stamp (infinity: over the whole gap; the last group over the gap before it).
-    0 keeps the stamps. A stamp with one request stays.
 
     Raises `InvalidSetting`: no stamps, stamps out of order, or a scale that is not above 0.
     """
     if not 0 < time_scale < math.inf:
         raise InvalidSetting(f"--time-scale {time_scale} is not above 0 and finite")
-    stamps = [conversation.arrival_s for conversation in conversations if conversation.arrival_s is not None]
-    if not stamps or len(stamps) < len(conversations):
+    stamps = [prompt.arrival_s for prompt in prompts if prompt.arrival_s is not None]
+    if not stamps or len(stamps) < len(prompts):
         raise InvalidSetting("--arrival trace: this dataset has no time stamps")
     if sorted(stamps) != stamps:
         raise InvalidSetting("--arrival trace: the time stamps of this dataset are not in order")
-    random = generator(seed, "trace stamps")
-    groups = [(stamp, len(list(same))) for stamp, same in groupby(stamps)]
-    gaps = [after - before for (before, _), (after, _) in pairwise(groups)]
-    gaps.append(gaps[-1] if gaps else 0.0)
-    offsets: list[float] = []
-    for (stamp, num), gap_s in zip(groups, gaps, strict=True):
-        width_s = min(spread_s, gap_s) if num > 1 else 0.0
-        offsets.extend((stamp + width_s * np.sort(random.random(num))).tolist())
-    # rounding may put a spread stamp past the one after it
-    return tuple((offset - stamps[0]) * time_scale for offset in accumulate(offsets, max))
+    return tuple((stamp - stamps[0]) * time_scale for stamp in stamps)
 
 
 def _gaps(rates: NDArray[np.float64], burstiness: float, seed: int) -> NDArray[np.float64]:
@@ -87,13 +71,13 @@ def _gaps(rates: NDArray[np.float64], burstiness: float, seed: int) -> NDArray[n
 
 
 def arrivals_of(
-    settings: ServeBenchSettings, dataset: DatasetSettings, conversations: Sequence[Conversation]
+    settings: ServeBenchSettings, dataset: DatasetSettings, prompts: Sequence[Prompt]
 ) -> tuple[tuple[float, ...] | None, dict[str, Any]]:
-    """When the conversations are to begin, and what a result says about that. Raises `InvalidSetting`.
+    """When the prompts are to be sent, and what a result says about that. Raises `InvalidSetting`.
 
     Offsets of each from the beginning; None: the next is sent when one is answered.
     """
-    process, num, seed = process_of(settings, dataset), len(conversations), dataset.seed
+    process, num, seed = process_of(settings, dataset), len(prompts), dataset.seed
     facts: dict[str, Any] = {"process": process, "span_s": None}
     offsets_s: tuple[float, ...]
     if process == CLOSED_LOOP:
@@ -102,8 +86,8 @@ def arrivals_of(
     if start is not None and end is not None:
         offsets_s = ramp(num, start, end, cast("RampStrategy", strategy), settings.burstiness, seed)
     elif process == TRACE:
-        offsets_s = from_trace(conversations, dataset.time_scale, dataset.spread_s, seed)
-        facts |= {"time_scale": dataset.time_scale, "spread_timestamps": dataset.spread_timestamps}
+        offsets_s = from_trace(prompts, dataset.time_scale)
+        facts["time_scale"] = dataset.time_scale
     else:
         burstiness = math.inf if process == CONSTANT else settings.burstiness
         offsets_s = poisson_or_gamma(num, settings.request_rate, burstiness, seed)

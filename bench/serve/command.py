@@ -26,7 +26,7 @@ from baton.bench.facts import collect_facts
 from baton.bench.runs import rate_as_json
 from baton.bench.serve.arrivals import arrivals_of, process_of
 from baton.bench.serve.metrics import summarise
-from baton.bench.serve.result import RunResult, as_json, middle_of, prepare_folder, report, result_path, write_result
+from baton.bench.serve.result import RunResult, as_json, prepare_folder, report, result_path, write_result
 from baton.bench.serve.server import find_server, get_ready, other_prompts, tokenizer_folder, vocabulary_for
 from baton.bench.serve.settings import (
     CHAT,
@@ -34,10 +34,7 @@ from baton.bench.serve.settings import (
     check,
     extra_body,
     headers,
-    metadata,
     parse_slo,
-    shown_families,
-    shown_percentiles,
     urls,
     without_secrets,
 )
@@ -77,24 +74,16 @@ def notes_of(summary: dict[str, Any], load: LoadRun, dataset: DatasetSettings) -
         yield f"{num} answers came without usage: their tokens were counted as chunks"
     if summary["failed"]:
         yield f"{summary['failed']} of {num_sent} requests failed and are in no average"
-    if load.num_unsent:
-        yield f"{load.num_unsent} requests were never sent, because the turn before them failed"
 
 
 def run_serve_benchmark(settings: ServeBenchSettings, dataset: DatasetSettings, *, say: Say) -> RunResult:
-    """Measure as often as `--repeat` says. Raises `BatonError` when there is nothing to measure."""
+    """Raises `BatonError` when there is nothing to measure."""
     check(settings)
     process_of(settings, dataset)
     # values of headers are left out, because they may be secrets
     command = shlex.join(["baton", "bench", "serve", *as_flags(without_secrets(settings)), *as_flags(dataset)])
-    results = []
-    for repeat in range(settings.repeat):
-        if settings.repeat > 1:
-            say(f"repeat {repeat + 1} of {settings.repeat}")
-        seeded = dataclasses.replace(dataset, seed=dataset.seed + repeat)
-        with client_runner() as runner:
-            results.append(runner.run(measure(settings, seeded, command, say)))
-    return middle_of(results)
+    with client_runner() as runner:
+        return runner.run(measure(settings, dataset, command, say))
 
 
 async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, command: str, say: Say) -> RunResult:
@@ -104,7 +93,7 @@ async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, comman
     served = endpoints[0].model
     vocabulary = vocabulary_for(settings, served)
     workload = make_workload(dataset, vocabulary)
-    offsets_s, arrival = arrivals_of(settings, dataset, workload.conversations)
+    offsets_s, arrival = arrivals_of(settings, dataset, workload.prompts)
     options = RequestOptions(
         "chat" if settings.backend == CHAT else cast("PromptForm", settings.prompt_form),
         settings.ignore_eos,
@@ -113,20 +102,18 @@ async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, comman
         headers(settings),
         with_timings=settings.breakdown,
     )
-    extra = other_prompts(1 + settings.num_warmups, dataset, workload.conversations, vocabulary)
+    extra = other_prompts(1 + settings.num_warmups, dataset, workload.prompts, vocabulary)
     await get_ready(settings, endpoints, extra, options, ready_at_s, say)
 
-    num_requests = sum(len(conversation.turns) for conversation in workload.conversations)
+    num_requests = len(workload.prompts)
     say(f"sending {num_requests} requests to {served}, {arrival['process']}")
-    plan = LoadPlan(workload.conversations, offsets_s, settings.max_concurrency, settings.timeout_s)
+    plan = LoadPlan(workload.prompts, offsets_s, settings.max_concurrency, settings.timeout_s)
     with tqdm(total=num_requests, disable=settings.disable_tqdm, unit="req") as bar:
         load = await run_load(endpoints, plan, options, lambda _: bar.update())
-    percentiles = shown_percentiles(settings)
-    figures = summarise(load.outcomes, load.end_s - load.begin_s, parse_slo(settings.goodput), percentiles)
+    figures = summarise(load.outcomes, load.end_s - load.begin_s, parse_slo(settings.goodput))
     summary = {
         **_identity(settings, dataset, served),
         **figures,
-        "num_unsent": load.num_unsent,
         "client": dataclasses.asdict(load.client),
         "breakdown": summarise_breakdowns(load.outcomes),
         "notes": list(notes_of(figures, load, dataset)),
@@ -135,10 +122,7 @@ async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, comman
         "seed": dataset.seed,
         "facts": dataclasses.asdict(collect_facts(command, PACKAGES)),
     }
-    given = metadata(settings)
-    if taken := sorted(given.keys() & summary.keys()):
-        summary["notes"].append(f"metadata {', '.join(taken)} is left out: the result has its own")
-    return RunResult({**given, **summary}, load.outcomes)
+    return RunResult(summary, load.outcomes)
 
 
 def _identity(settings: ServeBenchSettings, dataset: DatasetSettings, served: str) -> dict[str, Any]:
@@ -164,10 +148,10 @@ def main(arguments: Sequence[str]) -> int:
     settings, dataset = parse_settings(parser, arguments, ServeBenchSettings, DatasetSettings)
     prepare_folder(settings)
     result = run_serve_benchmark(settings, dataset, say=say)
-    print(report(result.summary, shown_families(settings), shown_percentiles(settings)))
+    print(report(result.summary))
     path = result_path(settings, result.summary)
     if path is not None:
-        write_result(path, as_json(result, settings.save_detailed), is_appended=settings.append_result)
+        write_result(path, as_json(result, settings.save_detailed))
         say(f"result in {path}")
     return 0 if result.summary["completed"] else 1
 

@@ -24,8 +24,7 @@ import numpy.typing as npt
 from baton.bench.client.outcome import Outcome
 from baton.bench.runs import FAMILIES
 
-PERCENTILES = (50.0, 90.0, 95.0, 99.0)
-"""Reported whatever else is asked for."""
+PERCENTILES = (50, 90, 95, 99)
 _MAX_FAILURE_MESSAGES = 3
 _HANDOFF_MEMBERS = ("bytes", "transfer_ms", "exposed_ms")
 
@@ -71,9 +70,7 @@ def _ttst_s(outcome: Outcome) -> float | None:
     return None if came_s is None else came_s - outcome.sent_s
 
 
-def summarise(
-    outcomes: Sequence[Outcome], duration_s: float, slo: Mapping[str, float], percentiles: Sequence[float]
-) -> dict[str, Any]:
+def summarise(outcomes: Sequence[Outcome], duration_s: float, slo: Mapping[str, float]) -> dict[str, Any]:
     """The figures of a run that took `duration_s`. `slo` is {metric: ms}, empty for none."""
     completed = [outcome for outcome in outcomes if outcome.failure is None]
     timings = [timing_of(outcome) for outcome in completed]
@@ -93,7 +90,7 @@ def summarise(
         "output_throughput": num_output / duration_s,
         "total_token_throughput": (num_input + num_output) / duration_s,
         **_peaks(completed),
-        **_families(timings, sorted({*PERCENTILES, *percentiles})),
+        **_families(timings),
         "slo": dict(slo),
         "slo_attainment": num_good / len(outcomes) if slo and outcomes else None,
         "schedule_delay": _schedule_delay(outcomes),
@@ -115,12 +112,7 @@ def meets(timing: Timing, slo: Mapping[str, float]) -> bool:
     return all((values_s[name] or 0.0) <= limit_ms / 1000 for name, limit_ms in slo.items())
 
 
-def percentile_name(percent: float) -> str:
-    """ "99" of 99.0 and "99.9" of 99.9, as in `p99_ttft_ms`."""
-    return str(int(percent)) if percent == int(percent) else str(percent)
-
-
-def _families(timings: Sequence[Timing], percentiles: Sequence[float]) -> dict[str, float]:
+def _families(timings: Sequence[Timing]) -> dict[str, float]:
     rows = [(timing.ttft_s, timing.tpot_s, None, timing.e2el_s, timing.max_gap_s, timing.ttst_s) for timing in timings]
     columns = {name: [row[place] for row in rows] for place, name in enumerate(FAMILIES)}
     columns["itl"] = [gap_s for timing in timings for gap_s in timing.gaps_s]
@@ -129,7 +121,7 @@ def _families(timings: Sequence[Timing], percentiles: Sequence[float]) -> dict[s
         values_ms = _milliseconds([value for value in column if value is not None])
         found |= {f"mean_{name}_ms": values_ms.mean(), f"median_{name}_ms": np.median(values_ms).item()}
         found[f"std_{name}_ms"] = values_ms.std()
-        found |= {f"p{percentile_name(at)}_{name}_ms": np.percentile(values_ms, at).item() for at in percentiles}
+        found |= {f"p{at}_{name}_ms": np.percentile(values_ms, at).item() for at in PERCENTILES}
     found["max_max_itl_ms"] = _milliseconds([gap_s for timing in timings for gap_s in timing.gaps_s]).max()
     return _rounded(found)
 

@@ -1,13 +1,12 @@
 """The result of a run: its figures, its requests, both as the JSON object that goes into a file, and the printed block.
 
-Owns the names of per-request lists and of files, and the line format, as `vllm bench serve` has them; and what several
-runs become. The block is that which `vllm bench serve` prints, line by line: the lines keep names, order and width,
-because people's scripts search for them; lines of our own come after the family or the block they belong to.
+Owns the names of per-request lists and of files, and the line format, as `vllm bench serve` has them. The block is that
+which `vllm bench serve` prints, line by line: the lines keep names, order and width, since people's scripts search for
+them; lines of our own come after the family or the block they belong to.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +14,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from baton.bench.arguments import write_file
 from baton.bench.client.outcome import Outcome
-from baton.bench.serve.metrics import arrivals_s, percentile_name
+from baton.bench.serve.metrics import arrivals_s
 from baton.bench.serve.settings import ServeBenchSettings
 from baton.wire.errors import InvalidSetting
 
-_ORDERED_BY = "mean_e2el_ms"
-_NESTED_OF_REPEAT = ("facts", "dataset", "breakdown", "client")
 WIDTH = 50
 _TOTALS = (
     ("Successful requests:", "completed", "d"),
@@ -47,14 +45,6 @@ _FAMILIES = {
     "e2el": ("E2EL", "End-to-end Latency"),
     "max_itl": ("Max ITL", "Largest Inter-token Latency per Request"),
     "ttst": ("TTST", "Time to Second Token"),
-}
-_RANGES = {
-    "median_ttft_ms": "Range of median TTFT (ms)",
-    "p99_ttft_ms": "Range of P99 TTFT (ms)",
-    "median_tpot_ms": "Range of median TPOT (ms)",
-    "p99_itl_ms": "Range of P99 ITL (ms)",
-    "output_throughput": "Range of output throughput (tok/s)",
-    "slo_attainment": "Range of SLO attainment (0 to 1)",
 }
 
 
@@ -89,29 +79,9 @@ def details(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
     }
 
 
-def middle_of(results: Sequence[RunResult]) -> RunResult:
-    """Of several runs the middle one by mean E2E, with all of them in `repeats` and the `range` of each figure.
-
-    Runs in which every request failed come last. A single run is returned as it is.
-    """
-    if len(results) == 1:
-        return results[0]
-    ordered = sorted(results, key=lambda result: (not result.summary["completed"], result.summary[_ORDERED_BY]))
-    middle = ordered[(len(ordered) - 1) // 2]
-    summaries = [result.summary for result in results]
-    note = f"these are the figures of repeat {results.index(middle) + 1} of {len(results)}, the middle one by mean E2E"
-    summary = {
-        **middle.summary,
-        "repeats": [{name: each[name] for name in each if name not in _NESTED_OF_REPEAT} for each in summaries],
-        "range": _range([each for each in summaries if each["completed"]]),
-        "notes": [note, *dict.fromkeys(note for each in summaries for note in each["notes"])],
-    }
-    return dataclasses.replace(middle, summary=summary)
-
-
 def prepare_folder(settings: ServeBenchSettings) -> None:
     """Make the folder of the result, so that a run does not end without a place for it. Raises `InvalidSetting`."""
-    if settings.save_result or settings.append_result:
+    if settings.save_result:
         try:
             Path(settings.result_dir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -120,7 +90,7 @@ def prepare_folder(settings: ServeBenchSettings) -> None:
 
 def result_path(settings: ServeBenchSettings, result: Mapping[str, Any]) -> Path | None:
     """The file of `result`; None when none is to be written."""
-    if not (settings.save_result or settings.append_result):
+    if not settings.save_result:
         return None
     concurrency = "" if settings.max_concurrency is None else f"-concurrency{settings.max_concurrency}"
     rate = f"{settings.request_rate}qps"
@@ -131,15 +101,9 @@ def result_path(settings: ServeBenchSettings, result: Mapping[str, Any]) -> Path
     return Path(settings.result_dir) / (settings.result_filename or name)
 
 
-def write_result(path: Path, result: Mapping[str, Any], *, is_appended: bool) -> None:
-    """Write `result` to `path`, or append it as one more line. Raises `InvalidSetting`."""
-    line = json.dumps(result)
-    try:
-        with path.open("a" if is_appended else "w") as file:
-            # a file that vllm has begun ends without a line break
-            file.write("\n" * (file.tell() > 0) + line + "\n" * (not is_appended))
-    except OSError as error:
-        raise InvalidSetting(f"--result-filename {path}: {error.strerror}") from None
+def write_result(path: Path, result: Mapping[str, Any]) -> None:
+    """Raises `InvalidSetting`."""
+    write_file(path, json.dumps(result), "--result-filename ")
 
 
 def _since_sent(outcome: Outcome, chunk: int) -> float:
@@ -147,23 +111,15 @@ def _since_sent(outcome: Outcome, chunk: int) -> float:
     return round(came_s[chunk] - outcome.sent_s, 6) if came_s else 0.0
 
 
-def _range(summaries: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """{figure: {"low", "high"}} of those that are numbers in every run."""
-    columns = {name: [summary[name] for summary in summaries] for name in (summaries[0] if summaries else ())}
-    numbers = {name: values for name, values in columns.items() if all(type(value) in (int, float) for value in values)}
-    return {name: {"low": min(values), "high": max(values)} for name, values in numbers.items()}
-
-
-def report(result: Mapping[str, Any], families: Sequence[str], percentiles: Sequence[float]) -> str:
-    """The whole block. `families` and `percentiles` are those to print."""
+def report(result: Mapping[str, Any]) -> str:
+    """The whole block."""
     lines = [
         " Serving Benchmark Result ".center(WIDTH, "="),
         *_lines(result, _TOTALS),
         *_attainment(result),
-        *(line for name in _FAMILIES if name in families for line in _family(result, name, percentiles)),
+        *(line for name in _FAMILIES for line in _family(result, name)),
         *_load(result),
         *_breakdown(result),
-        *_repeats(result),
         "=" * WIDTH,
         'genai-perf and aiperf call what is TPOT here "ITL"; ITL here is every gap, pooled.',
         *(f"note: {note}" for note in result["notes"]),
@@ -183,13 +139,12 @@ def _attainment(result: Mapping[str, Any]) -> Iterator[str]:
         yield _line("SLO attainment (% of all requests):", 100 * result["slo_attainment"]) + f"({goals})"
 
 
-def _family(result: Mapping[str, Any], name: str, percentiles: Sequence[float]) -> Iterator[str]:
+def _family(result: Mapping[str, Any], name: str) -> Iterator[str]:
     short, long = _FAMILIES[name]
     yield _title(long)
     yield _line(f"Mean {short} (ms):", result[f"mean_{name}_ms"])
     yield _line(f"Median {short} (ms):", result[f"median_{name}_ms"])
-    for percent in map(percentile_name, percentiles):
-        yield _line(f"P{percent} {short} (ms):", result[f"p{percent}_{name}_ms"])
+    yield _line(f"P99 {short} (ms):", result[f"p99_{name}_ms"])
     if name == "max_itl":
         yield _line("Largest gap of all (ms):", result["max_max_itl_ms"])
 
@@ -228,14 +183,6 @@ def _breakdown(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'sum, measured:':<24} {stack['sum_mean_ms']:>9.2f} {stack['measured_mean_ms']:>9.2f}"
     if breakdown.get("num_left_out"):
         yield _line("Requests left out:", breakdown["num_left_out"], "d")
-
-
-def _repeats(result: Mapping[str, Any]) -> Iterator[str]:
-    if "repeats" in result:
-        yield _title(f"{len(result['repeats'])} Repeats")
-        for name, label in _RANGES.items():
-            if (found := result["range"].get(name)) is not None:
-                yield f"{label + ':':<40} {found['low']:.2f} to {found['high']:.2f}"
 
 
 def _title(text: str) -> str:

@@ -16,7 +16,7 @@ from statistics import fmean
 from baton.bench.client.driver import LoadPlan, run_load
 from baton.bench.client.endpoint import Endpoint, Kind, RequestOptions, probe
 from baton.bench.serve.settings import CHAT, ServeBenchSettings, headers
-from baton.bench.workload.dataset_settings import RANDOM, Conversation, DatasetSettings
+from baton.bench.workload.dataset_settings import RANDOM, DatasetSettings, Prompt
 from baton.bench.workload.passages import Vocabulary, bare_vocabulary, vocabulary_of
 from baton.bench.workload.registry import make_workload
 from baton.demo.location import DEMO_MODEL_NAME, checkpoint_path
@@ -74,7 +74,7 @@ async def find_server(settings: ServeBenchSettings, url: str, ready_at_s: float)
 async def get_ready(
     settings: ServeBenchSettings,
     endpoints: Sequence[Endpoint],
-    prompts: Sequence[Conversation],
+    prompts: Sequence[Prompt],
     options: RequestOptions,
     ready_at_s: float,
     say: Callable[[str], None],
@@ -85,8 +85,8 @@ async def get_ready(
     `RequestFailed` when that is not in time, and when every warm-up failed.
     """
 
-    def plan(conversations: Sequence[Conversation], max_concurrency: int | None) -> LoadPlan:
-        return LoadPlan(tuple(conversations), (0.0,) * len(conversations), max_concurrency, settings.timeout_s)
+    def plan(prompts: Sequence[Prompt], max_concurrency: int | None) -> LoadPlan:
+        return LoadPlan(tuple(prompts), (0.0,) * len(prompts), max_concurrency, settings.timeout_s)
 
     check, *warmups = prompts
     for endpoint in endpoints if settings.ready_check_timeout_sec else ():
@@ -104,18 +104,17 @@ async def get_ready(
 
 
 def other_prompts(
-    num: int, dataset: DatasetSettings, measured: Sequence[Conversation], vocabulary: Vocabulary
-) -> tuple[Conversation, ...]:
+    num: int, dataset: DatasetSettings, measured: Sequence[Prompt], vocabulary: Vocabulary
+) -> tuple[Prompt, ...]:
     """`num` prompts that are not among `measured`, which `dataset` made."""
-    turns = [turn for conversation in measured for turn in conversation.turns]
     alike = DatasetSettings(
         dataset_name=RANDOM,
         num_prompts=num,
         seed=dataset.seed + _SEED_STEP,
-        random_input_len=max(1, round(fmean(len(turn.token_ids) for turn in turns))),
-        random_output_len=max(1, round(fmean(turn.num_output_tokens for turn in turns))),
+        random_input_len=max(1, round(fmean(len(prompt.token_ids) for prompt in measured))),
+        random_output_len=max(1, round(fmean(prompt.num_output_tokens for prompt in measured))),
     )
-    return make_workload(alike, vocabulary).conversations
+    return make_workload(alike, vocabulary).prompts
 
 
 async def _failures(endpoints: Sequence[Endpoint], plan: LoadPlan, options: RequestOptions) -> list[str]:

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from baton.bench.arguments import names_in, parse_json
+from baton.bench.arguments import parse_json
 from baton.bench.client.endpoint import checked_base_url
-from baton.bench.runs import FAMILIES
 from baton.runtime.ranges import COUNT, COUNT_OR_NONE, PORT, POSITIVE, SECONDS, SECONDS_OR_NONE, Range
 from baton.runtime.settings import setting
 from baton.wire.errors import InvalidSetting
@@ -91,14 +90,7 @@ class LoadSettings:
         f"goals of a good request in ms, of {', '.join(SLO_METRICS)}; itl is the request's largest gap",
         metavar="KEY:VALUE",
     )
-    percentile_metrics: str = setting(
-        ",".join(FAMILIES), "metrics to print; the file has all of them", group=_RESULT, metavar="NAMES"
-    )
-    metric_percentiles: str = setting(
-        "99", "percentiles to print; the file has 50, 90, 95 and 99 too", group=_RESULT, metavar="NUMBERS"
-    )
     breakdown: bool = setting(True, "ask Baton for the stamps that take TTFT apart", group=_RESULT)
-    metadata: tuple[str, ...] = setting((), "facts to write into the file", group=_RESULT, metavar="KEY=VALUE")
     disable_tqdm: bool = setting(False, "show no progress bar", group=_RESULT)
 
 
@@ -131,12 +123,8 @@ class ServeBenchSettings(LoadSettings):
     ramp_up_end_rps: float | None = setting(
         None, "rate at the last request of a ramp", group=_TRAFFIC, allowed=Range(0, 10**6)
     )
-    repeat: int = setting(
-        1, "runs, each with a seed one higher; the middle one by mean E2E is reported", group=_TRAFFIC, allowed=COUNT
-    )
     save_result: bool = setting(False, "write the result as a JSON file", group=_RESULT)
     save_detailed: bool = setting(False, "with every request in the file", group=_RESULT)
-    append_result: bool = setting(False, "append the result to the file as one more line", group=_RESULT)
     result_dir: str = setting("", "folder of the file; made if it is missing", group=_RESULT, metavar="FOLDER")
     result_filename: str = setting(
         "", "name of the file; empty: LABEL-RATEqps[-concurrencyN]-MODEL-TIME.json", group=_RESULT, metavar="FILE"
@@ -147,7 +135,7 @@ class ServeBenchSettings(LoadSettings):
 def check(settings: ServeBenchSettings) -> None:
     """Raise `InvalidSetting` for what cannot be used, whatever the dataset."""
     _check_ramp(settings)
-    for parse in (urls, headers, extra_body, metadata, shown_percentiles, shown_families):
+    for parse in (urls, headers, extra_body):
         parse(settings)
     parse_slo(settings.goodput)
 
@@ -182,18 +170,19 @@ def headers(settings: ServeBenchSettings, environment: Mapping[str, str] | None 
     Raises `InvalidSetting`.
     """
     key = (os.environ if environment is None else environment).get(_API_KEY_VARIABLE)
-    return ({"Authorization": f"Bearer {key}"} if key else {}) | _pairs(settings.header, "--header")
+    found = {"Authorization": f"Bearer {key}"} if key else {}
+    for word in settings.header:
+        name, separator, value = word.partition("=")
+        if not separator or not name.strip():
+            raise InvalidSetting(f"--header {word!r:.100} is not KEY=VALUE")
+        found[name.strip()] = value.strip()
+    return found
 
 
 def without_secrets(settings: _LoadT) -> _LoadT:
     """Without the values of its headers: for the command that stands beside a result."""
     hidden = tuple(f"{header.partition('=')[0]}=..." for header in settings.header)
     return dataclasses.replace(settings, header=hidden)
-
-
-def metadata(settings: ServeBenchSettings) -> dict[str, str]:
-    """What the file shall say besides. Raises `InvalidSetting`."""
-    return _pairs(settings.metadata, "--metadata")
 
 
 def extra_body(settings: ServeBenchSettings) -> dict[str, Any]:
@@ -203,23 +192,6 @@ def extra_body(settings: ServeBenchSettings) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidSetting(f"{where} is not a JSON object")
     return found
-
-
-def shown_percentiles(settings: ServeBenchSettings) -> tuple[float, ...]:
-    """Percentiles to print. Raises `InvalidSetting`."""
-    text = settings.metric_percentiles
-    try:
-        found = tuple(map(float, text.split(",")))
-    except ValueError:
-        found = (math.nan,)
-    if not all(0 <= percent <= 100 for percent in found):
-        raise InvalidSetting(f"--metric-percentiles {text!r:.100} is not a list like 50,99, from 0 to 100")
-    return found
-
-
-def shown_families(settings: ServeBenchSettings) -> tuple[str, ...]:
-    """Members of `FAMILIES` to print. Raises `InvalidSetting`."""
-    return names_in(settings.percentile_metrics, "--percentile-metrics", FAMILIES)
 
 
 def _check_ramp(settings: ServeBenchSettings) -> None:
@@ -232,13 +204,3 @@ def _check_ramp(settings: ServeBenchSettings) -> None:
         raise InvalidSetting("--ramp-up-strategy needs --ramp-up-start-rps above 0 and below --ramp-up-end-rps")
     if math.isfinite(settings.request_rate) or settings.arrival not in (None, POISSON):
         raise InvalidSetting("--ramp-up-strategy decides the rate: leave --request-rate and --arrival out")
-
-
-def _pairs(words: tuple[str, ...], flag: str) -> dict[str, str]:
-    found = {}
-    for word in words:
-        name, separator, value = word.partition("=")
-        if not separator or not name.strip():
-            raise InvalidSetting(f"{flag} {word!r:.100} is not KEY=VALUE")
-        found[name.strip()] = value.strip()
-    return found

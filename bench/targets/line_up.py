@@ -52,12 +52,6 @@ class TargetSettings:
     num_prompts: int = setting(
         0, "requests of each load; 0: what --duration-s holds", group=_GROUP, allowed=COUNT_OR_NONE
     )
-    pause: tuple[str, ...] | None = setting(
-        None,
-        "targets to halt while others are measured; none: every one that is started here and is no Baton",
-        group=_GROUP,
-        metavar="NAME",
-    )
     one_at_a_time: bool = setting(
         False, "start a target when it is its turn and end it after, to save memory", group=_GROUP
     )
@@ -110,7 +104,8 @@ class LineUp:
 
     def __init__(self, targets: Sequence[Target], settings: TargetSettings, say: Callable[[str], None]) -> None:
         self._targets = {target.name: target for target in targets}
-        self._halted = names_to_halt(targets, settings.pause)
+        # a Baton rests by itself
+        self._halted = {target.name for target in targets if target.is_started and not target.is_baton}
         self._settings = settings
         self._say = say
         self._stack = contextlib.ExitStack()
@@ -156,20 +151,6 @@ class LineUp:
         self._running[name] = self._stack.enter_context(starting)
         self._pinning[name] = starting.pinning()
         return starting
-
-
-def names_to_halt(targets: Sequence[Target], asked: Sequence[str] | None) -> frozenset[str]:
-    """`asked`, or without it every target that is started here and is no Baton, which rests by itself.
-
-    Raises `InvalidSetting` for a name that is no target or a target that is not started here.
-    """
-    started = [target.name for target in targets if target.is_started]
-    for name in asked or ():
-        if name not in started:
-            known = ", ".join(sorted(started)) or "none"
-            raise InvalidSetting(f"--pause {name!r:.40} is not a target that is started here (those are: {known})")
-    own = (target.name for target in targets if target.is_started and not target.is_baton)
-    return frozenset(own if asked is None else asked)
 
 
 _SettingsT = TypeVar("_SettingsT", bound=TargetSettings)

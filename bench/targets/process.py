@@ -84,13 +84,6 @@ def why_not_ready(url: str, timeout_s: float) -> str:
     return ""
 
 
-def node_counts(url: str, timeout_s: float) -> Any:
-    """What a Baton router says of its nodes; None where nothing is said."""
-    with contextlib.suppress(OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
-        return json.loads(_ask(f"{url}/health", timeout_s)[1])["nodes"]
-    return None
-
-
 def _ask(url: str, timeout_s: float, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
     """GET, or POST of `body`; no proxy is in between."""
     payload = None if body is None else json.dumps(body).encode()
@@ -118,7 +111,6 @@ class RunningTarget:
         self.url = target.url or f"http://{_LOOPBACK}:{_free_port()}"
         self.is_halted = False
         self._was_ready = False
-        self._nodes: Any = None
         self._patience_s = patience_s
         self._warden: Child | None = None
         # without a name: nothing is left of it whatever happens
@@ -159,8 +151,6 @@ class RunningTarget:
         if self._warden is None:
             raise InvalidSetting(f"target {self.target.name} was not started here, so it cannot be halted")
         if not self.is_halted:
-            # not at the start: a router whose nodes somebody else started answers before the last of them has joined
-            self._nodes = node_counts(self.url, _LOOK_S)
             self.is_halted = True
             halt_tree(self._warden.pid, _HALT_S)
 
@@ -209,8 +199,6 @@ class RunningTarget:
         # a router answers as soon as it has a decode node: only its launcher knows how many nodes were to come
         if self.target.is_baton and not self._was_ready and _BATON_IS_READY not in self._last_output():
             return "its nodes were not all there"
-        if self._nodes is not None and node_counts(self.url, _LOOK_S) != self._nodes:
-            return f"its nodes were not all there again, {self._nodes}"
         return why_not_ready(self.url, max(timeout_s, _LOOK_AGAIN_S))
 
     def _has_ended(self) -> bool:

@@ -1,15 +1,9 @@
-"""Datasets of a file, read whole and named by its hash: prompts as people have them, and the requests of a trace.
+"""The requests of a trace: a file that is read whole and named by its hash.
 
-Every mistake in a file is an `InvalidSetting` that says where it is. Prompts are sent as they are: a chat template is
-the server's business, at its chat endpoint. As in `vllm bench serve`, entries are shuffled, `--custom-output-len` beats
-the `output_tokens` of a custom file unless it is -1, and of a ShareGPT file those entries are used that have at least
-two messages whose lengths (with what a server adds to a text) are neither tiny nor beyond its limits: the first message
-is the prompt, the second says how long the answer is.
-
-A trace (Mooncake's JSON Lines, Azure's CSV) has the lengths and times of real requests, with random words in place of
-their text. It gives the rows that it has, in its order, and never one twice. Its times are kept as they are; what
-becomes of them is decided by `arrivals.from_trace`. Mooncake's block ids become tokens: equal ids equal runs, so that a
-prefix cache finds what the trace had.
+Every mistake in a file is an `InvalidSetting` that says where it is. A trace (Mooncake's JSON Lines, Azure's CSV) has
+the lengths and times of real requests, with random words in place of their text. It gives the rows that it has, in its
+order, and never one twice. Its times are kept as they are; what becomes of them is decided by `arrivals.from_trace`.
+Mooncake's block ids become tokens: equal ids equal runs, so that a prefix cache finds what the trace had.
 """
 
 from __future__ import annotations
@@ -23,20 +17,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from pydantic import Field
 
 from baton.bench.arguments import checked, parse_json
-from baton.bench.workload.dataset_settings import (
-    MAX_TOKENS,
-    OUTPUT_LEN_OF_FILE,
-    Conversation,
-    DatasetSettings,
-    Turn,
-    Workload,
-)
+from baton.bench.workload.dataset_settings import MAX_TOKENS, DatasetSettings, Workload
 from baton.bench.workload.passages import (
     Passage,
     Vocabulary,
@@ -44,18 +31,14 @@ from baton.bench.workload.passages import (
     draw_ids,
     drawn,
     exact,
-    first_turn,
     generator,
     num_after_opening,
+    opened,
 )
-from baton.wire.errors import InvalidRequest, InvalidSetting
+from baton.wire.errors import InvalidSetting
 
-_T = TypeVar("_T")
 TRACES = Path(__file__).resolve().parents[1] / "traces"
 NumTokens: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)]
-_MIN_TOKENS = 4
-_MAX_PROMPT_TOKENS = 1024
-_MAX_TOTAL_TOKENS = 2048
 MOONCAKE_SAMPLE = "mooncake_conversation_2000.jsonl"
 AZURE_SAMPLE = "azure2023_conv_2000.csv"
 HASH_BLOCK_TOKENS = 512
@@ -83,110 +66,15 @@ class DataFile:
                 yield where, parse_json(line, where)
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    conversations: list[_Message]
-
-
-@dataclass(frozen=True, slots=True)
-class _CustomRow:
-    prompt: Annotated[str, Field(min_length=1)]
-    output_tokens: Any = None
-
-
-def read_data_file(settings: DatasetSettings, bundled: str = "") -> DataFile:
+def read_data_file(settings: DatasetSettings, bundled: str) -> DataFile:
     """The file of `--dataset-path`; without a path the sample trace `bundled`. Raises `InvalidSetting`."""
     given = settings.dataset_path
-    if not given and not bundled:
-        raise InvalidSetting(f"--dataset-name {settings.dataset_name} needs a file: give it with --dataset-path")
     try:
         content = (Path(given) if given else TRACES / bundled).read_bytes()
         text = content.decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise InvalidSetting(f"--dataset-path {given or bundled}: {error}") from None
     return DataFile(given or f"bench/traces/{bundled}", hashlib.sha256(content).hexdigest(), text)
-
-
-def make_sharegpt(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
-    """`num_prompts` conversations of one turn, some twice where the file has fewer. Raises `InvalidSetting`."""
-    file = _text_file(settings, vocabulary)
-    entries = checked(list[_Entry], parse_json(file.text, file.path), file.path)
-    pairs = [(place, entry.conversations) for place, entry in enumerate(entries, 1) if len(entry.conversations) > 1]
-    turns: list[Turn] = []
-    num_filtered = 0
-    for place, (prompt, answer, *_) in _shuffled(settings, pairs):
-        if len(turns) == settings.num_prompts:
-            break
-        where = f"{file.path}, entry {place}"
-        num_output = settings.sharegpt_output_len
-        if num_output is None:
-            num_output = len(vocabulary.opening_ids) + len(_passage(vocabulary, answer.value, where).token_ids)
-        turn = first_turn(vocabulary, _passage(vocabulary, prompt.value, where), num_output)
-        if _is_fit(turn, settings):
-            turns.append(turn)
-        else:
-            num_filtered += 1
-    if not turns:
-        raise InvalidSetting(f"--dataset-path {file.path}: no entry has two messages of a length that can be used")
-    return _of_entries(settings, turns, file, {"num_entries_filtered": num_filtered})
-
-
-def make_custom(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
-    """`num_prompts` conversations of one turn, some twice where the file has fewer. Raises `InvalidSetting`."""
-    num_output = settings.custom_output_len
-    if not num_output:
-        raise InvalidSetting(f"--custom-output-len 0 is neither above 0 nor {OUTPUT_LEN_OF_FILE}")
-    file = _text_file(settings, vocabulary)
-    rows = [(where, checked(_CustomRow, row, where)) for where, row in file.json_lines()]
-    if not rows:
-        raise InvalidSetting(f"--dataset-path {file.path}: it has no prompts")
-    turns = []
-    for where, row in _shuffled(settings, rows)[: settings.num_prompts]:
-        if settings.custom_output_len == OUTPUT_LEN_OF_FILE:
-            num_output = checked(NumTokens, row.output_tokens, f"{where}: output_tokens")
-        turns.append(first_turn(vocabulary, _passage(vocabulary, row.prompt, where), num_output))
-    return _of_entries(settings, turns, file, {})
-
-
-def _text_file(settings: DatasetSettings, vocabulary: Vocabulary) -> DataFile:
-    if not vocabulary.has_text:
-        name = settings.dataset_name
-        raise InvalidSetting(f"--dataset-name {name} needs a tokenizer: name its folder with --tokenizer")
-    return read_data_file(settings)
-
-
-def _passage(vocabulary: Vocabulary, text: str, where: str) -> Passage:
-    try:
-        return Passage(vocabulary.ids_of(text), text)
-    except InvalidRequest as error:
-        raise InvalidSetting(f"{where}: {error}") from None
-
-
-def _is_fit(turn: Turn, settings: DatasetSettings) -> bool:
-    num_prompt, num_output = len(turn.token_ids), turn.num_output_tokens
-    is_answer_fit = settings.sharegpt_output_len is not None or num_output >= _MIN_TOKENS
-    is_short = num_prompt <= _MAX_PROMPT_TOKENS and num_prompt + num_output <= _MAX_TOTAL_TOKENS
-    return num_prompt >= _MIN_TOKENS and is_answer_fit and is_short
-
-
-def _shuffled(settings: DatasetSettings, entries: Sequence[_T]) -> Sequence[_T]:
-    """In which order entries of a file are taken."""
-    if settings.disable_shuffle:
-        return entries
-    return [entries[index] for index in generator(settings.seed, "order").permutation(len(entries)).tolist()]
-
-
-def _of_entries(settings: DatasetSettings, turns: Sequence[Turn], file: DataFile, facts: dict[str, Any]) -> Workload:
-    """Conversations of `turns`, and as many drawn again as are missing, unless `--no-oversample`."""
-    num_missing = 0 if settings.no_oversample else max(settings.num_prompts - len(turns), 0)
-    again = generator(settings.seed, "repetition").integers(0, len(turns), size=num_missing).tolist()
-    conversations = [Conversation((turn,)) for turn in (*turns, *(turns[index] for index in again))]
-    return described(settings, conversations, [], {**file.facts, "num_entries_used": len(turns), **facts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,8 +220,8 @@ def _replay(
     if not rows:
         raise InvalidSetting(f"--dataset-path {file.path}: it has no rows")
     divisor = settings.length_divisor
-    conversations = [
-        Conversation((first_turn(vocabulary, passage, -(-row.num_output // divisor)),), row.arrival_s)
+    prompts = [
+        opened(vocabulary, passage, -(-row.num_output // divisor), row.arrival_s)
         for row, passage in zip(rows, passages, strict=False)
     ]
     of_trace = {
@@ -342,6 +230,5 @@ def _replay(
         "num_rows_used": len(passages),
         "length_divisor": divisor,
         "time_scale": settings.time_scale,
-        "spread_timestamps": settings.spread_timestamps,
     }
-    return described(settings, conversations, passages, {**of_trace, **facts})
+    return described(settings, prompts, passages, {**of_trace, **facts})

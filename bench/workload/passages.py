@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.bench.workload.dataset_settings import Conversation, DatasetSettings, Turn, Workload
+from baton.bench.workload.dataset_settings import DatasetSettings, Prompt, Workload
 from baton.engine.text.tokenizer import Tokenizer
 from baton.wire.errors import InvalidSetting
 
@@ -168,9 +168,9 @@ def exact(vocabulary: Vocabulary, token_ids: tuple[int, ...]) -> Passage:
     return Passage(token_ids, text, len(vocabulary.ids_of(text)) - len(token_ids))
 
 
-def first_turn(vocabulary: Vocabulary, passage: Passage, num_output_tokens: int) -> Turn:
-    """A turn that begins a conversation: with the opening that a server adds to the text."""
-    return Turn(vocabulary.opening_ids + passage.token_ids, passage.text, num_output_tokens)
+def opened(vocabulary: Vocabulary, passage: Passage, num_output_tokens: int, arrival_s: float | None = None) -> Prompt:
+    """A prompt with the opening that a server adds to the text."""
+    return Prompt(vocabulary.opening_ids + passage.token_ids, passage.text, num_output_tokens, arrival_s)
 
 
 def num_after_opening(vocabulary: Vocabulary, num: int) -> int:
@@ -180,24 +180,22 @@ def num_after_opening(vocabulary: Vocabulary, num: int) -> int:
 
 def described(
     settings: DatasetSettings,
-    conversations: Sequence[Conversation],
+    prompts: Sequence[Prompt],
     passages: Sequence[Passage],
     facts: Mapping[str, Any],
 ) -> Workload:
-    """A workload with the facts that every dataset has, and `facts` of its own. `conversations` are not empty."""
-    turns = [turn for conversation in conversations for turn in conversation.turns]
+    """A workload with the facts that every dataset has, and `facts` of its own. `prompts` are not empty."""
     off = [abs(passage.num_surplus) for passage in passages if passage.num_surplus]
     common = {
         "name": settings.dataset_name,
         "seed": settings.seed,
-        "num_conversations": len(conversations),
-        "num_requests": len(turns),
-        "input_tokens": _length_facts([len(turn.token_ids) for turn in turns]),
-        "output_tokens": _length_facts([turn.num_output_tokens for turn in turns]),
+        "num_requests": len(prompts),
+        "input_tokens": _length_facts([len(prompt.token_ids) for prompt in prompts]),
+        "output_tokens": _length_facts([prompt.num_output_tokens for prompt in prompts]),
         # passages that have another number of tokens as text, and by how many tokens in all
         "text_mismatch": {"num_prompts": len(off), "num_tokens": sum(off)},
     }
-    return Workload(tuple(conversations), {**common, **facts})
+    return Workload(tuple(prompts), {**common, **facts})
 
 
 def _length_facts(lengths: Sequence[int]) -> dict[str, float]:

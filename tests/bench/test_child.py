@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -59,11 +58,6 @@ def test_a_failed_command_is_an_error_and_the_child_goes_on(echo: Child) -> None
     assert echo.ask("echo") == {}
 
 
-def test_a_child_that_cannot_begin_says_why() -> None:
-    with Child(ECHO, {"fails": True}) as child, pytest.raises(RequestFailed, match="it was to fail"):
-        child.hear()
-
-
 def test_a_child_that_dies_is_an_error(echo: Child) -> None:
     with pytest.raises(RequestFailed, match="exited with status 3"):
         echo.ask("die")
@@ -76,13 +70,6 @@ def test_an_answer_that_does_not_come_is_an_error(echo: Child, monkeypatch: pyte
         echo.hear(timeout_s=0.1)
     echo.close()
     until_gone(echo.pid)
-
-
-def test_a_child_runs_on_the_core_it_is_given() -> None:
-    core = max(os.sched_getaffinity(0))
-    with Child(ECHO, {}, core) as child:
-        child.hear()
-        assert child.ask("cores") == [core]
 
 
 def test_a_child_does_not_outlive_a_parent_that_was_killed() -> None:

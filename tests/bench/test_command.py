@@ -22,4 +22,5 @@ def test_an_unknown_benchmark_is_an_error(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_in_the_list_is_there(name: str) -> None:
     module, function = entry_of(name)
+    assert module.startswith("baton."), "what is installed has no package of another name"
     assert callable(getattr(importlib.import_module(module), function))

@@ -47,11 +47,6 @@ def test_a_file_of_other_settings_or_damaged_is_not_lost(tmp_path: Path) -> None
     assert path.read_text() == "{"
 
 
-def test_a_folder_that_is_not_there_is_said_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="no such folder"):
-        begin(tmp_path / "no" / "result.json")
-
-
 def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path, document = tmp_path / "result.json", new()
     document.runs = [run("a", 1, 5.0), run("a", 2, 5.0)]
@@ -62,9 +57,3 @@ def test_a_save_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         save(path, document)
     assert path.read_text() == before
     assert sum(line.startswith('{"target": "a"') for line in before.splitlines()) == 2
-
-
-def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    save(None, begin(None))
-    assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.bench.documents import CompareDocument, KvDocument, LimitsDocument, ServeDocument, SweepDocument, load_result
-from baton.bench.runs import Run, points_of
+from baton.bench.runs import Run
 from baton.wire.errors import InvalidSetting
 from tests.bench.report.samples import FACTS, PD, compare_result, limits_result, run_result, sweep_result
 
@@ -34,21 +34,6 @@ def test_a_run_is_called_by_its_label_if_somebody_gave_one_else_by_its_model(tmp
     (run,) = runs_in(tmp_path, result)
     assert (run.target, run.rate, run.pace) == ("llama-32m", math.inf, "all at once")
     assert runs_in(tmp_path, {**result, "label": "mine"})[0].target == "mine"
-
-
-def test_appended_results_are_runs_of_one_file(tmp_path: Path) -> None:
-    lines = "\n".join(json.dumps(run_result(PD, rate, 1, num=5)) for rate in (1, 2, 2))
-    assert [len(point.runs) for point in points_of(runs_in(tmp_path, lines))] == [1, 2]
-
-
-def test_repeats_are_rounds_and_the_middle_one_has_its_details(tmp_path: Path) -> None:
-    results = [run_result(PD, 2, seed, num=5) for seed in (1, 2, 3)]
-    nested = ("facts", "dataset", "breakdown", "client", "ttfts", "itls", "start_times")
-    repeats = [{name: value for name, value in each.items() if name not in nested} for each in results]
-    runs = runs_in(tmp_path, {**results[1], "repeats": repeats, "notes": ["the middle one"]})
-    assert [bool(run.row("itls")) for run in runs] == [False, True, False]
-    (point,) = points_of(runs)
-    assert point.values("p99_ttft_ms") == [each["p99_ttft_ms"] for each in results]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +70,6 @@ def without(document: dict[str, Any], *way: str | int) -> dict[str, Any]:
     ("document", "said"),
     [
         ("{", "not JSON"),
-        ("[]", "a map is expected"),
         ("3", "a map is expected"),
         ({"kind": "strange"}, "neither"),
         ({"kind": "sweep"} | {"facts": 3}, "facts: .*found 3"),
@@ -105,11 +89,3 @@ def test_a_damaged_or_foreign_file_is_said_with_what_is_missing(tmp_path: Path, 
     with pytest.raises(InvalidSetting, match=said) as caught:
         load_result(path)
     assert str(path) in str(caught.value)
-
-
-def test_a_file_that_is_not_there_or_no_text_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="No such file"):
-        load_result(tmp_path / "none.json")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidSetting, match="not text"):
-        load_result(tmp_path / "binary")

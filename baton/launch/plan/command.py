@@ -1,7 +1,6 @@
 """`baton plan`: what of a model fits on which ranks, and what a handoff between uneven nodes takes, by its config.
 
-Owns the settings, and how a plan is shown: as text, or with `--json` as one JSON object. `baton bench plan` answers the
-other question: what latencies a load would see on nodes whose step costs were measured.
+Owns the settings, and how a plan is shown: as text, or with `--json` as one JSON object.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ from baton.wire.errors import BatonError, InvalidSetting
 _DESCRIPTION = (
     "Compute from a model's config.json what fits: weights and KV of a rank, the longest context, requests together, "
     "bytes of a handoff and the bandwidth that hides it. Nothing is loaded and nothing is measured, except the rates "
-    "of this machine's CPU with --gpu cpu. `baton bench plan` is another thing: it computes the latencies of a load, "
-    "from what running nodes have measured of their steps."
+    "of this machine's CPU with --gpu cpu."
 )
 _AUTO = "auto"
 _SHOWN_CONTEXTS = tuple(1024 * 4**power for power in range(6))

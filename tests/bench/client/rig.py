@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from baton.bench.client.driver import LoadPlan, LoadRun, run_load
 from baton.bench.client.endpoint import PATHS, Endpoint, Kind, RequestOptions
 from baton.bench.client.outcome import Outcome
-from baton.bench.workload.dataset_settings import Conversation, Turn
+from baton.bench.workload.dataset_settings import Prompt
 from tests.bench.mock_server.schedule import Answer, Script
 
 PATIENCE_S = 20.0
@@ -18,20 +18,17 @@ def endpoint(url: str, kind: Kind = "completions", *, is_baton: bool = False) ->
     return Endpoint(url, PATHS[kind], kind, "mock", is_baton)
 
 
-def turn(num_output_tokens: int = 4, text: str = "one two three") -> Turn:
-    """A turn of as many token ids as words."""
-    words = text.split()
-    return Turn(tuple(1000 + place for place in range(len(words))), text, num_output_tokens)
+def prompt(num_output_tokens: int = 4) -> Prompt:
+    return Prompt((1000, 1001, 1002), "one two three", num_output_tokens)
 
 
-def questions(num: int, num_output_tokens: int = 4) -> tuple[Conversation, ...]:
-    """Conversations of one turn."""
-    return (Conversation((turn(num_output_tokens),)),) * num
+def questions(num: int, num_output_tokens: int = 4) -> tuple[Prompt, ...]:
+    return (prompt(num_output_tokens),) * num
 
 
 async def load(
     urls: Sequence[str],
-    conversations: tuple[Conversation, ...],
+    prompts: tuple[Prompt, ...],
     arrivals_s: tuple[float, ...] | None = None,
     max_concurrency: int | None = None,
     options: RequestOptions | None = None,
@@ -41,7 +38,7 @@ async def load(
     """Closed loop of one unless told otherwise."""
     if arrivals_s is None and max_concurrency is None:
         max_concurrency = 1
-    plan = LoadPlan(conversations, arrivals_s, max_concurrency, timeout_s)
+    plan = LoadPlan(prompts, arrivals_s, max_concurrency, timeout_s)
     endpoints = [endpoint(url, kind) for url in urls]
     return await run_load(endpoints, plan, options or RequestOptions(), lambda _: None)
 

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from itertools import pairwise
 
 import pytest
 
 from baton.bench.client.driver import LoadPlan, run_load
-from baton.bench.client.endpoint import Kind, PromptForm, RequestOptions
-from baton.bench.client.outcome import Failure, Outcome
-from baton.bench.workload.dataset_settings import Conversation
-from tests.bench.client.rig import PATIENCE_S, Announcing, all_fine, endpoint, load, questions, turn
+from baton.bench.client.endpoint import RequestOptions
+from tests.bench.client.rig import PATIENCE_S, Announcing, all_fine, endpoint, load, questions
 from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script
 from tests.bench.mock_server.server import mock_server
 
@@ -48,85 +45,6 @@ async def test_a_limit_holds_requests_back_and_the_delay_is_seen() -> None:
     assert run.client.num_late >= 3
 
 
-async def test_a_closed_loop_keeps_so_many_going() -> None:
-    async with mock_server(Script((Answer(0.02),))) as server:
-        run = await load([server.url], questions(12, 1), max_concurrency=3)
-        num_connections = len({record.client_port for record in server.records})
-    assert all_fine(run.outcomes)
-    assert [outcome.index for outcome in run.outcomes] == list(range(12))
-    assert run.client.max_in_flight == 3
-    assert num_connections == 3  # each was used again
-
-
-async def test_conversations_go_to_the_endpoints_in_turn_and_stay() -> None:
-    conversation = Conversation((turn(), turn()))
-    async with mock_server(Script((QUICK,))) as one, mock_server(Script((QUICK,))) as other:
-        run = await load([one.url, other.url], (conversation,) * 4, max_concurrency=2)
-    assert [(outcome.index, outcome.turn) for outcome in run.outcomes] == [(i, t) for i in range(4) for t in range(2)]
-    hosts = [outcome.url.removesuffix("/v1/completions") for outcome in run.outcomes]
-    assert hosts == [one.url] * 2 + [other.url] * 2 + [one.url] * 2 + [other.url] * 2
-    assert (len(one.records), len(other.records)) == (4, 4)
-
-
-async def test_a_turn_waits_for_the_answer_before_it_and_holds_it() -> None:
-    conversation = Conversation((turn(2), turn(3), turn(1)))
-    async with mock_server(Script((Answer(0.01, (0.01,)), Answer(0.01, (0.01,) * 2), Answer(0.01)))) as server:
-        run = await load([server.url], (conversation,))
-        prompts = [record.body["prompt"] for record in server.records]
-    assert all_fine(run.outcomes)
-    asked = [1000, 1001, 1002]
-    assert prompts == [asked, [*asked, 100, 101, *asked], [*asked, 100, 101, *asked, 100, 101, 102, *asked]]
-    assert [outcome.num_prompt_tokens for outcome in run.outcomes] == [3, 8, 14]
-    for earlier, later in pairwise(run.outcomes):
-        assert later.scheduled_s == earlier.closed_s <= later.sent_s
-
-
-@pytest.mark.parametrize(("form", "kind", "num_words"), [("text", "completions", 7), ("chat", "chat", 8)])
-async def test_a_conversation_of_texts_grows_by_its_answers(form: PromptForm, kind: Kind, num_words: int) -> None:
-    conversation = Conversation((turn(2), turn(2)))
-    async with mock_server(Script((Answer(0.0, (0.0,), texts=(" yes",)),))) as server:
-        run = await load([server.url], (conversation,), options=RequestOptions(form), kind=kind)
-        body = server.records[1].body
-    assert all_fine(run.outcomes)
-    assert run.outcomes[1].num_prompt_tokens == num_words
-    if kind == "chat":
-        assert [message["content"] for message in body["messages"]] == ["one two three", " yes yes", "one two three"]
-    else:
-        assert body["prompt"] == "one two three yes yesone two three"
-
-
-async def test_a_conversation_ends_with_its_first_failure() -> None:
-    conversation = Conversation((turn(4), turn(4), turn(4)))
-    broken = Answer(0.0, fault=Fault(FaultKind.HTTP_ERROR))
-    async with mock_server(Script((QUICK, broken, QUICK, QUICK, QUICK))) as server:
-        run = await load([server.url], (conversation, conversation))
-    assert [(outcome.index, outcome.turn, outcome.failure) for outcome in run.outcomes] == [
-        (0, 0, None),
-        (0, 1, Failure.HTTP_ERROR),
-        (1, 0, None),
-        (1, 1, None),
-        (1, 2, None),
-    ]
-    assert run.num_unsent == 1
-
-
-async def test_outcomes_are_told_as_they_end() -> None:
-    told: list[Outcome] = []
-    async with mock_server(Script((Answer(0.3), QUICK))) as server:
-        plan = LoadPlan(questions(2), (0.0, 0.05), None, PATIENCE_S)
-        run = await run_load([endpoint(server.url)], plan, RequestOptions(), told.append)
-    assert told == [run.outcomes[1], run.outcomes[0]]
-
-
-async def test_headers_of_the_run_are_sent() -> None:
-    async with mock_server(Script((QUICK,))) as server:
-        options = RequestOptions(headers={"Authorization": "Bearer abc"})
-        run = await load([server.url], questions(1), options=options)
-        headers = server.records[0].headers
-    assert all_fine(run.outcomes)
-    assert (headers["Authorization"], headers["Accept-Encoding"]) == ("Bearer abc", "identity")
-
-
 async def test_a_load_that_is_cancelled_leaves_nothing() -> None:
     schedule = Announcing(Script((Answer(0.0, fault=Fault(FaultKind.STALL, 1)),)), 4)
     before = asyncio.all_tasks()
@@ -139,16 +57,5 @@ async def test_a_load_that_is_cancelled_leaves_nothing() -> None:
             await run
         names = {task.get_name() for task in asyncio.all_tasks() - before}
         await server.until_idle(PATIENCE_S)
-    assert not {name for name in names if name.startswith(("conversation", "loop-lag"))}
+    assert not {name for name in names if name.startswith(("request", "loop-lag"))}
     assert [record.left_s is not None for record in server.records] == [True] * 5
-
-
-async def test_a_client_that_is_held_up_says_so() -> None:
-    async with mock_server(Script((QUICK,))) as server:
-        asyncio.get_running_loop().call_later(0.05, time.sleep, 0.15)
-        run = await load([server.url], questions(20), tuple(0.01 * place for place in range(20)))
-    assert all_fine(run.outcomes)
-    delays_s = [outcome.sent_s - outcome.scheduled_s for outcome in run.outcomes]
-    assert max(delays_s) > 0.1
-    assert run.client.num_late == sum(delay_s > 0.01 for delay_s in delays_s) >= 10
-    assert run.client.loop_lag_max_ms > 100

@@ -1,41 +1,23 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from baton.bench.client.endpoint import probe
-from baton.wire.errors import InvalidSetting, RequestFailed
+from baton.bench.client.endpoint import PromptForm, RequestOptions, body_of, probe
+from baton.bench.workload.dataset_settings import Prompt
+from baton.wire.errors import RequestFailed
 from tests.bench.client.raw_server import raw_server
-from tests.bench.client.rig import PATIENCE_S
+from tests.bench.client.rig import PATIENCE_S, endpoint
 from tests.bench.mock_server.schedule import Steady
 from tests.bench.mock_server.server import MockOptions, mock_server
 
 QUICK = Steady(0.0, 0.0)
 
 
-async def test_the_first_model_is_taken_where_none_is_named() -> None:
-    async with mock_server(QUICK, MockOptions(model="tiny")) as server:
-        found = await probe(f"{server.url}/", "completions", "", PATIENCE_S)
-        chat = await probe(server.url, "chat", "other", PATIENCE_S)
-    assert (found.model, found.url, found.is_baton) == ("tiny", f"{server.url}/v1/completions", False)
-    assert (chat.model, chat.url) == ("other", f"{server.url}/v1/chat/completions")
-
-
 async def test_baton_is_known_by_what_it_owns() -> None:
     async with mock_server(QUICK, MockOptions(owned_by="baton")) as server:
         assert (await probe(server.url, "chat", "mock", PATIENCE_S)).is_baton
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:80", "ftp://here", "http://", "nonsense"])
-async def test_an_address_that_is_none_is_said(url: str) -> None:
-    with pytest.raises(InvalidSetting, match="http://HOST:PORT is needed"):
-        await probe(url, "chat", "", PATIENCE_S)
-
-
-async def test_a_server_that_is_not_there_is_said() -> None:
-    async with mock_server(QUICK) as server:
-        pass
-    with pytest.raises(RequestFailed, match="/v1/models: "):
-        await probe(server.url, "chat", "", PATIENCE_S)
 
 
 async def test_a_server_without_a_list_needs_a_name() -> None:
@@ -59,3 +41,34 @@ async def test_a_server_that_answers_otherwise_is_said(answer: bytes, message: s
     async with raw_server(answer) as url:
         with pytest.raises(RequestFailed, match=message):
             await probe(url, "chat", "", 0.05 if not answer else PATIENCE_S)
+
+
+PROMPT = Prompt((1, 2, 3), "Hello.", 8)
+HERE = endpoint("http://here")
+
+
+@pytest.mark.parametrize(
+    ("form", "asked"),
+    [
+        ("ids", {"prompt": [1, 2, 3], "max_tokens": 8}),
+        ("text", {"prompt": "Hello.", "max_tokens": 8}),
+        ("chat", {"messages": [{"role": "user", "content": "Hello."}], "max_completion_tokens": 8}),
+    ],
+)
+def test_a_prompt_has_three_forms(form: PromptForm, asked: dict[str, Any]) -> None:
+    assert body_of(PROMPT, HERE, RequestOptions(form, ignore_eos=True, temperature=0.0)) == {
+        **asked,
+        "model": "mock",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.0,
+        "ignore_eos": True,
+    }
+
+
+def test_only_baton_is_asked_for_timings() -> None:
+    options = RequestOptions(with_timings=True)
+    baton = endpoint("http://here", is_baton=True)
+    assert "return_timings" not in body_of(PROMPT, HERE, options)
+    assert body_of(PROMPT, baton, options)["return_timings"] is True
+    assert "return_timings" not in body_of(PROMPT, baton, RequestOptions())

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from itertools import pairwise
+from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.bench.client import stream
-from baton.bench.client.endpoint import Endpoint, History, RequestOptions
+from baton.bench.client.endpoint import Endpoint, RequestOptions, body_of
 from baton.bench.client.outcome import Failure, Outcome
-from baton.bench.client.stream import send
+from baton.bench.client.stream import Received, read_answer, send
 from baton.bench.numbers import median
-from baton.bench.workload.dataset_settings import Conversation
 from tests.bench.client.raw_server import raw_server
-from tests.bench.client.rig import PATIENCE_S, Announcing, endpoint, turn
+from tests.bench.client.rig import PATIENCE_S, endpoint, prompt
 from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script
 from tests.bench.mock_server.server import mock_server
 
@@ -37,9 +40,9 @@ async def ask(
     options: RequestOptions | None = None,
     timeout_s: float = PATIENCE_S,
 ) -> Outcome:
-    outcome = Outcome(0, 0, there.url, 0.0)
-    history = History(Conversation((turn(num_output_tokens),)), there, options or RequestOptions(ignore_eos=True))
-    await send(session, there, history.next_body(), outcome, timeout_s)
+    outcome = Outcome(0, there.url, 0.0)
+    body = body_of(prompt(num_output_tokens), there, options or RequestOptions(ignore_eos=True))
+    await send(session, there, body, outcome, timeout_s)
     return outcome
 
 
@@ -85,38 +88,6 @@ def gaps(times_s: list[float]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(times_s)]
 
 
-async def test_an_answer_is_told_whole(session: aiohttp.ClientSession) -> None:
-    script = Script((Answer(0.0, (0.0, 0.02), (2, 1), ("a", "", "b")),))
-    async with mock_server(script) as server:
-        options = RequestOptions(ignore_eos=True, extra_body={"return_token_ids": True})
-        outcome = await ask(session, endpoint(server.url), 5, options)
-    assert outcome.failure is None
-    assert (outcome.text, outcome.finish_reason, outcome.status) == ("aba", "length", 200)
-    assert (outcome.chunk_tokens, outcome.output_ids) == ([2, 1, 2], [100, 101, 102, 103, 104])
-    assert (outcome.num_prompt_tokens, outcome.num_output_tokens) == (3, 5)
-    assert outcome.usage["total_tokens"] == 8
-    assert outcome.chunk_s[0] == outcome.chunk_s[1] <= outcome.chunk_s[2] == outcome.end_s <= outcome.closed_s
-
-
-async def test_a_chat_is_told_whole(session: aiohttp.ClientSession) -> None:
-    async with mock_server(Script((Answer(0.0, (0.001,)),))) as server:
-        outcome = await ask(session, endpoint(server.url, "chat"), 2, RequestOptions("chat", ignore_eos=True))
-    assert (outcome.failure, outcome.text, outcome.chunk_tokens) == (None, " word word", [0, 1, 1])
-    assert (outcome.num_prompt_tokens, outcome.num_output_tokens) == (3, 2)
-
-
-async def test_tokens_without_text_are_tokens(session: aiohttp.ClientSession) -> None:
-    async with mock_server(Script((Answer(0.0, (0.0,) * 3, texts=("",)),))) as server:
-        outcome = await ask(session, endpoint(server.url))
-    assert (outcome.failure, outcome.text, outcome.chunk_tokens) == (None, "", [1, 1, 1, 1])
-
-
-async def test_a_server_that_reports_no_usage_is_no_failure(session: aiohttp.ClientSession) -> None:
-    async with mock_server(Script((Answer(0.0, (0.0,) * 3, fault=Fault(FaultKind.NO_USAGE)),))) as server:
-        outcome = await ask(session, endpoint(server.url))
-    assert (outcome.failure, outcome.usage, outcome.num_output_tokens) == (None, {}, 4)
-
-
 @pytest.mark.parametrize(
     ("fault", "failure", "message", "num_chunks"),
     [
@@ -156,15 +127,6 @@ async def test_nobody_listening_is_a_refusal(session: aiohttp.ClientSession) -> 
     assert "ClientConnectorError" in outcome.message
 
 
-async def test_a_server_that_never_begins_has_stalled(session: aiohttp.ClientSession) -> None:
-    async with mock_server(Script((Answer(0.0, fault=Fault(FaultKind.STALL)),))) as server:
-        outcome = await ask(session, endpoint(server.url), timeout_s=0.1)
-        await server.until_idle(PATIENCE_S)
-    assert outcome.failure is Failure.STALLED
-    assert outcome.message.startswith("not complete: 0 bytes came")
-    assert server.records[0].left_s is not None
-
-
 async def test_an_answer_that_is_not_complete_in_time_has_stalled(session: aiohttp.ClientSession) -> None:
     silent = Answer(0.0, (0.0,) * 9, fault=Fault(FaultKind.STALL, 2))
     slow = Answer(0.0, (0.01,) * 500)
@@ -193,19 +155,6 @@ async def test_an_answer_is_over_at_its_end_even_when_its_connection_is_not(
     assert (outcome.failure, outcome.text) == (None, "x")
 
 
-async def test_what_is_not_http_cannot_be_read(session: aiohttp.ClientSession) -> None:
-    async with raw_server(b"SSH-2.0-OpenSSH\r\n\r\n") as url:
-        outcome = await ask(session, endpoint(url))
-    assert outcome.failure is Failure.BAD_STREAM
-
-
-async def test_a_redirection_is_not_followed(session: aiohttp.ClientSession) -> None:
-    answer = b"HTTP/1.1 307 Elsewhere\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
-    async with raw_server(answer) as url:
-        outcome = await ask(session, endpoint(url))
-    assert (outcome.failure, outcome.message) == (Failure.HTTP_ERROR, "307: ")
-
-
 async def test_an_endless_answer_is_given_up(session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "MAX_ANSWER_BYTES", 2000)
     async with mock_server(Script((Answer(0.0, (0.0001,) * 20_000),))) as server:
@@ -214,13 +163,73 @@ async def test_an_endless_answer_is_given_up(session: aiohttp.ClientSession, mon
     assert (outcome.failure, outcome.message) == (Failure.BAD_STREAM, "the answer is longer than 2000 bytes")
 
 
-async def test_a_cancelled_request_leaves_its_server(session: aiohttp.ClientSession) -> None:
-    schedule = Announcing(Script((Answer(0.0, fault=Fault(FaultKind.STALL, 1)),)), 0)
-    async with mock_server(schedule) as server:
-        task = asyncio.create_task(ask(session, endpoint(server.url)))
-        await asyncio.wait_for(schedule.has_come.wait(), PATIENCE_S)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await server.until_idle(PATIENCE_S)
-    assert server.records[0].left_s is not None
+DONE = b"data: [DONE]\n\n"
+
+
+def event(choice: dict[str, Any] | None = None, **members: Any) -> bytes:
+    choices = [] if choice is None else [choice]
+    return b"data: " + json.dumps({"choices": choices, **members}).encode() + b"\n\n"
+
+
+def read(*pieces: bytes) -> tuple[Outcome, bool]:
+    """Piece i came at second i. Whether [DONE] was seen stands second."""
+    received, outcome = Received(), Outcome(0, "", 0.0)
+    for came_s, piece in enumerate(pieces):
+        received.add(piece, float(came_s))
+    return outcome, asyncio.run(read_answer(received, outcome))
+
+
+WHOLE = (
+    event({"text": "a\u00e9"})
+    + b": a comment\n\n"
+    + event({"text": ""})
+    + event({"text": "\n\ndata: [DONE]", "finish_reason": "length"})
+    + event(usage={"completion_tokens": 3})
+    + DONE
+)
+
+
+@given(st.lists(st.integers(1, len(WHOLE) - 1), max_size=8))
+def test_how_a_stream_is_cut_changes_no_token(cuts: list[int]) -> None:
+    edges = [0, *sorted(set(cuts)), len(WHOLE)]
+    pieces = [WHOLE[begin:end] for begin, end in pairwise(edges)]
+    outcome, is_done = read(*pieces)
+    assert is_done
+    assert outcome.text == "a\u00e9\n\ndata: [DONE]"
+    assert outcome.chunk_tokens == [1, 1, 1]
+    assert outcome.usage == {"completion_tokens": 3}
+    last_bytes = [WHOLE.index(b"\n\n" + following) - 1 for following in (b": a", b'data: {"choices": [{"text": "\\n')]
+    for place, last_byte in enumerate(last_bytes):
+        assert outcome.chunk_s[place] == next(i for i, end in enumerate(edges[1:]) if end > last_byte)
+
+
+def test_a_chat_opens_without_a_token() -> None:
+    outcome, _ = read(
+        event({"delta": {"role": "assistant", "content": ""}, "finish_reason": None}),
+        event({"delta": {"content": "x"}}),
+        event({"delta": {}, "finish_reason": "stop"}),
+        DONE,
+    )
+    assert (outcome.text, outcome.chunk_tokens) == ("x", [0, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("data", "failure", "message"),
+    [
+        (b'{"choices": [{]}', Failure.BAD_STREAM, "not JSON: "),
+        (b"\xff\xfe", Failure.BAD_STREAM, "not JSON: "),
+        (b"[" * 100_000, Failure.BAD_STREAM, "not JSON: "),
+        (b"17", Failure.BAD_STREAM, "no object: 17"),
+        (b'{"choices": {"text": "x"}}', Failure.BAD_STREAM, "unknown choices"),
+        (b'{"choices": ["x"]}', Failure.BAD_STREAM, "unknown choices"),
+        (b'{"choices": [{"text": 5}]}', Failure.BAD_STREAM, "unknown members"),
+        (b'{"error": {"message": "out of memory", "code": 500}}', Failure.ERROR_EVENT, "out of memory"),
+        (b'{"error": "out of memory"}', Failure.ERROR_EVENT, "out of memory"),
+        (b'{"object": "error", "message": "out of memory"}', Failure.ERROR_EVENT, "out of memory"),
+    ],
+)
+def test_what_cannot_be_read_ends_the_answer(data: bytes, failure: Failure, message: str) -> None:
+    outcome, is_done = read(event({"text": "a"}), b"data: " + data + b"\n\n", event({"text": "b"}), DONE)
+    assert outcome.failure is failure
+    assert message in outcome.message
+    assert (outcome.text, is_done) == ("a", False)

@@ -40,35 +40,6 @@ def test_a_round_has_the_same_requests_for_all_and_none_comes_twice_to_one(sched
     assert all(step.seed == shared[step.round, step.rate] for step in steps if step.target == "b" and step.round)
 
 
-def test_a_resumed_comparison_sends_nothing_that_was_sent_before() -> None:
-    before = {step.seed for step in SCHEDULE.steps()}
-    assert not before & {step.seed for step in dataclasses.replace(SCHEDULE, session=1).steps()}
-
-
-def test_everybody_begins_once_at_each_rate() -> None:
-    counted = [step for step in SCHEDULE.steps() if step.round]
-    first: dict[tuple[int, float], tuple[str, bool]] = {}
-    for step in counted:
-        first.setdefault((step.round, step.rate), (step.target, step.is_control))
-    for rate in SCHEDULE.rates:
-        begins = [found for (_, at), found in first.items() if at == rate]
-        assert sorted(begins) == [("a", False), ("a", True), ("b", False)]
-
-
-def test_a_pair_is_measured_right_after_each_other() -> None:
-    counted = [step for step in SCHEDULE.steps() if step.round]
-    for at in range(0, len(counted), 3):
-        assert len({(step.round, step.rate) for step in counted[at : at + 3]}) == 1
-
-
-def test_warm_ups_come_first_and_are_not_counted() -> None:
-    steps = SCHEDULE.steps()
-    assert [(step.round, step.rate, step.target) for step in steps[:6]] == [
-        (0, rate, target) for rate in (1.0, 2.0, 4.0) for target in ("a", "b")
-    ]
-    assert all(step.round for step in steps[6:])
-
-
 def test_one_at_a_time_a_target_has_all_its_rates_after_one_start_and_a_warm_up() -> None:
     turns: list[list[tuple[int, float]]] = []
     previous = ""
@@ -79,12 +50,3 @@ def test_one_at_a_time_a_target_has_all_its_rates_after_one_start_and_a_warm_up(
         turns[-1].append((step.round, step.rate))
     assert all(turn[0] == (0, 1.0) for turn in turns)
     assert all([rate for number, rate in turn if number][:3] == [1.0, 2.0, 4.0] for turn in turns)
-
-
-def test_groups_that_are_done_are_left_out_with_nothing_left_to_warm_up_for() -> None:
-    sizes = Counter(step.group for step in SCHEDULE.counted())
-    assert list(sizes.values()) == [3] * 9
-    some, groups = sorted(sizes)[:4], set(sizes)
-    assert {step.group for step in SCHEDULE.steps(some) if step.round} == groups - set(some)
-    assert SCHEDULE.steps(groups) == ()
-    assert len({step.group for step in ONE_AT_A_TIME.counted()}) == 3

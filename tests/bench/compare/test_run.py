@@ -7,7 +7,6 @@ import pytest
 
 from baton.bench.compare.command import CompareSettings, carry_out, keep_whole_groups, schedule_of
 from baton.bench.documents import CompareDocument, MeasuredTarget
-from baton.bench.targets.line_up import Load
 from tests.bench.targets.fakes import FakeLineUp, FakeMeasure, fake_session
 
 INF = float("inf")
@@ -63,13 +62,3 @@ def test_an_interrupted_comparison_goes_on_and_measures_torn_groups_again() -> N
     again = FakeMeasure()
     assert measure_all(again, document)[0] == document
     assert again.asked == []
-
-
-def test_two_equal_targets_on_a_noisy_machine_get_no_verdict() -> None:
-    values = iter([100, 120, 90, 115, 130, 95, 105, 88] * 10)
-
-    def noisy(_: Load) -> float:
-        return float(next(values))
-
-    document, _ = measure_all(FakeMeasure(noisy))
-    assert {ratio.is_clear for ratio in document.ratios if ratio.metric == "median_ttft_ms"} == {False}

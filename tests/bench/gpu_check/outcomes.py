@@ -12,7 +12,7 @@ def answered(ttft_ms: float, exposed_ms: float) -> Outcome:
     sent_us = 1_000_000
     sampled_us = sent_us + round(ttft_ms * 1e3) - 1000
     ready_us = sampled_us + round(exposed_ms * 1e3)
-    outcome = Outcome(index=0, turn=0, url="", scheduled_s=1.0, sent_s=1.0)
+    outcome = Outcome(index=0, url="", scheduled_s=1.0, sent_s=1.0)
     outcome.chunk_s = [(sampled_us + 1000) / 1e6, (ready_us + 4000) / 1e6]
     outcome.chunk_tokens = [1, 1]
     outcome.num_output_tokens = 2

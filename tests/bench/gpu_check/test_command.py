@@ -10,7 +10,7 @@ import pytest
 
 from baton.bench import command as bench_command
 from baton.bench.gpu_check import command
-from baton.bench.gpu_check.command import TESTS, TOTAL_S, Group, GroupResult, GroupRun, all_groups, chosen_groups, main
+from baton.bench.gpu_check.command import TESTS, TOTAL_S, Group, GroupResult, GroupRun, all_groups, main
 from baton.bench.gpu_check.rows import Verdict, failed_row, speed_row
 from baton.wire.errors import InvalidSetting
 
@@ -45,11 +45,6 @@ def test_a_device_that_is_not_there_is_said_in_a_sentence(monkeypatch: pytest.Mo
         main([])
 
 
-def test_what_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="there is no such folder"):
-        main(["--device", "cpu", "--json", str(tmp_path / "missing" / "file.json")])
-
-
 def test_baton_bench_knows_it() -> None:
     with pytest.raises(InvalidSetting, match="--only 'nothing' is not one of attention"):
         bench_command.main(["gpu-check", "--device", "cpu", "--only", "nothing"])
@@ -61,8 +56,3 @@ def test_all_groups_fit_into_eight_minutes_and_their_tests_are_there(quick: bool
     assert sum(group.limit_s for group in groups) <= TOTAL_S
     assert all((TESTS / group.tests).is_file() for group in groups if group.tests)
     assert all(group.tests or group.measures for group in groups)
-
-
-def test_groups_are_chosen_by_name() -> None:
-    assert [group.name for group in chosen_groups("graphs, attention", quick=True)] == ["attention", "graphs"]
-    assert chosen_groups("", quick=True) == all_groups(quick=True)

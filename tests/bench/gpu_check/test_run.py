@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.bench.gpu_check.command import Group, GroupResult, GroupRun
-from baton.bench.gpu_check.rows import CORRECTNESS, Row, Verdict, exit_status
+from baton.bench.gpu_check.rows import Row, Verdict, exit_status
 
 FAKE = "tests.bench.gpu_check.fake_worker"
 TESTS = """
@@ -43,13 +43,6 @@ def run_tests(folder: Path, text: str) -> dict[str, Row]:
 
 def verdicts(result: GroupResult) -> list[Verdict]:
     return [row.verdict for row in result.rows]
-
-
-def test_rows_arrive_as_they_were_made_each_from_a_process_of_its_own() -> None:
-    result = run("good", "slow")
-    assert verdicts(result) == [Verdict.MEASURED, Verdict.MEASURED, Verdict.BELOW]
-    assert result.rows[0].case != result.rows[1].case
-    assert verdicts(run("good", device="cpu")) == [Verdict.MEANINGLESS]
 
 
 @pytest.mark.parametrize(("name", "note"), [("crash", "exited with status 3"), ("garbage", "cannot be read")])
@@ -95,25 +88,6 @@ def test_each_test_is_a_row_and_only_what_an_assertion_says_is_wrong(tmp_path: P
     )
     assert "illegal memory access" in rows["it crashes "].note
     assert rows["it cannot be "].note == "one GPU"
-
-
-def test_a_test_that_ends_the_process_is_named(tmp_path: Path) -> None:
-    rows = run_tests(tmp_path, "import os\ndef test_it_dies():\n    os._exit(5)\n")
-    (row,) = rows.values()
-    assert (row.verdict, row.case) == (Verdict.FAILED, "test_it_dies")
-    assert "exited with status 5" in row.note
-
-
-def test_tests_that_cannot_be_imported_have_failed(tmp_path: Path) -> None:
-    (row,) = run_tests(tmp_path, "import nothing_of_this_name\n").values()
-    assert row.verdict == Verdict.FAILED
-    assert "nothing_of_this_name" in row.note
-
-
-def test_without_a_checkout_it_is_said_that_correctness_was_not_checked(tmp_path: Path) -> None:
-    group = Group("checks", "", 60.0, tests="test_it.py")
-    (row,) = GroupRun(group, "cuda", quick=True, tests=tmp_path).run(lambda _: None).rows
-    assert (row.name, row.verdict) == (CORRECTNESS, Verdict.NOT_RUN)
 
 
 def _processes_of(mark: str) -> list[str]:

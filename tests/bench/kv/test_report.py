@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from baton.bench.facts import Facts
 from baton.bench.kv.measure import Case, Limits, Results
-from baton.bench.kv.report import as_json, figures, save_plot, tables
-from baton.wire.errors import InvalidSetting
+from baton.bench.kv.report import figures, save_plot, tables
 
 MIB = 2**20
-FACTS = Facts("2026-01-01 00:00 UTC", "baton bench kv", "abc", "A CPU", 2, (0, 1), 2**30, "Linux 6", 0.5, {})
 LIMITS = Limits(10**9, [0.1], [0.2], [0.05], [0.15], [0.25], [0.000125])
 
 
@@ -35,12 +31,6 @@ def test_figures_are_of_medians_and_pairs() -> None:
     assert found.bare_nixl_ratio.of_medians == pytest.approx(0.8)
 
 
-def test_an_unsteady_yardstick_is_said_beside_the_figure() -> None:
-    assert not figures(STEADY).is_noisy
-    rows = tables(Results(LIMITS, [STEADY, UNSTEADY], [], {}))[0].rows
-    assert [row[-1].text for row in rows] == ["", "noisy (80%)"]
-
-
 def test_there_is_a_table_for_everything_that_was_measured() -> None:
     found = tables(Results(LIMITS, [STEADY], [UNSTEADY], {}))
     assert [cell.text for cell in found[0].rows[0]][:4] == ["nixl", "xxh3", "100", "4.19"]
@@ -49,19 +39,7 @@ def test_there_is_a_table_for_everything_that_was_measured() -> None:
     assert [table.title for table in tables(Results(LIMITS, [], [], {}))] == ["Limits of this machine"]
 
 
-def test_json_has_every_sample() -> None:
-    found = json.loads(json.dumps(as_json(FACTS, Results(LIMITS, [STEADY], [], {}), {})))
-    assert found["cases"][0]["wall_s"] == STEADY.wall_s
-    assert found["cases"][0]["figures"]["gb_per_s"] == figures(STEADY).gb_per_s
-    assert found["facts"]["command"] == FACTS.command
-
-
 def test_a_plot_is_a_png(tmp_path: Path) -> None:
     path = tmp_path / "kv.png"
     save_plot([STEADY, UNSTEADY], str(path), "caption")
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_plot_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="--plot"):
-        save_plot([STEADY], str(tmp_path / "missing" / "kv.png"), "caption")

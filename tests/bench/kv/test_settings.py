@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from importlib.machinery import ModuleSpec
 
 import pytest
@@ -31,26 +30,6 @@ def test_a_missing_library_is_named_where_everything_was_asked_for() -> None:
 def test_a_missing_library_is_an_error_where_it_was_asked_for_by_name() -> None:
     with pytest.raises(InvalidSetting, match="--transports nixl: nixl is not installed"):
         plan(KvBenchSettings(transports="shm,nixl"))
-
-
-def test_lists_keep_their_order() -> None:
-    planned = plan(KvBenchSettings(transports="zmq, shm", blocks="64,1", checksum="none"))
-    assert (planned.transports, planned.blocks, planned.checksums) == (("zmq", "shm"), (64, 1), ("none",))
-
-
-def test_quick_leaves_alone_what_was_given() -> None:
-    planned = plan(KvBenchSettings(quick=True, blocks="3"))
-    assert planned.blocks == (3,)
-    assert planned.settings.block_bytes < KvBenchSettings().block_bytes
-
-
-def test_cores_are_those_of_this_process() -> None:
-    core = min(os.sched_getaffinity(0))
-    assert plan(KvBenchSettings(cores=f"{core},{core}")).cores == (core, core)
-    with pytest.raises(InvalidSetting, match="--cores 0,4096 are not some of"):
-        plan(KvBenchSettings(cores="0,4096"))
-    with pytest.raises(InvalidSetting, match=f"--cores {core}: one of the prefill and one of the decode"):
-        plan(KvBenchSettings(cores=str(core)))
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from baton.bench.facts import Facts
 from baton.bench.limits import command
-from baton.bench.limits.command import main
-from baton.bench.limits.result import Ceiling, Found, LimitsSettings, Ratio
+from baton.bench.limits.command import main, report
+from baton.bench.limits.result import CEILING_NAMES, MEANINGS, NAMES, Ceiling, Found, LimitsSettings, Ratio
 from baton.wire.errors import InvalidSetting, RequestFailed
 
 
-def test_one_half_that_fails_leaves_the_other(
+def test_what_fails_leaves_what_was_measured_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(*_: object) -> None:
+    def breaks(settings: LimitsSettings, found: Found, say: object) -> None:
+        found.ceilings.append(Ceiling("memcpy", 80.0, "GB/s", 0.1))
+        found.ratios.append(Ratio("attn_ratio", "idle", 0.5, 0.4, 0.6, noisy=True))
         raise RequestFailed("it broke")
 
-    def works(settings: LimitsSettings, found: Found, say: object) -> None:
-        found.ceilings.append(Ceiling("zmq_round_trip", 80.0, "us", 0.1))
-        found.ratios.append(Ratio("handover_us", "idle", 500.0, 400.0, 600.0, "us", noisy=True))
-
-    monkeypatch.setattr(command, "engine_limits", fails)
-    monkeypatch.setattr(command, "system_limits", works)
+    monkeypatch.setattr(command, "engine_limits", breaks)
     path = tmp_path / "limits.json"
     assert main(["--quick", "--json", str(path)]) == 1
     found = json.loads(path.read_text())
@@ -30,11 +28,11 @@ def test_one_half_that_fails_leaves_the_other(
     assert found["kind"] == "limits"
     assert found["facts"]["command"].startswith("baton bench limits --quick --json ")
     assert found["setup"]["rounds"] == 2
-    assert found["failures"] == ["engine limits: it broke"]
-    assert [(ratio["name"], ratio["value"]) for ratio in found["ratios"]] == [("handover_us", 500.0)]
+    assert found["failures"] == ["it broke"]
+    assert [(ratio["name"], ratio["value"]) for ratio in found["ratios"]] == [("attn_ratio", 0.5)]
     assert set(found["ceilings"][0]) == {"name", "value", "unit", "spread", "note"}
     assert {*found["ratios"][0]} == {"name", "case", "value", "low", "high", "unit", "goal", "noisy", "note"}
-    assert "engine limits: it broke" in capsys.readouterr().out
+    assert "it broke" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -50,3 +48,41 @@ def test_what_cannot_be_used_is_noticed_before_measuring(
     monkeypatch.setattr(command, "engine_limits", lambda *_: pytest.fail("it measured"))
     with pytest.raises(InvalidSetting, match=message):
         main(["--quick", *arguments])
+
+
+FACTS = Facts("2026-01-01 00:00 UTC", "baton bench limits", "abc", "A CPU", 2, (0, 1), 2**30, "Linux 6", 0.5, {})
+CEILING = Ceiling("read_stream", 24.53, "GB/s", 0.034, "how it reads")
+STEADY = Ratio("decode_bw_ratio", "batch 1, context 512", 0.613, 0.58, 0.655, goal="1", note="3 ms a step")
+NOISY = Ratio("attn_ratio", "batch 8, context 512", 0.4321, 0.2, 0.9, goal="1", noisy=True)
+IN_US = Ratio("attn_ratio", "idle", 45.67, 0.0123, 345.6, unit="us")
+
+
+def line(shown: str, name: str) -> list[str]:
+    """The cells of the first row that begins with `name`."""
+    found = next(line for line in shown.splitlines() if line.startswith(f"| {name} "))
+    return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+def test_a_ratio_has_value_range_and_goal() -> None:
+    shown = report(FACTS, {"threads": 1}, Found([CEILING], [STEADY, IN_US], []))
+    assert line(shown, "decode_bw_ratio") == [
+        "decode_bw_ratio",
+        "batch 1, context 512",
+        "0.61",
+        "0.58 to 0.66",
+        "1",
+        "3 ms a step",
+    ]
+    assert line(shown, "attn_ratio") == ["attn_ratio", "idle", "45.7 us", "0.01 to 346", "", ""]
+    assert line(shown, "read_stream") == ["read_stream", "24.5 GB/s", "3 %", "how it reads"]
+
+
+def test_no_value_is_shown_for_a_noisy_ratio() -> None:
+    shown = report(FACTS, {}, Found([CEILING], [STEADY, NOISY], []))
+    assert line(shown, "attn_ratio") == ["attn_ratio", "batch 8, context 512", "noisy", "", "1", ""]
+    assert "0.43" not in shown
+    assert "Noisy: the yardstick itself moved too much" in shown
+
+
+def test_every_ratio_has_an_explanation() -> None:
+    assert set(MEANINGS) == {*NAMES} - {*CEILING_NAMES}

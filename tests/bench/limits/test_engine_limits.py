@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 
 from baton.bench.limits.command import engine_limits
 from baton.bench.limits.engine_process import EngineLimits
-from baton.bench.limits.result import ENGINE_NAMES, KERNEL_NAMES, SYSTEM_NAMES, Found, LimitsSettings
+from baton.bench.limits.result import KERNEL_NAMES, NAMES, Found, LimitsSettings
 from baton.bench.targets.process import descendants
 from baton.wire.errors import ContextLengthExceeded, RequestFailed
 from tests.engine.native.compiled import LEVELS
@@ -40,9 +39,9 @@ def test_everything_is_measured_in_a_process_that_stays_on_its_cores() -> None:
                     cores.update(os.sched_getaffinity(process.pid))
 
     found = Found()
-    engine_limits(replace(SETTINGS, only=",".join(ENGINE_NAMES)), found, say)
+    engine_limits(SETTINGS, found, say)
     names = [ceiling.name for ceiling in found.ceilings] + [ratio.name for ratio in found.ratios]
-    assert set(names) == set(ENGINE_NAMES) - set(() if LEVELS else KERNEL_NAMES)
+    assert set(names) == set(NAMES) - set(() if LEVELS else KERNEL_NAMES)
     assert {"attn_ratio, batch 2, context 32", "attn_kernel_ratio, batch 2, context 32"} <= set(said)
     assert cores == {CORE}
 
@@ -63,23 +62,3 @@ def test_a_batch_that_does_not_fit_is_an_error_and_leaves_nothing(engine: Engine
     with pytest.raises(RequestFailed, match="a step held 64 of 65 requests"):
         engine.decode_bw_ratio(batch=65, context=8)
     assert engine.decode_bw_ratio(batch=1, context=32)["value"] > 0
-
-
-def test_ceilings_are_those_that_ratios_needed_and_those_that_are_wanted(engine: EngineLimits) -> None:
-    engine.attn_ratio(batch=1, context=32)
-    engine.prefill_flop_ratio()
-    found = engine.ceilings(names=["memcpy"])
-    assert [(ceiling["name"], ceiling["unit"]) for ceiling in found] == [
-        ("memcpy", "GB/s"),
-        ("read_stream", "GB/s"),
-        ("gemm", "GFLOP/s"),
-    ]
-    assert all(ceiling["value"] > 0 for ceiling in found)
-    assert "4 MiB" in found[0]["note"]
-
-
-def test_no_engine_is_built_when_nothing_needs_it() -> None:
-    said: list[str] = []
-    found = Found()
-    engine_limits(LimitsSettings(only=",".join(SYSTEM_NAMES), quick=True), found, said.append)
-    assert (found, said) == (Found(), [])

@@ -6,27 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from baton.bench.limits.model_shapes import ModelShapes, shapes_of
-from baton.engine.models.config import load_config
-from baton.engine.models.identity import find_checkpoint
+from baton.bench.limits.model_shapes import ModelShapes
 
 QWEN3_600M = ModelShapes(1024, 3072, 16, 8, 128, 151_936, (None,) * 28, 2)
 LLAMA3_8B = ModelShapes(4096, 14_336, 32, 8, 128, 128_256, (None,) * 32, 2)
-
-
-def test_kv_bytes_of_a_token() -> None:
-    assert QWEN3_600M.kv_bytes_per_token == 114_688
-    assert LLAMA3_8B.kv_bytes_per_token == 131_072
-
-
-def test_linear_parameters() -> None:
-    assert QWEN3_600M.num_linear_parameters / 1e9 == pytest.approx(0.4404, abs=5e-5)
-    assert LLAMA3_8B.num_linear_parameters / 1e9 == pytest.approx(6.979, abs=5e-4)
-
-
-def test_weight_bytes_of_a_decode_step() -> None:
-    assert QWEN3_600M.decode_weight_bytes / 1e9 == pytest.approx(1.192, abs=5e-4)
-    assert LLAMA3_8B.decode_weight_bytes / 1e9 == pytest.approx(15.01, abs=5e-3)
 
 
 def test_a_decode_step_reads_the_weights_once_and_each_context() -> None:
@@ -56,17 +39,3 @@ def test_a_window_bounds_what_is_read_and_computed() -> None:
     saved_pairs = (1000 - 100) ** 2 / 2  # the triangle that the window cuts off
     assert whole.prefill_flop(1000) - some.prefill_flop(1000) == 4 * 16 * 128 * saved_pairs
     assert whole.prefill_flop(100) == some.prefill_flop(100)
-
-
-def test_the_products_of_a_prompt_are_its_linear_operations() -> None:
-    products = QWEN3_600M.prefill_products(512)
-    assert [product.name for product in products] == ["qkv", "o", "gate_up", "down", "head"]
-    assert [product.num_rows for product in products] == [512, 512, 512, 512, 1]
-    attention = 114_688 * 512**2
-    assert sum(product.flop for product in products) == QWEN3_600M.prefill_flop(512) - attention
-
-
-def test_shapes_come_from_a_checkpoint() -> None:
-    found = shapes_of(load_config(find_checkpoint("")), 2)
-    assert (found.hidden_size, found.num_layers, found.head_dim, found.vocab_size) == (256, 4, 64, 1800)
-    assert found.kv_bytes_per_token == 2 * 4 * 2 * 64 * 2

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from baton.bench.limits.result import ceiling_of, difference_of, in_turns, ratio_of
-
-
-def test_a_ceiling_is_the_median_with_its_spread() -> None:
-    found = ceiling_of("memcpy", [10.0, 12.0, 11.0], "GB/s", "how")
-    assert (found.value, found.unit, found.note) == (11.0, "GB/s", "how")
-    assert found.spread == pytest.approx((11.8 - 10.2) / 11.0)
+from baton.bench.limits.result import NAMES, LimitsSettings, in_turns, last_cache_bytes, ratio_of
+from baton.wire.errors import InvalidSetting
 
 
 def test_a_ratio_is_of_medians_and_its_range_of_pairs() -> None:
@@ -26,37 +24,6 @@ def test_a_ratio_is_noisy_when_its_ceiling_was_unsteady_and_keeps_its_value(ceil
     assert found.value > 0
 
 
-def test_an_unsteady_subject_is_not_noise_of_the_machine() -> None:
-    assert not ratio_of("r", "case", [1.0, 9.0], [10.0, 10.0]).noisy
-
-
-def test_a_difference_is_of_medians_and_its_range_of_pairs() -> None:
-    found = difference_of("d", "case", [15.0, 18.0, 16.0], [10.0, 10.5, 10.2], unit="us", note="n")
-    assert found.value == pytest.approx(16.0 - 10.2)
-    assert (found.low, found.high) == pytest.approx((5.0, 7.5))
-    assert (found.unit, found.goal, found.note, found.noisy) == ("us", "0", "n", False)
-
-
-def test_an_unsteady_yardstick_makes_a_difference_noisy() -> None:
-    found = difference_of("d", "case", [15.0, 15.0], [10.0, 13.0], unit="us")
-    assert found.noisy
-    assert "yardstick moved" in found.note
-
-
-def test_a_yardstick_may_move_when_that_is_little_beside_the_difference() -> None:
-    assert not difference_of("d", "case", [1000.0, 1000.0], [10.0, 13.0], unit="us").noisy
-
-
-def test_a_steady_yardstick_may_be_as_large_as_it_is() -> None:
-    """What moves is little beside the yardstick and much beside the difference: the pairs' range shows it."""
-    assert not difference_of("d", "case", [1001.0, 1030.0], [1000.0, 1028.0], unit="us").noisy
-
-
-def test_values_come_in_pairs() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        difference_of("d", "case", [1.0], [1.0, 2.0], unit="us")
-
-
 def test_both_are_measured_in_turns_and_the_warm_up_is_forgotten() -> None:
     asked: list[str] = []
 
@@ -66,3 +33,36 @@ def test_both_are_measured_in_turns_and_the_warm_up_is_forgotten() -> None:
 
     assert in_turns(2, lambda: measure("ceiling"), lambda: measure("subject")) == ([3.0, 5.0], [4.0, 6.0])
     assert asked == ["ceiling", "subject"] * 3
+
+
+DEFAULT = LimitsSettings()
+
+
+def test_everything_is_measured_unless_some_are_named() -> None:
+    assert DEFAULT.names == NAMES
+    some = LimitsSettings(only="attn_ratio, memcpy")
+    assert some.names == ("memcpy", "attn_ratio")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"only": "speed"}, "--only 'speed' is not one of memcpy, "),
+        ({"cores": "4096"}, "--cores 4096 are not some of"),
+        ({"batches": "1,x"}, "--batches: '1,x' is not a list of numbers from 1 on"),
+        ({"contexts": "0"}, "--contexts: '0' is not a list of numbers from 1 on"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidSetting, match=message):
+        replace(DEFAULT, **change).check()  # type: ignore[arg-type]
+
+
+def test_no_cache_holds_a_buffer(tmp_path: Path) -> None:
+    for index, size in enumerate(("48K", "1024K", "65536K", "strange")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    assert last_cache_bytes(tmp_path) == 2**26
+    assert last_cache_bytes(tmp_path / "nothing") == 0
+    assert DEFAULT.buffer_bytes >= max(2**27, min(4 * last_cache_bytes(), 2**31))
+    assert LimitsSettings(quick=True).buffer_bytes < 2**24

@@ -8,15 +8,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from baton.bench.numbers import percentile
-from baton.bench.plots import requests
-from baton.bench.plots.lines import Handoffs, Plot, attainment, draw_transfer, gaps, latency
-from baton.bench.plots.requests import draw_stack, draw_timeline
+from baton.bench.plots.lines import Plot, attainment, gaps
+from baton.bench.plots.requests import draw_timeline
 from baton.bench.plots.style import as_png
 from baton.bench.runs import Point, Run, points_of
 from tests.bench.report.samples import COLOCATED, MODELS, PD, PEER, SLO, run_result
 
 RATES = (1.0, 4.0)
-LATENCIES = ("median_ttft_ms", "p90_ttft_ms", "p99_ttft_ms", "p99_itl_ms")
 RUNS = [
     Run(name, number, rate, run_result(model, rate, number, num=20))
     for name, model in MODELS.items()
@@ -62,21 +60,6 @@ def test_attainment_has_a_line_for_each_target_and_the_goal() -> None:
     assert "TTFT ≤ 500 ms, ITL ≤ 60 ms" in texts_of(figure)
 
 
-def test_attainment_without_an_slo_cannot_be_drawn() -> None:
-    bare = points_of([Run("a", 1, rate, run_result(PD, rate, 1, num=2) | {"slo_attainment": None}) for rate in RATES])
-    assert attainment(bare, {}) is None
-
-
-def test_latency_shows_every_target_in_every_panel_from_zero() -> None:
-    figure = drawn(latency(POINTS, SLO))
-    assert len(figure.axes) == 4
-    for axes, name in zip(axes_of(figure), LATENCIES, strict=True):
-        assert axes.get_ylim()[0] == 0
-        shown = [list(bars.lines[0].get_ydata()) for bars in axes.containers]
-        assert shown == [[point(target, rate).middle(name) for rate in RATES] for target in TARGETS]
-    assert latency([point("Baton P/D", 1.0)], SLO) is None
-
-
 def test_gaps_are_shown_by_how_many_nines_are_shorter() -> None:
     figure = drawn(gaps(POINTS, 60.0))
     assert [axes.get_title(loc="left") for axes in axes_of(figure)] == ["1 request/s", "4 requests/s"]
@@ -85,32 +68,6 @@ def test_gaps_are_shown_by_how_many_nines_are_shorter() -> None:
     shown_ms = np.interp([0.30103, 1, 2], lines["Baton P/D"].get_ydata(), lines["Baton P/D"].get_xdata())
     assert shown_ms == pytest.approx([percentile(own, share) for share in (50, 90, 99)], rel=0.01)
     assert list(lines["SLO: 60 ms"].get_xdata()) == [60, 60]
-
-
-def test_gaps_need_details() -> None:
-    assert gaps(points_of([Run("a", 0, 1.0, run_result(PD, 1.0, 1, detailed=False))]), None) is None
-
-
-def test_stacked_parts_add_up_and_stand_in_the_order_of_time() -> None:
-    figure = draw_stack(POINTS)
-    to_first, to_second, rest = axes_of(figure)
-    shown = [axes.get_text() for axes in to_first.get_yticklabels()]
-    assert shown == ["Baton P/D, 1/s", "Baton colocated, 1/s", "Baton P/D, 4/s", "Baton colocated, 4/s"]
-    for axes, token in ((to_first, "ttft"), (to_second, "ttst")):
-        for row, (rate, target) in enumerate([(rate, target) for rate in RATES for target in TARGETS[:2]]):
-            bars = [patch for patch in axes.patches if round(patch.get_y() + patch.get_height() / 2) == row]
-            parts = requests.parts_of(point(target, rate), token)
-            assert [bar.get_width() for bar in bars] == pytest.approx(
-                [parts[name] for name in requests.PARTS if name in parts]
-            )
-            ends = [bar.get_x() + bar.get_width() for bar in bars]
-            assert [bar.get_x() for bar in bars] == pytest.approx([0.0, *ends[:-1]])
-    assert rest.get_xlim()[1] < to_second.get_xlim()[1]
-    assert "exposed KV transfer" in texts_of(figure)
-
-
-def test_a_target_without_breakdown_has_no_bar() -> None:
-    assert requests.parts_of(point("vLLM P/D", 1.0), "ttft") == {}
 
 
 def test_a_timeline_has_a_row_for_each_request_and_a_piece_for_each_gap() -> None:
@@ -124,58 +81,8 @@ def test_a_timeline_has_a_row_for_each_request_and_a_piece_for_each_gap() -> Non
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
 
 
-def test_a_timeline_leaves_out_requests_without_an_answer() -> None:
-    result = run_result(PD, 4.0, 1, num=5)
-    result["ttfts"][2], result["itls"][2] = 0.0, []
-    segments = axes_of(draw_timeline([Run("a", 0, 4.0, result)], None))[0].collections[0].get_segments()
-    assert len({segment[0][1] for segment in segments}) == 4
-
-
-def test_gaps_within_the_slo_are_blue_and_others_warm() -> None:
-    result = run_result(PD, 4.0, 1, num=1)
-    result["itls"][0] = [0.059, 0.061]
-    colors = axes_of(draw_timeline([Run("a", 0, 4.0, result)], 60.0))[0].collections[0].get_colors()
-    (red, _, blue, _), (late_red, _, late_blue, _) = colors[1], colors[2]
-    assert blue > red
-    assert late_red > late_blue
-
-
-def test_a_transfer_has_a_line_for_each_transport_and_kind() -> None:
-    handoffs = [
-        Handoffs(name, is_checked, size * 2**20, rate, 12.0, 6.0 if name == "nixl" else None)
-        for name, rate in (("shm", 5.0), ("nixl", 3.0))
-        for is_checked in (True, False)
-        for size in (8, 1)
-    ]
-    (axes,) = axes_of(draw_transfer(handoffs))
-    lines = lines_of(axes)
-    assert {
-        "shm, checksums",
-        "shm, no checksums",
-        "nixl, checksums",
-        "copy (memcpy)",
-        "bare NIXL write",
-    } <= lines.keys()
-    assert list(lines["shm, checksums"].get_xdata()) == [2**20, 8 * 2**20]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["1 MiB", "8 MiB"]
-
-
 @pytest.mark.parametrize("rate", [0.25, math.inf])
 def test_one_run_alone_can_be_drawn(rate: float) -> None:
     run = Run("a", 0, rate, run_result(PEER, rate, 1, num=3))
     for figure in (drawn(gaps(points_of([run]), None)), draw_timeline([run], None)):
         assert as_png(figure).startswith(b"\x89PNG")
-
-
-def test_labels_do_not_leave_the_picture() -> None:
-    long = {"a target with a rather long name": PD, "another target, longer than it should be": COLOCATED}
-    runs = [Run(name, 0, rate, run_result(model, rate, 1, num=10)) for name, model in long.items() for rate in RATES]
-    points = points_of(runs)
-    for figure in (drawn(attainment(points, SLO)), drawn(latency(points, SLO)), draw_stack(points)):
-        figure.draw_without_rendering()
-        width, height = figure.bbox.size
-        for legend in figure.legends:
-            box = legend.get_window_extent()
-            assert box.x0 >= 0
-            assert box.x1 <= width + 1
-            assert box.y1 <= height + 1

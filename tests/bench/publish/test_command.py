@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
-from baton.bench.publish.__main__ import PAGE, main
+from baton.bench.facts import ROOT
+from baton.bench.publish.__main__ import PAGE, Entry, Page, Part, command_lines, main, read_contents, text_of
+from baton.bench.report.document import Cell, Table, words
 from baton.wire.errors import InvalidSetting
 from tests.bench.report.samples import compare_result, sweep_result
 
@@ -22,7 +25,6 @@ sections:
 - {title: Goodput, file: sweep.json, tables: [goodput]}
 - {title: Words, notes: pd.md}
 """
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -71,56 +73,12 @@ def test_a_page_has_sections_pictures_and_a_report(published: Path) -> None:
     assert not list(docs.glob("pictures/*timeline*"))
 
 
-def test_every_table_has_its_command_date_commit_machine_and_versions(published: Path) -> None:
-    for section in (published / "docs" / PAGE).read_text().split("\n## ")[1:3]:
-        before = section[: section.index("| ---")]
-        for said in ("    baton bench compare --target", "2026-01-02", "0123456789ab", "16 lanes", "torch 2.13.0"):
-            assert said in before
-
-
-def test_a_comparison_prints_ratios_beside_their_halves(published: Path) -> None:
-    text = (published / "docs" / PAGE).read_text()
-    assert "|  | Baton P/D | Baton colocated | vLLM P/D | Baton colocated / Baton P/D | vLLM P/D / Baton P/D |" in text
-    row = next(line for line in text.splitlines() if line.startswith("| TTFT p50 (ms) |"))
-    assert row.endswith("slower) |")
-    for label in ("TTFT p90", "TTFT p99", "TPOT p50", "TPOT p99", "ITL p99", "ITL max", "E2E p50", "E2E p99"):
-        assert f"| {label} (ms) |" in text
-    for label in ("output tokens/s", "SLO attainment", "failed requests", "schedule delay p99 (ms)"):
-        assert f"| {label} |" in text
-
-
 def test_a_check_writes_nothing_and_sees_what_is_old(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(results, "--check") == 0
     shutil.rmtree(results.parent / "docs")
     assert run(results, "--check") == 1
     assert not (results.parent / "docs").exists()
     assert PAGE in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("lost", ["pictures/pd-latency.png", "pd.html"])
-def test_a_check_sees_a_linked_file_that_is_not_there(results: Path, lost: str) -> None:
-    (results.parent / "docs" / lost).unlink()
-    assert run(results, "--check") == 1
-
-
-def test_a_figure_that_changes_changes_the_page(results: Path) -> None:
-    document = json.loads((results / "pd.json").read_text())
-    for entry in document["runs"]:
-        entry["result"]["p99_itl_ms"] *= 2
-    (results / "pd.json").write_text(json.dumps(document))
-    assert run(results, "--check") == 1
-
-
-def test_of_handoffs_only_the_named_sizes_are_in_the_table(tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    results.mkdir()
-    shutil.copy(ROOT / "bench/results/kv-2core.json", results / "kv.json")
-    (results / "contents.yaml").write_text(
-        "sections:\n- {title: Handoffs, file: kv.json, blocks: [512], tables: [kv-0]}\n"
-    )
-    assert run(results) == 0
-    rows = [line for line in (tmp_path / "docs" / PAGE).read_text().splitlines() if line.startswith("| shm")]
-    assert [line.split(" | ")[2] for line in rows] == ["512", "512"]
 
 
 @pytest.mark.parametrize(
@@ -136,3 +94,62 @@ def test_a_section_that_cannot_be_made_is_said(results: Path, entry: str, said: 
     (results / "contents.yaml").write_text(f"sections:\n- {entry}\n")
     with pytest.raises(InvalidSetting, match=said):
         run(results)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "contents.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("- 3", "contents.yaml: "),
+        ("a: 1", "sections: Field required"),
+        ("sections: [{title: A}]", "'A': a section needs"),
+        ("sections: [{title: B, notes: b.md, plots: [x]}]", r"sections\.0\.plots: Unexpected"),
+        ("sections: [{title: A, file: 3}]", r"sections\.0\.file: .*string"),
+        ("sections: [{title: A, file: a.json, blocks: [x]}]", r"sections\.0\.blocks\.0: "),
+        ("- {", "contents.yaml"),
+    ],
+)
+def test_a_mistake_is_said_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(InvalidSetting, match=said):
+        read_contents(written(tmp_path, text))
+
+
+def test_a_table_keeps_its_cells_apart() -> None:
+    cells = (words("x"), Cell("1", "0 | 2"), Cell("<b>"))
+    table = Table("figures", "1 | 2", ("", "a|b", "left"), (cells,), words=frozenset({"left"}), note="of *all*")
+    text = text_of(Page("", (Part(Entry("A", notes="n.md"), "", "prose *stays*", tables=(table,)),)))
+    assert text[text.index("## A") :].splitlines() == [
+        "## A",
+        "",
+        "**1 \\| 2**",
+        "",
+        "|  | a\\|b | left |",
+        "| --- | ---: | --- |",
+        "| x | 1 (0 \\| 2) | &lt;b> |",
+        "",
+        "of \\*all\\*",
+        "",
+        "prose *stays*",
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["baton bench kv", "baton bench compare " + " ".join(f"--target 'n {n}=baton serve x'" for n in range(9))],
+)
+def test_a_long_command_is_still_one_command(command: str) -> None:
+    lines = command_lines(command)
+    assert all(len(line) <= 115 for line in lines)
+    assert shlex.split("\n".join(lines).replace("\\\n", "")) == shlex.split(command)
+
+
+def test_templates_are_part_of_the_package() -> None:
+    listed = (ROOT / "pyproject.toml").read_text()
+    assert '"report/*.j2"' in listed
+    assert '"publish/*.j2"' in listed
+    assert '"plots/*.mplstyle"' in listed

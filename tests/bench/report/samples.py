@@ -59,8 +59,8 @@ def run_result(model: Model, rate: float, seed: int, *, num: int = 40, detailed:
         for _ in range(63):
             disturbed_ms = model.disturbance_ms * (chance.random() < 0.1)
             came_s.append(came_s[-1] + (model.gap_ms * chance.uniform(0.9, 1.2) + disturbed_ms) / 1e3)
-        outcomes.append(Outcome(index, 0, "", start_s, start_s, came_s[-1], came_s, [1] * 64, 512, 64))
-    result = summarise(outcomes, outcomes[-1].end_s - 100.0, SLO, ())
+        outcomes.append(Outcome(index, "", start_s, start_s, came_s[-1], came_s, [1] * 64, 512, 64))
+    result = summarise(outcomes, outcomes[-1].end_s - 100.0, SLO)
     return {
         "label": "openai",
         "backend": "openai",
@@ -130,7 +130,7 @@ def limits_result() -> dict[str, Any]:
         "kind": "limits",
         "facts": asdict(FACTS),
         "setup": {"model": "llama-32m", "cores": [0, 1]},
-        "failures": ["system limits: it broke"],
+        "failures": ["it broke"],
         "ceilings": [asdict(each) for each in ceilings],
         "ratios": [asdict(each) for each in ratios],
     }

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from baton.bench.report.command import main
-from baton.wire.errors import InvalidSetting
 from tests.bench.report.samples import PD, compare_result, limits_result, run_result, sweep_result
 
 _VOID = {"meta", "img", "br", "link"}
@@ -99,18 +98,3 @@ def test_pictures_go_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [each.name for each in written] == ["mine-gaps.png", "mine-stack.png", "mine-timeline.png"]
     assert all(each.read_bytes().startswith(b"\x89PNG") for each in written)
     assert "mine-gaps.png" in capsys.readouterr().out
-
-
-def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps(run_result(PD, 2, 1, num=5, detailed=False)))
-    with pytest.raises(InvalidSetting, match=r"out\.html"):
-        main([str(path), "--html", str(tmp_path / "none" / "out.html")])
-    with pytest.raises(InvalidSetting, match=r"mine\.json"):
-        main([str(path), "--png", str(path)])
-
-
-def test_nothing_to_write_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([str(tmp_path / "mine.json")])
-    assert "nothing to write" in capsys.readouterr().err

@@ -24,7 +24,6 @@ def answered(
     num_output = sum(tokens) if num_output is None else num_output
     return Outcome(
         index=index,
-        turn=0,
         url="http://server",
         scheduled_s=sent_s if scheduled_s is None else scheduled_s,
         sent_s=sent_s,
@@ -42,7 +41,6 @@ def failed(failure: Failure, message: str = "", *, sent_s: float = 0.0, chunk_s:
     """A request that came to nothing, perhaps after some chunks."""
     return Outcome(
         index=0,
-        turn=0,
         url="http://server",
         scheduled_s=sent_s,
         sent_s=sent_s,

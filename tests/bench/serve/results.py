@@ -23,9 +23,9 @@ CLIENT = ClientFigures(
 )
 
 
-def load_of(outcomes: Sequence[Outcome], *, num_unsent: int = 0, **client: float) -> LoadRun:
+def load_of(outcomes: Sequence[Outcome], **client: float) -> LoadRun:
     """A run of 5 s that had these outcomes."""
-    return LoadRun(list(outcomes), 100.0, 105.0, dataclasses.replace(CLIENT, **client), num_unsent)  # type: ignore[arg-type]
+    return LoadRun(list(outcomes), 100.0, 105.0, dataclasses.replace(CLIENT, **client))  # type: ignore[arg-type]
 
 
 def result_of(outcomes: Sequence[Outcome], duration_s: float = 5.0, **changes: Any) -> RunResult:
@@ -37,7 +37,7 @@ def result_of(outcomes: Sequence[Outcome], duration_s: float = 5.0, **changes: A
         "model_id": "models/tiny",
         "request_rate": "inf",
         "max_concurrency": None,
-        **summarise(outcomes, duration_s, changes.pop("slo", {}), [99.0]),
+        **summarise(outcomes, duration_s, changes.pop("slo", {})),
         "client": dataclasses.asdict(CLIENT),
         "breakdown": None,
         "dataset": {"name": "random"},

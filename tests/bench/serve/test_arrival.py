@@ -6,11 +6,10 @@ import pytest
 
 from baton.bench.serve.arrivals import arrivals_of, process_of
 from baton.bench.serve.settings import ServeBenchSettings
-from baton.bench.workload.dataset_settings import Conversation, DatasetSettings, Turn
+from baton.bench.workload.dataset_settings import DatasetSettings, Prompt
 from baton.wire.errors import InvalidSetting
 
-TURN = Turn((1, 2), "", 4)
-CONVERSATIONS = [Conversation((TURN,), arrival_s) for arrival_s in (10.0, 11.0, 13.0)]
+PROMPTS = [Prompt((1, 2), "", 4, arrival_s) for arrival_s in (10.0, 11.0, 13.0)]
 RAMP = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1.0, "ramp_up_end_rps": 2.0}
 
 
@@ -42,10 +41,10 @@ def test_settings_that_contradict_each_other_are_an_error(changes: dict[str, Any
         process_of(ServeBenchSettings(**changes), DatasetSettings())
 
 
-def test_every_process_gives_each_conversation_its_time() -> None:
+def test_every_process_gives_each_prompt_its_time() -> None:
     def offsets(name: str, **changes: Any) -> tuple[float, ...] | None:
         dataset = DatasetSettings(dataset_name=name, time_scale=0.5)
-        return arrivals_of(ServeBenchSettings(**changes), dataset, CONVERSATIONS)[0]
+        return arrivals_of(ServeBenchSettings(**changes), dataset, PROMPTS)[0]
 
     assert offsets("random") == (0.0, 0.0, 0.0)
     assert offsets("random", max_concurrency=2) is None
@@ -57,11 +56,3 @@ def test_every_process_gives_each_conversation_its_time() -> None:
     ramp = offsets("random", **RAMP)
     assert ramp is not None
     assert len(ramp) == 3
-
-
-def test_what_is_said_beside_a_result_fits_the_process() -> None:
-    dataset = DatasetSettings(dataset_name="azure", time_scale=2.0)
-    facts = arrivals_of(ServeBenchSettings(), dataset, CONVERSATIONS)[1]
-    assert facts == {"process": "trace", "span_s": 6.0, "time_scale": 2.0, "spread_timestamps": False}
-    closed = arrivals_of(ServeBenchSettings(max_concurrency=2), DatasetSettings(), CONVERSATIONS)[1]
-    assert closed == {"process": "closed loop", "span_s": None}

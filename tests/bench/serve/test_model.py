@@ -23,15 +23,6 @@ def test_the_tokenizer_is_that_of_the_flag_else_of_the_model_else_of_the_served_
     assert tokenizer_folder(ServeBenchSettings(), "x") is None
 
 
-def test_the_demo_model_needs_no_flag() -> None:
-    assert vocabulary_for(ServeBenchSettings(), DEMO_MODEL_NAME).has_text
-
-
-def test_a_number_of_tokens_does_without_a_tokenizer() -> None:
-    vocabulary = vocabulary_for(ServeBenchSettings(vocab_size=50), "unknown")
-    assert (vocabulary.size, vocabulary.has_text) == (50, False)
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -10,9 +10,9 @@ from tests.bench.serve.outcomes import answered, failed
 from tests.bench.serve.results import load_of
 
 
-def notes(*outcomes: Outcome, num_unsent: int = 0, **client: float) -> list[str]:
-    load = load_of(outcomes, num_unsent=num_unsent, **client)
-    return list(notes_of(summarise(outcomes, 5.0, {}, ()), load, DatasetSettings(random_prefix_len=2)))
+def notes(*outcomes: Outcome, **client: float) -> list[str]:
+    load = load_of(outcomes, **client)
+    return list(notes_of(summarise(outcomes, 5.0, {}), load, DatasetSettings(random_prefix_len=2)))
 
 
 def test_a_run_without_doubts_has_no_notes() -> None:
@@ -21,24 +21,17 @@ def test_a_run_without_doubts_has_no_notes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "num_unsent", "client", "words"),
+    ("outcome", "client", "words"),
     [
-        (answered([0.1, 0.2], num_output=8), 0, {}, "0.25 chunks per token"),
-        (answered([0.1, 0.2, 0.2, 0.3, 0.4]), 0, {}, "25% of the chunks"),
-        (answered([0.1, 0.2]), 0, {"cpu_share": 0.91}, "91% of a core"),
-        (answered([0.1, 0.2]), 0, {"num_late": 1}, "1 of 1 requests were sent over 10 ms late"),
-        (answered([0.1, 0.2], prompt_tokens_details={"cached_tokens": 3}), 0, {}, "another --seed"),
-        (answered([0.1, 0.2]), 3, {}, "3 requests were never sent"),
-        (failed(Failure.STALLED), 0, {}, "1 of 1 requests failed"),
+        (answered([0.1, 0.2], num_output=8), {}, "0.25 chunks per token"),
+        (answered([0.1, 0.2, 0.2, 0.3, 0.4]), {}, "25% of the chunks"),
+        (answered([0.1, 0.2]), {"cpu_share": 0.91}, "91% of a core"),
+        (answered([0.1, 0.2]), {"num_late": 1}, "1 of 1 requests were sent over 10 ms late"),
+        (answered([0.1, 0.2], prompt_tokens_details={"cached_tokens": 3}), {}, "another --seed"),
+        (failed(Failure.STALLED), {}, "1 of 1 requests failed"),
     ],
 )
-def test_each_doubt_is_one_sentence(outcome: Outcome, num_unsent: int, client: dict[str, float], words: str) -> None:
-    found = notes(outcome, num_unsent=num_unsent, **client)
+def test_each_doubt_is_one_sentence(outcome: Outcome, client: dict[str, float], words: str) -> None:
+    found = notes(outcome, **client)
     assert len(found) == 1
     assert words in found[0]
-
-
-def test_answers_without_usage_are_counted() -> None:
-    silent = answered([0.1, 0.2])
-    silent.usage = {}
-    assert ["1 answers came without usage" in note for note in notes(silent, answered([0.1]))] == [True]

@@ -9,11 +9,8 @@ from baton.bench.arguments import parse_settings
 from baton.bench.serve.settings import (
     ServeBenchSettings,
     check,
-    extra_body,
     headers,
-    metadata,
     parse_slo,
-    shown_percentiles,
     urls,
 )
 from baton.bench.workload.dataset_settings import DatasetSettings
@@ -22,14 +19,11 @@ from baton.wire.errors import InvalidSetting
 
 # fmt: off
 VLLM_FLAGS = {
-    "append-result", "backend", "base-url", "burstiness", "dataset-name", "dataset-path", "disable-tqdm",
-    "endpoint", "extra-body", "goodput", "header", "host", "ignore-eos", "label", "max-concurrency", "metadata",
-    "metric-percentiles", "model", "num-prompts", "num-warmups", "percentile-metrics", "port",
-    "prefix-repetition-num-prefixes", "prefix-repetition-output-len", "prefix-repetition-prefix-len",
-    "prefix-repetition-suffix-len", "ramp-up-end-rps", "ramp-up-start-rps", "ramp-up-strategy", "random-input-len",
-    "random-output-len", "random-prefix-len", "random-range-ratio", "ready-check-timeout-sec", "request-rate",
-    "result-dir", "result-filename", "save-detailed", "save-result", "seed", "served-model-name",
-    "sharegpt-output-len", "temperature", "tokenizer",
+    "backend", "base-url", "burstiness", "dataset-name", "dataset-path", "disable-tqdm", "endpoint", "extra-body",
+    "goodput", "header", "host", "ignore-eos", "label", "max-concurrency", "model", "num-prompts", "num-warmups",
+    "port", "ramp-up-end-rps", "ramp-up-start-rps", "ramp-up-strategy", "random-input-len", "random-output-len",
+    "random-prefix-len", "random-range-ratio", "ready-check-timeout-sec", "request-rate", "result-dir",
+    "result-filename", "save-detailed", "save-result", "seed", "served-model-name", "temperature", "tokenizer",
 }
 # fmt: on
 
@@ -49,21 +43,13 @@ def test_a_command_for_vllm_is_understood() -> None:
     command = (
         "--backend vllm --model /models/llama --endpoint /v1/completions --dataset-name random --random-input-len 512"
         " --random-output-len 64 --num-prompts 200 --request-rate 4 --goodput ttft:200 tpot:50 --ignore-eos"
-        " --percentile-metrics ttft,tpot,itl,e2el --metric-percentiles 50,90,99 --save-result --result-dir out"
-        " --metadata version=1 tp=2 --host 10.0.0.1 --port 9000 --seed 7"
+        " --save-result --result-dir out --host 10.0.0.1 --port 9000 --seed 7"
     )
     settings, dataset = parse(command.split())
     check(settings)
     assert urls(settings) == ("http://10.0.0.1:9000",)
     assert settings.goodput == ("ttft:200", "tpot:50")
-    assert metadata(settings) == {"version": "1", "tp": "2"}
-    assert shown_percentiles(settings) == (50.0, 90.0, 99.0)
     assert (dataset.num_prompts, dataset.seed, dataset.random_input_len) == (200, 7, 512)
-
-
-def test_several_servers_and_a_slash_at_the_end() -> None:
-    settings = ServeBenchSettings(base_url=("http://a:1/", "https://b"))
-    assert urls(settings) == ("http://a:1", "https://b")
 
 
 def test_headers_hold_the_api_key_unless_they_say_otherwise() -> None:
@@ -74,11 +60,6 @@ def test_headers_hold_the_api_key_unless_they_say_otherwise() -> None:
     assert headers(ServeBenchSettings(), {}) == {}
 
 
-def test_an_extra_body_is_a_json_object() -> None:
-    assert extra_body(ServeBenchSettings(extra_body='{"top_k": 1}')) == {"top_k": 1}
-    assert extra_body(ServeBenchSettings()) == {}
-
-
 @pytest.mark.parametrize(
     ("flag", "change"),
     [
@@ -86,11 +67,7 @@ def test_an_extra_body_is_a_json_object() -> None:
         ("--extra-body", {"extra_body": "{"}),
         ("--extra-body", {"extra_body": "[1]"}),
         ("--header", {"header": ("no",)}),
-        ("--metadata", {"metadata": ("=1",)}),
         ("--goodput", {"goodput": ("tbt:5",)}),
-        ("--metric-percentiles", {"metric_percentiles": "99,p50"}),
-        ("--metric-percentiles", {"metric_percentiles": "101"}),
-        ("--percentile-metrics", {"percentile_metrics": "ttft,tbt"}),
         ("--ramp-up-start-rps", {"ramp_up_start_rps": 1.0}),
         ("--ramp-up-strategy", {"ramp_up_strategy": "linear"}),
         ("--ramp-up-strategy", {"ramp_up_strategy": "linear", "ramp_up_start_rps": 4.0, "ramp_up_end_rps": 2.0}),
@@ -103,12 +80,6 @@ def test_an_extra_body_is_a_json_object() -> None:
 def test_what_cannot_be_used_is_named(flag: str, change: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match=flag):
         check(ServeBenchSettings(**change))
-
-
-def test_goals_are_words_or_one_word_with_commas() -> None:
-    assert parse_slo(["ttft:200", "tpot:50.5"]) == {"ttft": 200.0, "tpot": 50.5}
-    assert parse_slo(["ttft:200, e2el:9000", "itl:80"]) == {"ttft": 200.0, "e2el": 9000.0, "itl": 80.0}
-    assert parse_slo([]) == {}
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 """A small OpenAI-like server with workers, for tests: `stub_server.py PORT [BEHAVIOUR ...]`.
 
 `detached`: its workers lead sessions of their own. `stubborn`: it ignores SIGTERM. `mute`: it never answers. `broken`:
-it fails at once. `proxy`: it knows no health route and, for its first five requests, no engine. `leaves`: it starts its
-workers, the server among them, and goes. `joins`: its health names one node the first two times, and two from then on.
+it fails at once. `leaves`: it starts its workers, the server among them, and goes.
 """
 
 from __future__ import annotations
@@ -15,21 +14,15 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 _NUM_WORKERS = 2
-_NUM_FAILED = 5
 
 
 class Handler(BaseHTTPRequestHandler):
     behaviours: tuple[str, ...] = ()
     num_asked = 0
-    num_looked = 0
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            Handler.num_looked += 1
-            nodes = {"prefill": int(Handler.num_looked > 2), "decode": 1}
-            self.answer(
-                404 if "proxy" in self.behaviours else 200, {"nodes": nodes} if "joins" in self.behaviours else {}
-            )
+            self.answer(200, {})
         elif self.path == "/v1/models":
             self.answer(200, {"object": "list", "data": [{"id": "stub", "object": "model"}]})
         else:
@@ -38,8 +31,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         Handler.num_asked += 1
-        is_too_early = "proxy" in self.behaviours and Handler.num_asked <= _NUM_FAILED
-        self.answer(500 if is_too_early else 200, {"asked": Handler.num_asked})
+        self.answer(200, {"asked": Handler.num_asked})
 
     def answer(self, status: int, body: object) -> None:
         payload = json.dumps(body).encode()

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import http.client
 import json
 import subprocess
 import sys
-from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
 from baton.bench.facts import ROOT
-from baton.bench.targets.process import node_counts, why_not_ready
+from baton.bench.targets.process import why_not_ready
 from baton.bench.targets.spec import Target
 from baton.wire.errors import InvalidSetting, RequestFailed
 from tests.bench.targets.processes import STUB, is_running, start, state_of, stub_target, wait_for
@@ -68,29 +66,10 @@ def test_a_halted_target_rests_and_answers_again_when_it_is_continued() -> None:
         assert all(state_of(pid) != "T" for pid in running.pids)
 
 
-def test_a_node_that_joins_after_the_first_answer_is_no_reason_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.bench.targets.process._CONTINUE_S", 0.5)
-    with start(stub_target("joins")) as running:
-        assert node_counts(running.url, 5.0) is not None
-        running.pause()
-        running.resume()
-        assert node_counts(running.url, 5.0) == {"prefill": 1, "decode": 1}
-
-
-def test_a_proxy_is_ready_when_its_engines_are() -> None:
-    with start(stub_target("proxy")) as running:
-        assert _ask(running.url) == (200, {"asked": 7})  # five failed, and one was answered before it was called ready
-
-
 def test_a_relay_is_not_ready_before_its_launcher_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.bench.targets.process._BATON_IS_READY", "words that it never says")
     with pytest.raises(RequestFailed, match="its nodes were not all there"):
         start(Target("pd", "", ("baton", "serve", "--prefill=0")), ready_timeout_s=0.1)
-
-
-def test_a_target_that_ends_shows_what_it_said() -> None:
-    with pytest.raises(RequestFailed, match=r"(?s)stub has ended.*there is no such model"):
-        start(stub_target("broken"))
 
 
 def test_a_target_that_never_answers_is_given_up_and_ended() -> None:
@@ -105,11 +84,6 @@ def test_a_server_that_is_there_already_is_not_taken_for_the_one_that_is_started
         start(running.target)
 
 
-def test_a_program_that_is_not_there_is_an_invalid_setting() -> None:
-    with pytest.raises(InvalidSetting, match="target x cannot be started: no-such-program: No such file"):
-        start(Target("x", "http://127.0.0.1:1", ("no-such-program",)))
-
-
 def test_a_server_that_runs_already_is_only_asked() -> None:
     with start(stub_target()) as running, start(Target("theirs", running.url)) as theirs:
         assert theirs.pids == ()
@@ -119,17 +93,6 @@ def test_a_server_that_runs_already_is_only_asked() -> None:
             theirs.pause()
         theirs.close()
         assert why_not_ready(running.url, 5.0) == ""
-
-
-def _ask(url: str) -> tuple[int, object]:
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5.0)
-    try:
-        connection.request("POST", "/v1/completions", "{}")
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
 
 
 def _pids_of(port: str) -> list[int]:

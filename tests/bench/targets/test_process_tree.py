@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from baton.bench.targets.process import continue_tree, cpu_seconds, descendants, end_tree, halt_tree, pinning
-from baton.wire.errors import RequestFailed
+from baton.bench.targets.process import continue_tree, cpu_seconds, descendants, halt_tree, pinning
 from tests.bench.targets.processes import WAIT_S, state_of, wait_for
 
 FORKS = """
@@ -50,28 +49,6 @@ def test_a_tree_that_forks_all_the_time_is_halted_whole() -> None:
         wait_for(lambda: all(state_of(process.pid) != "T" for process in first))
 
 
-def test_a_process_that_was_forked_while_the_system_was_read_is_halted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    with shell_over(WORKS) as parent, shell_over(WORKS) as forked:
-        first, late = descendants(parent), descendants(forked)
-        # the walk that finds the first one halted is too early for its child
-        looks = iter([first, first, [*first, *late]])
-        monkeypatch.setattr("baton.bench.targets.process.descendants", lambda _: next(looks, [*first, *late]))
-        halt_tree(1, WAIT_S)
-        assert {process.status() for process in (*first, *late)} == {psutil.STATUS_STOPPED}
-        monkeypatch.undo()
-
-
-def test_a_halted_tree_uses_no_time() -> None:
-    with shell_over(WORKS) as root:
-        wait_for(lambda: cpu_seconds(root) > 0.1)
-        halt_tree(root, WAIT_S)
-        before_s = cpu_seconds(root)
-        subprocess.run([sys.executable, "-S", "-c", "sum(range(2_000_000))"], check=True)
-        assert cpu_seconds(root) == before_s
-        continue_tree(root)
-        wait_for(lambda: cpu_seconds(root) > before_s)
-
-
 @pytest.mark.parametrize(
     "before",
     ["import os", "import os, threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"],
@@ -83,19 +60,3 @@ def test_it_is_said_on_which_cores_a_process_works(before: str) -> None:
         (found,) = pinning(root)
         assert found.startswith("python")
         assert found.endswith(f" on {core}")
-
-
-def test_what_does_not_halt_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with shell_over(WORKS) as root, monkeypatch.context() as broken:
-        broken.setattr("baton.bench.targets.process._signal", lambda *_: None)
-        with pytest.raises(RequestFailed, match="could not be halted"):
-            halt_tree(root, 0.05)
-
-
-def test_a_halted_process_is_asked_to_leave_before_it_is_killed() -> None:
-    with shell_over("import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(0))\ntime.sleep(60)") as root:
-        (leader,) = descendants(root)
-        wait_for(lambda: state_of(leader.pid) == "S")
-        halt_tree(root, WAIT_S)
-        assert end_tree(root, leader.pid, WAIT_S, WAIT_S)
-        assert descendants(root) == []

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.bench.targets.spec import Target, parse_target, parse_targets
+from baton.bench.targets.spec import Target, parse_target
 from baton.wire.errors import InvalidSetting
 
 
@@ -28,12 +28,6 @@ def test_any_other_command_says_where_it_answers() -> None:
     assert not target.is_baton
 
 
-def test_a_baton_on_a_port_of_its_own_says_where_too() -> None:
-    target = parse_target("pd=baton serve --port 8123 @ http://127.0.0.1:8123")
-    assert target.is_baton
-    assert target.url == "http://127.0.0.1:8123"
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -52,8 +46,3 @@ def test_a_baton_on_a_port_of_its_own_says_where_too() -> None:
 def test_what_is_no_target_is_refused(text: str, reason: str) -> None:
     with pytest.raises(InvalidSetting, match=reason):
         parse_target(text)
-
-
-def test_two_targets_cannot_have_one_name() -> None:
-    with pytest.raises(InvalidSetting, match="two targets have this name"):
-        parse_targets(["a=http://x:1", "b=http://x:2", "a=http://x:3"])

@@ -1,100 +1,77 @@
-"""What holds for every dataset, and the flags that several share."""
+"""What holds for every dataset, and the dataset of random tokens."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from baton.bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings, Workload
+from baton.bench.workload.dataset_settings import DATASET_NAMES, DatasetSettings, Prompt
 from baton.bench.workload.passages import Vocabulary, bare_vocabulary
 from baton.bench.workload.registry import make_workload
 from baton.wire.errors import InvalidSetting
 
-SENTENCE = "once there was a dog and it ran to the old house by the river"
-
 
 @pytest.fixture(params=DATASET_NAMES)
-def settings(request: pytest.FixtureRequest, tmp_path: Path) -> DatasetSettings:
-    """Every dataset, with a file where it needs one."""
-    name: str = request.param
-    path = tmp_path / name
-    if name == "sharegpt":
-        said = [{"from": "human", "value": f"{SENTENCE} {'again ' * n}"} for n in range(30)]
-        path.write_text(json.dumps([{"conversations": [message, message]} for message in said]))
-    elif name == "custom":
-        path.write_text("\n".join(json.dumps({"prompt": f"{SENTENCE} {'again ' * n}"}) for n in range(30)))
-    given = str(path) if path.exists() else ""
-    return DatasetSettings(dataset_name=name, dataset_path=given, num_prompts=20, length_divisor=32)
+def settings(request: pytest.FixtureRequest) -> DatasetSettings:
+    """Every dataset."""
+    return DatasetSettings(dataset_name=request.param, num_prompts=20, length_divisor=32)
 
 
 def test_the_seed_decides(settings: DatasetSettings, words: Vocabulary) -> None:
     first, other = settings, dataclasses.replace(settings, seed=1)
     assert make_workload(first, words) == make_workload(first, words)
-    assert make_workload(first, words).conversations != make_workload(other, words).conversations
+    assert make_workload(first, words).prompts != make_workload(other, words).prompts
 
 
 def test_a_server_makes_the_same_tokens_of_the_text(settings: DatasetSettings, opened: Vocabulary) -> None:
     workload = make_workload(settings, opened)
-    assert len(workload.conversations) == workload.facts["num_conversations"] == 20
+    assert len(workload.prompts) == workload.facts["num_requests"] == 20
     assert opened.tokenizer is not None
-    for conversation in workload.conversations:
-        assert tuple(opened.tokenizer.encode(conversation.turns[0].text)) == conversation.turns[0].token_ids
-        for turn in conversation.turns[1:]:
-            assert opened.ids_of(turn.text) == turn.token_ids
+    for prompt in workload.prompts:
+        assert tuple(opened.tokenizer.encode(prompt.text)) == prompt.token_ids
     assert workload.facts["text_mismatch"] == {"num_prompts": 0, "num_tokens": 0}
 
 
-def test_facts_are_json_and_count_what_is_there(settings: DatasetSettings, words: Vocabulary) -> None:
-    workload = make_workload(settings, words)
-    turns = [turn for conversation in workload.conversations for turn in conversation.turns]
-    assert json.loads(json.dumps(workload.facts)) == workload.facts
-    assert workload.facts["num_requests"] == len(turns)
-    assert workload.facts["input_tokens"]["total"] == sum(len(turn.token_ids) for turn in turns)
-    assert workload.facts["output_tokens"]["max"] == max(turn.num_output_tokens for turn in turns)
+def test_ids_alone_need_no_tokenizer(settings: DatasetSettings) -> None:
+    prompt = make_workload(settings, bare_vocabulary(100)).prompts[0]
+    assert prompt.text == ""
+    assert 0 < max(prompt.token_ids) < 100
 
 
-def test_only_traces_know_when_their_requests_came(settings: DatasetSettings, words: Vocabulary) -> None:
-    stamps = [conversation.arrival_s for conversation in make_workload(settings, words).conversations]
-    is_trace = settings.dataset_name in ("mooncake", "azure")
-    assert all((stamp is not None) == is_trace for stamp in stamps)
+def prompts(vocabulary: Vocabulary, **changes: Any) -> tuple[Prompt, ...]:
+    settings = DatasetSettings(**{"num_prompts": 200, "random_input_len": 50, **changes})
+    return make_workload(settings, vocabulary).prompts
 
 
-def test_random_tokens_need_no_tokenizer_and_texts_do(settings: DatasetSettings) -> None:
-    if settings.dataset_name in ("sharegpt", "custom"):
-        with pytest.raises(InvalidSetting, match="needs a tokenizer: name its folder with --tokenizer"):
-            make_workload(settings, bare_vocabulary(100))
-    else:
-        turn = make_workload(settings, bare_vocabulary(100)).conversations[0].turns[0]
-        assert turn.text == ""
-        assert 0 < max(turn.token_ids) < 100
+def test_lengths_are_those_asked_for(words: Vocabulary) -> None:
+    made = prompts(words, input_len=77, output_len=33, random_range_ratio=0.5)
+    assert {38, 116} <= {len(prompt.token_ids) for prompt in made} <= set(range(38, 117))
+    assert {prompt.num_output_tokens for prompt in made} <= set(range(16, 51))
 
 
-def test_general_lengths_beat_those_of_the_dataset(settings: DatasetSettings, words: Vocabulary) -> None:
-    workload = make_workload(dataclasses.replace(settings, input_len=77, output_len=33), words)
-    plain = make_workload(settings, words)
-    is_trace = settings.dataset_name in ("mooncake", "azure")
-    assert (output_lens(workload) == {33}) is not is_trace
-    assert is_trace is (output_lens(workload) == output_lens(plain))
-    if settings.dataset_name == "random":
-        assert {len(conversation.turns[0].token_ids) for conversation in workload.conversations} == {77}
+def test_a_share_of_the_prompts_is_long(words: Vocabulary) -> None:
+    lengths = [len(prompt.token_ids) for prompt in prompts(words, random_long_share=0.2, random_long_input_len=300)]
+    assert Counter(lengths) == {50: 160, 300: 40}
+    assert 0 < lengths[:100].count(300) < 40
 
 
-def output_lens(workload: Workload) -> set[int]:
-    return {turn.num_output_tokens for conversation in workload.conversations for turn in conversation.turns}
+def test_the_prefix_is_shared_and_comes_on_top(words: Vocabulary) -> None:
+    made = prompts(words, random_prefix_len=30)
+    assert {len(prompt.token_ids) for prompt in made} == {80}
+    assert len({prompt.token_ids[:30] for prompt in made}) == 1
+    assert len({prompt.token_ids[30:32] for prompt in made}) > 150
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset_name": "sonnet"}, "--dataset-name 'sonnet' is not one of random, prefix_repetition, "),
+        ({"dataset_name": "sonnet"}, "--dataset-name 'sonnet' is not one of random, mooncake, azure"),
         ({"output_len": 10**9}, "--output-len: 1000000000 is not from 1 to 16777216"),
-        ({"dataset_name": "sharegpt"}, "--dataset-name sharegpt needs a file: give it with --dataset-path"),
-        ({"dataset_name": "custom", "dataset_path": "/nowhere"}, "--dataset-path /nowhere: .*No such file"),
-        ({"dataset_name": "custom", "dataset_path": "/"}, "--dataset-path /: .*Is a directory"),
+        ({"dataset_name": "azure", "dataset_path": "/nowhere"}, "--dataset-path /nowhere: .*No such file"),
+        ({"random_input_len": 0}, "--random-input-len 0 leaves no token"),
     ],
 )
 def test_what_cannot_be_made_is_named(changes: dict[str, Any], message: str, words: Vocabulary) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from baton.bench.serve.arrivals import from_trace
 from baton.bench.workload.dataset_settings import DatasetSettings, Workload
-from baton.bench.workload.files import AZURE_SAMPLE, MOONCAKE_SAMPLE, TRACES, reuse_share, runs_of_blocks
+from baton.bench.workload.files import AZURE_SAMPLE, MOONCAKE_SAMPLE, TRACES, runs_of_blocks
 from baton.bench.workload.passages import Vocabulary, bare_vocabulary
 from baton.bench.workload.registry import make_workload
 from baton.wire.errors import InvalidSetting
@@ -29,7 +28,7 @@ def mooncake_rows() -> list[dict[str, Any]]:
 
 
 def prompts(workload: Workload) -> list[tuple[int, ...]]:
-    return [conversation.turns[0].token_ids for conversation in workload.conversations]
+    return [prompt.token_ids for prompt in workload.prompts]
 
 
 @pytest.mark.parametrize(
@@ -46,13 +45,12 @@ def test_the_bundled_traces_are_the_published_ones(name: str, sha256: str) -> No
 
 def test_lengths_are_divided_and_rounded_up_in_every_row() -> None:
     rows, made = mooncake_rows(), trace("mooncake", num_prompts=5000)
-    assert len(made.conversations) == len(rows) == 2000
-    for row, conversation in zip(rows, made.conversations, strict=True):
-        turn = conversation.turns[0]
-        assert len(turn.token_ids) == math.ceil(row["input_length"] / 32)
-        assert math.ceil(len(turn.token_ids) / BLOCK) == len(row["hash_ids"])
-        assert turn.num_output_tokens == math.ceil(row["output_length"] / 32)
-        assert conversation.arrival_s == row["timestamp"] / 1000
+    assert len(made.prompts) == len(rows) == 2000
+    for row, prompt in zip(rows, made.prompts, strict=True):
+        assert len(prompt.token_ids) == math.ceil(row["input_length"] / 32)
+        assert math.ceil(len(prompt.token_ids) / BLOCK) == len(row["hash_ids"])
+        assert prompt.num_output_tokens == math.ceil(row["output_length"] / 32)
+        assert prompt.arrival_s == row["timestamp"] / 1000
 
 
 def tokens_of_prefixes(rows: Sequence[dict[str, Any]], made: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
@@ -73,64 +71,13 @@ def test_equal_block_ids_are_equal_prefixes_and_others_are_not(name: str, reques
     assert len(set(found.values())) == len(found) > 5000
 
 
-def test_a_partial_block_is_the_beginning_of_its_run(tmp_path: Path) -> None:
-    rows = [
-        {"timestamp": 0, "input_length": 700, "output_length": 1, "hash_ids": [5, 9]},
-        {"timestamp": 1, "input_length": 1100, "output_length": 1, "hash_ids": [5, 9, 11]},
-    ]
-    short, long = prompts(trace("mooncake", dataset_path=written(tmp_path, *rows)))
-    assert (len(short), len(long)) == (22, 35)
-    assert long[:22] == short
-
-
-def test_the_prefix_cache_finds_what_the_facts_promise() -> None:
-    made = trace("mooncake", num_prompts=2000)
-    assert made.facts["reuse_share"] == pytest.approx(0.289, abs=5e-4)
-    seen: set[int] = set()
-    num_found = num_blocks = 0
-    for prompt in prompts(made):
-        blocks = [hash(prompt[: end + BLOCK]) for end in range(0, len(prompt), BLOCK)]
-        num_found += sum(block in seen for block in blocks)
-        num_blocks += len(blocks)
-        seen.update(blocks)
-    assert num_found / num_blocks == pytest.approx(made.facts["reuse_share"], abs=2e-3)
-
-
-def test_a_prompt_does_not_depend_on_how_many_rows_are_used() -> None:
-    assert prompts(trace("mooncake", num_prompts=10)) == prompts(trace("mooncake", num_prompts=300))[:10]
-    assert prompts(trace("azure", num_prompts=10)) == prompts(trace("azure", num_prompts=300))[:10]
-
-
-def test_facts_say_what_was_replayed(tmp_path: Path) -> None:
-    facts = trace("mooncake", num_prompts=300, time_scale=2.0, spread_timestamps=True).facts
-    assert facts["path"] == f"bench/traces/{MOONCAKE_SAMPLE}"
-    assert facts["sha256"] == hashlib.sha256((TRACES / MOONCAKE_SAMPLE).read_bytes()).hexdigest()
-    assert (facts["num_rows"], facts["num_rows_used"], facts["num_requests"]) == (2000, 300, 300)
-    assert (facts["length_divisor"], facts["block_tokens"]) == (32, BLOCK)
-    assert (facts["time_scale"], facts["spread_timestamps"]) == (2.0, True)
-    azure = trace("azure").facts
-    assert (azure["reuse_share"], azure["num_rows_used"], azure["length_divisor"]) == (None, 1000, 32)
-
-
-def test_spread_stamps_have_no_ties_and_kept_ones_do() -> None:
-    conversations = trace("mooncake", num_prompts=2000).conversations
-    kept, spread = (
-        from_trace(conversations, 1.0, DatasetSettings(spread_timestamps=flag).spread_s, seed=0)
-        for flag in (False, True)
-    )
-    assert (len(set(kept)), kept[-1]) == (224, 669.0)
-    assert len(set(spread)) == 2000
-    assert all(0 <= after - before < 3.002 for before, after in zip(kept, spread, strict=True))
-
-
 def test_azure_has_its_lengths_and_its_microseconds() -> None:
     made = trace("azure", num_prompts=2000, length_divisor=1)
-    turns = [conversation.turns[0] for conversation in made.conversations]
     assert made.facts["input_tokens"] == {"mean": 1104.783, "median": 1032.0, "max": 7930, "total": 2_209_565}
-    assert made.facts["output_tokens"]["total"] == sum(turn.num_output_tokens for turn in turns) == 529_807
-    assert made.conversations[0].arrival_s == 0.0
-    assert made.conversations[-1].arrival_s == pytest.approx(424.259457, abs=1e-9)
-    assert len({conversation.arrival_s for conversation in made.conversations}) == 2000
+    assert made.facts["output_tokens"]["total"] == sum(prompt.num_output_tokens for prompt in made.prompts) == 529_807
+    assert made.prompts[0].arrival_s == 0.0
+    assert made.prompts[-1].arrival_s == pytest.approx(424.259457, abs=1e-9)
+    assert len({prompt.arrival_s for prompt in made.prompts}) == 2000
     assert len(set(prompts(made))) == 2000
 
 
@@ -143,24 +90,11 @@ def written(folder: Path, *rows: object) -> str:
     return str(path)
 
 
-def test_the_reuse_share_counts_unbroken_prefixes_only() -> None:
-    assert reuse_share([(0, 1, 2), (0, 1, 3), (0, 1, 2), (5, 1)]) == 5 / 11
-    assert reuse_share([(7,), (7,), (7,)]) == 2 / 3
-
-
 def test_runs_differ_even_where_few_are_possible() -> None:
     runs = runs_of_blocks([range(8)], 3, bare_vocabulary(2), seed=0)
     assert len(set(runs.values())) == 8
     with pytest.raises(InvalidSetting, match="a block length of 3, too short for 9 different blocks of 2 tokens"):
         runs_of_blocks([range(9)], 3, bare_vocabulary(2), seed=0)
-
-
-def test_runs_depend_on_the_seed_and_on_where_ids_come_first() -> None:
-    vocabulary = bare_vocabulary(1000)
-    short = runs_of_blocks([(4, 2)], 16, vocabulary, seed=0)
-    long = runs_of_blocks([(4, 2), (4, 9, 10**30)], 16, vocabulary, seed=0)
-    assert {block_id: long[block_id] for block_id in (4, 2)} == short
-    assert runs_of_blocks([(4, 2)], 16, vocabulary, seed=1) != short
 
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"

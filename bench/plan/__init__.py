@@ -1,1 +1,0 @@
-"""`baton bench plan`: what a deployment would do with a load, computed instead of measured."""

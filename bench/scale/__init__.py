@@ -1,1 +1,0 @@
-"""How the router's cost grows with nodes, requests and streams: `python -m baton.bench.scale`."""
