@@ -84,3 +84,12 @@ def test_any_order_of_events_finds_exactly_the_overdue_leases(seed: int) -> None
         expected = {owner for owner, deadline_s in deadlines.items() if deadline_s <= now_s}
         assert sorted(table.overdue(now_s)) == sorted(expected)
         assert {owner for owner in range(30) if owner in table} == deadlines.keys()
+
+
+def test_owners_that_have_no_order_may_have_the_same_deadline() -> None:
+    table: LeaseTable[object] = LeaseTable()
+    owners = [object() for _ in range(5)]
+    for owner in owners:
+        table.begin(owner, 10.0)
+    for _ in range(3):
+        assert table.overdue(10.0) == owners

@@ -208,3 +208,16 @@ def test_a_pool_is_rows_of_bytes(memory: torch.Tensor) -> None:
 def test_the_memory_says_what_kind_of_pool_it_is(blocks: Blocks) -> None:
     for pool, is_device in ((open_pool(blocks), False), (open_pool(torch.from_numpy(blocks)), True)):
         assert (pool.is_device, pool.num_blocks, pool.block_bytes) == (is_device, _NUM_BLOCKS, _BLOCK_BYTES)
+
+
+@pytest.mark.parametrize(("block_bytes", "num_slots"), [(2**18, [4, 1]), (2**20, [1] * 5), (2**20 + 4, [1] * 5)])
+def test_blocks_go_to_a_device_a_megabyte_at_a_time(
+    block_bytes: int, num_slots: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr("baton.kvtransfer.pools.device._SLOT_BYTES", 2**20)
+    pool = late_pool(np.zeros((8, block_bytes), dtype=np.uint8))
+    monkeypatch.setattr(pool, "_write_from", lambda memory, part: sizes.append(len(part)))
+    pool.write(range(5), np.zeros((5, block_bytes), dtype=np.uint8))
+    assert sizes == num_slots
+    pool.settle()

@@ -328,3 +328,57 @@ def test_layers_on_a_device_are_summed_as_they_are_stored(late_pusher: Pusher, b
     (report,) = run(late_pusher)
     assert sender.parts == [((5, 9), begin, end) for begin, end in bounds]
     assert report.checksums == dot64_of(true, [5, 9])
+
+
+def test_each_piece_that_is_taken_gives_a_sender_more_time_and_layers_take_what_they_take(pusher: Pusher) -> None:
+    taking = [True]
+    sender = RecordingSender(lambda: taking.pop() if taking else False)
+    pusher.submit(job(sender, *range(8)), 100.0)
+    assert run(pusher, 100.0) == []
+    taking.append(True)
+    assert run(pusher, 104.0) == []
+    assert run(pusher, 104.0 + STANDSTILL_S) == []
+    (report,) = run(pusher, 104.1 + STANDSTILL_S)
+    assert "took nothing" in report.error
+    slow, layers = RecordingSender(), LayerProgress([_BLOCK_BYTES], lambda: None)
+    pusher.submit(job(slow, 1, layers=layers), 200.0)
+    pusher.submit(job(slow, 2), 200.0)
+    assert run(pusher, 200.0) == []
+    assert run(pusher, 300.0) == [], "the step that computes it takes long"
+    layers.count()
+    assert [each.error for each in run(pusher, 300.1)] == ["", ""]
+
+
+def test_a_sender_may_take_one_block_at_a_time(pusher: Pusher) -> None:
+    sizes: list[int] = []
+
+    class Narrow(RecordingSender):
+        piece_bytes = _BLOCK_BYTES - 1
+
+        def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
+            sizes.append(len(moves))
+            return True
+
+    pusher.submit(job(Narrow(), 1, 2, 3), 0.0)
+    run(pusher)
+    assert sizes == [1, 1, 1]
+
+
+def test_a_job_behind_a_step_that_took_long_has_its_own_time(pusher: Pusher) -> None:
+    sender, layers = RecordingSender(lambda: False), LayerProgress([_BLOCK_BYTES], lambda: None)
+    pusher.submit(job(sender, 1, layers=layers), 200.0)
+    pusher.submit(job(sender, 2), 200.0)
+    assert run(pusher, 300.0) == []
+    layers.abandon()
+    assert [each.error for each in run(pusher, 300.1)] == ["the step could not be computed"]
+    assert run(pusher, 300.0 + CONNECT_S) == []
+    (report,) = run(pusher, 300.2 + CONNECT_S)
+    assert "took nothing for 12 s" in report.error
+
+
+def test_a_sender_is_polled_in_each_round_also_while_nothing_is_pushed(pusher: Pusher) -> None:
+    sender = RecordingSender(lambda: False)
+    pusher.submit(job(sender, 1), 0.0)
+    for num_rounds in (1, 2, 3):
+        pusher.work(0.0)
+        assert sender.num_polls == num_rounds

@@ -217,6 +217,7 @@ def moves(*places: int) -> list[Move]:
 
 def test_a_rank_that_has_not_taken_four_pushes_gets_no_fifth(lines: Lines) -> None:
     _, sender = reaching(lines)
+    assert (sender.is_silent, sender.pushes_parts) == (False, False)
     assert sender.push(KEY, moves(3, 4))
     assert lines.told == [Push(0, KEY, 3, (13, 14), (23, 24), (33, 34))]
     assert all(sender.push(KEY, moves(5)) for _ in range(3))

@@ -88,6 +88,7 @@ def test_what_arrives_is_told_with_the_order_and_the_bytes_since_the_last(receiv
     assert intake.forget(KEY) == Forgotten("nixl", KEY)
     assert [each for each in receiver.told if each != "poll"] == [(KEY, (3, 4), (5, 6)), ("forget", KEY)]
     assert list(intake.work()) == []
+    assert intake._expected == {}, "nothing is kept of what was forgotten"
 
 
 def test_sockets_are_those_of_the_receiver_and_close_with_it(receiver: Receiver, intake: Intake) -> None:

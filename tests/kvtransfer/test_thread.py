@@ -191,3 +191,32 @@ def test_a_command_that_fails_does_the_same(thread: Thread, side: RecordingSide)
     thread.post(lambda now_s: [][0])
     assert side.is_closed.wait(WAIT_S)
     assert isinstance(thread.failure, IndexError)
+
+
+def test_a_thread_that_would_wait_for_long_is_woken_and_closed_at_once(
+    side: RecordingSide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.kvtransfer.thread.MAX_IDLE_S", 600.0)
+    thread: Thread = TransferThread(side, "test", lambda: None)
+    thread.start()
+    until(lambda: len(side.rounds) == 1)
+    thread.wake()
+    until(lambda: len(side.rounds) == 2)
+    thread.close()
+    assert side.is_closed.is_set()
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "wait_ms"), [(0.0, 0), (0.0001, 1), (0.001, 1), (0.0011, 2), (0.2, 200), (0.2001, 201)]
+)
+def test_a_wait_is_rounded_up_to_milliseconds(
+    side: RecordingSide, monkeypatch: pytest.MonkeyPatch, wait_s: float, wait_ms: int
+) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr("baton.kvtransfer.thread.zmq.Poller.poll", lambda poller, timeout_ms: waits.append(timeout_ms))
+    side.wait_s = wait_s
+    thread: Thread = TransferThread(side, "test", lambda: None)
+    thread._turn()
+    assert waits == [wait_ms]
+    thread.close()
+    side.close()

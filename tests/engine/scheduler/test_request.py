@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from baton.engine.scheduler.request import MAX_FORCED, Request, Step, as_known
-from baton.wire.images import PromptImage
+from baton.engine.cache.block_pool import pack_blocks
+from baton.engine.scheduler.request import MAX_FORCED, BlockCopy, Fork, Request, Step, as_known, choices_of
+from baton.wire.images import PromptImage, digest_of
 from baton.wire.sampling import DecodingParams
-from tests.request_keys import A
+from tests.engine.scheduler.test_matchers import FakeMatcher
+from tests.request_keys import A, B, C
+
+PARAMS = DecodingParams(max_tokens=3)
 
 
 def request(num_tokens: int, num_computed_tokens: int = 0, num_prompt_tokens: int = 10) -> Request:
@@ -40,3 +48,114 @@ def test_a_step_that_is_planned_later_has_the_tokens_of_now() -> None:
     assert (list(tokens[1:]), list(tokens[-2:9])) == ([1, 2, 3], [2, 3])
     with pytest.raises(IndexError):
         tokens[4]
+
+
+IMAGE = PromptImage(3, 4, 28, 28, b"i" * 16)
+
+
+def test_a_share_has_all_that_a_runner_needs_and_tells_whether_it_reaches_the_last_token() -> None:
+    asked = request(20, 8)
+    asked.arrival, asked.block_table, asked.images, asked.matcher = 7, pack_blocks((5, 6)), (IMAGE,), FakeMatcher()
+    asked.forks, asked.hash_root, asked.block_copy = (Fork(B, PARAMS),), b"root", BlockCopy(3, 6)
+    share = asked.share(12)
+    assert (share.key, share.start, share.num_tokens, share.context_len, share.num_prompt_tokens) == (A, 8, 12, 20, 10)
+    assert (share.token_ids, share.block_table, share.params) == (asked.token_ids, asked.block_table, asked.params)
+    assert (share.needs_sample, asked.share(11).needs_sample) == (True, False)
+    assert (share.arrival, share.forks, share.matcher, share.images) == (7, asked.forks, asked.matcher, (IMAGE,))
+    assert (share.takes_largest, share.hash_root, share.block_copy) == (False, b"root", BlockCopy(3, 6))
+    asked.num_steps_in_flight = 1
+    assert asked.share(12).block_copy is None, "the step in flight makes it"
+
+
+def test_a_step_of_a_series_has_shares_so_many_tokens_further() -> None:
+    shares = (request(20, 8).share(1), request(20, 15).share(3))
+    assert Step(shares).requests is shares
+    assert (Step(shares, number=2).requests, Step(shares).num_tokens) == (
+        (shares[0]._replace(start=10), shares[1]._replace(start=17)),
+        4,
+    )
+    assert (Step(shares).spans, Step(shares).series, Step(shares).context) == ((), None, 0)
+
+
+def test_prompt_and_output_have_as_many_tokens_as_both_limits_allow() -> None:
+    for max_tokens, most_tokens in ((None, 99), (5, 15), (89, 99), (90, 99)):
+        assert Request(A, [1], 10, DecodingParams(max_tokens=max_tokens), b"", 99).most_tokens == most_tokens
+    assert Request(A, [1], 10, DecodingParams(temperature=0.0), b"", 99).takes_largest
+
+
+def test_pending_tokens_are_not_known() -> None:
+    asked = request(12)
+    asked.num_pending_tokens = 2
+    assert (asked.num_known_tokens, asked.num_uncomputed_tokens) == (10, 12)
+
+
+@pytest.mark.parametrize(
+    ("members", "awaits"),
+    [({}, False), ({"first_token_only": True}, True), ({"is_wanted": False}, True), ({"max_total_tokens": 12}, True)],
+)
+def test_a_request_awaits_its_last_token_only_while_one_is_pending(members: dict[str, Any], awaits: bool) -> None:
+    asked = replace(request(12), **members)
+    assert not asked.awaits_last_token
+    asked.num_pending_tokens = 1
+    assert asked.awaits_last_token is awaits
+
+
+def test_what_tells_log_probabilities_is_not_reused_until_it_has_told_them() -> None:
+    assert request(12).num_reusable_tokens == 11
+    for num_scored, reusable in ((1, 0), (9, 8), (10, 11)):
+        asked = Request(A, list(range(12)), 10, DecodingParams(prompt_logprobs=0), b"", 99)
+        assert asked.num_scored_tokens == 1
+        asked.num_scored_tokens = num_scored
+        assert asked.num_reusable_tokens == reusable
+
+
+def test_pixels_are_lacked_until_their_image_is_computed() -> None:
+    asked = replace(request(12), images=(IMAGE,))
+    for num_computed, lacks in ((0, True), (6, True), (7, False)):
+        asked.num_computed_tokens = num_computed
+        assert asked.lacks_pixels is lacks
+    pixels = bytes(3 * 28 * 28)
+    asked.images = (PromptImage(3, 4, 28, 28, digest_of(28, 28, pixels), pixels),)
+    asked.num_computed_tokens = 0
+    assert not asked.lacks_pixels
+
+
+def test_a_request_is_ready_when_its_grammar_is() -> None:
+    for matcher, is_ready in ((None, True), (FakeMatcher(), True), (FakeMatcher(is_ready=False), False)):
+        assert replace(request(3), matcher=matcher).is_ready is is_ready
+
+
+def test_a_fork_goes_on_with_the_prompt_and_its_own_tokens() -> None:
+    asked = replace(request(10), matcher=FakeMatcher(), images=(IMAGE,), hash_root=b"root")
+    forked = asked.forked(Fork(B, PARAMS), [*range(10), 77, 78])
+    assert (forked.key, forked.params, forked.token_ids[10:], forked.num_prompt_tokens) == (B, PARAMS, [77, 78], 10)
+    assert (forked.hash_root, forked.max_total_tokens, forked.images) == (b"root", 999, (IMAGE,))
+    assert (forked.num_cached_tokens, forked.forks, forked.is_wanted, forked.first_token_only) == (0, (), True, False)
+    assert isinstance(forked.matcher, FakeMatcher)
+    assert forked.matcher.output == [77], "the last one is still to be taken"
+    assert request(10).forked(Fork(B, PARAMS), [1]).matcher is None
+
+
+def test_choices_are_numbered_and_only_the_first_reports_the_prompt() -> None:
+    params = DecodingParams(choice=3, prompt_logprobs=2)
+    own, *others = choices_of([A, B, C], params)
+    assert own == Fork(A, params)
+    assert [(each.key, each.params.choice, each.params.prompt_logprobs) for each in others] == [
+        (B, 4, None),
+        (C, 5, None),
+    ]
+
+
+def test_a_new_request_has_nothing_yet() -> None:
+    asked = request(3)
+    assert (asked.num_cached_tokens, asked.last_due_s, asked.first_due_s) == (None, None, math.inf)
+    assert (asked.first_token_only, asked.is_wanted, asked.block_copy) == (False, True, None)
+    counts = (
+        asked.num_pending_tokens,
+        asked.num_steps_in_flight,
+        asked.num_published_blocks,
+        asked.num_computed_tokens,
+    )
+    assert counts == (0, 0, 0, 0)
+    asked.block_table, asked.block_copy = pack_blocks((5, 6)), BlockCopy(3, 6)
+    assert list(asked.held_blocks) == [3, 5, 6]

@@ -287,6 +287,17 @@ def test_a_request_whose_images_are_not_here_leaves_its_blocks_and_holds_nobody_
     pool.check(dict.fromkeys(other.block_table, 1))
 
 
+def test_only_requests_with_images_are_refused_for_the_images_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.engine.scheduler.limits.MAX_PIXEL_BYTES_HELD", -1)
+    scheduler = Scheduler(BlockPool(8), SchedulerLimits(4, 4, 16, 32), frozenset())
+    plain, seeing = (Simulation().request(name, prompt(9), endless()) for name in ("plain", "seeing"))
+    seeing.images = (PromptImage(2, 2, 28, 28, b"i" * 16),)
+    scheduler.add(plain)
+    with pytest.raises(Overloaded, match="images of other requests"):
+        scheduler.add(seeing)
+    assert list(scheduler.requests) == [plain]
+
+
 def test_a_fork_of_full_blocks_shares_them_although_no_block_is_left() -> None:
     pool = BlockPool(2)
     blocks = RequestBlocks(pool, 4, has_states=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -228,3 +230,114 @@ def test_costs_that_are_wrong_by_far_let_nobody_wait_for_longer_than_its_goal() 
 
 def test_without_a_goal_for_the_first_token_prompts_are_computed_as_they_come() -> None:
     assert firsts(Node(), [prompt(2000), prompt(100), prompt(1000)]) == [0, 1, 2]
+
+
+PLAIN = StepCost(0.01, 1e-3, 0.0, 1e-3, 0.0)
+NOW_S = 100.0
+
+
+def bound(cost: StepCost | None = PLAIN, ttft_s: float = 1.0, now_s: float = NOW_S) -> StepBound:
+    """One that is asked at `now_s`, with a goal of 50 ms between tokens."""
+    costs = StepCosts()
+    costs.cost = cost
+    return StepBound(costs, 0.05, ttft_s, lambda: now_s)
+
+
+def stream(
+    last_due_s: float | None = 1e6, *, num_left: int = 50, tpot_s: float = 0.0, first_due_s: float = 1e6
+) -> Request:
+    """A request that decodes and has so many tokens to go."""
+    found = prompt(20, 100, tpot_s)
+    found.most_tokens = 20 + num_left
+    found.num_computed_tokens, found.last_due_s, found.first_due_s = 19, last_due_s, first_due_s
+    return found
+
+
+def due(num_tokens: int, left_s: float, num_computed: int = 0) -> Request:
+    """A prompt whose first token is due in so many seconds."""
+    found = prompt(num_tokens + num_computed)
+    found.first_due_s, found.num_computed_tokens = NOW_S + left_s, num_computed
+    return found
+
+
+STREAMS = [stream() for _ in range(9)]
+"""Beside one more a step takes 20 ms without prompts: 24 of 44 planned are left."""
+
+
+@pytest.mark.parametrize(
+    ("last", "prompts", "tokens"),
+    [
+        (stream(), [due(100, 10.0)], 24),
+        (stream(tpot_s=0.045), [due(100, 10.0)], 19),
+        (stream(tpot_s=0.02), [due(100, 10.0)], SMALLEST_CHUNK),
+        (stream(), [due(100, 0.3245)], 81),  # within 124.5 ms: four parts of five
+        (stream(), [due(50, 10.0), due(50, 0.3245)], 81),
+        (stream(NOW_S + 50 * 0.0665), [due(200, 0.1), due(50, 0.511)], 81),  # the first is late, and the second not
+        (stream(), [due(100, 0.25)], 2**31),  # nothing of its time is for others
+        (stream(NOW_S + 50 * 0.0235), [due(100, 0.25)], 2**31),  # it has lost its goal already
+        (stream(NOW_S + 50 * 0.046), [due(1300, 1.4)], 24),  # 1.3 s to spare
+        (stream(NOW_S + 50 * 0.0465), [due(1320, 1.4)], 2**31),
+        (stream(NOW_S + 50 * 0.0665), [due(2400, 2.5)], 38),  # what it needs on average is more than its goal
+        (stream(NOW_S + 50 * 0.0665), [due(200, 0.1)], 38),
+        (stream(NOW_S + 0.0665, num_left=1), [due(100, 0.25)], 38),
+        (stream(NOW_S + 0.0665, num_left=0), [due(100, 0.25)], 38),
+        (stream(None, num_left=1, tpot_s=0.0665), [due(100, 0.25)], 38),
+    ],
+)
+def test_what_of_a_prompt_a_step_takes(last: Request, prompts: list[Request], tokens: int) -> None:
+    assert bound().prompt_tokens([*STREAMS, last], prompts) == tokens
+
+
+def test_a_chunk_is_as_long_as_the_place_of_the_first_prompt_allows() -> None:
+    cost = replace(PLAIN, prompt_pair_s=2e-7)
+    found = [bound(cost).prompt_tokens([stream()] * 10, [due(99, 9.0, first), due(99, 9.0, 400)]) for first in (0, 800)]
+    assert found == [cost.chunk_within(0.024, first) for first in (0, 800)] == [23, 20]
+
+
+def test_all_prompts_that_press_are_what_streams_have_to_spare() -> None:
+    spares = stream(NOW_S + 50 * 0.046)  # 1.3 s
+    for first, second in ((due(700, 0.75), due(700, 1.5)), (due(100, 0.15), due(1300, 1.55))):
+        assert bound().prompt_tokens([*STREAMS, spares], [first, second]) == 24
+        assert bound().prompt_tokens([*STREAMS, spares], [first]) > 24
+
+
+def test_a_prompt_of_whose_time_nothing_is_left_to_plan_is_in_a_hurry() -> None:
+    last = due(100, 0.0)
+    last.first_due_s = (1.0 - 0.8) * 1.0
+    assert bound(now_s=0.0).prompt_tokens([stream()], [last]) == 2**31
+
+
+def test_of_prompts_without_a_known_cost_a_step_takes_a_few_tokens() -> None:
+    for cost in (None, StepCost(0.01, 0.0, 0.0, 1e-3, 0.0)):
+        assert bound(cost).prompt_tokens([stream()], [due(100, 10.0)]) == FIRST_CHUNK
+
+
+@pytest.mark.parametrize(
+    ("cost", "ttft_s", "due_s", "turn_s"),
+    [
+        (PLAIN, 1.0, 101.0, 100.2),
+        (replace(PLAIN, prompt_pair_s=1e-5), 1.0, 101.0, 100.401),
+        (PLAIN, 0.15, 100.15, 100.15),
+        (None, 1.0, 101.0, 100.0),
+        (PLAIN, 0.0, math.inf, 0.0),
+    ],
+)
+def test_a_turn_comes_after_as_long_as_a_prompt_takes_or_its_goal(
+    cost: StepCost | None, ttft_s: float, due_s: float, turn_s: float
+) -> None:
+    request = prompt(200)
+    bound(cost, ttft_s).queued(request)
+    assert (request.first_due_s, request.turn_s) == pytest.approx((due_s, turn_s))
+
+
+def test_without_a_goal_for_first_tokens_none_is_due() -> None:
+    request = prompt(200, ttft_s=0.1)
+    StepBound(StepCosts(), 0.05).queued(request)
+    assert (request.first_due_s, request.turn_s) == (math.inf, 0.0)
+
+
+def test_last_tokens_are_due_by_the_goal_between_them_unless_the_first_was_late() -> None:
+    late, in_time, own = stream(None, first_due_s=99.9), stream(None), stream(None, tpot_s=0.1)
+    for each in (late, in_time, own):
+        bound().begun(each)
+    assert (late.last_due_s, in_time.last_due_s, own.last_due_s) == (-math.inf, 100.0 + 50 * 0.05, 100.0 + 50 * 0.1)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection, Sequence
+from dataclasses import astuple
 
+import numpy as np
 import pytest
 
 from baton.engine.scheduler.request import ScheduledRequest, Step
@@ -82,6 +85,7 @@ def test_a_step_that_computes_images_teaches_nothing_and_one_behind_them_does() 
     seeing = share(0, 12)._replace(images=(image,))
     for _ in range(100):
         machine.run(Step((seeing,)), 100.0)
+        machine.run(Step((seeing, share(10, 20))), 100.0)
     assert machine.costs.cost == known
     behind = Step((share(15, 12)._replace(images=(image,)),))
     for _ in range(100):
@@ -194,3 +198,132 @@ def test_a_chunk_takes_the_time_that_it_may(start: int, seconds: float) -> None:
 def test_the_time_of_a_prompt_is_that_of_its_chunks() -> None:
     chunks = [step([(40 + first, 100)], [700, 900]) for first in range(0, 500, 100)]
     assert TRUE.prompt_s(500, 40, 100, 2, 1600) == pytest.approx(sum(TRUE.seconds(work_of(each)) for each in chunks))
+
+
+def test_a_step_counts_tokens_and_pairs_of_prompts_and_requests_and_contexts_of_the_others() -> None:
+    assert work_of(step([(10, 5), (0, 2)], [100, 200, 7])) == StepWork(7, 5 * 10 + 15 + 3, 3, 307)
+    assert work_of(step([], [100])) == StepWork(0, 0, 1, 100)
+
+
+def fit_of_least_squares(
+    rows: Sequence[tuple[StepWork, float]], pair_in_tokens: float, zero: Collection[int]
+) -> list[float]:
+    """The parameters of a `StepCost` for steps and their seconds, the newest last: least squares over relative errors,
+    with what is expected of pairs as one more equation. `zero`: those that would be negative."""
+    scales, ages = np.array([1.0, 64.0, 65536.0, 8.0, 8192.0]), np.arange(len(rows))[::-1]
+    weights = 0.998 ** (ages / 2)
+    matrix = np.array([np.array((1, *work)) / scales / seconds for work, seconds in rows]) * weights[:, None]
+    free, expected = [number for number in range(5) if number not in zero], pair_in_tokens * 65536 / 64
+    token_square = float((matrix[:, 1] ** 2).sum())
+    found, token, more = np.zeros(5), matrix[:, 1].sum() / token_square, np.zeros(5)
+    for _ in range(50):
+        if not {1, 2} & set(zero):
+            more = np.array([0, -1 / token, 1 / (expected * token), 0, 0])
+            more *= min(0.1, 0.03 * token_square * token**2) ** 0.5
+        equations, wanted = np.vstack([matrix, more]), np.append(weights, 0.0)
+        found[free] = np.linalg.lstsq(equations[:, free], wanted, rcond=None)[0]
+        token = found[1]
+    return list(found / scales)
+
+
+@pytest.mark.parametrize(
+    ("cost", "num_prompts", "zero"),
+    [
+        (StepCost(1e-3, 4e-4, 5e-8, 1e-3, 1e-7), 12, None),
+        (StepCost(0.02, 2e-4, 5e-8, 2e-3, 1e-6), 2, None),
+        (StepCost(0.2, 5e-4, -4e-7, 2e-3, 1e-6), 12, 2),
+        (StepCost(0.3, -9e-4, 3e-6, 2e-3, 1e-6), 12, 1),
+    ],
+    ids=["many prompts", "few prompts", "pairs that cost nothing", "tokens that cost nothing"],
+)
+def test_costs_are_those_of_the_least_squares(cost: StepCost, num_prompts: int, zero: int | None) -> None:
+    machine, chance, rows = Machine(cost, 3 * PAIR), random.Random(7), []
+    for number in range(16):
+        chunk = [(chance.randrange(0, 1000), chance.randrange(17, 300))] if number < num_prompts else []
+        each = step(chunk, [chance.randrange(100, 8000) for _ in range(chance.randrange(1, 12))])
+        factor = 1 + 0.01 * chance.uniform(-1, 1)
+        machine.run(each, factor)
+        rows.append((work_of(each), cost.seconds(work_of(each)) * factor))
+    for _ in range(400):
+        machine.costs.know()
+    assert machine.costs.cost is not None
+    found = astuple(machine.costs.cost)
+    zeros = [number for number, each in enumerate(found) if each == 0.0]
+    assert zero is None or zero in zeros
+    assert found == pytest.approx(fit_of_least_squares(rows, 3 * PAIR, zeros), rel=1e-6)
+
+
+def of_one_kind(rows: Sequence[tuple[float, float]]) -> float:
+    """What a step is predicted to take when all were alike; of each its weight and its seconds."""
+    return sum(weight / s for weight, s in rows) / sum(weight / s**2 for weight, s in rows)
+
+
+def taking(machine: Machine, seconds: float) -> None:
+    """Run a step of one kind that takes so long."""
+    machine.costs.launched(step([], [100, 200]))
+    machine.now_s += seconds
+    machine.costs.collected()
+
+
+def predicted_s(machine: Machine) -> float:
+    machine.costs.know()
+    assert machine.costs.cost is not None
+    return machine.costs.cost.seconds(work_of(step([], [100, 200])))
+
+
+@pytest.mark.parametrize("seconds", [0.004, 40.0])
+def test_what_steps_do_not_tell_apart_counts_as_the_cost_of_requests(seconds: float) -> None:
+    machine = Machine()
+    taking(machine, seconds)
+    assert predicted_s(machine) == pytest.approx(seconds)
+    assert machine.costs.cost is not None
+    assert astuple(machine.costs.cost) == pytest.approx((0.0, 0.0, 0.0, seconds / 2, 0.0), abs=1e-9)
+
+
+def test_of_a_model_of_which_nothing_is_known_a_pair_is_a_small_part_of_a_token() -> None:
+    machine = Machine()
+    machine.run(step([(0, 100)], []))
+    machine.costs.know()
+    assert machine.costs.cost is not None
+    assert 0.0 < machine.costs.cost.prompt_pair_s < 1e-3 * machine.costs.cost.prompt_token_s
+
+
+def test_older_steps_count_less_and_much_less_while_predictions_are_wrong() -> None:
+    for error, kept in ((0.0, 0.998), (0.7, 0.95)):
+        machine = Machine()
+        times = [0.01] * 8 + [0.015] * 7
+        machine.costs.relative_error = error
+        for seconds in times:
+            taking(machine, seconds)
+        weighted = [(kept ** (len(times) - 1 - number), seconds) for number, seconds in enumerate(times)]
+        assert predicted_s(machine) == pytest.approx(of_one_kind(weighted), rel=1e-9)
+
+
+@pytest.mark.parametrize(("factor", "counts_as"), [(100.0, 3.0), (2.5, 2.5), (0.4, 0.4), (0.01, 1 / 3)])
+def test_a_step_counts_as_three_times_its_prediction_or_a_third_of_it_at_most(factor: float, counts_as: float) -> None:
+    machine = Machine()
+    taking(machine, 0.01)
+    assert predicted_s(machine) == pytest.approx(0.01)
+    taking(machine, 0.01 * factor)
+    assert predicted_s(machine) == pytest.approx(of_one_kind([(0.998, 0.01), (1.0, 0.01 * counts_as)]), rel=1e-6)
+
+
+def test_the_error_of_predictions_follows_each_step_by_a_fiftieth() -> None:
+    machine = Machine()
+    taking(machine, 0.01)
+    assert machine.costs.relative_error == 0.0, "nothing was predicted"
+    expected, factors = 0.0, (0.5, 1.0, 1.25, 0.01)
+    for factor, error in zip(factors, (1.0, 0.0, 0.2, 1.0), strict=True):
+        taking(machine, predicted_s(machine) * factor)
+        expected += 0.02 * (error - expected)
+        assert machine.costs.relative_error == pytest.approx(expected, rel=1e-6)
+
+
+def test_steps_that_take_no_time_that_can_be_measured_are_taken_for_a_microsecond() -> None:
+    machine = Machine()
+    taking(machine, 0.0)
+    assert predicted_s(machine) == pytest.approx(1e-6)
+    machine = Machine()
+    machine.costs.know()
+    taking(machine, 1.0)
+    assert predicted_s(machine) == pytest.approx(3e-6), "nothing was known, and a prediction is raised three times"

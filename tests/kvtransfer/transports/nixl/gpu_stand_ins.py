@@ -42,11 +42,21 @@ class FakeNixl:
         self.calls: list[tuple[Any, ...]] = []
         self.agents: list[Any] = []
         self.state = "PROC"
+        self.fails: dict[str, Exception] = {}
+        """What functions raise, by their names."""
+        self.notices: dict[str, list[bytes]] = {}
+        self.more_metadata = b""
+        self.writes: list[tuple[Any, ...]] = []
         self.has_begun = threading.Event()
 
     def known(self, name: str) -> str:
         """What is noted for a name."""
         return "peer" if name in self.names else name
+
+    def try_to(self, name: str) -> None:
+        """Raise what the function of that name is to raise."""
+        if name in self.fails:
+            raise self.fails[name]
 
     def module(self) -> Any:
         fake = self
@@ -60,6 +70,7 @@ class FakeNixl:
 
             def release(self) -> None:
                 fake.calls.append(("release", self.what))
+                fake.try_to(f"release {self.what}")
 
         class NixlAgent:
             def __init__(self, name: str, config: Any) -> None:
@@ -67,6 +78,7 @@ class FakeNixl:
                 self.name = name
 
             def register_memory(self, descriptors: Any, kind: str) -> str:
+                fake.try_to("register")
                 fake.calls.append(("register", descriptors.tolist(), kind))
                 return "registered"
 
@@ -75,11 +87,12 @@ class FakeNixl:
 
             def prep_xfer_dlist(self, name: str, descriptors: Any, kind: str) -> Handle:
                 known = fake.known(name)
+                fake.try_to(f"prepare {known}")
                 fake.calls.append(("prepare", known, descriptors.tolist(), kind))
                 return Handle(f"list of {known}")
 
             def get_agent_metadata(self) -> bytes:
-                return metadata_of(self.name)
+                return metadata_of(self.name) + fake.more_metadata
 
             def add_remote_agent(self, metadata: bytes) -> str:
                 fake.names.append(metadata.split()[1].decode())
@@ -87,18 +100,31 @@ class FakeNixl:
 
             def remove_remote_agent(self, name: str) -> None:
                 fake.calls.append(("remove", fake.known(name)))
+                fake.try_to("remove")
 
             def make_prepped_xfer(self, *arguments: Any) -> Handle:
+                fake.try_to("begin")
+                fake.writes.append(arguments)
+                return Handle("write")
+
+            def get_xfer_descs(self, descriptors: Any, kind: str) -> Any:
+                return descriptors.tolist(), kind
+
+            def initialize_xfer(self, kind: str, sources: Any, targets: Any, name: str, notice: bytes) -> Handle:
+                fake.writes.append((kind, sources, targets, fake.known(name), notice))
                 return Handle("write")
 
             def transfer(self, handle: Handle) -> str:
                 fake.has_begun.set()
+                fake.try_to("transfer")
                 return fake.state
 
             def check_xfer_state(self, handle: Handle) -> str:
+                fake.try_to("check")
                 return fake.state
 
             def get_new_notifs(self) -> dict[str, list[bytes]]:
-                return {}
+                notices, fake.notices = fake.notices, {}
+                return notices
 
         return SimpleNamespace(nixl_agent=NixlAgent, nixl_agent_config=lambda **settings: settings)

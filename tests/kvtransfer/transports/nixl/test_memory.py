@@ -61,3 +61,31 @@ def test_a_pool_that_is_none_is_refused() -> None:
     ):
         with pytest.raises(InvalidSetting, match="contiguous"):
             region_of(what)
+
+
+@pytest.mark.parametrize(("offsets", "sizes"), [((0, 8), (8,)), ((8,), (1017,)), ((0, 1024), (8, 1))])
+def test_bytes_that_a_block_does_not_have_are_no_runs(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    region = Region(2**40, 4 * 1024, 4, VRAM, 3)
+    assert region.runs((0, 8), (8, 1016)).of([1]).tolist() == [[2**40 + 1024, 8, 3], [2**40 + 1032, 1016, 3]]
+    with pytest.raises(ValueError, match="no runs of bytes"):
+        region.runs(offsets, sizes)
+
+
+def test_a_pool_in_host_memory_has_no_device() -> None:
+    pool = np.zeros((4, 1024), dtype=np.uint8)
+    assert region_of(pool) == Region(pool.ctypes.data, 4096, 4)
+    for empty in (pool[:0], pool[:, :0]):
+        with pytest.raises(InvalidSetting, match="contiguous"):
+            region_of(empty)
+
+
+def test_what_cuda_is_asked_for_is_asked_for_memory_of_a_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    for name in ("bind_context", "synchronize"):
+        monkeypatch.setattr(f"baton.device.cuda_context.{name}", lambda index, name=name: asked.append((name, index)))
+    for region in (Region(4096, 4096, 1), region_of(FakeTensor())):
+        region.enter()
+        region.settle()
+        assert len(asked) == (2 if region.kind == VRAM else 0)
+    assert asked == [("bind_context", 3), ("synchronize", 3)]
+    Region(4096, 4096, 1).require_shareable()

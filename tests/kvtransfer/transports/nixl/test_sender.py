@@ -274,3 +274,13 @@ def test_the_end_of_the_node_ends_the_agent_and_all_senders(senders: NixlSenders
     assert agent.told == ["close"]
     with pytest.raises(TransferFailed, match="closed"):
         sender.poll()
+
+
+def test_a_new_life_of_the_agent_may_connect_as_often_as_the_first(senders: NixlSenders, agent: Agent) -> None:
+    for _ in range(2):
+        for _ in range(256):
+            opened(senders, agent)
+        with pytest.raises(Starting):
+            senders.open(endpoint(), NUM_BLOCKS)
+        agent.end_life()
+        senders.poll()

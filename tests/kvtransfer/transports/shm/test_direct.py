@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import secrets
 import signal
@@ -10,14 +12,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from baton.kvtransfer.messages import Endpoint
 from baton.kvtransfer.transports.base import Blocks, Move
+from baton.kvtransfer.transports.shm import segment as shm_segment
 from baton.kvtransfer.transports.shm.direct import ShmReceiver, ShmSender
-from baton.kvtransfer.transports.shm.segment import Segment, sweep_orphans
+from baton.kvtransfer.transports.shm.segment import Mapping, Segment, sweep_orphans
+from baton.kvtransfer.write_proof import WriteProof
 from baton.wire.errors import TransferFailed
 from tests.kvtransfer.transports.endpoint_process import key_of
 
@@ -185,3 +190,69 @@ def test_parts_of_blocks_are_written_where_they_belong(segment: Segment, source:
     written = np.full((8, BLOCK_BYTES), 0xA5, dtype=np.uint8)
     written[[6, 7, 0], 32:96] = np.arange(32, 96, dtype=np.uint8)
     assert (blocks == written).all()
+
+
+def test_what_cannot_be_swept_keeps_nobody_from_sweeping_the_rest(
+    segment: Segment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orphans = [tmp_path / f"baton-{number:032x}" for number in range(4)]
+    strange, link, others = tmp_path / "baton-strange", tmp_path / f"baton-{9:032x}", tmp_path / f"baton-{8:032x}"
+    for path in (*orphans, strange, others):
+        path.touch()
+    link.symlink_to(strange)
+    real_fstat = os.fstat
+
+    def fstat(descriptor: int) -> os.stat_result:
+        found = real_fstat(descriptor)
+        if found.st_ino != others.stat().st_ino:
+            return found
+        return os.stat_result([value + (place == 4) for place, value in enumerate(found[:10])])  # another st_uid
+
+    living = _FOLDER / segment.name
+    order = [strange, orphans[0], link, orphans[1], others, orphans[2], living, orphans[3]]
+    monkeypatch.setattr(shm_segment, "FOLDER", SimpleNamespace(glob=lambda pattern: order))
+    monkeypatch.setattr(os, "fstat", fstat)
+    assert sweep_orphans() == 4
+    assert [path.name for path in order if os.path.lexists(path)] == [
+        path.name for path in (strange, link, others, living)
+    ]
+
+
+def test_a_sweep_that_the_system_refuses_is_an_error_and_leaves_no_file_open(
+    planted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    planted.touch(0o600)
+    num_open = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks"):
+        sweep_orphans()
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_neither_end_has_anything_to_wait_for(segment: Segment, source: Blocks) -> None:
+    receiver, sender = ShmReceiver(segment), ShmSender(Endpoint("shm", segment.name), source, 8)
+    assert (receiver.endpoint, receiver.is_ready, receiver.is_silent) == (Endpoint("shm", segment.name), True, True)
+    assert receiver.write_proof is WriteProof.WRITER_ENDED
+    assert (receiver.wait_on(), receiver.take_arrivals(), sender.wait_on()) == ((), (), ())
+    assert (receiver.is_writing(key_of(1)), receiver.fence(), sender.is_reading(key_of(1))) == (False, False, False)
+    assert (sender.is_silent, sender.pushes_parts, sender.needs_fence, sender.writers) == (True, True, False, ())
+    assert sender.push(key_of(1), [Move(0, 1, 6, 1)])
+    assert (segment.array.reshape(8, BLOCK_BYTES)[6] == source[1]).all()
+    sender.close()
+    with pytest.raises(TransferFailed):
+        ShmSender(Endpoint("shm", segment.name), source, 9)
+
+
+def test_a_mapping_that_is_closed_twice_closes_no_file_of_others(segment: Segment) -> None:
+    mapping = Mapping(segment.name, 8 * BLOCK_BYTES)
+    mapping.close()
+    assert mapping.array.size == 0
+    other = os.open("/dev/null", os.O_RDONLY)
+    try:
+        mapping.close()
+        assert os.fstat(other)
+    finally:
+        os.close(other)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from baton.kvtransfer.pools.host import HostPool
 from baton.kvtransfer.transports.shm import slots_receiver
 from baton.kvtransfer.transports.shm.ring import PeerRing
 from baton.kvtransfer.transports.shm.segment import FOLDER
-from baton.kvtransfer.transports.shm.slots_wire import TO_RECEIVER, RingEnd, SlotBatch, SlotTaken
+from baton.kvtransfer.transports.shm.slots_wire import TO_RECEIVER, TO_SENDER, RingEnd, SlotBatch, SlotTaken
 from baton.wire.errors import TransferFailed
 from tests.kvtransfer.late_stream import LateStream
 from tests.kvtransfer.transports.endpoint_process import key_of
@@ -263,3 +264,80 @@ def test_a_sender_that_dies_before_its_slot_is_given_back_costs_its_ring_only(ta
     target.receiver.poll()
     assert (target.blocks[6:8] == 3).all()
     assert target.receiver.num_rings == 0
+
+
+def test_each_thing_that_changes_nothing_is_counted_once(
+    context: zmq.Context[zmq.Socket[bytes]], target: Target, peer: Peer
+) -> None:
+    def refused(*messages: Any) -> int:
+        before = target.receiver.num_refused
+        peer.say(*messages)
+        until(lambda: bool(target.arrived()) or target.receiver.num_refused > before)
+        return target.receiver.num_refused - before
+
+    assert refused(b"noise") == 1
+    assert refused(batch()) == 1, "there is no ring"
+    assert refused(replace(peer.hello, block_bytes=2048)) == 1
+    assert refused(peer.hello, peer.hello) == 1
+    other = Peer(context, target)
+    try:
+        other.say(peer.hello)
+        assert isinstance(other.hear(), RingEnd)
+        assert target.receiver.num_refused == 5
+    finally:
+        other.close()
+    assert refused(batch(targets=(6, 8))) == 1, "nobody announced them"
+    assert refused(batch()) == 1, "doubled"
+    os.truncate(FOLDER / peer.ring.name, 0)
+    assert refused(batch(1)) == 1
+    assert target.receiver.num_rings == 0
+
+
+def test_what_was_written_is_counted_in_bytes(target: Target, peer: Peer) -> None:
+    peer.say(peer.hello, batch())
+    assert peer.hear() == SlotTaken(0)
+    assert target.receiver.num_bytes == 2 * BLOCK_BYTES
+
+
+def test_a_turn_takes_a_bounded_number_of_bytes(target: Target, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    target.receiver.expect(key_of(1), (1, 2, 3, 4), (3,) * 4)
+    monkeypatch.setattr(slots_receiver, "_MESSAGE_COST_BYTES", 1)
+    monkeypatch.setattr(slots_receiver, "_MAX_POLL_BYTES", BLOCK_BYTES + 2)
+    peer.say(peer.hello)
+    until(lambda: bool(target.arrived()) or target.receiver.num_rings == 1)
+    for index in range(4):
+        peer.say(batch(index, targets=(index + 1,), first_index=index))
+    until(lambda: target.receiver._socket.poll(0) > 0)
+    found: list[list[tuple[int, int]]] = []
+
+    def has_all() -> bool:
+        found.append(target.arrived())
+        return sum(map(len, found)) == 4
+
+    until(has_all)
+    assert max(map(len, found)) <= 2
+
+
+def test_rings_are_looked_at_each_second(target: Target, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(slots_receiver, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    peer.say(peer.hello)
+    until(lambda: bool(target.arrived()) or target.receiver.num_rings == 1)
+    looks: list[float] = []
+    for incoming in target.receiver._incoming.values():
+        monkeypatch.setattr(incoming.ring, "has_ended", lambda: looks.append(now_s[0]))
+    for now in (1000.5, 1000.9, 1001.0, 1001.5, 1001.9, 1002.1):
+        now_s[0] = now
+        target.receiver.poll()
+    assert looks == [1001.0, 1002.1]
+
+
+def test_a_receiver_that_closes_tells_each_sender(target: Target, peer: Peer) -> None:
+    peer.say(peer.hello)
+    until(lambda: bool(target.arrived()) or target.receiver.num_rings == 1)
+    target.receiver.close()
+    assert peer.socket.poll(10_000)
+    assert TO_SENDER.decode(peer.socket.recv()) == RingEnd("the receiver was closed")
+    assert target.receiver.num_rings == 0
+    target.receiver.poll()
+    assert target.receiver.wait_on() == ()

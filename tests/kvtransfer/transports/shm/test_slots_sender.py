@@ -254,3 +254,40 @@ def test_with_a_cluster_key_nobody_else_is_heard(
         for end in (stranger, friend, receiver):
             end.close()
         authenticator.stop()
+
+
+def test_a_sender_that_closes_says_so(fake: FakeReceiver) -> None:
+    assert len(fake.sender.wait_on()) == 2
+    for _ in range(2):
+        fake.sender.close()
+    said: Any = None
+    while not isinstance(said, RingEnd):
+        assert fake.socket.poll(10_000)
+        said = TO_RECEIVER.decode(fake.socket.recv_multipart()[1])
+    assert said == RingEnd("the sender was closed")
+    assert fake.sender.wait_on() == ()
+    with pytest.raises(TransferFailed, match="the sender is closed"):
+        fake.sender.poll()
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "ring_bytes", "slot_blocks", "num_slots"),
+    [(4096, 64 * 2**20, 1024, 16), (2**20, 64 * 2**20, 4, 16), (3 * 2**20, 64 * 2**20, 1, 21), (2**23, 1, 1, 2)],
+)
+def test_a_ring_has_slots_of_a_few_megabytes(
+    context: zmq.Context[zmq.Socket[bytes]], block_bytes: int, ring_bytes: int, slot_blocks: int, num_slots: int
+) -> None:
+    endpoint = Endpoint("shm_slots", "tcp://127.0.0.1:9")
+    pool = HostPool(np.zeros((1, block_bytes), dtype=np.uint8))
+    sender = SlotsSender(context, endpoint, pool, PLAIN, ring_bytes)
+    try:
+        assert (sender._shape.slot_blocks, sender._shape.num_slots, sender.num_free_slots) == (
+            slot_blocks,
+            num_slots,
+            num_slots,
+        )
+        assert sender.piece_bytes == slot_blocks * block_bytes
+        assert (sender.is_silent, sender.pushes_parts, sender.needs_fence, sender.writers) == (False, False, False, ())
+        assert not sender.is_reading(key_of(1))
+    finally:
+        sender.close()

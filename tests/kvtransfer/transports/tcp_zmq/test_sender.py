@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -150,3 +152,22 @@ def test_nothing_is_taken_for_a_receiver_that_does_not_answer(dial: Dial) -> Non
 def test_addresses_that_cannot_be_dialled_are_refused(dial: Dial, address: str) -> None:
     with pytest.raises(TransferFailed, match="cannot be dialled"):
         dial(Endpoint("zmq", address), numbered(1, 8))
+
+
+def test_what_the_network_has_taken_is_under_way_no_more(dial: Dial, sink: Sink) -> None:
+    sender = dial(sink.endpoint, numbered(4, BLOCK_BYTES))
+    for number in range(3):
+        assert pushed(sender, number, moves_of([number, number + 1]))
+        sink.receive()
+    until(lambda: not any(sender.is_reading(key_of(number)) for number in range(3)))
+    assert (sender._num_unread_bytes, len(sender._unread)) == (0, 0)
+
+
+def test_as_much_as_the_bound_may_be_under_way(monkeypatch: pytest.MonkeyPatch, dial: Dial, sink: Sink) -> None:
+    monkeypatch.setattr(tcp_zmq, "_MAX_UNREAD_BYTES", 4 * MIB)
+    sender = dial(sink.endpoint, numbered(4, MIB))
+    assert pushed(sender, 1, moves_of([0]))
+    sender._unread.appendleft(cast(Any, SimpleNamespace(is_over=False)))
+    for unread_bytes, has_room in ((4 * MIB, False), (2 * MIB + 1, False), (2 * MIB, True)):
+        sender._num_unread_bytes = unread_bytes
+        assert sender.push(key_of(1), moves_of([0, 1])) is has_room

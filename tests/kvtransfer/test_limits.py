@@ -1,0 +1,50 @@
+"""Each wait ends, and each queue, message and buffer is bounded: what modules say about it at their top is no more than
+a node can bear, and nothing is bounded to nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import baton.kvtransfer
+
+_FOLDER = Path(baton.kvtransfer.__file__).parent
+_LONGEST_S, _LONGEST_TURN_S, _LONGEST_LOOK_S = 60.0, 0.01, 1.0
+_MOST, _MOST_BYTES, _MOST_UNDER_WAY_BYTES = 4096, 2**26, 2**28
+
+
+def _most(name: str) -> float | None:
+    """What a limit of that name may be at most; None where it is none."""
+    if name.endswith(("_SLICE_S", "_GLANCE_S")):
+        return _LONGEST_TURN_S
+    if name.endswith("_S"):
+        return _LONGEST_LOOK_S if "_LOOK" in name or "_AGAIN" in name or "PROGRESS" in name else _LONGEST_S
+    if name.endswith("_MS"):
+        return 1000 * _LONGEST_LOOK_S
+    if name.endswith("_BYTES"):
+        return _MOST_UNDER_WAY_BYTES if "UNDER_WAY" in name else _MOST_BYTES
+    return _MOST if name.lstrip("_").startswith("MAX_") else None
+
+
+def _limits(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, float, float]]:
+    """Names of limits in a module, what they are, and what they may be."""
+    spec = importlib.util.spec_from_file_location("as_written", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "as_written", module)
+    spec.loader.exec_module(module)
+    for name, value in vars(module).items():
+        most = _most(name) if name.isupper() and isinstance(value, int | float) else None
+        if most is not None:
+            yield name, value, most
+
+
+@pytest.mark.parametrize("name", sorted(str(path.relative_to(_FOLDER)) for path in _FOLDER.rglob("*.py")))
+def test_limits_are_limits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, value, most in _limits(_FOLDER / name, monkeypatch):
+        assert 0 < value <= most, limit
