@@ -34,7 +34,7 @@ def specs(*arguments: str, shares: list[Placement] | None = None) -> list[ChildS
 def test_a_deployment_is_a_router_prefill_nodes_and_decode_nodes() -> None:
     found = specs("--prefill=1", "--decode=2", shares=[Placement(1)] * 3)
     assert [(spec.name, spec.module, spec.stops_last) for spec in found] == [
-        ("router", "router", True),
+        ("router", "baton.router", True),
         ("prefill-0", "baton.prefill_node", False),
         ("decode-0", "baton.decode_node", False),
         ("decode-1", "baton.decode_node", False),
@@ -43,7 +43,7 @@ def test_a_deployment_is_a_router_prefill_nodes_and_decode_nodes() -> None:
 
 def test_mixed_nodes_are_told_what_to_prefer(tmp_path: Path) -> None:
     found = specs("--mixed")
-    assert [spec.module for spec in found] == ["baton.router", "baton.mixed_node", "baton.mixed_node"]
+    assert [spec.module for spec in found] == ["baton.router", "baton.node", "baton.node"]
     assert [flag for spec in found for flag in spec.arguments if flag.startswith("--role")] == [
         "--role=prefill",
         "--role=decode",
