@@ -5,23 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from baton.decode_node.settings import DecodeNodeSettings
 from baton.node.command import run_command
+from baton.node.settings import NodeSettings
 from baton.runtime.process import quick_imports
 
 
-def _serve(settings: DecodeNodeSettings) -> None:
+def _serve(settings: NodeSettings) -> None:
     # imported late: these bring in torch, and help and wrong flags have been answered by now
     with quick_imports():
-        from baton.decode_node.node import DecodeRole
+        from baton.decode_node.node import DECODE_ROLE
         from baton.node.process import run_node
 
-    run_node(settings, DecodeRole)
+    run_node(settings, DECODE_ROLE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a decode node until it is told to stop; the exit status."""
-    return run_command("decode", DecodeNodeSettings, _serve, argv)
+    return run_command("decode", NodeSettings, _serve, argv)
 
 
 if __name__ == "__main__":

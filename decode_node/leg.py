@@ -32,15 +32,11 @@ from baton.kvtransfer.commands import (
     Delivered,
     Failed,
     GrantBlocks,
-    ReceivingCommand,
-    ReceivingNotice,
     Released,
     ReservedBlocks,
     WaitForRoom,
 )
-from baton.kvtransfer.mailbox import Mailbox
-from baton.kvtransfer.receiving import ReceivingSide
-from baton.kvtransfer.thread import TransferThread
+from baton.kvtransfer.receiving_end import ReceivingEnd
 from baton.node.choices import choice_keys
 from baton.node.events import token_event
 from baton.node.first_steps import FirstSteps
@@ -72,7 +68,7 @@ class _Awaited:
 
 
 class DecodeLeg:
-    """See `baton.node.loop.Leg`. `thread` runs `receiving`, whose counters are read here. `first_steps` holds the
+    """See `baton.node.loop.Leg`. `end` is its receiving side, whose counters are read here. `first_steps` holds the
     requests in the engine whose first tokens are still to come. `source` hands running requests over. `others`: the
     keys of requests in the same engine that another leg has, which may count into the same `counters`.
     """
@@ -80,18 +76,16 @@ class DecodeLeg:
     def __init__(
         self,
         core: EngineCore,
-        receiving: ReceivingSide,
-        thread: TransferThread[ReceivingCommand],
-        notices: Mailbox[ReceivingNotice],
+        end: ReceivingEnd,
         first_steps: FirstSteps,
         source: Source,
         others: Collection[RequestKey] = (),
         counters: StepCounters | None = None,
     ) -> None:
         self._core = core
-        self._receiving = receiving
-        self._thread = thread
-        self._notices = notices
+        self._receiving = end.side
+        self._thread = end.thread
+        self._notices = end.notices
         self._awaited: dict[RequestKey, _Awaited] = {}
         self._awaited_of: dict[RequestKey, _Awaited] = {}
         self._first_events: list[TokenEvent] = []
@@ -296,12 +290,6 @@ class DecodeLeg:
         yield from self._source.metrics()
         quarantined = self._receiving.num_quarantined_blocks
         yield GaugeMetricFamily("baton:kv_quarantined_blocks", "Blocks a dead or silent peer may write", quarantined)
-
-    def close(self) -> None:
-        """See `Leg`."""
-        self._thread.close()
-        self._notices.close()
-        self._source.close()
 
     def _grant_waiting(self) -> None:
         """Reserve blocks for requests that wait for room, in order of arrival, up to the first that does not fit."""

@@ -25,15 +25,15 @@ from baton.wire.messages import HandOver, TokenEvent
 from baton.wire.request_key import RequestKey
 
 
-def _nobody(notice: SendingNotice) -> None:
+def nobody(notice: SendingNotice) -> None:
     """Nobody else uses the sending side."""
 
 
 class Source:
-    """See the module. Used by the engine loop; `end` is closed with it. `pass_on` gets the notices of handoffs that are
+    """See the module. Used by the engine loop. `pass_on` gets the notices of handoffs that are
     not running requests of this node."""
 
-    def __init__(self, core: EngineCore, end: SendingEnd, pass_on: Callable[[SendingNotice], None] = _nobody) -> None:
+    def __init__(self, core: EngineCore, end: SendingEnd, pass_on: Callable[[SendingNotice], None] = nobody) -> None:
         self._core = core
         self._end = end
         self._pass_on = pass_on
@@ -103,7 +103,3 @@ class Source:
         """Figures of the sending side."""
         help_text = "Handoffs sent by this node, since its start"
         yield from counters_as_metrics("baton:kv_send_", help_text, asdict(self._end.side.counters))
-
-    def close(self) -> None:
-        """End the sending side."""
-        self._end.close()

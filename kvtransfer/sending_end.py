@@ -1,6 +1,6 @@
 """Opens the sending side of a node: its listener, its pusher and its thread. Every node that hands KV over has one.
 
-Owns nothing afterwards: the leg that uses it posts commands, takes notices and closes the thread.
+Owns nothing afterwards: the leg that uses it posts commands and takes notices, and who opened it closes it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class _WatchedStep:
 
 
 class PrefillLeg:
-    """See `baton.node.loop.Leg`. `end` is its sending side, closed with it. `layer_ends`: see `KvLayout`.
+    """See `baton.node.loop.Leg`. `end` is its sending side. `layer_ends`: see `KvLayout`.
     `first_steps` holds the prompts whose first token is still to come. `counters`: those of another leg that counts the
     same steps and shows them, None for its own.
     """
@@ -254,7 +254,3 @@ class PrefillLeg:
         yield from self._counters.metrics()
         help_text = "Handoffs sent by this node, since its start"
         yield from counters_as_metrics("baton:kv_send_", help_text, asdict(self._end.side.counters))
-
-    def close(self) -> None:
-        """See `Leg`."""
-        self._end.close()

@@ -15,15 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from baton.decode_node.settings import DecodeNodeSettings
 from baton.launch.console import Console
 from baton.launch.placement import VISIBLE_DEVICES, placed, shares_of
 from baton.launch.settings import child_environment
 from baton.launch.supervised import ChildSpec
 from baton.launch.supervisor import Supervisor
-from baton.mixed_node.settings import MixedNodeSettings
-from baton.node.settings import NodeSettings
-from baton.prefill_node.settings import PrefillNodeSettings
+from baton.node.settings import MixedNodeSettings, NodeSettings
 from baton.runtime.command_line import CommandParser
 from baton.runtime.events import Ready, emit
 from baton.runtime.settings import add_flags, as_flags, check_file_keys, resolve
@@ -37,17 +34,17 @@ PORTS_OF_A_NODE = 8
 
 def prefill(arguments: Sequence[str]) -> int:
     """`baton prefill`; its exit status. Raises `BatonError`."""
-    return _run(PREFILL, "baton.prefill_node", PrefillNodeSettings, arguments)
+    return _run(PREFILL, "baton.prefill_node", NodeSettings, arguments)
 
 
 def decode(arguments: Sequence[str]) -> int:
     """`baton decode`; likewise."""
-    return _run(DECODE, "baton.decode_node", DecodeNodeSettings, arguments)
+    return _run(DECODE, "baton.decode_node", NodeSettings, arguments)
 
 
 def mixed(arguments: Sequence[str]) -> int:
     """`baton node`; likewise."""
-    return _run("node", "baton.mixed_node", MixedNodeSettings, arguments)
+    return _run("node", "baton.node", MixedNodeSettings, arguments)
 
 
 def _run(name: str, module: str, settings_class: type[Any], arguments: Sequence[str]) -> int:

@@ -216,7 +216,7 @@ def child_specs(
         if page_fds:
             settings = dataclasses.replace(settings, core_loans=str(core_loans[number]))
         module, preference = (
-            ("baton.mixed_node", [f"--role={role}"]) if deployment.serve.mixed else (f"baton.{role}_node", [])
+            ("baton.node", [f"--role={role}"]) if deployment.serve.mixed else (f"baton.{role}_node", [])
         )
         flags = [*as_flags(settings), *preference]
         node_environment = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-from baton.decode_node.settings import DecodeNodeSettings
 from baton.engine.settings import RANKS_OR_SAME
 from baton.launch.placement import find_devices
 from baton.node.settings import MAX_ROUTERS, NodeSettings
-from baton.prefill_node.settings import PrefillNodeSettings
 from baton.router.settings import RouterSettings
 from baton.runtime.command_line import CommandParser, closest
 from baton.runtime.ranges import SECONDS, Range
@@ -95,8 +93,8 @@ class Deployment:
 
     serve: ServeSettings
     router: RouterSettings
-    prefill: PrefillNodeSettings
-    decode: DecodeNodeSettings
+    prefill: NodeSettings
+    decode: NodeSettings
     num_prefill: int
 
     @property
@@ -135,8 +133,8 @@ def require_same_sums(prefill: NodeSettings, decode: NodeSettings) -> None:
 def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> Deployment:
     """Settings from flags, environment and the file of `--config`. Raises `InvalidSetting`; exits on unknown flags."""
     router_part = _without(RouterSettings, ROUTER_SETTINGS_CHOSEN)
-    prefill_part = _without(PrefillNodeSettings, NODE_SETTINGS_CHOSEN)
-    decode_part = _without(DecodeNodeSettings, NODE_SETTINGS_CHOSEN)
+    prefill_part = _without(NodeSettings, NODE_SETTINGS_CHOSEN)
+    decode_part = _without(NodeSettings, NODE_SETTINGS_CHOSEN)
     classes = (ServeSettings, router_part, prefill_part, decode_part)
     parser = CommandParser(
         prog="baton serve",
@@ -147,8 +145,8 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
     if flags.config:
         check_file_keys(flags.config, *classes)
     serve = resolve(ServeSettings, flags, environment)
-    prefill = _complete(PrefillNodeSettings, resolve(prefill_part, flags, environment))
-    decode = _complete(DecodeNodeSettings, resolve(decode_part, flags, environment))
+    prefill = _complete(NodeSettings, resolve(prefill_part, flags, environment))
+    decode = _complete(NodeSettings, resolve(decode_part, flags, environment))
     router = _complete(RouterSettings, resolve(router_part, flags, environment))
     prefill = with_ranks(prefill, serve.prefill_tensor_parallel_size, serve.prefill_pipeline_parallel_size)
     decode = with_ranks(decode, serve.decode_tensor_parallel_size, serve.decode_pipeline_parallel_size)
@@ -163,7 +161,7 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
 
 
 def _num_prefill(
-    serve: ServeSettings, router: RouterSettings, decode: DecodeNodeSettings, environment: Mapping[str, str]
+    serve: ServeSettings, router: RouterSettings, decode: NodeSettings, environment: Mapping[str, str]
 ) -> int:
     """Two nodes of one device take it from each other. Where goals bound the steps, a single node with all of it keeps
     streams going while it computes prompts, and has both the sooner."""
@@ -203,7 +201,7 @@ def with_ranks(settings: _NodeSettingsT, num_ranks: int, num_stages: int) -> _No
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` for a child: without settings, because its flags carry those already resolved."""
-    classes = (ServeSettings, RouterSettings, PrefillNodeSettings, DecodeNodeSettings)
+    classes = (ServeSettings, RouterSettings, NodeSettings, NodeSettings)
     settings_names = {ENVIRONMENT_PREFIX + field.name.upper() for each in classes for field in dataclasses.fields(each)}
     return {name: value for name, value in environment.items() if name not in settings_names}
 

@@ -1,1 +1,1 @@
-"""The parts that both kinds of node share: router link, heartbeat, health port, engine loop. Knows no roles."""
+"""A node: one engine, the links to its routers, the ends of its handoffs, and the leg or both legs that it hosts."""

@@ -107,10 +107,6 @@ class Leg(Protocol):
         """Figures of this role for /metrics."""
         ...
 
-    def close(self) -> None:
-        """End the leg's threads and close its connections."""
-        ...
-
 
 class EngineLoop:
     """Runs until told to stop and drained, or refused by its routers."""

@@ -1,7 +1,6 @@
 """One node process from its command line to its exit: settings, memory, engine, link, loop, cleanup.
 
-Owns the order of start and stop. A `RoleFactory` adds what differs between the roles; no code here asks which role it
-is.
+Owns the order of start and stop. A `Role` says what differs between the roles; no code here asks which role it is.
 
 The start reads settings, pins cores, allocates memory, loads weights, listens and registers. The stop leaves the
 router, finishes requests until a deadline and closes everything. The process prints the progress of weights and graphs
@@ -15,23 +14,21 @@ import math
 import secrets
 import signal
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import zmq
 
-from baton.engine.build import Engine, build_engine
-from baton.engine.executor.starting import RankStarter
-from baton.engine.runner.kv_memory import ByteArray, SharedRegion
+from baton.engine.build import build_engine
 from baton.node.health import HealthServer
 from baton.node.heartbeat import HeartbeatThread
 from baton.node.lent_cores import LentCores
-from baton.node.loop import EngineLoop, Leg
+from baton.node.loop import EngineLoop
 from baton.node.metrics import LinkCollector, NodeCollector
+from baton.node.pool import Context, NodeParts, NodePool
+from baton.node.role import Role
 from baton.node.router_link import RouterLink
 from baton.node.router_links import RouterLinks
 from baton.node.settings import NodeSettings
@@ -54,67 +51,18 @@ from baton.wire.messages import Hello
 _EVENT_INTERVAL_S = 0.2
 THREAD_LIMIT_S = 60.0
 """How long a thread may be still that turns several times a second; what it waits for within a turn has 10 s."""
-Context = zmq.Context[zmq.Socket[bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeParts:
-    """The parts from which a role builds its leg: the engine that was built for it, the id and epoch of this node, and
-    what makes the beat of a thread, by its name."""
-
-    engine: Engine
-    node_id: str
-    epoch: int
-    watch: Callable[[str], Beat]
-
-
-class Role(Protocol):
-    """A role makes a node a prefill node or a decode node: it decides where the KV pool lies, and builds the leg.
-
-    It is asked for the memory of the pool first, because the engine is built around it, and for the leg once there is
-    an engine.
-    """
-
-    name: str
-    """`baton.wire.messages.PREFILL` or `DECODE`."""
-    preference: str
-    """See `Hello.prefers`."""
-    ranks: RankStarter
-    """Starts the other ranks of its engine."""
-
-    def allocate(self, num_bytes: int) -> ByteArray | SharedRegion:
-        """Host memory for a KV pool, where the transports reach it, and the other ranks of the node if it has any."""
-        ...
-
-    def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
-        """The leg and its peer address ("" when other nodes do not dial this one). Raises `BatonError`."""
-        ...
-
-    def close(self) -> None:
-        """Close what `allocate` and `build_leg` opened; called in every case, after the leg was closed."""
-        ...
-
-
-class RoleFactory(Protocol):
-    """Makes a role; its class."""
-
-    name: str
-
-    def __call__(self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings, /) -> Role:
-        """`link_settings`: for the connections with other nodes."""
-        ...
-
-
-def run_node(settings: NodeSettings, make_role: RoleFactory) -> None:
+def run_node(settings: NodeSettings, role: Role) -> None:
     """Serve until told to stop. Raises `BatonError` when the node cannot start or is refused."""
     if settings.data_parallel_size != 1:
         raise InvalidSetting(
             "--data-parallel-size: one node is one engine; `baton prefill`, `decode` and `node` start several"
         )
     _prepare_process(settings)
-    keys = KeyRing(Path(settings.cluster_key), make_role.name) if settings.cluster_key else None
+    keys = KeyRing(Path(settings.cluster_key), role.name) if settings.cluster_key else None
     to_router = links.LinkSettings(cluster_key=keys.towards(ROUTER) if keys else None)
-    to_peers = links.LinkSettings(cluster_key=keys.towards(*ADMITTED[make_role.name]) if keys else None)
+    to_peers = links.LinkSettings(cluster_key=keys.towards(*ADMITTED[role.name]) if keys else None)
     links.require_key_beyond_loopback(settings.host, to_peers.cluster_key)
     with Stopper(settings.shutdown_timeout_s) as stopper, ExitStack() as stack:
         context: Context = zmq.Context()
@@ -124,28 +72,34 @@ def run_node(settings: NodeSettings, make_role: RoleFactory) -> None:
             stack.callback(authenticator.stop)
         if keys is not None:
             signal.signal(signal.SIGHUP, lambda *_: keys.reload())
-        role = make_role(settings, context, to_peers)
-        stack.callback(role.close)
-        _serve(settings, context, to_router, role, stopper)
+        pool = NodePool(settings, context, to_peers, role.name, role.pool)
+        stack.callback(pool.close)
+        _serve(settings, context, to_router, role, pool, stopper)
 
 
 def _serve(
-    settings: NodeSettings, context: Context, to_router: links.LinkSettings, role: Role, stopper: Stopper
+    settings: NodeSettings,
+    context: Context,
+    to_router: links.LinkSettings,
+    role: Role,
+    pool: NodePool,
+    stopper: Stopper,
 ) -> None:
     begun_s = time.monotonic()
     node_id = settings.node_id or f"{role.name}-{secrets.token_hex(3)}"
     addresses = settings.router_addresses
     with ExitStack() as stack:
         progress = _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS)
-        engine = build_engine(settings, role.allocate, *progress, role.ranks)
+        engine = build_engine(settings, pool.allocate, *progress, pool.ranks)
         stack.callback(engine.device.close)
         stack.callback(engine.executor.close)
         engine.learn_costs()
         watchdog = Watchdog()
         watch = partial(watchdog.beat, limit_s=THREAD_LIMIT_S)
         parts = NodeParts(engine, node_id, secrets.randbits(63), watch)
-        leg, peer_address = role.build_leg(parts)
-        stack.callback(leg.close)
+        ends = pool.open_ends(parts)
+        stack.callback(ends.close)
+        leg, peer_address = role.open_leg(engine, ends)
         core = engine.core
         collector = NodeCollector(core.status, core.costs, leg.metrics)
         health = HealthServer(settings.host, settings.http_port, collector, lambda: watchdog.complaint)

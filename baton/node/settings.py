@@ -11,6 +11,7 @@ from baton.runtime.ranges import MILLISECONDS, PORT, SECONDS_OR_NONE, Range
 from baton.runtime.settings import setting
 from baton.wire import links
 from baton.wire.errors import InvalidSetting
+from baton.wire.messages import BOTH, DECODE, PREFILL
 
 MAX_ROUTERS = 16
 MAX_ENGINES = 256
@@ -87,3 +88,12 @@ class NodeSettings(EngineSettings):
         if len(addresses) > MAX_ROUTERS:
             raise InvalidSetting(f"--router names {len(addresses)} routers: a node serves {MAX_ROUTERS} at most")
         return addresses
+
+
+@dataclass(frozen=True, slots=True)
+class MixedNodeSettings(NodeSettings):
+    """Those of every node, and what this one prefers."""
+
+    role: str = setting(
+        BOTH, "the legs that the node is given where there is a choice; it can do any", choices=(PREFILL, DECODE, BOTH)
+    )

@@ -53,7 +53,9 @@ _TAKEN_ON_DEVICE = {**_TAKEN, AUTO: (NIXL, SLOTS, ZMQ), SHM: (SLOTS, ZMQ)}
 """The same for pools on a device."""
 LISTENING = (ZMQ, NCCL)
 """Transports whose receivers listen on a port of their own. That of slots is for this host, and the system's choice."""
-_IN_SEGMENT = {"receiver": (SHM, SLOTS, NIXL), "sender": (NIXL,)}
+SENDER, RECEIVER = "sender", "receiver"
+"""What a pool is to peers: one that is read alone, or one that they write into."""
+_IN_SEGMENT = {RECEIVER: (SHM, SLOTS, NIXL), SENDER: (NIXL,)}
 """By role, the transports for which a pool in host memory has to lie in a shared segment. Slots need none, but room."""
 _log = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ def _allocate_plain(num_bytes: int) -> Blocks:
 class PoolMemory:
     """The memory of one node's pool: a shared segment where a transport needs one, private memory otherwise.
 
-    `role` is "receiver" or "sender"; `allocate_private` is how the node allocates memory that nobody shares.
+    `role` is `SENDER` or `RECEIVER`; `allocate_private` is how the node allocates memory that nobody shares.
     `is_shared`: processes of the node itself share it, whatever the transports need.
     """
 

@@ -221,7 +221,7 @@ class Deployment:
     def _spawn(self, member: Member) -> None:
         member.num_lives += 1
         settings = self._settings
-        program = "mixed" if settings.is_mixed else member.role
+        program = "node" if settings.is_mixed else f"{member.role}_node"
         command = [NODE_SCRIPT, program, str(member.peer.port), str(settings.step_s)]
         command += [str(settings.folder / f"{member.name}.stamps"), str(self._model)]
         command += ["--router", f"tcp://127.0.0.1:{member.control.port}", "--port", str(member.port)]

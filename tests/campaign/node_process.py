@@ -1,6 +1,6 @@
-"""A real node of a campaign: `node_process.py ROLE PROXY_PORT STEP_S STAMPS MODEL FLAG...`.
+"""A real node of a campaign: `node_process.py PROGRAM PROXY_PORT STEP_S STAMPS MODEL FLAG...`.
 
-Four things differ from `python -m baton.prefill_node`, `decode_node` and `mixed_node`. It tells its peers the port of a
+Four things differ from `python -m baton.prefill_node`, `decode_node` and `node`. It tells its peers the port of a
 proxy in place of the port that it listens on (`--port`), and a step takes at least `STEP_S`, so that streams of a tiny
 model last long enough for faults to hit them. It aborts when it computes the prompt of `tests.campaign.poison`. And it
 stamps the tokens that it sends, in the file `STAMPS`.
@@ -26,7 +26,7 @@ from baton.wire import links
 from tests.campaign import poison
 from tests.stations.node_stamps import stamped
 
-ROLE, PROXY_PORT, STEP_S = sys.argv[1], sys.argv[2], float(sys.argv[3])
+PROGRAM, PROXY_PORT, STEP_S = sys.argv[1], sys.argv[2], float(sys.argv[3])
 PORT = sys.argv[sys.argv.index("--port") + 1]
 _bind, _launch = links.bind, ModelRunner.launch
 _last_s = 0.0
@@ -51,7 +51,7 @@ def launch(runner: ModelRunner, step: Step, layer_stored: LayerStored | None = N
 
 
 if __name__ == "__main__":
-    main = import_module(f"baton.{ROLE}_node.__main__").main
+    main = import_module(f"baton.{PROGRAM}.__main__").main
     with (
         mock.patch.object(links, "bind", bind),
         mock.patch.object(ModelRunner, "launch", launch),

@@ -76,8 +76,8 @@ def test_blocks_that_often_change_their_owner_hold_the_owners_kv(relay: Relay, s
             relay.ask(live[-1], prompts[live[-1]])
         relay.decode.leg.poll(relay.now_s)
         for _ in range(chance.randrange(6)):  # granted blocks may be written while a step is in flight
-            relay.prefill.thread.turn(relay.now_s)
-            relay.decode.thread.turn(relay.now_s)
+            relay.prefill.threads[0].turn(relay.now_s)
+            relay.decode.threads[0].turn(relay.now_s)
         relay.round()
         victim = chance.choice(live)
         if chance.random() < 0.02:

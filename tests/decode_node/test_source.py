@@ -86,9 +86,8 @@ class Decodes:
 
     def transfer(self) -> None:
         """Everything but steps."""
-        assert self.left.source is not None
-        self.left.source.turn(self.now_s)
-        self.other.thread.turn(self.now_s)
+        self.left.threads[1].turn(self.now_s)
+        self.other.threads[0].turn(self.now_s)
         self.other.leg.poll(self.now_s)
         time.sleep(0.0005)
 
@@ -122,8 +121,8 @@ def decodes(request: pytest.FixtureRequest, overlaps: bool, network: LoopbackNet
     try:
         yield Decodes(left, other, left_peer)
     finally:
-        left.leg.close()
-        other.leg.close()
+        left.close()
+        other.close()
         context.destroy(linger=0)
 
 

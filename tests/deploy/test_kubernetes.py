@@ -14,10 +14,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from baton.decode_node.settings import DecodeNodeSettings
 from baton.launch.key import write_role_keys
 from baton.node.health import HealthServer
-from baton.prefill_node.settings import PrefillNodeSettings
+from baton.node.settings import NodeSettings
 from baton.ranks.settings import RankSettings
 from baton.router.http.access.guard import LIFE_ROUTES
 from baton.router.settings import RouterSettings
@@ -37,8 +36,8 @@ VERSIONS = ("1.31", "1.37")
 """The oldest one whose preStop may sleep without a feature gate is 1.30; the newest that has schemas here."""
 SETTINGS = {
     "router": RouterSettings,
-    "prefill": PrefillNodeSettings,
-    "decode": DecodeNodeSettings,
+    "prefill": NodeSettings,
+    "decode": NodeSettings,
     "rank": RankSettings,
 }
 _LEADER = "baton-decode-wide-0.baton-decode-wide.baton"

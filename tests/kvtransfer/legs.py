@@ -22,6 +22,7 @@ from baton.kvtransfer.pools.base import KvPool
 from baton.kvtransfer.pools.host import HostPool
 from baton.kvtransfer.pusher import Pusher
 from baton.kvtransfer.receiving import ReceivingSide
+from baton.kvtransfer.receiving_end import ReceivingEnd
 from baton.kvtransfer.sender_connections import SenderOpener, open_listener
 from baton.kvtransfer.sending import SendingSide
 from baton.kvtransfer.sending_end import SendingEnd
@@ -117,25 +118,32 @@ class SteppedThread(TransferThread[Any]):
 
 @dataclass(slots=True)
 class Node:
-    """A leg, its engine, its side of the transfers, and what it reported to the router."""
+    """A leg, its engine, its ends of the transfers, whose threads are stepped, and what it reported to the router."""
 
     leg: PrefillLeg | DecodeLeg
-    thread: SteppedThread
+    ends: Sequence[SendingEnd | ReceivingEnd]
     core: EngineCore
     runner: OracleRunner
     first_steps: FirstSteps
-    source: SteppedThread | None = None
     tokens: dict[tuple[RequestKey, int], int] = field(default_factory=dict)
     finished: dict[RequestKey, str] = field(default_factory=dict)
     failures: list[tuple[RequestKey, BatonError]] = field(default_factory=list)
     num_cached_tokens: dict[RequestKey, int] = field(default_factory=dict)
     times: dict[tuple[RequestKey, int], StepTimes] = field(default_factory=dict)
 
+    @property
+    def threads(self) -> list[SteppedThread]:
+        """Those of its ends: of a decode node the receiving and then the sending one."""
+        return [cast(SteppedThread, end.thread) for end in self.ends]
+
+    def close(self) -> None:
+        for end in self.ends:
+            end.close()
+
     def round(self, now_s: float) -> None:
-        """As `EngineLoop.run` and the transfer thread do it, by turns."""
-        self.thread.turn(now_s)
-        if self.source is not None:
-            self.source.turn(now_s)
+        """As `EngineLoop.run` and the transfer threads do it, by turns."""
+        for thread in self.threads:
+            thread.turn(now_s)
         self.leg.poll(now_s)
         if self.core.has_work:
             try:
@@ -302,17 +310,16 @@ def open_relay(
         Pusher(HostPool(sent_blocks)),
         sent,
     )
-    sending_thread = SteppedThread(sending, "sending")
-    end = SendingEnd(sending, sending_thread, sent)
+    end = SendingEnd(sending, SteppedThread(sending, "sending"), sent)
     prefill_leg = PrefillLeg(prefill_core, end, LAYOUT.layer_ends, prefill_steps)
-    prefill = Node(prefill_leg, sending_thread, prefill_core, prefill_runner, prefill_steps)
+    prefill = Node(prefill_leg, [end], prefill_core, prefill_runner, prefill_steps)
     facts = replace(receiving_facts(), num_blocks=num_blocks, lease_s=lease_s)
     decode, _ = open_decode(context, network, facts, received_blocks, peers_write=peers_write, overlaps=overlaps)
     try:
         yield Relay(prefill, decode, link, address, Echo(context))
     finally:
-        prefill_leg.close()
-        decode.leg.close()
+        prefill.close()
+        decode.close()
         context.destroy(linger=0)
 
 
@@ -331,22 +338,20 @@ def open_decode(
     receiver = LoopbackReceiver(network, facts.node_id, blocks, peers_write=peers_write)
     received: Mailbox[ReceivingNotice] = Mailbox()
     receiving = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(blocks), received)
-    receiving_thread = SteppedThread(receiving, "receiving")
-    source, source_thread, address = open_source(
-        context, core, facts, LoopbackOpener(network, blocks), HostPool(blocks)
-    )
-    leg = DecodeLeg(core, receiving, receiving_thread, received, first_steps, source)
-    node = Node(leg, receiving_thread, core, runner, first_steps, source_thread)
+    end = ReceivingEnd(receiving, SteppedThread(receiving, "receiving"), received)
+    source, source_end, address = open_source(context, core, facts, LoopbackOpener(network, blocks), HostPool(blocks))
+    leg = DecodeLeg(core, end, first_steps, source)
+    node = Node(leg, [end, source_end], core, runner, first_steps)
     return node, PrefillPeer(facts.node_id, facts.epoch, address)
 
 
 def open_source(
     context: zmq.Context[zmq.Socket[bytes]], core: EngineCore, facts: ReceivingFacts, opener: SenderOpener, pool: KvPool
-) -> tuple[Source, SteppedThread, str]:
-    """What hands requests of a decode node over, its thread and its address."""
+) -> tuple[Source, SendingEnd, str]:
+    """What hands requests of a decode node over, its end and its address."""
     socket, address = open_listener(context, "127.0.0.1", 0, SETTINGS)
     notices: Mailbox[SendingNotice] = Mailbox()
     own = replace(sending_facts(), node_id=facts.node_id, epoch=facts.epoch, lease_s=facts.lease_s)
     sending = SendingSide(own, socket, opener, Pusher(pool, facts.checksum), notices)
-    thread = SteppedThread(sending, "source")
-    return Source(core, SendingEnd(sending, thread, notices)), thread, address
+    end = SendingEnd(sending, SteppedThread(sending, "source"), notices)
+    return Source(core, end), end, address

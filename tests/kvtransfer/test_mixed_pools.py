@@ -26,6 +26,7 @@ from baton.kvtransfer.pools.host import HostPool
 from baton.kvtransfer.process_identity import this_process
 from baton.kvtransfer.pusher import Pusher
 from baton.kvtransfer.receiving import ReceivingSide
+from baton.kvtransfer.receiving_end import ReceivingEnd
 from baton.kvtransfer.sender_connections import open_listener
 from baton.kvtransfer.sending import SendingSide
 from baton.kvtransfer.sending_end import SendingEnd
@@ -86,20 +87,21 @@ def open_relay(sender: Kind, receiver: Kind) -> Iterator[tuple[Relay, list[Recei
     received: Mailbox[ReceivingNotice] = Mailbox()
     facts = replace(receiving_facts(), checksum=kinds[1])
     receiving = ReceivingSide(facts, context, SETTINGS, receivers, received_pool, received)
-    threads = SteppedThread(sending, "sending"), SteppedThread(receiving, "receiving")
+    sending_end = SendingEnd(sending, SteppedThread(sending, "sending"), sent)
+    receiving_end = ReceivingEnd(receiving, SteppedThread(receiving, "receiving"), received)
     first_steps = FirstSteps(), FirstSteps()
-    prefill_leg = PrefillLeg(prefill_core, SendingEnd(sending, threads[0], sent), LAYOUT.layer_ends, first_steps[0])
-    source, source_thread, _ = open_source(context, decode_core, facts, factory, received_pool)
-    decode_leg = DecodeLeg(decode_core, receiving, threads[1], received, first_steps[1], source)
+    prefill_leg = PrefillLeg(prefill_core, sending_end, LAYOUT.layer_ends, first_steps[0])
+    source, source_end, _ = open_source(context, decode_core, facts, factory, received_pool)
+    decode_leg = DecodeLeg(decode_core, receiving_end, first_steps[1], source)
     nodes = (
-        Node(prefill_leg, threads[0], prefill_core, prefill_runner, first_steps[0]),
-        Node(decode_leg, threads[1], decode_core, decode_runner, first_steps[1], source_thread),
+        Node(prefill_leg, [sending_end], prefill_core, prefill_runner, first_steps[0]),
+        Node(decode_leg, [receiving_end, source_end], decode_core, decode_runner, first_steps[1]),
     )
     try:
         yield Relay(*nodes, link, address, Echo(context)), receivers
     finally:
-        prefill_leg.close()
-        decode_leg.close()
+        for node in nodes:
+            node.close()
         for each in receivers:
             each.close()
         factory.close()

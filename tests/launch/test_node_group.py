@@ -6,8 +6,7 @@ import pytest
 
 from baton.launch.cli import main
 from baton.launch.node_group import PORTS_OF_A_NODE, engine_specs
-from baton.mixed_node.settings import MixedNodeSettings
-from baton.node.settings import NodeSettings
+from baton.node.settings import MixedNodeSettings, NodeSettings
 
 
 def test_each_node_of_a_group_has_a_name_ports_and_a_share_of_its_own() -> None:
@@ -32,7 +31,7 @@ def test_each_node_of_a_group_has_a_name_ports_and_a_share_of_its_own() -> None:
 
 def test_a_group_of_mixed_nodes_prefers_what_it_was_told_and_a_name_of_several_groups_stays() -> None:
     settings = MixedNodeSettings(data_parallel_size=3, role="prefill", node_group="hall")
-    specs = engine_specs("baton.mixed_node", "rack", settings, {})
+    specs = engine_specs("baton.node", "rack", settings, {})
     assert [spec.name for spec in specs] == ["rack-0", "rack-1", "rack-2"]
     assert all({"--role=prefill", "--node-group=hall"} <= set(spec.arguments) for spec in specs)
     assert not any(flag.startswith(("--port", "--http-port")) for spec in specs for flag in spec.arguments)

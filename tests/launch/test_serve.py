@@ -43,7 +43,7 @@ def test_a_deployment_is_a_router_prefill_nodes_and_decode_nodes() -> None:
 
 def test_mixed_nodes_are_told_what_to_prefer(tmp_path: Path) -> None:
     found = specs("--mixed")
-    assert [spec.module for spec in found] == ["baton.router", "baton.mixed_node", "baton.mixed_node"]
+    assert [spec.module for spec in found] == ["baton.router", "baton.node", "baton.node"]
     assert [flag for spec in found for flag in spec.arguments if flag.startswith("--role")] == [
         "--role=prefill",
         "--role=decode",

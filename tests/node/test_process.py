@@ -17,15 +17,19 @@ from typing import Any, cast
 import psutil
 import pytest
 
+from baton.engine.build import Engine
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore
 from baton.engine.executor.starting import LocalRanks
 from baton.engine.executor.uni import UniExecutor
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.kvtransfer.transports.registry import RECEIVER
 from baton.node import process
 from baton.node.loop import Leg
-from baton.node.process import NodeParts, run_node
+from baton.node.pool import Ends, NodeParts
+from baton.node.process import run_node
+from baton.node.role import Role
 from baton.node.router_link import RouterLink
 from baton.node.settings import NodeSettings
 from baton.runtime.events import Ready, parse_event
@@ -37,42 +41,44 @@ from tests.node.conftest import LAYOUT, FakeRouter
 WAIT_S = 30.0
 
 
-@dataclass
-class Idle:
-    """A role, and the leg it builds. `closed`: what was closed, in order."""
+def open_leg(engine: Engine, ends: Ends) -> tuple[Leg, str]:
+    """A leg that does nothing."""
+    leg = SimpleNamespace(
+        num_live=0,
+        wait_on=list,
+        take_failures=list,
+        metrics=list,
+        poll=lambda now_s: None,
+        cancel=lambda key, now_s: None,
+        cancel_all=lambda now_s, owner: None,
+        live_keys=list,
+    )
+    return cast(Leg, leg), "tcp://127.0.0.1:3"
 
-    name: str = DECODE
-    preference: str = ""
+
+@dataclass
+class NoPool:
+    """The pool of a node, and its ends: there are none. `closed`: what of a node was closed, in order."""
+
     ranks: LocalRanks = field(default_factory=LocalRanks)
     closed: list[str] = field(default_factory=list)
-
-    def build_leg(self, parts: NodeParts) -> tuple[Leg, str]:
-        parts.watch("kv-idle thread")
-        leg = SimpleNamespace(
-            num_live=0,
-            wait_on=list,
-            take_failures=list,
-            metrics=list,
-            poll=lambda now_s: None,
-            cancel=lambda key, now_s: None,
-            cancel_all=lambda now_s, owner: None,
-            live_keys=list,
-            close=lambda: self.closed.append("leg"),
-        )
-        return cast(Leg, leg), "tcp://127.0.0.1:3"
 
     def allocate(self, num_bytes: int) -> Any:
         raise NotImplementedError
 
+    def open_ends(self, parts: NodeParts) -> Any:
+        parts.watch("kv-idle thread")
+        return SimpleNamespace(close=lambda: self.closed.append("ends"))
+
     def close(self) -> None:
-        self.closed.append("role")
+        self.closed.append("pool")
 
 
 @pytest.fixture
-def role(monkeypatch: pytest.MonkeyPatch) -> Idle:
-    """What nodes of this process get, besides an engine without a model."""
-    role = Idle()
-    device = SimpleNamespace(close=lambda: role.closed.append("device"))
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Of the nodes of this process, which get an engine without a model: what was closed, in order."""
+    no_pool = NoPool()
+    device = SimpleNamespace(close=lambda: no_pool.closed.append("device"))
     pool = BlockPool(16)
     runner = cast(Any, SimpleNamespace(is_asynchronous=False))
     core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), runner, "f")
@@ -90,9 +96,10 @@ def role(monkeypatch: pytest.MonkeyPatch) -> Idle:
         loans=None,
     )
     monkeypatch.setattr(process, "build_engine", lambda *arguments: engine)
+    monkeypatch.setattr(process, "NodePool", lambda *arguments: no_pool)
     for name in ("configure_logging", "keep_freed_memory", "freeze_startup_objects"):  # they change the whole process
         monkeypatch.setattr(process, name, lambda *arguments: None)
-    return role
+    return no_pool.closed
 
 
 @pytest.fixture
@@ -112,23 +119,12 @@ def health_of(address: str) -> int:
             return error.code
 
 
-@dataclass
-class Made:
-    """Makes the role that it has."""
-
-    role: Idle
-    name: str = DECODE
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.role
-
-
-def serve(router: FakeRouter, role: Idle, **settings: Any) -> None:
-    run_node(NodeSettings(router=router.address, **settings), Made(role))
+def serve(router: FakeRouter, **settings: Any) -> None:
+    run_node(NodeSettings(router=router.address, **settings), Role(DECODE, RECEIVER, open_leg))
 
 
 def test_a_node_is_ready_once_the_router_has_welcomed_it_and_leaves_when_asked(
-    role: Idle,
+    closed: list[str],
     router: FakeRouter,
     meanwhile: Callable[[Callable[[], Any]], Future[Any]],
     capsys: pytest.CaptureFixture[str],
@@ -145,16 +141,16 @@ def test_a_node_is_ready_once_the_router_has_welcomed_it_and_leaves_when_asked(
         return cast(Hello, hello)
 
     welcomed = meanwhile(welcome)
-    serve(router, role)
+    serve(router)
     hello = welcomed.result(WAIT_S)
     assert hello.start_ms > 0
     said = capsys.readouterr().out.splitlines()
     assert list(map(parse_event, said)) == [Ready(DECODE, hello.http_address, peer_address="tcp://127.0.0.1:3")]
-    assert role.closed == ["leg", "device", "role"]
+    assert closed == ["ends", "device", "pool"]
 
 
 def test_what_turns_in_a_node_is_watched(
-    role: Idle, router: FakeRouter, meanwhile: Callable[[Callable[[], Any]], Future[Any]]
+    closed: list[str], router: FakeRouter, meanwhile: Callable[[Callable[[], Any]], Future[Any]]
 ) -> None:
     def ask() -> str:
         hello = router.receive()
@@ -169,14 +165,14 @@ def test_what_turns_in_a_node_is_watched(
         return f"{text}{guards}"
 
     asked = meanwhile(ask)
-    serve(router, role)
+    serve(router)
     for part in ("engine loop", "heartbeat thread", "kv-idle thread"):
         assert f'baton:watchdog_still_seconds{{part="{part}"}}' in asked.result(WAIT_S)
     assert asked.result(WAIT_S).endswith("['300']" if sys.platform == "linux" else "[]"), "one guard of the interpreter"
 
 
 def test_health_may_be_asked_before_there_is_a_link_to_the_router(
-    role: Idle,
+    closed: list[str],
     router: FakeRouter,
     meanwhile: Callable[[Callable[[], Any]], Future[Any]],
     monkeypatch: pytest.MonkeyPatch,
@@ -194,15 +190,15 @@ def test_health_may_be_asked_before_there_is_a_link_to_the_router(
     monkeypatch.setattr(process, "RouterLink", ask_first)
     meanwhile(refuse)
     with pytest.raises(Refused, match="enough"):
-        serve(router, role)
+        serve(router)
     assert asked == [503]
-    assert role.closed == ["leg", "device", "role"]
+    assert closed == ["ends", "device", "pool"]
 
 
-def test_a_node_that_cannot_start_closes_what_it_has_opened(role: Idle, router: FakeRouter) -> None:
+def test_a_node_that_cannot_start_closes_what_it_has_opened(closed: list[str], router: FakeRouter) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InvalidSetting, match="--http-port"):
-        serve(router, role, http_port=taken.getsockname()[1])
-    assert role.closed == ["leg", "device", "role"]
+        serve(router, http_port=taken.getsockname()[1])
+    assert closed == ["ends", "device", "pool"]
 
 
 @pytest.mark.parametrize(("given", "problem"), [

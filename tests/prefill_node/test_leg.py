@@ -169,7 +169,7 @@ def test_a_prompt_fails_with_its_step_also_when_all_its_layers_were_stored(relay
     relay.ask_prefill(KEY, PROMPT)
     layers = watched_layers(relay, KEY)
     layers.count()
-    relay.prefill.thread.turn(0.0)
+    relay.prefill.threads[0].turn(0.0)
     assert num_pushed_blocks(relay) == 5
     relay.prefill.leg.lost(BatonError("the step failed"), 0.0)
     relay.until(lambda: relay.is_empty)

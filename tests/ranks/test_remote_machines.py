@@ -16,12 +16,12 @@ import psutil
 import pytest
 import zmq
 
-from baton.decode_node.settings import DecodeNodeSettings
 from baton.engine.executor.messages import Channel, Compute, Failed, Here, Meet, Stop
 from baton.engine.executor.spread import Machine
 from baton.engine.executor.starting import LocalRanks, RankFailed, StartedRank
 from baton.engine.settings import EngineSettings
 from baton.launch.key import write_role_keys
+from baton.node.settings import NodeSettings
 from baton.ranks import machine, opening
 from baton.ranks import remote_machines as machines
 from baton.ranks.link import TO_DRIVER, Beat, Offer
@@ -207,8 +207,8 @@ def test_a_node_whose_machines_do_not_come_says_which_ranks_are_missing(
         driver.start(EngineSettings(tensor_parallel_size=2, pipeline_parallel_size=2, rank_machines=2))
 
 
-def places_of(**settings: str) -> DecodeNodeSettings:
-    return DecodeNodeSettings(pipeline_parallel_size=2, rank_machines=2, **settings)  # type: ignore[arg-type]
+def places_of(**settings: str) -> NodeSettings:
+    return NodeSettings(pipeline_parallel_size=2, rank_machines=2, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,10 @@ import yaml
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.decode_node.settings import DecodeNodeSettings
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.launch.settings import ServeSettings
-from baton.mixed_node.settings import MixedNodeSettings
 from baton.node.metrics import LinkCollector, NodeCollector
-from baton.prefill_node.settings import PrefillNodeSettings
+from baton.node.settings import MixedNodeSettings, NodeSettings
 from baton.ranks.settings import RankSettings
 from baton.router.health.metric_aliases import VLLM_NAMES
 from baton.router.http.openai.prompts import PromptMaker
@@ -156,7 +154,7 @@ def test_panels_of_the_dashboard_have_places_of_their_own() -> None:
 
 
 def test_every_flag_that_is_named_exists() -> None:
-    nodes = (PrefillNodeSettings, DecodeNodeSettings, MixedNodeSettings, RankSettings)
+    nodes = (NodeSettings, NodeSettings, MixedNodeSettings, RankSettings)
     classes = (RouterSettings, *nodes, ServeSettings)
     known = {f"--{field.name.replace('_', '-')}" for each in classes for field in dataclasses.fields(each)}
     for page in PAGES.values():

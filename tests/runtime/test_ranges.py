@@ -17,7 +17,7 @@ from baton.runtime.settings import add_flags, require_allowed, resolve
 from baton.wire.errors import InvalidSetting
 from tests.launch.supervised import ROOT
 
-SOURCES = ("bench", "engine", "launch", "mixed_node", "node", "ranks", "router")
+SOURCES = ("bench", "engine", "launch", "node", "ranks", "router")
 
 
 def settings_classes() -> list[type[Any]]:

@@ -23,15 +23,16 @@ from baton.kvtransfer.messages import PeerHello, ProcessIdentity
 from baton.kvtransfer.pools.host import HostPool
 from baton.kvtransfer.pusher import Pusher
 from baton.kvtransfer.receiving import ReceivingSide
+from baton.kvtransfer.receiving_end import ReceivingEnd
 from baton.kvtransfer.sender_connections import open_listener
 from baton.kvtransfer.sending import SendingSide
 from baton.kvtransfer.sending_end import SendingEnd
 from baton.kvtransfer.thread import MAX_IDLE_S
 from baton.kvtransfer.transports.base import Blocks
-from baton.mixed_node.leg import MixedLeg
 from baton.node.first_steps import FirstSteps
 from baton.node.loop import EngineLoop
 from baton.node.metrics import StepCounters
+from baton.node.mixed_leg import MixedLeg
 from baton.node.router_link import RouterLink
 from baton.node.router_links import RouterLinks
 from baton.prefill_node.leg import PrefillLeg
@@ -250,7 +251,8 @@ class NodeProgram(Program):
         side = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(blocks), notices, around.clock)
         thread.side = side
         self._end_data.append(receiver.close)
-        return DecodeLeg(self.core, side, cast(Any, thread), cast(Any, notices), self.first_steps, source, others)
+        end = ReceivingEnd(side, cast(Any, thread), cast(Any, notices))
+        return DecodeLeg(self.core, end, self.first_steps, source, others)
 
     def _transfer_thread(self) -> SimTransferThread:
         self._transfers.append(SimTransferThread(self.around.clock, self.host))

@@ -132,7 +132,8 @@ def mixed(seeing: Seeing, asked: Sequence[Case], folder: Path) -> None:
     """Two nodes that do any leg."""
     relay = start_relay(seeing.folder, folder, prefill=(), decode=(), router=ROUTER)
     try:
-        relay.join(*(relay.launch("mixed", *NODE, "--role", role) for role in ("prefill", "decode")))
+        program = ("-m", "baton.node")
+        relay.join(*(relay.launch("mixed", *NODE, "--role", each, script=program) for each in ("prefill", "decode")))
         compare(relay, seeing, asked, _NUM_AT_ONCE, 8)
         relay.settle()
         relay.stop()

@@ -50,7 +50,6 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from baton.decode_node.settings import DecodeNodeSettings
 from baton.launch.settings import (
     NODE_SETTINGS_CHOSEN,
     ROUTER_SETTINGS_CHOSEN,
@@ -60,7 +59,6 @@ from baton.launch.settings import (
     settings_from_table,
 )
 from baton.node.settings import MAX_ROUTERS, NodeSettings
-from baton.prefill_node.settings import PrefillNodeSettings
 from baton.router.settings import RouterSettings
 from baton.wire.errors import InvalidSetting
 from baton.wire.keys import ROUTER
@@ -154,8 +152,8 @@ class ClusterFile:
     num_routers: int
     router: RouterSettings
     router_resources: Mapping[str, float]
-    prefill: Group[PrefillNodeSettings]
-    decode: Group[DecodeNodeSettings]
+    prefill: Group[NodeSettings]
+    decode: Group[NodeSettings]
 
     @property
     def router_names(self) -> list[str]:
@@ -200,8 +198,8 @@ def parse_cluster_file(text: str, origin: str) -> ClusterFile:
         raise InvalidSetting(
             f"{origin}: [router]: resumable-streams-s needs count = 1: a stream is resumed at the router that began it"
         )
-    prefill = _group(PREFILL, file, file.prefill, PrefillNodeSettings, file.goals.ttft_ms > 0, origin)
-    decode = _group(DECODE, file, file.decode, DecodeNodeSettings, file.goals.tpot_ms > 0, origin)
+    prefill = _group(PREFILL, file, file.prefill, NodeSettings, file.goals.ttft_ms > 0, origin)
+    decode = _group(DECODE, file, file.decode, NodeSettings, file.goals.tpot_ms > 0, origin)
     if prefill.maximum:
         require_same_sums(prefill.settings, decode.settings)
     return ClusterFile(

@@ -8,16 +8,16 @@ Invariant: a key is of one leg at most.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Protocol
 
 from prometheus_client.core import Metric
 
-from baton.decode_node.leg import DecodeLeg
 from baton.engine.attention.base import LayerStored
 from baton.engine.scheduler.request import RequestOutput, Step
+from baton.kvtransfer.commands import SendingNotice
 from baton.node.choices import choice_keys
-from baton.prefill_node.leg import PrefillLeg
+from baton.node.loop import Leg
 from baton.wire.errors import BatonError, InvalidMessage
 from baton.wire.messages import HandOver, Prefill, TokenEvent
 from baton.wire.request_key import RequestKey
@@ -25,10 +25,21 @@ from baton.wire.request_key import RequestKey
 _NOTHING = Step(())
 
 
-class MixedLeg:
-    """See `baton.node.loop.Leg`. `prefill` has the sending side of `decode`, which takes its notices and closes it."""
+class PromptLeg(Leg, Protocol):
+    """A leg whose sending side is another's too. `keys` shows the attempts that it has blocks for, at any time."""
 
-    def __init__(self, prefill: PrefillLeg, decode: DecodeLeg) -> None:
+    @property
+    def keys(self) -> Collection[RequestKey]: ...
+
+    def take_notice(self, notice: SendingNotice) -> None:
+        """The sending side is done with a handoff that is not the other leg's."""
+        ...
+
+
+class MixedLeg:
+    """See `baton.node.loop.Leg`. `prefill` has the sending side of `decode`, which takes its notices."""
+
+    def __init__(self, prefill: PromptLeg, decode: Leg) -> None:
         self._prefill = prefill
         self._decode = decode
 
@@ -108,9 +119,5 @@ class MixedLeg:
         """See `Leg`. The two legs count into the same numbers."""
         return self._decode.metrics()
 
-    def close(self) -> None:
-        """See `Leg`."""
-        self._decode.close()
-
-    def _leg_of(self, key: RequestKey) -> PrefillLeg | DecodeLeg:
+    def _leg_of(self, key: RequestKey) -> Leg:
         return self._prefill if key in self._prefill.keys else self._decode

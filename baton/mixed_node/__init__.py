@@ -1,1 +1,0 @@
-"""Both legs over one engine, for nodes whose role is a preference."""

@@ -1,0 +1,149 @@
+"""Where the KV pool of a node lies, and how KV leaves it and comes into it.
+
+Owns the pool's memory, the other ranks that share it, and each end of a handoff that a leg asks for. Knows no leg. What
+is opened is closed here, in two steps: the ends before the engine whose KV they move, the memory after it.
+
+Invariant: memory that peers may write into is allocated for a role that says so, and for no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import zmq
+
+from baton.engine.build import Engine
+from baton.engine.runner.kv_memory import ByteArray, SharedRegion, allocate_private
+from baton.kvtransfer.facts import ReceivingFacts, SendingFacts
+from baton.kvtransfer.incoming_handoffs import ReceivingCounters
+from baton.kvtransfer.integrity import resolve
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.ranks.messages import Begin
+from baton.kvtransfer.receiving_end import ReceivingEnd, open_receiving_end
+from baton.kvtransfer.sending import SendingCounters
+from baton.kvtransfer.sending_end import ListenAt, SendingEnd, open_sending_end
+from baton.kvtransfer.transports.registry import PoolMemory, TransportSettings, listens
+from baton.node.settings import NodeSettings
+from baton.ranks.driver import Transfers, open_transfers
+from baton.ranks.opening import open_ranks
+from baton.runtime.watchdog import Beat
+from baton.wire import links
+
+Context = zmq.Context[zmq.Socket[bytes]]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """One life of a node: the engine that was built for it, its id and epoch, and what makes the beat of a thread, by
+    its name."""
+
+    engine: Engine
+    node_id: str
+    epoch: int
+    watch: Callable[[str], Beat]
+
+
+class NodePool:
+    """See the module. `use`: see `PoolMemory.role`. `ranks` starts the other ranks of the node's engine."""
+
+    def __init__(
+        self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings, role: str, use: str
+    ) -> None:
+        self._settings, self._role = settings, role
+        self._transports = TransportSettings(
+            settings.kv_transport, context, settings.host, link_settings, this_process(), settings.port
+        )
+        has_ranks = settings.num_ranks > 1 and not settings.divides_pool
+        self._memory = PoolMemory(self._transports, use, allocate_private, is_shared=has_ranks)
+        self._opened = ExitStack()
+        self._opened.callback(self._memory.close)
+        self.ranks = open_ranks(settings, role, link_settings.cluster_key, self._opened.callback)
+
+    def allocate(self, num_bytes: int) -> ByteArray | SharedRegion:
+        """Host memory, where the transports reach it, and the other ranks of the node if it has any."""
+        array = self._memory.allocate(num_bytes)
+        return array if self._memory.segment is None else SharedRegion(array, self._memory.segment.descriptor)
+
+    def open_ends(self, parts: NodeParts) -> Ends:
+        """What opens the ends over the pool of this engine. Raises `InvalidSetting`."""
+        settings, transports, engine = self._settings, self._transports, parts.engine
+        begin = Begin(settings.host, settings.cluster_key, self._role)
+        transfers = open_transfers(
+            engine, transports, self._memory, begin, settings.rank_machines, self._opened.callback
+        )
+        checksum = resolve(
+            settings.kv_checksum, in_device_memory=transfers.is_device, in_rank_pools=settings.expects_rank_pools
+        )
+        facts = SendingFacts(
+            parts.node_id,
+            parts.epoch,
+            engine.fingerprint,
+            engine.memory.layout,
+            transports.process,
+            settings.lease_s,
+            checksum,
+        )
+        return Ends(transfers, transports, facts, engine.num_blocks, parts.watch)
+
+    def close(self) -> None:
+        """Close data sockets and processes, then the pool's memory."""
+        self._opened.close()
+
+
+class Ends:
+    """Opens each end once; both run until they are closed. `transports`: those of the node."""
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        transports: TransportSettings,
+        facts: SendingFacts,
+        num_blocks: int,
+        watch: Callable[[str], Beat],
+    ) -> None:
+        self.transports = transports
+        self._transfers, self._facts, self._num_blocks, self._watch = transfers, facts, num_blocks, watch
+        self._num_ports_taken = 0
+        self._opened = ExitStack()
+
+    def receive(self) -> ReceivingEnd:
+        """The end that has peers write into the pool. Raises `InvalidSetting`."""
+        own, transports, counters = self._facts, self.transports, ReceivingCounters()
+        receivers, pool = self._transfers.receiving(counters)
+        for receiver in receivers:
+            _log.info("KV comes by %s at %s", receiver.endpoint.transport, receiver.endpoint.address)
+        self._num_ports_taken = sum(map(listens, receivers))
+        facts = ReceivingFacts(
+            own.node_id,
+            own.epoch,
+            own.fingerprint,
+            own.layout,
+            self._num_blocks,
+            own.process,
+            own.lease_s,
+            own.checksum,
+        )
+        beat = self._watch("kv-receiving thread")
+        end = open_receiving_end(facts, transports.context, transports.links, receivers, pool, beat, counters)
+        self._opened.callback(end.close)
+        return end
+
+    def send(self, transports: TransportSettings) -> tuple[SendingEnd, str]:
+        """The end that hands KV over by `transports`, and the address at which receivers dial it: on the next port
+        after those of `receive`. Raises `InvalidSetting`."""
+        counters = SendingCounters()
+        senders, pool = self._transfers.sending(transports, counters)
+        port = transports.port and transports.port + self._num_ports_taken
+        at = ListenAt(transports.context, transports.host, port, transports.links)
+        beat = self._watch("kv-sending thread")
+        end, address = open_sending_end(self._facts, at, senders, pool, beat, counters)
+        self._opened.callback(end.close)
+        return end, address
+
+    def close(self) -> None:
+        """End the threads of both ends and close their connections."""
+        self._opened.close()

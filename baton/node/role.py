@@ -1,0 +1,24 @@
+"""What a node is to its routers and peers, and the leg it serves: the one thing in which node programs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.engine.build import Engine
+from baton.node.loop import Leg
+from baton.node.pool import Ends
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """`name`: `baton.wire.messages.PREFILL` or `DECODE`. `pool`: `SENDER` or `RECEIVER`, see `PoolMemory.role`.
+
+    `open_leg`: asks for the ends that the leg needs, which are closed after it; returns it, and the address at which
+    peers dial this node ("" where they do not). Raises `BatonError`. `preference`: see `Hello.prefers`.
+    """
+
+    name: str
+    pool: str
+    open_leg: Callable[[Engine, Ends], tuple[Leg, str]]
+    preference: str = ""
