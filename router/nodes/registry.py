@@ -191,9 +191,10 @@ class NodeRegistry:
             self._forget_views()
 
     def named(self, name: str) -> list[Node]:
-        """The node of that name, or else those of the group of that name."""
+        """The node of that name, or else those of the group of that name. Nodes without a group are in none."""
         nodes = list(self._nodes.values())
-        return [node for node in nodes if node.node_id == name] or [node for node in nodes if node.hello.group == name]
+        of_group = [node for node in nodes if name and node.hello.group == name]
+        return [node for node in nodes if node.node_id == name] or of_group
 
     def set_ejected(self, epoch: int, *, is_ejected: bool) -> None:
         """A node is given no more legs, or is given them again. Nothing happens when it is gone."""

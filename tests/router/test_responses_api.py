@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +11,7 @@ import openai
 import pytest
 
 from baton.router.http.openai.prompts import PromptMaker
+from baton.router.http.openai.responses_api import ResponseWriter
 from baton.wire.errors import RequestFailed
 from baton.wire.messages import Decode, Prefill
 from tests.router.conversations import conversing
@@ -161,6 +163,34 @@ async def test_log_probabilities(server: Server, prompts: PromptMaker, asked: di
     payloads = [json.loads(event.split("\ndata: ")[1]) for event in body.split("\n\n")[:-1]]
     streamed = [entry for each in payloads if each["type"].endswith("text.delta") for entry in each["logprobs"]]
     assert streamed == part["logprobs"]
+
+
+async def test_an_error_is_numbered_behind_what_was_told_and_not_behind_what_was_lost(
+    server: Server, prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[FakeNode, LegMessage]] = []
+    make, ids = ResponseWriter.chunk, prompts.tokenizer.encode(TEXT)
+
+    def script(node: FakeNode, leg: LegMessage) -> None:
+        if isinstance(leg, Decode):
+            begun.append((node, leg))
+            node.emit(leg, ids[:1])
+
+    def chunk(writer: ResponseWriter, *arguments: Any) -> bytes:
+        made = make(writer, *arguments)
+        if not begun:
+            raise MemoryError
+        node, leg = begun.pop()
+        asyncio.get_running_loop().call_soon(node.emit, leg, ids[1:], 1)
+        return made
+
+    monkeypatch.setattr(ResponseWriter, "chunk", chunk)
+    await server.rig.pair(script)
+    reply = await _post(server, stream=True)
+    told = [json.loads(event.split("\ndata: ")[1]) for event in reply.body.decode().split("\n\n")[:-1]]
+    assert told[-1]["type"] == "response.failed"
+    assert [each["sequence_number"] for each in told] == list(range(len(told)))
+    await server.rig.settle()
 
 
 async def test_a_stream_that_fails_ends_with_an_event_and_a_broken_connection(server: Server) -> None:

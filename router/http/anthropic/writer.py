@@ -70,7 +70,7 @@ class MessageWriter:
         members = {"warnings": warnings} if warnings else {}
         return named_event("message_delta", delta=self._stop(), usage=self._usage(usage), **members)
 
-    def error(self, error: Exception) -> bytes:
+    def error(self, error: Exception, num_told: int) -> bytes:
         """The event that ends an answer which failed after its first text."""
         body = messages_error(status_of(error), error_body(error))
         return named_event("error", error=body["error"])

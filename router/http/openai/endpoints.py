@@ -277,7 +277,7 @@ class Endpoints:
                     if not isinstance(error, BatonError):
                         _log.exception("the stream of request %s failed", http[REQUEST_ID])
                     with contextlib.suppress(ConnectionError):
-                        await writer.break_off(stream.error(error))
+                        await writer.break_off(stream.error(error, writer.num_told))
             return writer.response
 
     async def _write_events(

@@ -24,27 +24,36 @@ class EventWriter(BodyWriter):
         self._ids = ids
         self._num_events = 0
 
+    @property
+    def num_told(self) -> int:
+        """How many events the client has been told, by this writer or before its stream was resumed."""
+        return self._num_events if self._ids is None else max(self._num_events, self._ids.num_received)
+
     async def write(self, piece: bytes) -> None:
         """Send the events in `piece`. Raises as `BodyWriter.write`."""
-        piece = self._numbered(piece)
-        if piece or not self.has_begun:
-            await super().write(piece)
+        num_events, numbered = self._numbered(piece)
+        if numbered or not self.has_begun:
+            await super().write(numbered)
+        self._num_events = num_events
 
     async def finish(self, piece: bytes) -> None:
         """The last events. Raises as `BodyWriter.write`."""
-        await super().finish(self._numbered(piece))
+        num_events, numbered = self._numbered(piece)
+        await super().finish(numbered)
+        self._num_events = num_events
 
     async def break_off(self, piece: bytes) -> None:
         """See `BodyWriter`."""
         self._ids = None
         await super().break_off(piece)
 
-    def _numbered(self, piece: bytes) -> bytes:
+    def _numbered(self, piece: bytes) -> tuple[int, bytes]:
+        """The number of the last event in `piece`, and what is sent of it."""
         if self._ids is None:
-            return piece
-        events: list[bytes] = []
+            return self._num_events + piece.count(_END), piece
+        number, events = self._num_events, []
         for event in piece.split(_END)[:-1]:
-            self._num_events += 1
-            if self._num_events > self._ids.num_received:
-                events.append(b"id: %b.%d\n%b\n\n" % (self._ids.stream_id.encode(), self._num_events, event))
-        return b"".join(events)
+            number += 1
+            if number > self._ids.num_received:
+                events.append(b"id: %b.%d\n%b\n\n" % (self._ids.stream_id.encode(), number, event))
+        return number, b"".join(events)

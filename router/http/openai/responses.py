@@ -123,8 +123,9 @@ class ReplyStream(Protocol):
         """The event with the usage and no choices, which is the last before `end`."""
         ...
 
-    def error(self, error: Exception) -> bytes:
-        """The event that ends an answer which failed after its headers were sent. `end` may not follow it."""
+    def error(self, error: Exception, num_told: int) -> bytes:
+        """The event that ends an answer which failed after its headers were sent: the client was told `num_told` events
+        before, which may be fewer than were made. `end` may not follow it."""
         ...
 
 
@@ -175,7 +176,7 @@ class _ChunkStream:
 
     end: ClassVar[bytes] = SSE_DONE
 
-    def error(self, error: Exception) -> bytes:
+    def error(self, error: Exception, num_told: int) -> bytes:
         return sse_error(error)
 
 

@@ -74,8 +74,10 @@ class ResponseWriter:
         ended = self._ended(usage)
         return self._event(f"response.{ended['status']}", response=ended)
 
-    def error(self, error: Exception) -> bytes:
-        """The event that ends an answer which failed after its first text."""
+    def error(self, error: Exception, num_told: int) -> bytes:
+        """The event that ends an answer which failed after its first text. Its number follows that of the last event
+        that was told: those that were made and not sent are gone."""
+        self._number = num_told
         message = error_body(error)["error"]["message"]
         failed = self._object(FAILED, [], error={"code": "server_error", "message": message})
         return self._event("response.failed", response=failed)

@@ -25,6 +25,8 @@ from baton.router.requests.relay import Relay
 from baton.wire.links import is_loopback
 
 _MAX_NODE_ID = 128
+_NodeName = Annotated[str, Field(min_length=1, max_length=_MAX_NODE_ID)]
+"""Not empty: that would be the group of all nodes that belong to none."""
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +36,7 @@ class DrainRequest(Strict):
 
     refuses_unknown: ClassVar[bool] = True
 
-    node: Annotated[str, Field(max_length=_MAX_NODE_ID)]
+    node: _NodeName
     restart: bool = False
 
 
@@ -43,7 +45,7 @@ class PreferRequest(Strict):
 
     refuses_unknown: ClassVar[bool] = True
 
-    node: Annotated[str, Field(max_length=_MAX_NODE_ID)]
+    node: _NodeName
     role: Literal["prefill", "decode", "both"]
 
 

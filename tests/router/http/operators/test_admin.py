@@ -70,12 +70,15 @@ async def test_a_mixed_node_is_told_nothing_and_gets_other_legs(prompts: PromptM
 
 
 @pytest.mark.parametrize(
-    ("members", "param"), [({}, "node"), ({"node": 7}, "node"), ({"node": "d", "now": True}, "now")]
+    ("members", "param"),
+    [({}, "node"), ({"node": 7}, "node"), ({"node": ""}, "node"), ({"node": "d", "now": True}, "now")],
 )
 async def test_a_body_that_means_nothing_is_refused(prompts: PromptMaker, members: dict[str, Any], param: str) -> None:
     async with serving(prompts) as server:
+        node = await server.rig.join(DECODE)  # of no group
         reply = await drain(server, **members)
         assert (reply.status, reply.error["param"]) == (400, param)
+        assert not server.rig.member(node).is_leaving
 
 
 async def test_what_a_browser_sends_for_another_site_without_asking_is_refused(prompts: PromptMaker) -> None:
