@@ -29,7 +29,7 @@ from tests.router.rig import Server, serving
 CHAT = "/v1/chat/completions"
 CANARY = b"canary-4711"
 LIMITS = HttpLimits(
-    max_body_bytes=2**16, header_s=0.3, body_stall_s=0.3, body_s=0.8, linger_s=0.2, max_connections_per_address=100
+    max_body_bytes=2**16, header_s=2.0, body_stall_s=0.3, body_s=0.8, linger_s=0.2, max_connections_per_address=100
 )
 GOOD = json.dumps(chat_body()).encode()
 HOST = b"Host: test\r\n"
