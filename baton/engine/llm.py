@@ -35,7 +35,7 @@ from baton.wire.request_key import RequestKey
 from baton.wire.sampling import SamplingParams
 
 _NOT_A_NUMBER = "the model computed NaN for a prompt: its weights overflow in this dtype"
-_GRAMMAR_WAIT_S = 0.001
+_READINESS_WAIT_S = 0.001
 Prompt: TypeAlias = str | Sequence[int]
 Messages: TypeAlias = Sequence[Mapping[str, object]]
 
@@ -65,6 +65,7 @@ class LLM:
         engine = build_engine(chosen, allocate_shared if chosen.num_ranks > 1 else allocate_private)
         self._core = engine.core
         weakref.finalize(self, engine.executor.close)
+        weakref.finalize(self, engine.core.close)
         folder = find_checkpoint(model)
         self._tokenizer = Tokenizer.from_folder(folder)
         self._template = ChatTemplate.from_folder(folder)
@@ -117,8 +118,8 @@ class LLM:
             with tqdm(total=len(streams), unit="prompt", disable=not show_progress) as bar:
                 while self._core.has_work:
                     outputs = self._core.step()
-                    if not outputs and self._core.awaits_grammar:
-                        time.sleep(_GRAMMAR_WAIT_S)
+                    if not outputs and self._core.awaits_readiness:
+                        time.sleep(_READINESS_WAIT_S)
                     for scores in self._core.take_prompt_scores():
                         streams[scores.key].take_prompt(scores)
                     bar.update(self._apply(outputs, streams))

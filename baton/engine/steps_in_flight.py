@@ -92,6 +92,7 @@ class StepsInFlight:
 
     def launch(self, step: Step, watch: StepWatch) -> None:
         """Begin to compute a step that was just scheduled. Raises `DeviceFailed` only."""
+        self._scheduler.blocks.before(step)
         layer_stored = watch(step)
         self._costs.launched(step)
         try:
@@ -126,7 +127,8 @@ class StepsInFlight:
         return scores
 
     def release(self, request: Request) -> None:
-        """Release the blocks of a request that has left, once no step writes into them."""
+        """Release the blocks of a request that has left, once nothing writes into them."""
+        self._scheduler.blocks.end_load(request)
         if request.num_steps_in_flight:
             self._steps[-1].tables.append(request.held_blocks)
         else:

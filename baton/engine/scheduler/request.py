@@ -13,6 +13,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol, overload
 
 from baton.engine.cache.block_pool import BlockTable, pack_blocks
+from baton.engine.cache.offload import Load
 from baton.wire.images import PromptImage
 from baton.wire.messages import TokenLogprobs
 from baton.wire.request_key import RequestKey
@@ -121,6 +122,7 @@ class Request:
     `forks` are there until the first token is sampled. With `is_wanted` false only they are wanted of it, and it leaves
     then. `block_copy` is to be made by its first step: the source, which it holds until then, has the KV that belongs
     into the last block of its table. `matcher` is there for parameters with a grammar. `images`: those of the prompt.
+    With a `load` it waits for KV: a store's thread writes into blocks of its table behind what is computed.
 
     `first_due_s`, `last_due_s`: when its first and its last token have to be there for its goals to be met, see
     `baton.engine.scheduler.step_bound`; the second is None until there is a first token, and -inf when that was late.
@@ -147,6 +149,7 @@ class Request:
     is_wanted: bool = True
     block_copy: BlockCopy | None = None
     matcher: Matcher | None = None
+    load: Load | None = None
     images: tuple[PromptImage, ...] = ()
     first_due_s: float = math.inf
     last_due_s: float | None = None
@@ -162,8 +165,14 @@ class Request:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can be admitted as soon as there is room: its grammar, if it has one, is compiled."""
-        return self.matcher is None or self.matcher.is_ready
+        """Whether it can be admitted as soon as there is room: its grammar, if it has one, is compiled, and it does not
+        wait for KV."""
+        return (self.matcher is None or self.matcher.is_ready) and (self.load is None or self.load.is_over)
+
+    @property
+    def failure(self) -> str:
+        """Why no token of it could be sampled, as far as its grammar knows."""
+        return "" if self.matcher is None else self.matcher.error
 
     @property
     def lacks_pixels(self) -> bool:

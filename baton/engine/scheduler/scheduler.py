@@ -11,8 +11,8 @@ step, and its first token would wait for the chunk of the prompt behind it. For 
 step only if it ends them all. Beside decoding requests a `StepBound`, where there is one, makes chunks as small as a
 step's time allows; such a small step is filled up with the next prompt.
 
-Blocks: a request is admitted when all its known tokens fit; decoding then grows block by block. When no block is left,
-the newest request is preempted: its blocks are released, and it is computed again later.
+Blocks: a request is admitted when all its known tokens fit and KV that it waits for has come. Decoding grows block by
+block; when none is left, the newest request is preempted: it gives its blocks up, and is computed again later.
 
 A step goes through `schedule` (what to compute), `advance` (it was launched) and `apply` (its result is here); `rewind`
 undoes `advance`. Between the two it is in flight, and the token it samples for a request stands as `PENDING_TOKEN` in
@@ -39,6 +39,7 @@ from heapq import merge
 from itertools import islice
 
 from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.offload import KvOffload
 from baton.engine.scheduler.limits import SchedulerLimits, require_room_for_images
 from baton.engine.scheduler.live_requests import TURN, LiveRequests
 from baton.engine.scheduler.output_ends import OutputEnds
@@ -63,11 +64,6 @@ _MOST_AWAITED = 64
 """Prompts whose first tokens a step is planned for; those behind them wait for them."""
 
 
-def _failure(request: Request) -> str:
-    """Why no token of `request` could be sampled, as far as its grammar knows."""
-    return "" if request.matcher is None else request.matcher.error
-
-
 def _span(request: Request, share: ScheduledRequest) -> PromptSpan | None:
     """The rows of `share` that tell the log probabilities of prompt tokens which nothing has told yet."""
     first = max(share.start, request.num_scored_tokens - 1)
@@ -86,10 +82,11 @@ class Scheduler:
         limits: SchedulerLimits,
         eos_token_ids: frozenset[int],
         bound: StepBound | None = None,
+        offload: KvOffload | None = None,
     ) -> None:
         self.limits = limits
         self.requests = LiveRequests()
-        self.blocks = RequestBlocks(pool, limits.block_size, has_states=limits.has_states)
+        self.blocks = RequestBlocks(pool, limits.block_size, has_states=limits.has_states, offload=offload)
         self.num_preemptions = 0
         self._ends = OutputEnds(eos_token_ids, jumps_ahead=limits.jumps_ahead)
         self._eos_token_ids = eos_token_ids
@@ -261,7 +258,7 @@ class Scheduler:
             finish_reason,
             has_left,
             has_failed,
-            _failure(request) if has_failed else "",
+            request.failure if has_failed else "",
         )
 
     def _fork(
@@ -282,7 +279,7 @@ class Scheduler:
                     self.add_fork(forked, request, num_computed_tokens)
             has_left = token is None or bool(finish_reason) or request.first_token_only
             index = output.output_index
-            failure = _failure(request) if token is None else ""
+            failure = request.failure if token is None else ""
             forked_output = RequestOutput(
                 fork.key, 0, num_computed_tokens, 0, index, token, finish_reason, has_left, token is None, failure
             )
@@ -371,13 +368,16 @@ class Scheduler:
         return request is not None and bool(request.block_table) and request.num_uncomputed_tokens == 1
 
     def _admit(self) -> Request | None:
-        """Move the next waiting request into the batch if it fits now."""
+        """Move the next waiting request into the batch if it fits now. One that waits for KV counts as a row."""
         while (request := self.requests.first_waiting) is not None:
-            if self.requests.num_rows + len(request.forks) >= self.limits.max_num_seqs:
+            self.blocks.end_load(request)
+            if self.requests.num_rows + self.blocks.num_loads + len(request.forks) >= self.limits.max_num_seqs:
                 return None
             has_blocks = self._complete_blocks(request) if request.block_table else self.blocks.take_for(request)
             if not has_blocks:
                 return None
+            if request.load is not None:
+                continue
             if not request.lacks_pixels:
                 return self.requests.admit(request)
             self._lose(request)
