@@ -147,8 +147,8 @@ class KvOffload:
 
     @property
     def num_loads(self) -> int:
-        """Loads that are not closed."""
-        return len(self._loads)
+        """Loads that somebody waits for."""
+        return sum(not load.is_over for load in self._loads)
 
     @property
     def has_unsaved(self) -> bool:

@@ -20,9 +20,8 @@ undoes `advance`. Between the two it is in flight, and the token it samples for 
 preemption, and sampling with penalties or a grammar. What only a result can tell (a stop token, a row of NaN) is found
 in `apply`; the share of such a request in the next step then has no owner and is skipped.
 
-Forks: choices of one prompt are one request until its first token is sampled. The step that does it samples one for
-each choice, and `apply` makes the forks requests of their own, which share the prompt's blocks. Until then each of them
-counts as a row of the running batch.
+Forks: choices of one prompt are one request, of several rows, until its first token is sampled. The step that does it
+samples one for each choice, and `apply` makes the forks requests of their own, which share the prompt's blocks.
 
 Invariants:
 - the oldest request is never preempted for a newer one, so it always makes progress;
@@ -350,9 +349,9 @@ class Scheduler:
         return True
 
     def _newest(self) -> Request:
-        """The request to preempt: holders of blocks that are not running go first, then the newest that runs."""
-        candidates = self.requests.waiting_holders() or self.requests.running.values()
-        return max(candidates, key=lambda request: request.arrival)
+        """The request to preempt: of those that hold blocks, the newest."""
+        holders = (*self.requests.running.values(), *self.requests.waiting_holders())
+        return max(holders, key=lambda request: request.arrival)
 
     def _preempt(self, request: Request) -> None:
         if request.num_steps_in_flight:
@@ -373,14 +372,14 @@ class Scheduler:
             self.blocks.end_load(request)
             if self.requests.num_rows + self.blocks.num_loads + len(request.forks) >= self.limits.max_num_seqs:
                 return None
-            has_blocks = self._complete_blocks(request) if request.block_table else self.blocks.take_for(request)
-            if not has_blocks:
+            if not (self._complete_blocks(request) if request.block_table else self.blocks.take_for(request)):
                 return None
             if request.load is not None:
-                continue
-            if not request.lacks_pixels:
+                self.requests.hold(request)
+            elif not request.lacks_pixels:
                 return self.requests.admit(request)
-            self._lose(request)
+            else:
+                self._lose(request)
         return None
 
     def _lose(self, request: Request) -> None:
@@ -392,9 +391,9 @@ class Scheduler:
     def _complete_blocks(self, request: Request) -> bool:
         """Give a waiting request that holds blocks those that it lacks. False when they do not fit now."""
         while self.blocks.num_available < self.blocks.num_missing(request):
-            others = [waiting for waiting in self.requests.waiting_holders() if waiting is not request]
+            others = [newer for newer in self.requests.waiting_holders() if newer.arrival > request.arrival]
             if self.requests.running or not others:
-                return False  # running requests, or the end of a lease, will free blocks
+                return False  # running requests, older ones, or the end of a lease, will free blocks
             self._preempt(max(others, key=lambda waiting: waiting.arrival))
         self.blocks.extend(request)
         return True
