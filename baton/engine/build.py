@@ -49,7 +49,7 @@ from baton.engine.models.ops.native_ops import NativeOps
 from baton.engine.models.shard import Shard
 from baton.engine.models.vision.facts import ImageFacts
 from baton.engine.native.loans import CoreLoans
-from baton.engine.offloading import StoreOpener, open_offload
+from baton.engine.offloading import StoreOpener, open_offload, require_offloadable
 from baton.engine.pool_size import (
     BlockSize,
     DividedBlocks,
@@ -116,11 +116,12 @@ def build_engine(
     """Load the checkpoint and build an engine around it.
 
     `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
-    recorded graphs. `starter`: starts the other ranks; None: processes of this machine. `open_store`: opens the
-    KV store; None: a host tier if the settings want one. Sets the number of torch threads of this process. Raises
-    `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up."""
+    recorded graphs. `starter`: starts the other ranks; None: processes of this machine. `open_store`: opens the KV
+    store of an only rank; None: a host tier if the settings want one. Sets the number of torch threads of this process.
+    Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up."""
     require_allowed(settings)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
+    require_offloadable(settings)
     num_cores = len(os.sched_getaffinity(0))
     num_threads = max(1, (settings.num_threads or num_cores) // settings.num_ranks_here)
     if settings.num_ranks_here > num_cores:

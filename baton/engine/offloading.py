@@ -25,15 +25,21 @@ _GIB = 2**30
 _log = logging.getLogger(__name__)
 
 
-def open_offload(settings: EngineSettings, memory: KvMemory, open_store: StoreOpener | None) -> KvOffload | None:
-    """What the evicted blocks of `memory` go to, None: nothing. Raises `InvalidSetting`."""
-    num_bytes = int(settings.kv_offloading_size * _GIB)
-    if open_store is None and not num_bytes:
-        return None
+def require_offloadable(settings: EngineSettings) -> None:
+    """Raise `InvalidSetting` for what is known to have no store, before anything is loaded."""
+    if not settings.kv_offloading_size:
+        return
     if settings.num_ranks > 1:
         raise InvalidSetting(f"{_FLAG} is for nodes of one rank, and this one has {settings.num_ranks}")
     if not settings.enable_prefix_caching:
         raise InvalidSetting(f"{_FLAG} keeps what the prefix cache has forgotten: it needs --enable-prefix-caching")
+
+
+def open_offload(settings: EngineSettings, memory: KvMemory, open_store: StoreOpener | None) -> KvOffload | None:
+    """What the evicted blocks of `memory`, that of an only rank, go to; None: nothing. Raises `InvalidSetting`."""
+    num_bytes = int(settings.kv_offloading_size * _GIB)
+    if open_store is None and not settings.kv_offloading_size:
+        return None
     blocks = pool_bytes(memory)
     store = _host_tier(num_bytes, blocks.block_bytes) if open_store is None else open_store(blocks.block_bytes)
     return KvOffload(store, blocks, settings.block_size)

@@ -28,7 +28,7 @@ from typing import Protocol, TypeVar
 from baton.engine.cache.store import BlockBytes, KvStore, StoredBlock, checksum_of
 
 REST_S = 5.0
-LATENCY_S = 0.25
+LATENCY_S = 0.5
 LEAST_BYTES_PER_S = 2**28
 """A load may take `LATENCY_S`, and the bytes of all open loads at this rate: a store may take one after another."""
 MOST_AT_ONCE_BYTES = 2**24
