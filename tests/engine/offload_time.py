@@ -106,12 +106,13 @@ def measure(model: str, num_tokens: int, num_rounds: int, gib: float, dtype: str
                 values.append(value)
             loaded.append(again)
     assert tiered.core.offload is not None
-    print(
-        f"{num_tokens:6} tokens: computed {statistics.median(computed):8.1f} ms, longest step "
-        f"{statistics.median(steps):6.1f}; computed while another is saved {statistics.median(saving):8.1f} ms, longest "
-        f"step {statistics.median(saving_steps):6.1f}; loaded {statistics.median(loaded):7.1f} ms\n"
-        f"               {tiered.core.offload.counters}"
+    medians = [statistics.median(values) for values in (computed, steps, saving, saving_steps, loaded)]
+    sys.stdout.write(
+        "{} tokens: computed {:.1f} ms, longest step {:.1f} ms; computed while another prompt is saved {:.1f} ms, "
+        "longest step {:.1f} ms; loaded {:.1f} ms\n".format(num_tokens, *medians)
     )
+    sys.stdout.write(f"    {tiered.core.offload.counters}\n")
+    sys.stdout.flush()
     tiered.core.close()
 
 

@@ -88,6 +88,8 @@ def test_a_tier_of_one_block_keeps_what_is_being_read() -> None:
     assert known(tier, 1, 2) == [1]
     landing.may_go.set()
     landing.wait()
+    tier.put(block_of(2))
+    assert known(tier, 1, 2) == [2]
     tier.close()
 
 

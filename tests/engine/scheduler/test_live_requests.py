@@ -107,14 +107,6 @@ def test_others_wait_by_their_turns_and_as_they_came_where_these_are_the_same() 
     assert live.first_waiting is live.get(A)
 
 
-def test_a_request_that_waits_keeps_its_place_when_it_loses_its_blocks() -> None:
-    live = LiveRequests()
-    for key in (A, B):
-        live.add(request(key, holds=1))
-    live.preempt(live.remove(C) or next(each for each in live if each.key == B))
-    assert (waiting(live), live.num_running) == ([A, B], 0)
-
-
 def test_the_owner_of_a_share_is_the_request_that_had_the_key_then() -> None:
     live = admitted(first := request(A))
     share = first.share(3)

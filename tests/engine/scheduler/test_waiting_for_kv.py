@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from baton.engine.cache.offload import LATENCY_S, REST_S
-from baton.engine.scheduler.request import Step
+from baton.engine.scheduler.request import Request, Step
 from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.simulation import Device, Name, Simulation, continuation
 from tests.engine.scheduler.stores import ChanceStore, Clock, TestStore, offload_of
 from tests.engine.scheduler.test_asynchronous import Run, random_traffic
+from tests.request_keys import key_of
 
 PARAMS = DecodingParams(max_tokens=3, ignore_eos=True)
 PROMPT = list(range(1, 18))
@@ -205,6 +206,64 @@ def test_a_request_that_comes_with_its_kv_gets_the_only_row_when_a_load_before_i
     rig.simulation.run()
     rig.expect("again")
     rig.expect("delivered", [9] * 6)
+
+
+def test_a_request_that_comes_with_its_kv_and_lacks_a_block_waits_for_an_older_one_that_waits_for_kv() -> None:
+    rig = Rig()
+    rig.returned()
+    assert rig.simulation.reserve("delivered", [9] * 12)
+    rig.simulation.deliver("delivered", PARAMS)
+    assert rig.simulation.step() == Step(())
+    assert rig.simulation.core.status().num_preemptions == 0
+    rig.store.finish()
+    rig.simulation.run()
+    rig.expect("again")
+    rig.expect("delivered", [9] * 12)
+
+
+class Uncompiled:
+    """The matcher of a grammar that is not compiled yet."""
+
+    is_ready = False
+
+
+def until_its_grammar_is_there(rig: Rig, name: Name) -> Request:
+    """A waiting request, as if it had a grammar: it is ready when it has no matcher any more."""
+    (request,) = (each for each in rig.simulation.live() if each.key == key_of(name))
+    request.matcher = cast("Any", Uncompiled())
+    return request
+
+
+def test_an_older_request_that_holds_blocks_and_was_not_ready_gets_the_row_of_a_load_that_is_over() -> None:
+    rig = Rig(max_num_seqs=1)
+    rig.serve("first", PROMPT)
+    rig.displace()
+    assert rig.simulation.reserve("older", [9] * 6)
+    rig.simulation.deliver("older", PARAMS)
+    older = until_its_grammar_is_there(rig, "older")
+    rig.simulation.add("again", PROMPT, PARAMS)
+    assert rig.simulation.step() == Step(())
+    rig.store.finish()
+    older.matcher = None
+    rig.simulation.run()
+    rig.expect("again")
+    rig.expect("older", [9] * 6)
+
+
+def test_a_request_that_waits_for_kv_is_not_behind_one_that_waits_for_its_blocks() -> None:
+    rig = Rig()
+    rig.serve("first", PROMPT)
+    rig.displace()
+    rig.simulation.add("older", [9] * 20, PARAMS)
+    older = until_its_grammar_is_there(rig, "older")
+    rig.simulation.add("again", PROMPT, PARAMS)
+    assert rig.simulation.step() == Step(())
+    rig.store.finish()
+    older.matcher = None
+    rig.simulation.run()
+    rig.expect("again")
+    assert rig.simulation.cached["again"] == 16
+    rig.expect("older", [9] * 20)
 
 
 def test_a_block_is_saved_when_its_new_owner_writes_and_not_before() -> None:
