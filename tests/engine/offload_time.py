@@ -1,7 +1,7 @@
 """How long a prompt takes when it is computed, and when its KV comes back from the host tier, in turns.
 
     python -m tests.engine.offload_time                                  # Qwen3-0.6B's shapes, random weights, bfloat16
-    python -m tests.engine.offload_time --shapes llama-32m --dtype float32 --num-tokens 500 1000 2000
+    python -m tests.engine.offload_time --shapes small --dtype float32 --num-tokens 500 1000 2000
 
 Each round computes a prompt that nobody has seen, with and without a tier; has others push it out of the pool, while
 the longest step says what saving costs; and asks for it again. Times are to its first token.
@@ -39,7 +39,7 @@ SHAPES = {
             "head_dim": 128,
         },
     ),
-    "llama-32m": (
+    "small": (
         "llama",
         {
             "hidden_size": 512,
