@@ -140,7 +140,7 @@ class LLM:
         for output in outputs:
             if output.has_failed:
                 raise InvalidRequest(output.failure, "grammar") if output.failure else BatonError(_NOT_A_NUMBER)
-            if output.token is None:
+            if not output.tokens:
                 continue
             stream = streams[output.key]
             stream.take(output)
@@ -176,14 +176,12 @@ class _Stream:
 
     def take(self, output: RequestOutput) -> None:
         """Add the tokens of a step."""
-        if output.token is None:
-            return
         self._num_cached_tokens = output.num_cached_tokens
-        token_ids = (output.token.token_id, *output.forced)
+        token_ids = [token.token_id for token in output.tokens]
         self._deltas.append(self._text.push(token_ids, (), output.finish_reason))
-        self._token_ids += token_ids[: self._text.num_completion_tokens - len(self._token_ids)]
-        if output.token.logprobs is not None:
-            self._logprobs.append(output.token.logprobs)
+        taken = output.tokens[: self._text.num_completion_tokens - len(self._token_ids)]
+        self._token_ids += [token.token_id for token in taken]
+        self._logprobs += [token.logprobs for token in taken if token.logprobs is not None]
 
     def completion(self) -> Completion:
         """The result. Raises `BatonError` when the request never finished."""

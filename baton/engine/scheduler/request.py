@@ -6,13 +6,13 @@ Values that a step has once for each request are named tuples: a frozen dataclas
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice
-from typing import NamedTuple, Protocol, overload
+from typing import NamedTuple, Protocol, TypeAlias
 
 from baton.engine.cache.block_pool import BlockTable, pack_blocks
+from baton.engine.scheduler.first_tokens import FirstTokens
 from baton.wire.images import PromptImage
 from baton.wire.messages import TokenLogprobs
 from baton.wire.request_key import RequestKey
@@ -114,7 +114,8 @@ class Request:
     prompt and output together can have no more. `takes_largest`: what the parameters say.
 
     While steps are in flight, their tokens count as computed, and the last `num_pending_tokens` of `token_ids` are
-    `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`.
+    `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`. `has_drafts`: the newest of them has drafts
+    of it, which are no tokens of the request.
 
     `num_scored_tokens` of the prompt need no log probability any more: the first has none, and those of the others are
     known. It matters with `prompt_logprobs` only, and never falls, so that nothing is reported twice.
@@ -142,6 +143,7 @@ class Request:
     num_published_blocks: int = 0
     num_pending_tokens: int = 0
     num_steps_in_flight: int = 0
+    has_drafts: bool = False
     num_scored_tokens: int = 1
     forks: tuple[Fork, ...] = ()
     is_wanted: bool = True
@@ -252,6 +254,9 @@ class ScheduledRequest(NamedTuple):
     `block_copy` is made before anything is computed. `matcher` knows which tokens may be sampled, None: all.
     `takes_largest`: that of `params`, so that it is not found out in every step; where it is false they say. `images`:
     all of the request's. `hash_root`: its own, so that nothing that is kept of an image is found by another client.
+
+    The last `num_drafts` tokens are guesses (see `baton.engine.scheduler.proposer`), in a list that is the share's own.
+    A token is sampled behind the last one before them and behind each of them, as if all before it were known.
     """
 
     key: RequestKey
@@ -269,6 +274,7 @@ class ScheduledRequest(NamedTuple):
     takes_largest: bool = False
     images: tuple[PromptImage, ...] = ()
     hash_root: bytes = b""
+    num_drafts: int = 0
 
     @property
     def computes_images(self) -> bool:
@@ -279,6 +285,19 @@ class ScheduledRequest(NamedTuple):
     def context_len(self) -> int:
         """Tokens that the last one of the share attends to, itself included."""
         return self.start + self.num_tokens
+
+    def with_drafts(self, drafts: Sequence[int]) -> ScheduledRequest:
+        """The same, with drafts behind the last token, whose value is known."""
+        num_tokens, token_ids = self.num_tokens + len(drafts), [*self.token_ids, *drafts]
+        return self._replace(num_tokens=num_tokens, token_ids=token_ids, num_drafts=len(drafts))
+
+    def rows(self) -> list[ScheduledRequest]:
+        """What is sampled of it: the share itself, and with drafts one after each of them and one before them, which
+        know no more tokens than their place."""
+        if not self.num_drafts:
+            return [self]
+        num_tokens, first = len(self.token_ids), len(self.token_ids) - self.num_drafts
+        return [self._replace(token_ids=FirstTokens(self.token_ids, n)) for n in range(first, num_tokens + 1)]
 
 
 class PromptSpan(NamedTuple):
@@ -321,31 +340,8 @@ class Step:
 
 def as_known(step: Step) -> Step:
     """`step` for a runner that plans it later than it launches it: the tokens of its requests are those of now."""
-    return Step(tuple([share._replace(token_ids=_FirstTokens(share.token_ids)) for share in step.requests]), step.spans)
-
-
-class _FirstTokens(Sequence[int]):
-    """The tokens that a list has now; others may come behind them."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens, self._count = tokens, len(tokens)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[int]:
-        return islice(self._tokens, self._count)
-
-    @overload
-    def __getitem__(self, place: int) -> int: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
-        if isinstance(place, slice):
-            return self._tokens[slice(*place.indices(self._count))]
-        return self._tokens[range(self._count)[place]]
+    shares = [share._replace(token_ids=FirstTokens(share.token_ids, len(share.token_ids))) for share in step.requests]
+    return Step(tuple(shares), step.spans)
 
 
 class SampledToken(NamedTuple):
@@ -353,6 +349,10 @@ class SampledToken(NamedTuple):
 
     token_id: int
     logprobs: TokenLogprobs | None
+
+
+SampledTokens: TypeAlias = tuple[SampledToken, ...]
+"""Neighbouring tokens of one request."""
 
 
 class PromptScores(NamedTuple):
@@ -371,21 +371,21 @@ class PromptScores(NamedTuple):
 class RequestOutput(NamedTuple):
     """The output of a step for one request.
 
-    `token` is the token sampled, if any, the `output_index`-th of the output. `finish_reason` is "" unless it ended the
-    request; `has_left` also when it leaves because only its first token was wanted, or because it `has_failed`: a token
-    was due and the model computed NaN, or `failure` says what else went wrong. Its KV reaches over
-    `num_computed_tokens`, `num_step_tokens` of them computed in this step. The first output of a fork counts no token
-    of the prompt as computed or cached: the request it was forked from has counted them. `forced`: the tokens behind
-    `token` that its grammar forced; the last of all ended the request, if it ended."""
+    `tokens` are new, if any: the first is the `output_index`-th of the output, and the last `num_forced` of them were
+    not sampled, but forced by its grammar. `finish_reason` is "" unless the last of them ended the request; `has_left`
+    also when it leaves because only its first token was wanted, or because it `has_failed`: a token was due and the
+    model computed NaN, or `failure` says what else went wrong. Its KV reaches over `num_computed_tokens`;
+    `num_step_tokens` were computed in this step, drafts that were wrong among them. The first output of a fork counts
+    no token of the prompt as computed or cached: the request it was forked from has counted them."""
 
     key: RequestKey
     num_step_tokens: int
     num_computed_tokens: int
     num_cached_tokens: int
     output_index: int
-    token: SampledToken | None
+    tokens: SampledTokens
     finish_reason: str
     has_left: bool
     has_failed: bool
     failure: str = ""
-    forced: tuple[int, ...] = ()
+    num_forced: int = 0

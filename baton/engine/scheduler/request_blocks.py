@@ -67,9 +67,21 @@ class RequestBlocks:
         """Blocks that `request` lacks for its tokens."""
         return self._num_blocks(len(request.token_ids)) - len(request.block_table)
 
-    def extend(self, request: Request) -> None:
-        """Give `request` the blocks that it lacks. Raises `NoFreeBlocks`."""
-        request.block_table.extend(self._pool.allocate(self.num_missing(request)))
+    def num_slots_behind(self, request: Request) -> int:
+        """Slots behind the tokens of `request`, in its blocks and in all that can be taken now."""
+        return (len(request.block_table) + self.num_available) * self.block_size - len(request.token_ids)
+
+    def extend(self, request: Request, num_behind: int = 0) -> None:
+        """Give `request` the blocks that it lacks for its tokens and `num_behind` slots more. Raises `NoFreeBlocks`."""
+        num_blocks = self._num_blocks(len(request.token_ids) + num_behind)
+        request.block_table.extend(self._pool.allocate(num_blocks - len(request.block_table)))
+
+    def trim(self, request: Request) -> None:
+        """Release the blocks of `request` behind those that have its tokens. No step writes into them."""
+        num_blocks = self._num_blocks(len(request.token_ids))
+        if excess := request.block_table[num_blocks:]:
+            self._pool.release(excess)
+            del request.block_table[num_blocks:]
 
     def fork(self, request: Request, source: Request, num_computed_tokens: int) -> None:
         """Give `request`, which has none, the blocks of `source` that hold the KV of their first `num_computed_tokens`
