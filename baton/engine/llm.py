@@ -177,8 +177,7 @@ class _Stream:
     def take(self, output: RequestOutput) -> None:
         """Add the tokens of a step."""
         self._num_cached_tokens = output.num_cached_tokens
-        token_ids = [token.token_id for token in output.tokens]
-        self._deltas.append(self._text.push(token_ids, (), output.finish_reason))
+        self._deltas.append(self._text.push(output.token_ids, (), output.finish_reason))
         taken = output.tokens[: self._text.num_completion_tokens - len(self._token_ids)]
         self._token_ids += [token.token_id for token in taken]
         self._logprobs += [token.logprobs for token in taken if token.logprobs is not None]

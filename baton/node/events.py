@@ -53,7 +53,7 @@ def token_event(output: RequestOutput, times: StepTimes | None = None) -> TokenE
         handoff_id,
         attempt,
         output.output_index,
-        tuple([token.token_id for token in output.tokens]),
+        tuple(output.token_ids),
         tuple([token.logprobs for token in output.tokens if token.logprobs is not None]),
         output.finish_reason,
         output.num_cached_tokens,

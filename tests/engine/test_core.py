@@ -89,8 +89,8 @@ def run(core: EngineCore, max_steps: int = 500) -> dict[RequestKey, list[int]]:
 
 def note(outputs: Iterable[RequestOutput], tokens: dict[RequestKey, list[int]]) -> None:
     for output in outputs:
-        if output.token is not None:
-            tokens.setdefault(output.key, []).append(output.token.token_id)
+        if output.tokens:
+            tokens.setdefault(output.key, []).extend(output.token_ids)
 
 
 def num_held(core: EngineCore) -> int:
@@ -281,7 +281,9 @@ class FlakyRunner:
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         if self.is_broken:
             raise OSError("device lost")
-        return ComputedStep({request.key: SampledToken(1, None) for request in step.requests if request.needs_sample})
+        return ComputedStep(
+            {each.key: (SampledToken(1, None),) for each in step.requests if each.needs_sample}
+        )
 
 
 def flaky_core() -> tuple[EngineCore, FlakyRunner]:
@@ -319,10 +321,10 @@ def test_a_request_of_nan_leaves_with_its_blocks_and_fails_no_other(first_token_
     core.add(key_of("bad"), prompt(5), GREEDY, first_token_only=first_token_only)
     core.add(key_of("good"), prompt(5), GREEDY)
     outputs = {output.key: output for output in core.step()}
-    assert (outputs[key_of("bad")].has_failed, outputs[key_of("bad")].has_left, outputs[key_of("bad")].token) == (
+    assert (outputs[key_of("bad")].has_failed, outputs[key_of("bad")].has_left, outputs[key_of("bad")].tokens) == (
         True,
         True,
-        None,
+        (),
     )
     assert (outputs[key_of("good")].has_failed, outputs[key_of("good")].has_left) == (False, False)
     core.check()
@@ -362,7 +364,7 @@ def test_a_delivered_request_joins_at_once_beside_prompts_that_fill_every_step()
     reservation = core.reserve(A, prompt(8))
     assert reservation is not None
     core.add_reserved(reservation, prompt(8), [FirstToken(A, GREEDY, 1)], num_prompt_tokens=8)
-    assert [output.key for output in core.step() if output.token is not None] == [A]
+    assert [output.key for output in core.step() if output.tokens] == [A]
     core.check()
 
 

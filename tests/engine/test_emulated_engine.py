@@ -111,8 +111,8 @@ class Traffic:
                 forks = [key_of(f"{number}.{fork}") for fork in range(0 if number % 5 else 2)]
                 core.add(key, prompt, params, forks=forks)
             for output in core.step():
-                if output.token is not None:
-                    self.tokens.setdefault(output.key, []).append(output.token.token_id)
+                if output.tokens:
+                    self.tokens.setdefault(output.key, []).extend(output.token_ids)
             core.check()
 
 

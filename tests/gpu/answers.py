@@ -52,8 +52,8 @@ def generated(core: EngineCore, requests: Requests) -> Answers:
         core.add(key, prompt, params)
     while core.has_work:
         for output in core.step():
-            if output.token is not None:
-                found[output.key].append(output.token)
+            if output.tokens:
+                found[output.key] += output.tokens
     core.check()
     return list(found.values())
 

@@ -6,7 +6,7 @@ Most rows are such rows, and most requests have one, so nothing of torch is in t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, repeat, takewhile
 
@@ -35,7 +35,9 @@ def plain_tokens(token_ids: Sequence[int], is_number: Sequence[int]) -> list[Sam
     return [SampledToken(token_id, None) if valid else None for token_id, valid in pairs]
 
 
-def tokens_by_key(keys: Sequence[RequestKey], tokens: Sequence[SampledToken | None]) -> dict[RequestKey, SampledTokens]:
+def tokens_by_key(
+    keys: Sequence[RequestKey], tokens: Sequence[SampledToken | None]
+) -> Mapping[RequestKey, SampledTokens]:
     """What each request has sampled; `keys`: of the rows, those of a request beside each other. Behind a row without a
     number it has none."""
     found = {key: (token,) for key, token in zip(keys, tokens, strict=True) if token is not None}

@@ -389,3 +389,8 @@ class RequestOutput(NamedTuple):
     has_failed: bool
     failure: str = ""
     num_forced: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Those of `tokens`."""
+        return [token.token_id for token in self.tokens]

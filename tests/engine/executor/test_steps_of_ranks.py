@@ -43,8 +43,8 @@ def tokens(engine: Engine, watch: Callable[[Step], LayerStored | None] | None = 
     while engine.core.has_work:
         for output in engine.core.step() if watch is None else engine.core.step(watch):
             assert not output.has_failed, output.failure
-            if output.token is not None:
-                found.setdefault(output.key, []).append(output.token.token_id)
+            if output.tokens:
+                found.setdefault(output.key, []).extend(output.token_ids)
         engine.core.check()
     return found
 

@@ -59,7 +59,7 @@ def answers(engine: Engine, *prompts: list[int]) -> list[Answer]:
         for output in engine.core.step():
             assert not output.has_failed, output.failure
             answer = found[output.key]
-            answer.tokens += [] if output.token is None else [output.token]
+            answer.tokens += output.tokens
             answer.num_cached = max(answer.num_cached, output.num_cached_tokens)
     return list(found.values())
 

@@ -30,6 +30,7 @@ from baton.engine.scheduler.request import (
     Request,
     RequestOutput,
     SampledToken,
+    SampledTokens,
     ScheduledRequest,
     Step,
     choices_of,
@@ -80,6 +81,11 @@ class Row:
     needs_sample: bool
     choices: tuple[tuple[RequestKey, int], ...]
     block_copy: BlockCopy | None
+    num_drafts: int
+
+    def places(self, token_ids: Sequence[int]) -> list[Sequence[int]]:
+        """`token_ids`, its own, up to each of those behind which a token is sampled."""
+        return [token_ids[: len(token_ids) - num_behind] for num_behind in reversed(range(self.num_drafts + 1))]
 
 
 def _row(share: ScheduledRequest) -> Row:
@@ -93,6 +99,7 @@ def _row(share: ScheduledRequest) -> Row:
         share.needs_sample,
         tuple((key, params.choice) for key, params in choices),
         share.block_copy,
+        share.num_drafts,
     )
 
 
@@ -102,11 +109,11 @@ class LaunchedStep:
 
     device: Device
     rows: list[Row]
-    tokens: dict[RequestKey, SampledToken] = field(default_factory=dict)
+    tokens: dict[RequestKey, SampledTokens] = field(default_factory=dict)
     is_computed: bool = False
     has_failed: bool = False
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         self.device.collect(self)
         if self.has_failed:
             raise InjectedFailure("the device could not compute a step")
@@ -129,7 +136,7 @@ class Device:
     num_computed_tokens: int = 0
     most_in_flight: int = 0
     _launched: deque[LaunchedStep] = field(default_factory=deque)
-    _sampled: dict[RequestKey, SampledToken] = field(default_factory=dict)
+    _sampled: dict[RequestKey, SampledTokens] = field(default_factory=dict)
 
     def write(self, token_ids: Sequence[int], block_table: Sequence[int], start: int, stop: int) -> None:
         for position in range(start, stop):
@@ -165,7 +172,7 @@ class Device:
         if launched.is_computed:
             return
         launched.is_computed = True
-        sampled: dict[RequestKey, SampledToken] = {}
+        sampled: dict[RequestKey, SampledTokens] = {}
         for row in launched.rows:
             if row.block_copy is not None:
                 self._copy(*row.block_copy)
@@ -179,7 +186,7 @@ class Device:
             self.num_computed_tokens += row.num_tokens
             if row.needs_sample:
                 for key, choice in row.choices:
-                    sampled[key] = SampledToken(next_token(token_ids, choice), None)
+                    sampled[key] = tuple(SampledToken(next_token(each, choice), None) for each in row.places(token_ids))
         if launched.has_failed:
             for later in self._launched:
                 later.has_failed = later.has_failed or not later.is_computed
@@ -188,7 +195,7 @@ class Device:
     def _known(self, row: Row) -> tuple[int, ...]:
         if row.token_ids[-1] != PENDING_TOKEN:
             return row.token_ids
-        return (*row.token_ids[:-1], self._sampled[row.key].token_id)
+        return (*row.token_ids[:-1], self._sampled[row.key][-1].token_id)
 
     def _copy(self, source: int, target: int) -> None:
         for slot in range(self.block_size):
@@ -375,8 +382,8 @@ class Simulation:
     def _note(self, output: RequestOutput) -> None:
         name = self._names[output.key]
         assert output.output_index == len(self.outputs[name])
-        if output.token is not None:
-            self.outputs[name].append(output.token.token_id)
+        if output.tokens:
+            self.outputs[name].extend(output.token_ids)
         self.cached[name] = output.num_cached_tokens
         if output.has_left:
             self.num_just_ended += 1

@@ -282,7 +282,7 @@ def test_a_request_whose_images_are_not_here_leaves_its_blocks_and_holds_nobody_
     for request in (lost, other):
         scheduler.add(request)
     assert [share.key for share in scheduler.schedule().requests] == [other.key]
-    assert scheduler.take_lost() == [RequestOutput(lost.key, 0, 0, 0, 0, None, "", True, True, IMAGES_GONE)]
+    assert scheduler.take_lost() == [RequestOutput(lost.key, 0, 0, 0, 0, (), "", True, True, IMAGES_GONE)]
     assert (scheduler.take_lost(), scheduler.requests.get(lost.key)) == ([], None)
     pool.check(dict.fromkeys(other.block_table, 1))
 

@@ -51,7 +51,7 @@ class Node:
         self.scheduler.advance(step)
         work = work_of(step)
         self.now_s += COST.seconds(work)
-        self.scheduler.apply(step, {each.key: SampledToken(9, None) for each in step.requests if each.needs_sample})
+        self.scheduler.apply(step, {each.key: (SampledToken(9, None),) for each in step.requests if each.needs_sample})
         return work.num_prompt_tokens, COST.seconds(work)
 
     def begin(self, num_streams: int, max_tokens: int = 100, tpot_s: float = 0.0) -> None:
