@@ -64,6 +64,7 @@ from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.recorded_layers import RecordedLayers
 from baton.engine.runner.sampler import Sampler
 from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts
@@ -109,13 +110,14 @@ def build_engine(
     on_weights: OnProgress | None = None,
     on_graphs: OnProgress | None = None,
     starter: RankStarter | None = None,
+    proposer: Proposer | None = None,
 ) -> Engine:
     """Load the checkpoint and build an engine around it.
 
     `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
-    recorded graphs. `starter`: starts the other ranks; None: processes of this machine. Sets the number of torch
-    threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not
-    come up."""
+    recorded graphs. `starter`: starts the other ranks; None: processes of this machine. `proposer`: guesses tokens.
+    Sets the number of torch threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when
+    a rank does not come up."""
     require_allowed(settings)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
     num_cores = len(os.sched_getaffinity(0))
@@ -151,7 +153,7 @@ def build_engine(
         kv_dtype = model.layout.dtype if model.layout.has_scales else ""
         fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
         image_facts = None if model.tower is None else model.tower.facts
-        core = _core(basis, fingerprint, memory, runner, grammars, costs, image_facts)
+        core = _core(basis, fingerprint, memory, runner, grammars, costs, image_facts, proposer)
         grammars.finish_loading()
         opened.pop_all()
     return Engine(
@@ -277,6 +279,7 @@ def _core(
     grammars: Grammars,
     costs: StepCosts,
     image_facts: ImageFacts | None,
+    proposer: Proposer | None,
 ) -> EngineCore:
     settings, capacity, config = basis.settings, basis.capacity, basis.config
     pool = BlockPool(memory.num_blocks, prefix_caching=settings.enable_prefix_caching)
@@ -293,5 +296,5 @@ def _core(
     )
     goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
     bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
-    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound)
+    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, proposer)
     return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, image_facts)

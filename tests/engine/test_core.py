@@ -281,9 +281,7 @@ class FlakyRunner:
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         if self.is_broken:
             raise OSError("device lost")
-        return ComputedStep(
-            {each.key: (SampledToken(1, None),) for each in step.requests if each.needs_sample}
-        )
+        return ComputedStep({each.key: (SampledToken(1, None),) for each in step.requests if each.needs_sample})
 
 
 def flaky_core() -> tuple[EngineCore, FlakyRunner]:

@@ -42,6 +42,7 @@ from baton.engine.models.config import ModelConfig
 from baton.engine.models.shard import Shard
 from baton.engine.runner.forward import decoded_pass
 from baton.engine.runner.kv_memory import KvMemory, allocate_shared, mapped_kv, own_kv_memory
+from baton.engine.scheduler.proposer import Proposer
 from baton.engine.settings import EngineSettings
 from baton.wire.kv_share import own_layout
 from tests.engine.executor.board import Board
@@ -232,13 +233,14 @@ def built(
     size: int,
     num_stages: int = 1,
     executor: type[ThreadExecutor] = ThreadExecutor,
+    proposer: Proposer | None = None,
     **settings: Any,
 ) -> tuple[Engine, ThreadExecutor]:
     """An engine whose ranks are threads. Blocks of 4 tokens, steps of 8."""
     monkeypatch.setattr(baton.engine.build, "open_executor", executor)
     values = {"num_threads": 1, "num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 8, **settings}
     values |= {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages}
-    made = build_engine(EngineSettings(str(folder), **values), allocate_shared)
+    made = build_engine(EngineSettings(str(folder), **values), allocate_shared, proposer=proposer)
     found = made.executor
     assert isinstance(found, ThreadExecutor)
     assert not isinstance(found, MpExecutor)

@@ -23,6 +23,7 @@ from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore, FirstToken
 from baton.engine.held_blocks import Reservation
 from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.request import (
     PENDING_TOKEN,
     BlockCopy,
@@ -228,12 +229,13 @@ class Simulation:
         max_request_tokens: int | None = None,
         prefix_caching: bool = True,
         device: Device | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         limit = min(max_request_tokens or 10**9, num_blocks * block_size)
         self.device = device or Device(block_size)
         self.limits = SchedulerLimits(block_size, max_num_seqs, budget, limit, num_stages=self.device.num_stages)
         self.pool = BlockPool(num_blocks, prefix_caching=prefix_caching)
-        self.scheduler = Scheduler(self.pool, self.limits, frozenset({EOS}))
+        self.scheduler = Scheduler(self.pool, self.limits, frozenset({EOS}), proposer=proposer)
         self.core = EngineCore(self.pool, self.scheduler, self.device, "model")
         self.outputs: dict[Name, list[int]] = {}
         self.finished: dict[Name, str] = {}
@@ -242,6 +244,7 @@ class Simulation:
         self.num_steps_ahead = 0
         self.num_rows_wasted = 0
         self.num_just_ended = 0
+        self.follows_all = proposer is not None
         self._reserved: dict[Name, tuple[Reservation, list[int]]] = {}
         self._launched: list[Step] = []
         self._in_flight: deque[Step] = deque()
@@ -352,10 +355,12 @@ class Simulation:
         self._check_oldest_keeps_its_blocks()
 
     def _check_step(self, step: Step) -> None:
-        budget, chunks = self.limits.max_num_batched_tokens, [share.num_tokens for share in step.requests]
+        budget, num_drafts = self.limits.max_num_batched_tokens, sum(share.num_drafts for share in step.requests)
+        chunks = [share.num_tokens - (share.num_drafts > 0) for share in step.requests]
         assert sum(count for count in chunks if count > 1) <= budget
         assert step.num_tokens < budget + self.limits.max_num_seqs
         assert len({share.key for share in step.requests}) == len(step.requests) <= self.limits.max_num_seqs
+        assert self.scheduler.requests.num_rows + num_drafts <= self.limits.max_num_seqs or not num_drafts
         assert self.scheduler.requests.num_running <= self.limits.max_num_seqs
         for share in step.requests:
             assert share.num_tokens >= 1
@@ -372,7 +377,8 @@ class Simulation:
         num_tokens = len(request.token_ids)
         is_full = num_tokens - request.num_prompt_tokens == request.params.max_tokens
         is_last = is_full or num_tokens == self.limits.max_request_tokens or not request.is_wanted
-        return request.token_ids[-1] == PENDING_TOKEN and (is_last or request.params.needs_last_token)
+        needs_last = self.follows_all or request.has_drafts or request.params.needs_last_token
+        return request.token_ids[-1] == PENDING_TOKEN and (is_last or needs_last)
 
     def _check_oldest_keeps_its_blocks(self) -> None:
         oldest = min(self.live(), key=lambda request: request.arrival, default=None)

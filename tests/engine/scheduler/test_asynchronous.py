@@ -11,6 +11,7 @@ import pytest
 
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.request import PENDING_TOKEN, Request, SampledToken, Step
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.wire.request_key import RequestKey
@@ -347,7 +348,12 @@ class Run:
 
 
 def simulate(
-    seed: int, failure_rate: float, *, is_asynchronous: bool = False, num_stages: int = 1
+    seed: int,
+    failure_rate: float,
+    *,
+    is_asynchronous: bool = False,
+    num_stages: int = 1,
+    proposer: Proposer | None = None,
 ) -> tuple[Run, Traffic]:
     """An engine and a traffic that depend on nothing but `seed`."""
     draw = random.Random(seed)
@@ -359,6 +365,7 @@ def simulate(
         budget=draw.choice((1, 5, 16, 64)),
         prefix_caching=draw.random() < 0.7,
         device=Device(block_size, is_asynchronous, random.Random(seed), failure_rate, num_stages),
+        proposer=proposer,
     )
     return Run(simulation), random_traffic(draw, simulation.limits.max_request_tokens)
 
