@@ -69,6 +69,7 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts
 from baton.engine.settings import EngineSettings
+from baton.engine.speculation import proposer_of
 from baton.engine.structured.matcher import Grammars
 from baton.engine.structured.vocabulary import Vocabulary, is_large
 from baton.engine.text.tokenizer_digest import tokenizer_digest
@@ -115,10 +116,12 @@ def build_engine(
     """Load the checkpoint and build an engine around it.
 
     `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
-    recorded graphs. `starter`: starts the other ranks; None: processes of this machine. `proposer`: guesses tokens.
+    recorded graphs. `starter`: starts the other ranks; None: processes of this machine. `proposer`: guesses tokens;
+    None: as the settings say.
     Sets the number of torch threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when
     a rank does not come up."""
     require_allowed(settings)
+    proposer = proposer or proposer_of(settings.speculative_config)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
     num_cores = len(os.sched_getaffinity(0))
     num_threads = max(1, (settings.num_threads or num_cores) // settings.num_ranks_here)
@@ -294,6 +297,8 @@ def _core(
         has_states=memory.layout.has_states,
         num_stages=settings.pipeline_parallel_size,
     )
+    if proposer is not None and limits.has_states:
+        _log.warning("drafts are not used: this model has states, which cannot go back behind a wrong one")
     goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
     bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, proposer)

@@ -128,6 +128,13 @@ class EngineSettings:
     batch_invariant: bool = _steps(
         False, "do not start unless tokens cannot depend on what else is in a batch: Baton's own kernels on a CPU"
     )
+    speculative_config: str = _steps(
+        "",
+        "what guesses several tokens for a step to verify, as vLLM's JSON; "
+        '{"method": "ngram", "num_speculative_tokens": N, "prompt_lookup_max": N, "prompt_lookup_min": N}: what came '
+        "behind the last tokens before",
+        metavar="JSON",
+    )
     limit_mm_per_prompt: str = _model(
         "image=4", "images that a request may have, where the model sees; image=0: none, and no tower is loaded"
     )

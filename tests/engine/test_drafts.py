@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from baton import LLM, SamplingParams
 from baton.engine.build import Engine, build_engine
+from baton.engine.core import EngineCore
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.request import Request, SampledToken
 from baton.engine.settings import OWN, SHARED, EngineSettings
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
+from tests.checkpoints import make_checkpoint
 from tests.engine.executor import thread_ranks
 from tests.engine.models.families import VOCAB_SIZE, make_model
 from tests.engine.scheduler.proposers import Guessing
@@ -35,6 +40,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 8, "stop_token_ids": tuple(range(0, VOCAB_SIZE, 15))},
 ]
 NUM_OUTPUT = 24
+PROMPT = "Stations, relations and foundations: the motion of the nation is a notion. " * 2
 SIZES = {"num_threads": 1, "num_blocks": 96, "block_size": 4, "max_num_seqs": 24, "max_num_batched_tokens": 32}
 
 
@@ -143,6 +149,27 @@ def test_ranks_and_stages_verify_drafts(
     assert_same(plain, said(engine), is_exact=False)
     executor.close()
     assert 50 < proposer.num_accepted < proposer.num_drafts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_user_who_asks_for_ngrams_gets_the_same_text_in_fewer_steps(tmp_path: Path, temperature: float) -> None:
+    folder, found, num_steps = make_checkpoint(tmp_path, "llama"), [], []
+    # so few tokens repeat themselves
+    whole = SamplingParams(temperature=temperature, seed=3, max_tokens=90, logprobs=2, allowed_token_ids=(70, 80, 90))
+    config = json.dumps(
+        {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    )
+    for setting in ("", config):
+        llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
+        with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
+            (first,) = llm.generate(PROMPT, whole)
+        stopped = replace(whole, stop=(first.text[40:52],), max_tokens=80)
+        found.append([first, *llm.generate([PROMPT, PROMPT[:9]], [stopped, whole])])
+        num_steps.append(stepped.call_count)
+    assert found[0] == found[1]
+    assert found[0][1].finish_reason == "stop"
+    assert [len(each.logprobs) for each in found[1]] == [len(each.token_ids) for each in found[1]]
+    assert num_steps[1] < 0.8 * num_steps[0]
 
 
 def test_a_model_with_states_is_asked_for_no_drafts(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Guessing:
         drafts = list(self.following(request, self.chance.randrange(min(self.most, max_tokens) + 2)))
         for place in range(len(drafts)):
             if self.chance.random() >= self.share_right:
-                drafts[place] = self.chance.choice((drafts[place] + 1, -1, 2**40))
+                drafts[place] = self.chance.choice((drafts[place] + 1, drafts[place] - 1, -1, 2**40))
         return drafts
 
     def verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:

@@ -188,6 +188,7 @@ def decoding(scheduler: Scheduler, *requests: Request) -> None:
         ((11, 12, 9, 14), [11, 12, 9], 2),
         ((11, 9, 13, 14), [11, 9], 1),
         ((9, 12, 13, 14), [9], 0),
+        ((15, 12, 13, 14), [15], 0),
     ],
 )
 def test_drafts_are_taken_up_to_the_first_that_is_not_sampled(

@@ -141,6 +141,12 @@ def test_a_step_of_a_series_is_known_by_its_number_of_requests_and_their_context
     assert work_of(Step(shares, series=object(), number=3, context=306)) == StepWork(0, 0, 2, 306)
 
 
+def test_drafts_count_as_requests_that_decode_over_one_context() -> None:
+    drafted = share(100, 1).with_drafts([5, 6, 7])
+    assert work_of(Step((drafted, share(200, 1)))) == StepWork(0, 0, 5, 300)
+    assert work_of(Step((drafted, share(10, 4)))) == StepWork(4, 50, 4, 100)
+
+
 def steps_until_a_fit(machine: Machine, each: Step) -> int:
     """How many such steps it takes until costs are found anew."""
     before = machine.costs.cost
