@@ -128,7 +128,7 @@ def test_outputs_are_those_of_decoding_without_drafts(tmp_path: Path, family: st
     ],
     ids=["torch", "fp8", "preempted", "graphs", "asynchronous"],
 )
-def test_drafts_are_verified_on_every_path(tmp_path: Path, settings: dict[str, object]) -> None:
+def test_drafts_are_verified_on_every_path(tmp_path: Path, settings: dict[str, Any]) -> None:
     make_model(tmp_path, "llama")
     plain = said(built(tmp_path, **settings))
     proposer = Guessing(plain.following, 0.7, most=5)
@@ -144,7 +144,7 @@ def test_ranks_and_stages_verify_drafts(
     make_model(tmp_path, "llama")
     plain = said(built(tmp_path))
     proposer = Guessing(plain.following, 0.7, most=5)
-    values = {**SIZES, "rank_pools": pools}
+    values: dict[str, Any] = {**SIZES, "rank_pools": pools}
     engine, executor = thread_ranks.built(monkeypatch, tmp_path, size, num_stages, proposer=proposer, **values)
     assert_same(plain, said(engine), is_exact=False)
     executor.close()
@@ -163,8 +163,8 @@ def test_a_user_who_asks_for_ngrams_gets_the_same_text_in_fewer_steps(tmp_path: 
         llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
         with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
             (first,) = llm.generate(PROMPT, whole)
-        stopped = replace(whole, stop=(first.text[40:52],), max_tokens=80)
-        found.append([first, *llm.generate([PROMPT, PROMPT[:9]], [stopped, whole])])
+        stopped = [replace(whole, stop=(first.text[place : place + 12],)) for place in range(40, 48)]
+        found.append([first, *llm.generate([PROMPT] * 8, stopped)])
         num_steps.append(stepped.call_count)
     assert found[0] == found[1]
     assert found[0][1].finish_reason == "stop"
