@@ -30,13 +30,14 @@ from baton.engine.text.choice_text import ChoiceText, TextDelta, TextOptions, jo
 from baton.engine.text.tokenizer import Tokenizer
 from baton.wire.errors import BatonError, InvalidRequest
 from baton.wire.messages import TokenLogprobs
+from baton.wire.prompt import Prompt
 from baton.wire.prompt_logprobs import PromptTokenLogprobs, read_rows
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import SamplingParams
 
 _NOT_A_NUMBER = "the model computed NaN for a prompt: its weights overflow in this dtype"
 _GRAMMAR_WAIT_S = 0.001
-Prompt: TypeAlias = str | Sequence[int]
+PromptInput: TypeAlias = str | Sequence[int]
 Messages: TypeAlias = Sequence[Mapping[str, object]]
 
 
@@ -73,7 +74,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptInput | Sequence[PromptInput],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         show_progress: bool = False,
@@ -93,7 +94,7 @@ class LLM:
         text = self._template.render(list(messages), add_generation_prompt=True)
         return self._run([self._tokenizer.encode(text, add_special_tokens=False)], params, show_progress)[0]
 
-    def _token_ids(self, prompt: Prompt) -> list[int]:
+    def _token_ids(self, prompt: PromptInput) -> list[int]:
         token_ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not token_ids:
             raise InvalidRequest("a prompt holds no tokens", "prompts")
@@ -131,7 +132,7 @@ class LLM:
     def _start(self, key: RequestKey, token_ids: list[int], params: SamplingParams) -> _Stream:
         params.check_vocabulary(self._tokenizer.vocab_size)
         seeded = params if params.seed is not None else replace(params, seed=secrets.randbits(62))
-        self._core.add(key, token_ids, seeded.decoding())
+        self._core.add(key, Prompt.of(token_ids), seeded.decoding())
         return _Stream(self._tokenizer, token_ids, seeded)
 
     def _apply(self, outputs: Iterable[RequestOutput], streams: Mapping[RequestKey, _Stream]) -> int:
@@ -201,7 +202,7 @@ class _Stream:
         )
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_list(prompts: PromptInput | Sequence[PromptInput]) -> list[PromptInput]:
     """One text, one list of ids, or a list of either: as a list of prompts."""
     if isinstance(prompts, str):
         return [prompts]

@@ -31,7 +31,7 @@ import xxhash
 
 from baton.wire.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 """The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
@@ -54,6 +54,7 @@ one (`HandOver`), and a node is asked to finish (`Drain`); addresses name the ke
 ranks of a node run on other machines (`baton.ranks.link`); images of prompts (`images`, `sees_images`).
 15: leased blocks in a node's status.
 17: how long a node's start took.
+18: the prompt of a leg is one value (`prompt`), and what was emitted already stands beside it (`output_ids`).
 """
 
 _MAGIC = b"BT"

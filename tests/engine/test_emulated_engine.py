@@ -26,6 +26,7 @@ from baton.engine.build import Engine, build_engine
 from baton.engine.core import EngineCore
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.settings import EngineSettings
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
@@ -109,7 +110,7 @@ class Traffic:
                 key, prompt, params = self.waiting.pop()
                 number = len(self.waiting)
                 forks = [key_of(f"{number}.{fork}") for fork in range(0 if number % 5 else 2)]
-                core.add(key, prompt, params, forks=forks)
+                core.add(key, Prompt.of(prompt), params, forks=forks)
             for output in core.step():
                 if output.token is not None:
                     self.tokens.setdefault(output.key, []).append(output.token.token_id)

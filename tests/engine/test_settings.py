@@ -13,6 +13,7 @@ from baton.engine.build import build_engine
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
 from baton.engine.settings import EngineSettings
 from baton.wire.errors import InvalidSetting
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
@@ -40,7 +41,9 @@ def answered(settings: EngineSettings) -> None:
     try:
         engine.learn_costs()
         prompt = [5] * min(5, engine.max_request_tokens - 1)
-        engine.core.add(RequestKey.numbered(1), prompt, DecodingParams(temperature=0, max_tokens=3, ignore_eos=True))
+        engine.core.add(
+            RequestKey.numbered(1), Prompt.of(prompt), DecodingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        )
         while engine.core.has_work:
             engine.core.step()
         assert engine.core.status().cost is not None

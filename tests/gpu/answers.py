@@ -16,6 +16,7 @@ from baton.engine.core import EngineCore
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.request import SampledToken
 from baton.engine.settings import EngineSettings
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.gpu.conftest import ENGINE_DEVICE
@@ -49,7 +50,7 @@ def generated(core: EngineCore, requests: Requests) -> Answers:
     for index, (prompt, params) in enumerate(requests):
         key = RequestKey.numbered(index)
         found[key] = []
-        core.add(key, prompt, params)
+        core.add(key, Prompt.of(prompt), params)
     while core.has_work:
         for output in core.step():
             if output.token is not None:

@@ -20,6 +20,7 @@ from baton.engine.build import Engine
 from baton.engine.core import EngineCore
 from baton.engine.executor.mp import MpExecutor
 from baton.engine.executor.starting import RankFailed
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.executor.thread_ranks import built, orders_of
@@ -91,7 +92,7 @@ def test_recorded_steps_of_ranks_and_stages_draw_the_tokens_of_one_gpu_and_a_ran
 def _seconds_until_failed(engine: Engine, name: str) -> float:
     assert isinstance(engine.executor, MpExecutor)
     (pid,) = engine.executor.pids
-    engine.core.add(key_of(999), [5, 6, 7], DecodingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
+    engine.core.add(key_of(999), Prompt.of([5, 6, 7]), DecodingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
     for _ in range(5):
         engine.core.step()
     begin_s = time.monotonic()

@@ -32,6 +32,7 @@ from baton.node.first_steps import FirstSteps
 from baton.prefill_node.leg import PrefillLeg
 from baton.wire.errors import BatonError
 from baton.wire.messages import Decode, Prefill, PrefillPeer, StepTimes, TokenEvent
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
@@ -278,7 +279,7 @@ def undisturbed(
     """The tokens that one engine alone generates."""
     blocks = empty_blocks()
     core = make_core(blocks, OracleRunner(blocks))
-    core.add(RequestKey.numbered(0), token_ids, replace(params(max_tokens, stop_token_ids), choice=choice))
+    core.add(RequestKey.numbered(0), Prompt.of(token_ids), replace(params(max_tokens, stop_token_ids), choice=choice))
     found = []
     while core.has_work:
         found += [output.token.token_id for output in core.step() if output.token is not None]

@@ -12,6 +12,7 @@ from baton.router.requests.inbox import Inbox
 from baton.router.requests.legs import RelayRequest
 from baton.wire.errors import RequestFailed
 from baton.wire.messages import DECODE, Cancel, Decode, Prefill
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import FakeNode
 from tests.router.rig import MODEL, PROMPT, Rig, relaying
@@ -26,7 +27,7 @@ class Reader:
     def __init__(self, rig: Rig, params: DecodingParams = SCORED, prompt_ids: tuple[int, ...] = PROMPT) -> None:
         self._rig = rig
         self._inbox = Inbox()
-        self._flight: Flight = rig.relay.start(RelayRequest(MODEL, prompt_ids, params), self._inbox)
+        self._flight: Flight = rig.relay.start(RelayRequest(MODEL, Prompt(prompt_ids), params), self._inbox)
         self.token_ids: list[int] = []
 
     async def take(self) -> list[int]:

@@ -33,6 +33,7 @@ from baton.engine.runner.redraws import redraw_beforehand
 from baton.engine.runner.sampler import Sampler
 from baton.engine.runner.sampling_plan import SamplingPlan
 from baton.engine.scheduler.request import PromptScores, SampledToken, ScheduledRequest, Step
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
@@ -163,11 +164,11 @@ class ModelRunner:
         spare = self._limits.spare_block
         if spare is None:
             return
-        sampled = DecodingParams(top_p=0.9, seed=0)
+        sampled, greedy = DecodingParams(top_p=0.9, seed=0), DecodingParams(temperature=0.0)
         table = (spare, spare)
         shares = (
-            ScheduledRequest(RequestKey.numbered(1), 0, 1, (0,), 1, table, sampled, True),
-            ScheduledRequest(RequestKey.numbered(2), 0, 2, (0, 0), 2, table, DecodingParams(temperature=0.0), True),
+            ScheduledRequest(RequestKey.numbered(1), 0, 1, (0,), Prompt((0,)), table, sampled, True),
+            ScheduledRequest(RequestKey.numbered(2), 0, 2, (0, 0), Prompt((0, 0)), table, greedy, True),
         )
         num_shares = min(len(shares), self._limits.max_num_seqs, self._limits.max_step_tokens - 1)
         for step in (Step(shares[:num_shares]), Step(shares[:1])):

@@ -36,6 +36,7 @@ from baton.engine.settings import OWN, EngineSettings
 from baton.kvtransfer.ranks.messages import Begin as TransferBegin
 from baton.kvtransfer.ranks.messages import Listen, Listening, TransferChannel
 from baton.runtime.channel import ChannelBroken
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.executor.thread_ranks import SharedCalls, ThreadCollectives
@@ -64,7 +65,7 @@ def build() -> Iterator[Build]:
 
 
 def answer(engine: Engine, number: int = 1) -> list[int]:
-    engine.core.add(key_of(number), [*range(7, 29)], DecodingParams(temperature=0.0, max_tokens=5))
+    engine.core.add(key_of(number), Prompt.of([*range(7, 29)]), DecodingParams(temperature=0.0, max_tokens=5))
     found = []
     while engine.core.has_work:
         found += [output.token.token_id for output in engine.core.step() if output.token is not None]
@@ -117,7 +118,9 @@ def test_stages_on_devices_compute_together_and_one_that_is_killed_in_a_step_end
     folder = make_checkpoint(tmp_path / "model", "llama")
     engine = build(folder, 1, pipeline_parallel_size=2, device="emulated", max_num_batched_tokens=8)
     assert answer(engine) == answer(build(folder, 1))
-    engine.core.add(key_of(2), [*range(40, 62)], DecodingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
+    engine.core.add(
+        key_of(2), Prompt.of([*range(40, 62)]), DecodingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+    )
     engine.core.step()
     assert engine.core.num_steps_in_flight == 2
     (rank,) = ranks_of(engine)

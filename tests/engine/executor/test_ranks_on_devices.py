@@ -24,6 +24,7 @@ from baton.engine.runner.profiling import profile, profile_share
 from baton.engine.runner.sampler import Sampler
 from baton.engine.settings import EngineSettings
 from baton.wire.errors import InvalidSetting
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.executor.test_steps_of_ranks import alone, answers, prompt, tokens
@@ -70,7 +71,7 @@ def test_eager_steps_of_ranks_are_ahead_of_the_host_too(
     for each in (engine, alone(folder, block_size=16)):
         for number in range(3):
             params = DecodingParams(temperature=0.0, max_tokens=7, prompt_logprobs=0 if number else None)
-            each.core.add(key_of(number), prompt(9 + number, first=number), params)
+            each.core.add(key_of(number), Prompt.of(prompt(9 + number, first=number)), params)
         found.append(tokens(each))
         found[-1] |= {scores.key: [scores.first] for scores in each.core.take_prompt_scores()}
     executor.close()

@@ -17,6 +17,7 @@ from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.request import PromptScores, Step
 from baton.engine.settings import OWN, SHARED, EngineSettings
 from baton.wire.errors import InvalidSetting, ModelLoadError
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
@@ -52,10 +53,12 @@ def tokens(engine: Engine, watch: Callable[[Step], LayerStored | None] | None = 
 def answers(engine: Engine) -> dict[RequestKey, list[int]]:
     """Chunks, prefix hits, forks that copy a block, penalties and noise."""
     core = engine.core
-    core.add(key_of(1), prompt(21), GREEDY)
-    core.add(key_of(2), prompt(6, first=9), SEEDED, forks=[key_of(3)])
+    core.add(key_of(1), Prompt.of(prompt(21)), GREEDY)
+    core.add(key_of(2), Prompt.of(prompt(6, first=9)), SEEDED, forks=[key_of(3)])
     found = tokens(engine)
-    core.add(key_of(4), [*prompt(16), 5, 6], DecodingParams(temperature=0.0, max_tokens=4, repetition_penalty=1.3))
+    core.add(
+        key_of(4), Prompt.of([*prompt(16), 5, 6]), DecodingParams(temperature=0.0, max_tokens=4, repetition_penalty=1.3)
+    )
     return found | tokens(engine)
 
 
@@ -96,7 +99,9 @@ def test_preempted_requests_of_ranks_go_on(
         alone(tmp_path, num_blocks=9, cpu_kernels=kernels),
     ):
         for number in range(3):
-            engine.core.add(key_of(number), prompt(9, first=number), DecodingParams(temperature=0.0, max_tokens=11))
+            engine.core.add(
+                key_of(number), Prompt.of(prompt(9, first=number)), DecodingParams(temperature=0.0, max_tokens=11)
+            )
         found.append(tokens(engine))
         assert engine.core.status().num_preemptions > 0
         engine.executor.close()
@@ -134,11 +139,11 @@ def test_a_step_may_take_as_long_as_the_engine_has_learnt(monkeypatch: pytest.Mo
     make_checkpoint(tmp_path, "llama")
     engine, executor = built(monkeypatch, tmp_path, 1, 2)
     executor.limits.clear()
-    engine.core.add(key_of(1), prompt(4), DecodingParams(temperature=0.0, max_tokens=1))
+    engine.core.add(key_of(1), Prompt.of(prompt(4)), DecodingParams(temperature=0.0, max_tokens=1))
     tokens(engine)
     assert set(executor.limits) == {STEP_TIMEOUT_S}
     engine.learn_costs()
-    engine.core.add(key_of(1), prompt(4), DecodingParams(temperature=0.0, max_tokens=1))
+    engine.core.add(key_of(1), Prompt.of(prompt(4)), DecodingParams(temperature=0.0, max_tokens=1))
     tokens(engine)
     assert executor.limits[-1] == LEAST_S
     executor.close()
@@ -149,7 +154,9 @@ def test_log_probabilities_of_a_prompt_are_those_of_one_rank(monkeypatch: pytest
     engine, executor = built(monkeypatch, tmp_path, 2)
     found: list[list[PromptScores]] = []
     for each in (engine, alone(tmp_path)):
-        each.core.add(key_of(1), prompt(13), DecodingParams(temperature=0.0, max_tokens=2, prompt_logprobs=0))
+        each.core.add(
+            key_of(1), Prompt.of(prompt(13)), DecodingParams(temperature=0.0, max_tokens=2, prompt_logprobs=0)
+        )
         tokens(each)
         found.append(each.core.take_prompt_scores())
     assert [scores.first for scores in found[0]] == [scores.first for scores in found[1]]
@@ -162,7 +169,7 @@ def test_layers_of_earlier_stages_count_as_stored_when_the_driver_begins(
 ) -> None:
     make_checkpoint(tmp_path, "llama", changes={"num_hidden_layers": 3})
     engine, executor = built(monkeypatch, tmp_path, 1, 2)
-    engine.core.add(key_of(1), prompt(4), DecodingParams(temperature=0.0, max_tokens=1))
+    engine.core.add(key_of(1), Prompt.of(prompt(4)), DecodingParams(temperature=0.0, max_tokens=1))
     blocks, told = engine.memory.paged.blocks.zero_(), list[int]()
 
     def watch(step: Step) -> LayerStored:
@@ -179,7 +186,7 @@ def test_a_layer_counts_as_stored_when_every_rank_has_stored_it(
     make_checkpoint(tmp_path, "llama", changes={"num_hidden_layers": 3})
     engine, executor = built(monkeypatch, tmp_path, 2)
     told: list[int] = []
-    engine.core.add(key_of(1), prompt(5), DecodingParams(temperature=0.0, max_tokens=1))
+    engine.core.add(key_of(1), Prompt.of(prompt(5)), DecodingParams(temperature=0.0, max_tokens=1))
 
     def watch(step: Step) -> LayerStored:
         executor.calls.num_sums = 0
@@ -201,7 +208,7 @@ def test_ranks_share_one_block_and_each_has_its_heads_in_it(
     make_model(tmp_path, family)
     blocks = []
     for engine in (built(monkeypatch, tmp_path, *sizes)[0], alone(tmp_path)):
-        engine.core.add(key_of(1), prompt(8), DecodingParams(temperature=0.0, max_tokens=1))
+        engine.core.add(key_of(1), Prompt.of(prompt(8)), DecodingParams(temperature=0.0, max_tokens=1))
         tokens(engine)
         blocks.append(engine.memory.paged.blocks.clone())
         engine.executor.close()

@@ -19,6 +19,7 @@ from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.request import SampledToken
 from baton.engine.settings import EngineSettings
 from baton.wire.errors import InvalidSetting, ModelLoadError
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import write_weights
 from tests.engine.models.families import FAMILIES, VOCAB_SIZE, make_model
@@ -54,7 +55,9 @@ def answers(engine: Engine, *prompts: list[int]) -> list[Answer]:
     """What greedy sampling gives for the prompts together."""
     found = {key_of(number): Answer(prompt) for number, prompt in enumerate(prompts)}
     for key, answer in found.items():
-        engine.core.add(key, answer.prompt, DecodingParams(temperature=0.0, max_tokens=NUM_OUTPUT, logprobs=3))
+        engine.core.add(
+            key, Prompt.of(answer.prompt), DecodingParams(temperature=0.0, max_tokens=NUM_OUTPUT, logprobs=3)
+        )
     while engine.core.has_work:
         for output in engine.core.step():
             assert not output.has_failed, output.failure

@@ -18,6 +18,7 @@ from baton.engine.scheduler.request import RequestOutput
 from baton.node.events import failure_of
 from baton.wire.errors import BatonError, InvalidRequest, Overloaded
 from baton.wire.images import PromptImage, digest_of
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.engine.models.image_files import picture
 from tests.engine.models.seeing import SEEING_FAMILIES, Seeing, make_seeing
@@ -55,7 +56,7 @@ def ask(engine: Engine, *prompts: Prompt) -> list[Answer]:
     found = {key_of(number): Answer(prompt.ids) for number, prompt in enumerate(prompts)}
     params = DecodingParams(temperature=0.0, max_tokens=NUM_OUTPUT, logprobs=3)
     for key, prompt in zip(found, prompts, strict=True):
-        engine.core.add(key, prompt.ids, params, images=prompt.images)
+        engine.core.add(key, Prompt.of(prompt.ids, images=prompt.images), params)
     while engine.core.has_work:
         for output in engine.core.step():
             assert not output.has_failed, output.failure
@@ -124,7 +125,7 @@ def test_rows_of_an_image_are_kept_for_the_client_who_showed_it(
         # of the other text nothing is cached but the image
         ids = [lead, *prompt.ids[1:]]
         params = DecodingParams(temperature=0.0, max_tokens=1)
-        engine.core.add(key_of(number), ids, params, images=prompt.images, cache_salt=salt)
+        engine.core.add(key_of(number), Prompt.of(ids, cache_salt=salt, images=prompt.images), params)
         while engine.core.has_work:
             engine.core.step()
         found.append(len(computed))
@@ -135,21 +136,23 @@ def test_a_request_whose_images_are_elsewhere_fails_when_its_kv_is_gone_and_no_o
     seeing = make_seeing(tmp_path, "mistral3")
     engine = built(tmp_path, num_blocks=24)
     older, newer, last = key_of(1), key_of(2), key_of(3)
-    engine.core.add(older, list(range(40)), DecodingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
+    engine.core.add(older, Prompt.of(list(range(40))), DecodingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
     engine.core.step()
     prompt = Prompt(seeing).text(3, 1).image(picture(60, 100, 1)).text(2, 2)
     images = [image.without_pixels() for image in prompt.images]
     with pytest.raises(InvalidRequest, match="without its pixels"):
-        engine.core.add(newer, prompt.ids, DecodingParams(), images=images)
-    reservation = engine.core.reserve(newer, prompt.ids, images=images)
+        engine.core.add(newer, Prompt.of(prompt.ids, images=images), DecodingParams())
+    reservation = engine.core.reserve(newer, Prompt.of(prompt.ids, images=images))
     assert reservation is not None
     params = DecodingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     first = [FirstToken(newer, params, 7)]
-    engine.core.add_reserved(reservation, prompt.ids, first, num_prompt_tokens=len(prompt.ids), images=images)
+    engine.core.add_reserved(reservation, Prompt.of(prompt.ids, images=images), first)
     outputs: list[RequestOutput] = []
     while engine.core.has_work:
         if not engine.core.is_live(last) and sum(output.key == older for output in outputs) == 45:
-            engine.core.add(last, list(range(8)), DecodingParams(temperature=0.0, max_tokens=5, ignore_eos=True))
+            engine.core.add(
+                last, Prompt.of(list(range(8))), DecodingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+            )
         outputs += engine.core.step()
         engine.core.check()
     (failed,) = [output for output in outputs if output.has_failed]
@@ -171,9 +174,9 @@ def test_images_that_are_not_those_of_the_tokens_are_refused(tmp_path: Path) -> 
     ]
     for images in wrong:
         with pytest.raises(BatonError, match=r"tokens of an image|lie in each other|ends at token"):
-            engine.core.add(key_of(1), prompt.ids, DecodingParams(), images=images)
+            engine.core.add(key_of(1), Prompt.of(prompt.ids, images=images), DecodingParams())
     assert not engine.core.has_work
     without = built(tmp_path, limit_mm_per_prompt="image=0")
     assert not without.core.sees_images
     with pytest.raises(InvalidRequest, match="computes no prompts with images"):
-        without.core.add(key_of(1), prompt.ids, DecodingParams(), images=prompt.images)
+        without.core.add(key_of(1), Prompt.of(prompt.ids, images=prompt.images), DecodingParams())

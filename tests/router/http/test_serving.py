@@ -136,7 +136,7 @@ async def test_what_does_not_fit_behind_each_prompt_is_not_asked_for(server: Ser
     asked: list[tuple[int, int | None]] = []
 
     def script(node: FakeNode, leg: LegMessage) -> None:
-        asked.append((leg.num_prompt_tokens, leg.params.max_tokens))
+        asked.append((leg.prompt.num_tokens, leg.params.max_tokens))
         node.emit(leg, [5], finish="length")
 
     await server.rig.join(DECODE, script)
@@ -164,7 +164,7 @@ async def test_equal_salts_are_equal_for_the_nodes_and_others_are_not(server: Se
     salts = []
     for members in ({}, {"cache_salt": "a"}, {"cache_salt": "a"}, {"cache_salt": "b"}):
         await post_completion(server, **members)
-        salts.append((await decode.expect(Decode)).cache_salt)
+        salts.append((await decode.expect(Decode)).prompt.cache_salt)
     assert [len(salt) for salt in salts] == [0, 32, 32, 32]
     assert (salts[1] == salts[2], len(set(salts))) == (True, 3)
 
@@ -263,7 +263,7 @@ def _naming_the_choice(prompts: PromptMaker) -> Script:
     """Each choice says its prompt's last character, its number and a dot."""
 
     def script(node: FakeNode, leg: LegMessage) -> None:
-        prompt = prompts.tokenizer.decode(leg.token_ids[: leg.num_prompt_tokens])
+        prompt = prompts.tokenizer.decode(leg.prompt.token_ids)
         answering(prompts.tokenizer.encode(f"{prompt[-1]}{leg.params.choice}."), "length")(node, leg)
 
     return script

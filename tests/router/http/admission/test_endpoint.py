@@ -146,8 +146,8 @@ def _caching(pool: BlockPool) -> Script:
 
     def script(node: FakeNode, leg: LegMessage) -> None:
         hashes: list[bytes] = []
-        root = root_hash(node.hello.fingerprint, leg.cache_salt)
-        extend_hashes(hashes, leg.token_ids, LAYOUT.block_size, root)
+        root = root_hash(node.hello.fingerprint, leg.prompt.cache_salt)
+        extend_hashes(hashes, leg.prompt.token_ids, LAYOUT.block_size, root)
         num_known = len(pool.lookup(hashes))
         block_ids = pool.allocate(len(hashes) - num_known)
         for block_id, block_hash in zip(block_ids, hashes[num_known:], strict=True):
@@ -208,7 +208,7 @@ async def test_without_keys_legs_have_no_salt(prompts: PromptMaker) -> None:
     async with serving(prompts) as server:
         decode = await server.rig.join(DECODE, answering([5], "length"))
         assert (await _post(server)).status == 200
-        assert (await decode.expect(Decode)).cache_salt == b""
+        assert (await decode.expect(Decode)).prompt.cache_salt == b""
 
 
 async def test_a_shutdown_answers_those_who_wait(prompts: PromptMaker) -> None:
