@@ -214,7 +214,7 @@ class Endpoints:
         )
         demand = Demand.of_prompts(
             http.get(IDENTITY),
-            [len(each.prompt_ids) for each in requests],
+            [each.prompt.num_tokens for each in requests],
             request.num_candidates,
             max(each.params.max_tokens or 0 for each in requests) or None,
             request.priority,
