@@ -143,7 +143,7 @@ def test_a_seeded_stream_continues_exactly_after_an_interruption(checkpoint: Pat
     core.add(key_of("whole"), Prompt.of(token_ids), params)
     whole = run(core)[key_of("whole")]
     other = new_engine(checkpoint).core
-    other.add(key_of("rest"), [*token_ids, *whole[:5]], params, num_prompt_tokens=13)
+    other.add(key_of("rest"), Prompt.of(token_ids), params, output_ids=whole[:5])
     assert run(other)[key_of("rest")] == whole[5:]
 
 

@@ -168,6 +168,6 @@ def test_they_are_the_same_while_steps_are_in_flight(checkpoint: Path, engines: 
 
 def test_output_of_an_earlier_attempt_is_no_prompt(checkpoint: Path) -> None:
     core, seen = new_engine(checkpoint, max_num_batched_tokens=6).core, Prompts()
-    core.add(A, [*prompt(13), 1, 2, 3], SCORED, num_prompt_tokens=13)
+    core.add(A, Prompt.of(prompt(13)), SCORED, output_ids=[1, 2, 3])
     seen.drive(core)
     require_equal(seen.known[A], checkpoint, prompt(13))

@@ -28,6 +28,7 @@ from baton.kvtransfer.pools.host import HostPool
 from baton.kvtransfer.pools.open import open_pool
 from baton.wire.kv_share import KvDivision, own_layout
 from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.gpu.conftest import IS_GPU
@@ -43,7 +44,7 @@ class Mix:
 
     key: RequestKey
     token_ids: Sequence[int]
-    num_prompt_tokens: int
+    prompt: Prompt
     params: DecodingParams
     matcher: MaskSource | None = None
     takes_largest: bool = False
@@ -84,9 +85,9 @@ def parameter_mixes(count: int, vocab_size: int, seed: int = 0) -> list[Mix]:
     for index in range(count):
         token_ids = chance.choices(range(vocab_size), k=chance.randint(2, 60))
         params = DecodingParams(**kinds[index % len(kinds)], seed=chance.randrange(2**62))
-        num_prompt = chance.randint(1, len(token_ids))
+        prompt = Prompt.of(token_ids[: chance.randint(1, len(token_ids))])
         matcher = RandomMask(vocab_size, chance) if index % 3 == 0 else None
-        made.append(Mix(RequestKey.numbered(index), token_ids, num_prompt, params, matcher))
+        made.append(Mix(RequestKey.numbered(index), token_ids, prompt, params, matcher))
     return made
 
 

@@ -201,10 +201,8 @@ class Relay:
         request = Prefill(
             handoff_id=key[0],
             attempt=key[1],
-            token_ids=tuple(token_ids),
-            num_prompt_tokens=len(token_ids),
+            prompt=Prompt.of(token_ids),
             params=params(max_tokens, self.stop_token_ids),
-            cache_salt=b"",
             decode_node_id=facts.node_id,
             decode_epoch=facts.epoch,
             forks=tuple(fork.handoff_id for fork in forks),
@@ -222,10 +220,8 @@ class Relay:
         return Decode(
             handoff_id=key[0],
             attempt=key[1],
-            token_ids=tuple(token_ids),
-            num_prompt_tokens=len(token_ids),
+            prompt=Prompt.of(token_ids),
             params=params(max_tokens, self.stop_token_ids),
-            cache_salt=b"",
             prefill_peer=PrefillPeer("P", sending_facts().epoch, self.address),
             forks=tuple(fork.handoff_id for fork in forks),
         )

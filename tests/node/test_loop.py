@@ -249,7 +249,7 @@ def test_a_drained_node_ends_when_it_has_handed_over_and_the_router_has_heard_it
 
 
 def test_an_idle_node_waits_until_the_router_knows_that_it_leaves_and_takes_what_was_sent_before(rig: Rig) -> None:
-    leg_on_its_way = Decode(b"h" * 16, 1, (1,), 1, FOUR_TOKENS, b"", None)
+    leg_on_its_way = Decode(b"h" * 16, 1, Prompt((1,)), FOUR_TOKENS, None)
     router, leg = Asking(), ServingLeg(rig.core)
     num_rounds = 0
 

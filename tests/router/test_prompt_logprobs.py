@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from baton.engine.cache.hashing import extend_hashes, root_hash
+from baton.engine.cache.hashing import block_hashes
 from baton.router.requests.flight import Flight
 from baton.router.requests.inbox import Inbox
 from baton.router.requests.legs import RelayRequest
@@ -117,7 +117,7 @@ async def test_the_loss_of_the_prefill_node_counts_until_the_prompt_is_whole() -
         prefill.die()
         second = await decode.expect(Decode)
         assert (second.attempt, second.prefill_peer, second.params.prompt_logprobs) == (2, None, 2)
-        assert second.token_ids == PROMPT
+        assert (second.prompt.token_ids, second.output_ids) == (PROMPT, ())
         decode.tell_prompt(second)
         decode.emit(second, [1], 0, finish="length")
         assert await reader.take() == [1]
@@ -135,7 +135,7 @@ async def test_a_later_attempt_does_not_tell_a_whole_prompt_again() -> None:
         assert await reader.take() == [1]
         decode.fail(decode_leg, RequestFailed.code)
         again = await prefill.expect(Prefill)
-        assert (again.attempt, again.params.prompt_logprobs, again.token_ids) == (2, None, (*PROMPT, 1))
+        assert (again.attempt, again.params.prompt_logprobs, again.output_ids) == (2, None, (1,))
         decode.emit(await decode.expect(Decode), [2], 1, finish="length")
         assert await reader.take() == [1, 2]
         await reader.close()
@@ -187,7 +187,6 @@ async def test_a_node_that_tells_of_an_unknown_request_is_stopped() -> None:
 
 async def _cache_everything(rig: Rig, node: FakeNode) -> None:
     hello = node.hello
-    hashes: list[bytes] = []
-    extend_hashes(hashes, PROMPT, hello.layout.block_size, root_hash(hello.fingerprint, b""))
+    hashes = block_hashes(hello.fingerprint, Prompt(PROMPT), (), hello.layout.block_size)
     node.report_cache(b"".join(hashes))
     await rig.has_heard(node)

@@ -26,7 +26,7 @@ from tests.engine.models.test_families import NUM_OUTPUT, Answer, built
 from tests.request_keys import key_of
 
 
-class Prompt:
+class Composed:
     """Token ids with images among them, put together piece by piece."""
 
     def __init__(self, seeing: Seeing) -> None:
@@ -35,12 +35,12 @@ class Prompt:
         self.pictures: list[Image.Image] = []
         self._facts = seeing.facts
 
-    def text(self, count: int, seed: int) -> Prompt:
+    def text(self, count: int, seed: int) -> Composed:
         """Some tokens of text."""
         self.ids += torch.randint(0, 300, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
         return self
 
-    def image(self, image: Image.Image) -> Prompt:
+    def image(self, image: Image.Image) -> Composed:
         """An image."""
         found = resized(image, self._facts)
         ids = self._facts.token_ids(found.height, found.width)
@@ -51,7 +51,7 @@ class Prompt:
         return self
 
 
-def ask(engine: Engine, *prompts: Prompt) -> list[Answer]:
+def ask(engine: Engine, *prompts: Composed) -> list[Answer]:
     """What greedy sampling gives for the prompts together."""
     found = {key_of(number): Answer(prompt.ids) for number, prompt in enumerate(prompts)}
     params = DecodingParams(temperature=0.0, max_tokens=NUM_OUTPUT, logprobs=3)
@@ -68,7 +68,7 @@ def ask(engine: Engine, *prompts: Prompt) -> list[Answer]:
 
 
 @torch.inference_mode()
-def assert_same(seeing: Seeing, prompt: Prompt, answer: Answer) -> None:
+def assert_same(seeing: Seeing, prompt: Composed, answer: Answer) -> None:
     """Each token is the likeliest for transformers, which is given the image itself, with the same probability."""
     ids = [token.token_id for token in answer.tokens]
     assert len(ids) == NUM_OUTPUT
@@ -91,10 +91,10 @@ def test_tokens_behind_images_equal_those_of_transformers(tmp_path: Path, family
     engine = built(tmp_path, num_blocks=128)
     assert engine.core.sees_images
     one, other = picture(100, 60, 1), picture(60, 100, 2)
-    first = Prompt(seeing).text(9, 1).image(one).text(5, 2)
-    second = Prompt(seeing).text(9, 1).image(other).text(5, 2)
-    both = Prompt(seeing).text(9, 1).image(one).text(3, 4).image(other).text(6, 5)
-    text = Prompt(seeing).text(21, 6)
+    first = Composed(seeing).text(9, 1).image(one).text(5, 2)
+    second = Composed(seeing).text(9, 1).image(other).text(5, 2)
+    both = Composed(seeing).text(9, 1).image(one).text(3, 4).image(other).text(6, 5)
+    text = Composed(seeing).text(21, 6)
     (alone,) = ask(engine, first)
     assert_same(seeing, first, alone)
     together = ask(engine, second, both, first)
@@ -111,7 +111,7 @@ def test_rows_of_an_image_are_kept_for_the_client_who_showed_it(
 ) -> None:
     seeing = make_seeing(tmp_path, "qwen2.5-vl")
     engine = built(tmp_path)
-    prompt = Prompt(seeing).text(3, 1).image(picture(60, 100, 1)).text(2, 2)
+    prompt = Composed(seeing).text(3, 1).image(picture(60, 100, 1)).text(2, 2)
     computed: list[bytes] = []
     compute = Tower._compute
 
@@ -136,9 +136,9 @@ def test_a_request_whose_images_are_elsewhere_fails_when_its_kv_is_gone_and_no_o
     seeing = make_seeing(tmp_path, "mistral3")
     engine = built(tmp_path, num_blocks=24)
     older, newer, last = key_of(1), key_of(2), key_of(3)
-    engine.core.add(older, Prompt.of(list(range(40))), DecodingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
+    engine.core.add(older, Prompt.of(range(40)), DecodingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
     engine.core.step()
-    prompt = Prompt(seeing).text(3, 1).image(picture(60, 100, 1)).text(2, 2)
+    prompt = Composed(seeing).text(3, 1).image(picture(60, 100, 1)).text(2, 2)
     images = [image.without_pixels() for image in prompt.images]
     with pytest.raises(InvalidRequest, match="without its pixels"):
         engine.core.add(newer, Prompt.of(prompt.ids, images=images), DecodingParams())
@@ -150,9 +150,7 @@ def test_a_request_whose_images_are_elsewhere_fails_when_its_kv_is_gone_and_no_o
     outputs: list[RequestOutput] = []
     while engine.core.has_work:
         if not engine.core.is_live(last) and sum(output.key == older for output in outputs) == 45:
-            engine.core.add(
-                last, Prompt.of(list(range(8))), DecodingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
-            )
+            engine.core.add(last, Prompt.of(range(8)), DecodingParams(temperature=0.0, max_tokens=5, ignore_eos=True))
         outputs += engine.core.step()
         engine.core.check()
     (failed,) = [output for output in outputs if output.has_failed]
@@ -165,7 +163,7 @@ def test_a_request_whose_images_are_elsewhere_fails_when_its_kv_is_gone_and_no_o
 def test_images_that_are_not_those_of_the_tokens_are_refused(tmp_path: Path) -> None:
     seeing = make_seeing(tmp_path, "mistral3")
     engine = built(tmp_path)
-    prompt = Prompt(seeing).text(3, 1).image(picture(60, 100, 1))
+    prompt = Composed(seeing).text(3, 1).image(picture(60, 100, 1))
     (image,) = prompt.images
     wrong = [
         [replace(image, start=2)],

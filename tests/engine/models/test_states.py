@@ -52,7 +52,7 @@ def test_choices_of_one_prompt_equal_separate_requests(folder: Path, length: int
     separate: dict[RequestKey, list[int]] = {}
     alone = built(folder, enable_prefix_caching=False).core
     for key, own in choices_of((A, B, C), SAMPLED):
-        alone.add(key, prompt, own)
+        alone.add(key, Prompt.of(prompt), own)
         separate |= run(alone)
     core = built(folder, device=device).core
     core.add(A, Prompt.of(prompt), SAMPLED, forks=(B, C))

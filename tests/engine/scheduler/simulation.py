@@ -16,7 +16,7 @@ import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
@@ -252,8 +252,12 @@ class Simulation:
         """What the test calls the request that has this share."""
         return self._names[share.key]
 
-    def request(self, name: Name, prompt: Sequence[int], params: DecodingParams) -> Request:
-        return Request(self._key(name), list(prompt), len(prompt), params, b"root", self.limits.max_request_tokens)
+    def request(
+        self, name: Name, prompt: Sequence[int], params: DecodingParams, output_ids: Sequence[int] = (), **parts: Any
+    ) -> Request:
+        """`parts` of its prompt, beside the ids."""
+        max_tokens = self.limits.max_request_tokens
+        return Request(self._key(name), Prompt.of(prompt, **parts), params, b"root", max_tokens, output_ids)
 
     def add(
         self, name: Name, prompt: Sequence[int], params: DecodingParams | None = None, forks: Sequence[Name] = ()

@@ -137,7 +137,7 @@ def test_another_engine_goes_on_from_the_ids_alone(num_known: int, core: EngineC
     core.add(key_of("whole"), Prompt.of(prompt), params)
     whole = _finished(core)[key_of("whole")]
     assert len(whole) > num_known
-    core.add(key_of("rest"), [*prompt, *whole[:num_known]], params, num_prompt_tokens=len(prompt))
+    core.add(key_of("rest"), Prompt.of(prompt), params, output_ids=whole[:num_known])
     rest = _finished(core)[key_of("rest")]
     assert whole[:num_known] + rest == whole
     assert obeys(tokenizer.decode(whole))

@@ -110,8 +110,7 @@ def test_an_output_goes_on_at_any_place_with_the_same_tokens(core: EngineCore, t
     params = DecodingParams(temperature=1.5, seed=11, max_tokens=120, grammar=FORCING)
     ((whole,), _), *_ = _whole(core, prompt, params)
     for num_known in range(1, len(whole), 7):
-        known = [*prompt, *whole[:num_known]]
-        core.add(key_of("rest"), known, params, num_prompt_tokens=len(prompt))
+        core.add(key_of("rest"), Prompt.of(prompt), params, output_ids=whole[:num_known])
         rest: list[int] = []
         while core.has_work:
             for output in core.step():

@@ -69,6 +69,7 @@ async def test_what_ends_the_process_is_refused_and_the_next_request_has_another
 _LIMITED = """
 import sys
 from baton.engine.models.vision import image_process
+from baton.wire.prompt import Prompt
 def decode(text, facts):
     if text == "memory":
         bytearray(2**31)
@@ -103,7 +104,7 @@ async def test_pixels_of_requests_in_flight_are_counted_and_bounded(
         await images.read([_text(_PICTURE)], "messages")
     # its request is over, and a node has not acknowledged the prompt: the pixels are still there, wherever that is
     session = Session(2**33, ROUTER_TO_NODE)
-    session.frames(Prefill(b"h" * 16, 1, tuple(ids), len(ids), DecodingParams(), b"", "decode-1", 8, (), tuple(placed)))
+    session.frames(Prefill(b"h" * 16, 1, Prompt.of(ids, images=placed), DecodingParams(), "decode-1", 8))
     del placed
     gc.collect()
     with pytest.raises(Overloaded, match="leave no room"):

@@ -78,7 +78,8 @@ async def test_a_chat_prompt_goes_through_the_template(server: Server, prompts: 
     _, decode = await server.rig.pair(_saying(prompts))
     await post_chat(server, messages=[{"role": "user", "content": "Hi"}])
     expected = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert prompts.tokenizer.decode((await decode.expect(Decode)).token_ids, skip_special_tokens=False) == expected
+    prompt = (await decode.expect(Decode)).prompt
+    assert prompts.tokenizer.decode(prompt.token_ids, skip_special_tokens=False) == expected
 
 
 async def test_a_chat_stream(server: Server, prompts: PromptMaker) -> None:
@@ -156,7 +157,7 @@ async def test_what_does_not_fit_behind_each_prompt_is_not_asked_for(server: Ser
 async def test_a_prompt_is_cut_as_asked(server: Server, members: dict[str, Any], kept: list[int]) -> None:
     decode = await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="length"))
     assert (await post_completion(server, prompt=[*range(10)], **members)).json()["usage"]["prompt_tokens"] == len(kept)
-    assert list((await decode.expect(Decode)).token_ids) == kept
+    assert list((await decode.expect(Decode)).prompt.token_ids) == kept
 
 
 async def test_equal_salts_are_equal_for_the_nodes_and_others_are_not(server: Server) -> None:
@@ -183,7 +184,7 @@ async def test_a_final_message_is_continued(server: Server, prompts: PromptMaker
     _, decode = await server.rig.pair(_saying(prompts))
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
     await post_chat(server, messages=messages, continue_final_message=True)
-    prompt = prompts.tokenizer.decode((await decode.expect(Decode)).token_ids, skip_special_tokens=False)
+    prompt = prompts.tokenizer.decode((await decode.expect(Decode)).prompt.token_ids, skip_special_tokens=False)
     assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWell, "
 
 

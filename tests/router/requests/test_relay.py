@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 import baton.router.nodes.control
-from baton.engine.cache.hashing import extend_hashes, root_hash
+from baton.engine.cache.hashing import block_hashes
 from baton.router.requests.inbox import Inbox
 from baton.router.requests.legs import RelayRequest
 from baton.router.routing.policies import LeastLoaded
@@ -64,9 +64,7 @@ async def test_both_legs_start_at_once_under_one_name() -> None:
         assert decode_leg.prefill_peer.epoch == prefill.hello.epoch
         assert decode_leg.prefill_peer.address == prefill.hello.peer_address
         for leg in (prefill_leg, decode_leg):
-            assert (leg.prompt.followed_by(leg.output_ids), leg.prompt.num_tokens, leg.params, leg.prompt.cache_salt) == (
-                PROMPT, len(PROMPT), params, b"tenant"
-            )  # fmt: skip
+            assert (leg.prompt, leg.output_ids, leg.params) == (Prompt(PROMPT, b"tenant"), (), params)
         assert await _finish(rig, call, decode, decode_leg, 1) == [1]
 
 
@@ -157,8 +155,7 @@ async def test_short_prompts_stay_at_the_decode_node(num_tokens: int, is_local: 
 async def test_prompts_that_a_decode_node_has_cached_stay_there(num_blocks: int, salt: bytes, is_local: bool) -> None:
     async with relaying() as rig:
         _, decode = await rig.pair(answering([1]))
-        hashes: list[bytes] = []
-        extend_hashes(hashes, PROMPT, LAYOUT.block_size, root_hash(FINGERPRINT, b""))
+        hashes = block_hashes(FINGERPRINT, Prompt(PROMPT), (), LAYOUT.block_size)
         decode.report_cache(b"".join(hashes[:num_blocks]))
         await rig.has_heard(decode)
         await rig.call(cache_salt=salt).result()

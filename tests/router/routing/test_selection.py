@@ -9,11 +9,12 @@ import pytest
 from baton.router.nodes.registry import NodeRegistry
 from baton.router.routing.ejection import Ejections
 from baton.router.routing.policies import RoundRobin
-from baton.router.routing.selection import Routing
+from baton.router.routing.selection import RouteRequest, Routing
 from baton.router.routing.suspicion import Probation
 from baton.wire.errors import NoNode
 from baton.wire.images import PromptImage
 from baton.wire.messages import DECODE, PREFILL
+from baton.wire.prompt import Prompt
 from tests.router.fake_node import make_hello
 
 MODEL = "m"
@@ -38,9 +39,8 @@ class Deployment:
         """Prefill and decode node of several requests, "" for no prefill node."""
         found = set()
         for _ in range(8):
-            route = self.routing.choose(
-                MODEL, range(20), b"", avoided, 4, now_s=0.0, allows_handoff=True, images=images
-            )
+            prompt = Prompt.of(range(20), images=images)
+            route = self.routing.choose(RouteRequest(MODEL, prompt, max_tokens=4, avoided=avoided), 0.0)
             found.add((route.prefill.node_id if route.prefill else "", route.decode.node_id))
         return found
 
