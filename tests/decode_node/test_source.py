@@ -149,8 +149,8 @@ def test_what_was_copied_ahead_is_not_moved_again_and_the_stream_goes_on_meanwhi
     num_copied = decodes.left.leg.hand_over(order, decodes.now_s)
     assert num_copied % BLOCK_SIZE == 0
     assert len(PROMPT) < num_copied < len(PROMPT) + 7
-    known = [*PROMPT, *decodes.left.stream(FIRST)][:num_copied]
-    decodes.other.leg.begin(decodes.decode(key, known, len(PROMPT), decodes.left_peer), decodes.now_s)
+    copied = decodes.left.stream(FIRST)[: num_copied - len(PROMPT)]
+    decodes.other.leg.begin(decodes.decode(key, PROMPT, copied, decodes.left_peer), decodes.now_s)
     decodes.round()  # the step that is under way ends
     decodes.until(lambda: bool(decodes.other.stream(key)), decodes.receive)
     decodes.other.leg.cancel(key, decodes.now_s)

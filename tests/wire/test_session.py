@@ -127,7 +127,7 @@ def test_pixels_do_not_fill_a_session_and_are_kept_once(
     here.acknowledge(NUMBER + 2)
     assert not here.is_overfull
     # what is kept is the image itself, so that whoever counts images counts it until it is acknowledged
-    image = weakref.ref(asked[2].images[0])
+    image = weakref.ref(asked[2].prompt.images[0])
     del asked, frames
     assert image() is not None
     here.acknowledge(NUMBER + 3)

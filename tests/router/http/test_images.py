@@ -19,6 +19,7 @@ import baton.router.http.images
 from baton.router.http.images import Images
 from baton.wire.errors import InvalidRequest, Overloaded
 from baton.wire.messages import ROUTER_TO_NODE, Prefill
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from baton.wire.session import Session
 from tests.engine.models.image_files import TOKEN_ID, as_file, picture, write_image_facts
@@ -69,7 +70,6 @@ async def test_what_ends_the_process_is_refused_and_the_next_request_has_another
 _LIMITED = """
 import sys
 from baton.engine.models.vision import image_process
-from baton.wire.prompt import Prompt
 def decode(text, facts):
     if text == "memory":
         bytearray(2**31)
