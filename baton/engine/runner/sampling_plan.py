@@ -1,8 +1,7 @@
 """The plan of a step's sampling, made on the host and staged before the forward pass.
 
-Owns the translation from requests to arrays: which single logits change, which rows are sampled by which operations,
-each row's parameters and noise; and, on the return path, from fetched arrays to tokens. Has no state between steps.
-`baton.engine.runner.sampler` owns the operations.
+Owns the translation from requests to arrays: which single logits change, which operations sample which rows, each row's
+parameters and noise; and, back, from fetched arrays to tokens. Has no state. `baton.engine.runner.sampler` computes.
 
 Arrays with a few values a row come first in the staging memory and have a fixed room there: what is staged after them
 lies where it lay in the step before. Lists of changed logits come last. What grammars need comes after the step, see

@@ -228,16 +228,18 @@ class Request:
             self.hash_root,
         )
 
-    def forked(self, fork: Fork, output_ids: Sequence[int]) -> Request:
-        """The request that its `fork` becomes; the prompt is not counted as cached a second time."""
-        matcher = None if self.matcher is None else self.matcher.fork(output_ids[:-1])
+    def forked(self, fork: Fork, num_shared_tokens: int, token_id: int) -> Request:
+        """The request that its `fork` becomes, with a token of its own behind those that both have; the prompt is not
+        counted as cached a second time."""
+        shared_ids = self.token_ids[self.num_prompt_tokens : num_shared_tokens]
+        matcher = None if self.matcher is None else self.matcher.fork(shared_ids)
         return Request(
             key=fork.key,
             prompt=self.prompt,
             params=fork.params,
             hash_root=self.hash_root,
             max_total_tokens=self.max_total_tokens,
-            output_ids=output_ids,
+            output_ids=(*shared_ids, token_id),
             num_cached_tokens=0,
             matcher=matcher,
         )

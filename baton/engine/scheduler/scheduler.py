@@ -276,9 +276,7 @@ class Scheduler:
             token, num_computed_tokens = sampled.get(fork.key), output.num_computed_tokens
             finish_reason, forked = "", None
             if token is not None:
-                forked = request.forked(
-                    fork, [*request.token_ids[request.num_prompt_tokens : num_computed_tokens], token.token_id]
-                )
+                forked = request.forked(fork, num_computed_tokens, token.token_id)
                 finish_reason = self._ends.finish_reason(forked)
                 if not finish_reason and not request.first_token_only:
                     self.add_fork(forked, request, num_computed_tokens)

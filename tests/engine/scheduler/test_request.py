@@ -128,15 +128,16 @@ def test_a_request_is_ready_when_its_grammar_is() -> None:
 
 
 def test_a_fork_goes_on_with_the_prompt_and_its_own_tokens() -> None:
-    asked = request(10, 0, IMAGE, matcher=FakeMatcher(), hash_root=b"root")
-    forked = asked.forked(Fork(B, PARAMS), [77, 78])
-    assert (forked.key, forked.params, forked.token_ids) == (B, PARAMS, [*range(10), 77, 78])
+    asked = request(11, 0, IMAGE, matcher=FakeMatcher(), hash_root=b"root")
+    asked.token_ids += [90, 91]
+    forked = asked.forked(Fork(B, PARAMS), 11, 78)
+    assert (forked.key, forked.params, forked.token_ids) == (B, PARAMS, [*range(11), 78])
     assert (forked.hash_root, forked.max_total_tokens) == (b"root", 999)
     assert forked.prompt is asked.prompt
     assert (forked.num_cached_tokens, forked.forks, forked.is_wanted, forked.first_token_only) == (0, (), True, False)
     assert isinstance(forked.matcher, FakeMatcher)
-    assert forked.matcher.output == [77], "the last one is still to be taken"
-    assert request(10).forked(Fork(B, PARAMS), [1]).matcher is None
+    assert forked.matcher.output == [10], "the last one is still to be taken"
+    assert request(10).forked(Fork(B, PARAMS), 10, 1).matcher is None
 
 
 def test_choices_are_numbered_and_only_the_first_reports_the_prompt() -> None:

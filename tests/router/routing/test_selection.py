@@ -1,4 +1,4 @@
-"""Which nodes may be given a request with images, where only some of a model's nodes see, and where KV is looked for."""
+"""Which nodes may be given a request with images, where only some of the nodes see, and where its KV is looked for."""
 
 from __future__ import annotations
 
