@@ -195,12 +195,16 @@ class _PackedNumbers:
     def to_wire(self, value: tuple[Any, ...]) -> bytes:
         if len(value) == 1:  # the usual case is one token of a step: parsing a format would take most of the time
             return self._one.pack(*value)
+        if not value:
+            return b""
         _require_short(value, self._max_items)
         return struct.pack(f"<{len(value)}{self._typecode}", *value)
 
     def from_wire(self, value: bytes) -> tuple[Any, ...]:
         if len(value) == self._item_bytes and not self._is_float:
             return self._one.unpack(value)
+        if not value:
+            return ()
         num_items, num_odd_bytes = divmod(len(value), self._item_bytes)
         if num_odd_bytes:
             raise InvalidMessage(f"{len(value)} bytes are no list of numbers of {self._item_bytes} bytes")
