@@ -323,7 +323,7 @@ class _Changes:
 
 def _position(request: SampledRequest) -> int:
     """Output index of the token to sample. A token that is still being sampled counts."""
-    return len(request.token_ids) - request.prompt.num_tokens
+    return len(request.token_ids) - len(request.prompt.token_ids)  # for each row of a step: no property
 
 
 def _penalise(row: int, request: SampledRequest, repetition: _Changes, presence: _Changes) -> None:
