@@ -218,6 +218,13 @@ def test_packages_that_may_be_missing_have_known_importers(
     assert importers == set(only)
 
 
+def test_the_router_starts_no_thread_when_work_comes(sources: dict[str, Source]) -> None:
+    """Where memory is missing, the event loop would wait for the thread for ever: see `baton.runtime.threads`."""
+    pools = {module for module, each in sources.items() if "concurrent.futures.ThreadPoolExecutor" in each.imports}
+    assert not {module for module in pools if _within(module, ("router",))}
+    assert "set_default_executor" in {name.lstrip(".") for name in sources["router.__main__"].calls}
+
+
 def test_nothing_decodes_code_from_bytes(sources: dict[str, Source]) -> None:
     names = {name.rsplit(".", 1)[-1] for name in UNSAFE_MODULES | UNSAFE_CALLS}
     suspects = [path for path in (ROOT / "tests").rglob("*.py") if names & set(re.findall(r"\w+", path.read_text()))]
