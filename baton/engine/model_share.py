@@ -22,8 +22,7 @@ from baton.engine.attention.base import AttentionBackend
 from baton.engine.attention.choose import AttentionChoice, AttentionShape, choose_attention
 from baton.engine.attention.native_backend import NativeAttention
 from baton.engine.capacity import Capacity, find_capacity
-from baton.engine.executor.noted import NotedCollectives
-from baton.engine.executor.passages import StreamShape
+from baton.engine.executor.base import StreamShape
 from baton.engine.models.base import RunnableDecoder
 from baton.engine.models.checkpoint import choose_dtype, choose_kv_dtype
 from baton.engine.models.collectives import Collectives
@@ -34,6 +33,7 @@ from baton.engine.models.facts import load_facts
 from baton.engine.models.identity import dummy_fingerprint, find_checkpoint, model_fingerprint
 from baton.engine.models.loading import OnProgress, check_weights, load_weights
 from baton.engine.models.modelling.config import ModellingConfig
+from baton.engine.models.noted_collectives import NotedCollectives
 from baton.engine.models.ops.base import DecoderOps
 from baton.engine.models.ops.choose import choose_ops
 from baton.engine.models.ops.torch_ops import TorchOps

@@ -1,7 +1,7 @@
 """Where a receiver puts what a sender has, which may be whole blocks or the part of each block that one rank stores.
 
 Owns the contract, and the case that nodes have one pool each. Which bytes a part is, and where they go, is the
-knowledge of `baton.kvtransfer.ranks.inlets`.
+knowledge of `baton.kvtransfer.transports.part_inlets`.
 """
 
 from __future__ import annotations

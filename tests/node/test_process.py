@@ -20,7 +20,6 @@ import pytest
 from baton.engine.build import Engine
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore
-from baton.engine.executor.starting import LocalRanks
 from baton.engine.executor.uni import UniExecutor
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.scheduler import Scheduler
@@ -32,6 +31,7 @@ from baton.node.process import run_node
 from baton.node.role import Role
 from baton.node.router_link import RouterLink
 from baton.node.settings import NodeSettings
+from baton.ranks.executor.starting import LocalRanks
 from baton.runtime.events import Ready, parse_event
 from baton.runtime.watchdog import GUARD
 from baton.wire.errors import InvalidSetting, Refused

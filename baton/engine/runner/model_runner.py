@@ -93,8 +93,19 @@ class PlannedStep(NamedTuple):
     scoring: PromptScoring | None
 
 
+class RunnerParts(NamedTuple):
+    """What every runner has; `blocks`: the tensor that `attention` reads and writes, [B, ...]."""
+
+    decoder: RunnableDecoder
+    attention: AttentionBackend
+    blocks: torch.Tensor
+    sampler: Sampler
+    device: Device
+    limits: RunnerLimits
+
+
 class ModelRunner:
-    """Runs a decoder over paged KV. See `Runner`. `blocks`: the tensor that `attention` reads and writes, [B, ...]."""
+    """Runs a decoder over paged KV. See `Runner`. For its first arguments see `RunnerParts`."""
 
     def __init__(
         self,
