@@ -58,7 +58,7 @@ from baton.engine.pool_size import (
 from baton.engine.runner.greedy_series import GreedySeries
 from baton.engine.runner.images import StepImages
 from baton.engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory, own_kv_memory
-from baton.engine.runner.model_runner import ModelRunner, RunnerParts
+from baton.engine.runner.model_runner import ModelRunner, RunnerArguments
 from baton.engine.runner.recorded_layers import RecordedLayers
 from baton.engine.runner.sampler import Sampler
 from baton.engine.scheduler.limits import SchedulerLimits
@@ -242,7 +242,7 @@ def _runner(
     attention = choice.build(memory.paged)
     with_spare = replace(basis.limits, spare_block=memory.spare_block)
     run = recorded_pass(basis, model, attention)
-    parts = RunnerParts(model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
+    parts = RunnerArguments(model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
     num_layers_before = model.layout.num_layers - model.own.num_layers
     leading = executor.leading_runner(parts, run, num_layers_before, costs)
     if leading is not None:

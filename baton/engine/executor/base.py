@@ -21,7 +21,7 @@ from baton.engine.models.collectives import Collectives
 from baton.engine.models.shard import Shard
 from baton.engine.runner.forward import ForwardPass
 from baton.engine.runner.kv_memory import ByteArray, KvMemory
-from baton.engine.runner.model_runner import ModelRunner, RunnerParts
+from baton.engine.runner.model_runner import ModelRunner, RunnerArguments
 from baton.engine.scheduler.step_costs import StepCosts
 
 
@@ -78,7 +78,7 @@ class Executor(Protocol):
         ...
 
     def leading_runner(
-        self, parts: RunnerParts, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
+        self, parts: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
     ) -> ModelRunner | None:
         """After `share_memory`: the runner by which all ranks compute a step; None: this one has nobody to lead. `run`:
         see `ModelRunner`; `num_layers_before`: of the stages before this one; `costs`: of this engine's steps."""

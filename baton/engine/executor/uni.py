@@ -10,7 +10,7 @@ from baton.engine.model_share import Basis
 from baton.engine.models.shard import WHOLE, Shard
 from baton.engine.runner.forward import ForwardPass
 from baton.engine.runner.kv_memory import KvMemory
-from baton.engine.runner.model_runner import RunnerParts
+from baton.engine.runner.model_runner import RunnerArguments
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.wire.errors import InvalidSetting
 
@@ -32,7 +32,7 @@ class UniExecutor:
         """See `Executor.share_memory`: nobody else attends."""
 
     def leading_runner(
-        self, parts: RunnerParts, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
+        self, parts: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
     ) -> None:
         """See `Executor.leading_runner`: there is nobody to lead."""
 

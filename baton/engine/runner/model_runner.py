@@ -93,7 +93,7 @@ class PlannedStep(NamedTuple):
     scoring: PromptScoring | None
 
 
-class RunnerParts(NamedTuple):
+class RunnerArguments(NamedTuple):
     """What every runner has; `blocks`: the tensor that `attention` reads and writes, [B, ...]."""
 
     decoder: RunnableDecoder
@@ -105,7 +105,7 @@ class RunnerParts(NamedTuple):
 
 
 class ModelRunner:
-    """Runs a decoder over paged KV. See `Runner`. For its first arguments see `RunnerParts`."""
+    """Runs a decoder over paged KV. See `Runner`. For its first arguments see `RunnerArguments`."""
 
     def __init__(
         self,

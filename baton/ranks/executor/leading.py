@@ -38,7 +38,7 @@ from baton.engine.runner.base import RunningStep
 from baton.engine.runner.forward import DueRows, Forward, ForwardPass, Stream, decoded_pass
 from baton.engine.runner.graphs import GraphForward, ReportProgress
 from baton.engine.runner.inputs import StepInputs
-from baton.engine.runner.model_runner import ModelRunner, PlannedStep, RunnerParts, due_requests
+from baton.engine.runner.model_runner import ModelRunner, PlannedStep, RunnerArguments, due_requests
 from baton.engine.runner.prompt_scoring import PromptScoring, scored_rows
 from baton.engine.scheduler.request import PromptScores, SampledToken, ScheduledRequest, Step, as_known
 from baton.engine.scheduler.step_costs import StepCosts
@@ -86,7 +86,7 @@ class Led:
     costs: StepCosts
 
     def runner(
-        self, parts: RunnerParts, run: ForwardPass | None, num_layers_before: int, incoming: Incoming | None
+        self, parts: RunnerArguments, run: ForwardPass | None, num_layers_before: int, incoming: Incoming | None
     ) -> LeadingRunner:
         """See `Executor.leading_runner`. `incoming`: from the stage before; None: there is one stage."""
         if incoming is None:
@@ -98,7 +98,7 @@ class Led:
 class LeadingRunner(ModelRunner):
     """See `Runner`. `run`: see `ModelRunner`."""
 
-    def __init__(self, led: Led, parts: RunnerParts, run: ForwardPass | None) -> None:
+    def __init__(self, led: Led, parts: RunnerArguments, run: ForwardPass | None) -> None:
         super().__init__(*parts, run)
         self._leader = led.leader
         self._collectives = led.collectives
@@ -189,7 +189,7 @@ class PipelineRunner(LeadingRunner):
     this one.
     """
 
-    def __init__(self, incoming: Incoming, num_before: int, run: ForwardPass, led: Led, parts: RunnerParts) -> None:
+    def __init__(self, incoming: Incoming, num_before: int, run: ForwardPass, led: Led, parts: RunnerArguments) -> None:
         super().__init__(led, parts, self._run_stage)
         self._incoming = incoming
         self._num_before = num_before

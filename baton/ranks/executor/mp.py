@@ -16,7 +16,7 @@ from baton.engine.executor.base import StreamShape
 from baton.engine.models.shard import Shard
 from baton.engine.runner.forward import ForwardPass
 from baton.engine.runner.kv_memory import KvMemory
-from baton.engine.runner.model_runner import RunnerParts
+from baton.engine.runner.model_runner import RunnerArguments
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.leading import LeadingRunner, Led
@@ -109,7 +109,7 @@ class MpExecutor:
         return passages.incoming() if self._before is None else incoming_from(self._before, stream)
 
     def leading_runner(
-        self, parts: RunnerParts, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
+        self, parts: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
     ) -> LeadingRunner:
         """See `Executor.leading_runner`."""
         led = Led(self.leader, self.collectives, self._settings, costs)

@@ -15,14 +15,16 @@ process; `abort` ends what is in flight. After a failed call, or that, the group
 
 NCCL has no thread of its own here that watches over calls: it would end the process when one is late, and look at
 events while a graph is recorded. The mode in which torch starts none is named after what its `wait` does, which nobody
-calls here: calls that are no asynchronous ones of torch's return nothing to wait for.
+calls here: calls that are no asynchronous ones of torch's return nothing to wait for. torch reads it from the environment when a
+group is made, and has no other way: it is there for that long, so that other groups of the process are as they were.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,6 +43,7 @@ _SMALL_BYTES = 2**16
 """Measured for 4 ranks: everybody adding up 256 bytes takes a third of the time of gloo's own sum, and with 4 MiB four
 times as long."""
 _HOST = torch.device("cpu")
+_MODE = "TORCH_NCCL_BLOCKING_WAIT"
 _DIST: Any = getattr(dist, "distributed_c10d", dist)
 """The module without its types, which lack what it does not re-export."""
 
@@ -145,11 +148,11 @@ class World:
         return gloo(self._meeting, self._shard.rank, self._shard.size, options)
 
     def _form_nccl(self, timeout_s: float) -> Any:
-        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # see above
         nccl = _DIST.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = timedelta(seconds=timeout_s)
-        return nccl(self._meeting, self._shard.rank, self._shard.size, options)
+        with _no_watching_thread():
+            return nccl(self._meeting, self._shard.rank, self._shard.size, options)
 
     def _grouped(self, device: torch.device) -> Any:
         """A group over the backend: its calls are operations of torch's, which an emulated device can record. A GPU
@@ -181,6 +184,20 @@ class World:
             waited_s = time.monotonic() - begin_s
             reason = str(error).partition("\n")[0]
             raise RanksLost(f"the ranks lost each other after {waited_s:.1f} s: {reason:.200}") from None
+
+
+@contextmanager
+def _no_watching_thread() -> Iterator[None]:
+    """NCCL groups that are made meanwhile have none: see the module."""
+    before = os.environ.get(_MODE)
+    os.environ[_MODE] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_MODE]
+        else:
+            os.environ[_MODE] = before
 
 
 def _require_backend(*, on_gpu: bool) -> None:

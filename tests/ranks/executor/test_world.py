@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from baton.engine.models.shard import Shard
+from baton.ranks.executor import world as worlds
 from baton.ranks.executor.world import World
 from baton.wire.errors import InvalidSetting
 from tests.ranks.executor.board import Board
@@ -60,3 +64,28 @@ def test_ranks_on_gpus_need_a_torch_with_nccl(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     with pytest.raises(InvalidSetting, match=r"this torch has no NCCL; install a CUDA build"):
         World(Shard(0, 2), Board().meeting(), b"nonce", device=torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_torch_starts_no_thread_for_a_group_on_gpus_and_the_process_is_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    found: list[str | None] = []
+
+    class Group:
+        """Sees what the group of torch would: it reads this when it is made."""
+
+        Options = SimpleNamespace
+
+        def __init__(self, *arguments: Any) -> None:
+            found.append(os.environ.get(name))
+
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(worlds._DIST, "ProcessGroupNCCL", Group, raising=False)
+    monkeypatch.setattr(World, "_recognise", lambda *arguments: None)
+    World(Shard(0, 2), Board().meeting(), b"nonce", device=torch.device("cuda", 0))
+    assert (found, os.environ.get(name)) == (["1"], before)

@@ -25,7 +25,7 @@ from baton.engine.models.collectives import Collectives
 from baton.engine.models.shard import Shard
 from baton.engine.runner.forward import ForwardPass, decoded_pass
 from baton.engine.runner.kv_memory import KvMemory, allocate_shared, mapped_kv, own_kv_memory
-from baton.engine.runner.model_runner import ModelRunner, RunnerParts
+from baton.engine.runner.model_runner import ModelRunner, RunnerArguments
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.following import Follower
@@ -192,7 +192,7 @@ class ThreadExecutor:
         self._ends.append(self._incoming)
 
     def leading_runner(
-        self, parts: RunnerParts, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
+        self, parts: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
     ) -> ModelRunner:
         led = Led(self, self.collectives, self._settings, costs)
         return led.runner(parts, run, num_layers_before, self._incoming)
