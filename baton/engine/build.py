@@ -242,16 +242,16 @@ def _runner(
     attention = choice.build(memory.paged)
     with_spare = replace(basis.limits, spare_block=memory.spare_block)
     run = recorded_pass(basis, model, attention)
-    parts = RunnerArguments(model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
+    arguments = RunnerArguments(model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
     num_layers_before = model.layout.num_layers - model.own.num_layers
-    leading = executor.leading_runner(parts, run, num_layers_before, costs)
+    leading = executor.leading_runner(arguments, run, num_layers_before, costs)
     if leading is not None:
         return _recorded(leading, basis, on_graphs)
     images = None if model.tower is None else StepImages(model.tower, basis.device.torch_device)
     greedy = None
     if isinstance(run, RecordedLayers) and isinstance(attention, NativeAttention) and not run.needs_torch:
         greedy = GreedySeries(run, attention, run.kernels, sampler)
-    return _recorded(ModelRunner(*parts, run, images, greedy), basis, on_graphs)
+    return _recorded(ModelRunner(*arguments, run, images, greedy), basis, on_graphs)
 
 
 def _recorded(runner: ModelRunner, basis: Basis, on_graphs: OnProgress | None) -> ModelRunner:

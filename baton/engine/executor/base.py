@@ -78,7 +78,7 @@ class Executor(Protocol):
         ...
 
     def leading_runner(
-        self, parts: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
+        self, arguments: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
     ) -> ModelRunner | None:
         """After `share_memory`: the runner by which all ranks compute a step; None: this one has nobody to lead. `run`:
         see `ModelRunner`; `num_layers_before`: of the stages before this one; `costs`: of this engine's steps."""

@@ -32,7 +32,7 @@ class UniExecutor:
         """See `Executor.share_memory`: nobody else attends."""
 
     def leading_runner(
-        self, parts: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
+        self, arguments: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
     ) -> None:
         """See `Executor.leading_runner`: there is nobody to lead."""
 

@@ -86,20 +86,20 @@ class Led:
     costs: StepCosts
 
     def runner(
-        self, parts: RunnerArguments, run: ForwardPass | None, num_layers_before: int, incoming: Incoming | None
+        self, arguments: RunnerArguments, run: ForwardPass | None, num_layers_before: int, incoming: Incoming | None
     ) -> LeadingRunner:
         """See `Executor.leading_runner`. `incoming`: from the stage before; None: there is one stage."""
         if incoming is None:
-            return LeadingRunner(self, parts, run)
-        passed = run or decoded_pass(parts.decoder, parts.attention)
-        return PipelineRunner(incoming, num_layers_before, passed, self, parts)
+            return LeadingRunner(self, arguments, run)
+        passed = run or decoded_pass(arguments.decoder, arguments.attention)
+        return PipelineRunner(incoming, num_layers_before, passed, self, arguments)
 
 
 class LeadingRunner(ModelRunner):
     """See `Runner`. `run`: see `ModelRunner`."""
 
-    def __init__(self, led: Led, parts: RunnerArguments, run: ForwardPass | None) -> None:
-        super().__init__(*parts, run)
+    def __init__(self, led: Led, arguments: RunnerArguments, run: ForwardPass | None) -> None:
+        super().__init__(*arguments, run)
         self._leader = led.leader
         self._collectives = led.collectives
         self._costs = led.costs
@@ -189,8 +189,10 @@ class PipelineRunner(LeadingRunner):
     this one.
     """
 
-    def __init__(self, incoming: Incoming, num_before: int, run: ForwardPass, led: Led, parts: RunnerArguments) -> None:
-        super().__init__(led, parts, self._run_stage)
+    def __init__(
+        self, incoming: Incoming, num_before: int, run: ForwardPass, led: Led, arguments: RunnerArguments
+    ) -> None:
+        super().__init__(led, arguments, self._run_stage)
         self._incoming = incoming
         self._num_before = num_before
         self._run = run

@@ -109,11 +109,11 @@ class MpExecutor:
         return passages.incoming() if self._before is None else incoming_from(self._before, stream)
 
     def leading_runner(
-        self, parts: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
+        self, arguments: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
     ) -> LeadingRunner:
         """See `Executor.leading_runner`."""
         led = Led(self.leader, self.collectives, self._settings, costs)
-        return led.runner(parts, run, num_layers_before, self._incoming)
+        return led.runner(arguments, run, num_layers_before, self._incoming)
 
     def take_transfer_ends(self) -> Mapping[Shard, tuple[socket.socket, socket.socket]]:
         """See `Executor.take_transfer_ends`."""

@@ -15,8 +15,9 @@ process; `abort` ends what is in flight. After a failed call, or that, the group
 
 NCCL has no thread of its own here that watches over calls: it would end the process when one is late, and look at
 events while a graph is recorded. The mode in which torch starts none is named after what its `wait` does, which nobody
-calls here: calls that are no asynchronous ones of torch's return nothing to wait for. torch reads it from the environment when a
-group is made, and has no other way: it is there for that long, so that other groups of the process are as they were.
+calls here: calls that are no asynchronous ones of torch's return nothing to wait for. torch reads the mode from the
+environment when a group is made, and takes it no other way: it is there for that long, so that other groups of the
+process are what they would be.
 """
 
 from __future__ import annotations

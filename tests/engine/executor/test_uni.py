@@ -17,5 +17,5 @@ from tests.checkpoints import make_checkpoint
 def test_settings_of_several_ranks_are_refused_where_nobody_opens_them(tmp_path: Path, size: str) -> None:
     make_checkpoint(tmp_path, "llama")
     settings = EngineSettings(str(tmp_path), num_threads=1, **{size: 2})  # type: ignore[arg-type]
-    with pytest.raises(InvalidSetting, match="^2 ranks: this program computes with one$"):
+    with pytest.raises(InvalidSetting, match=r"^2 ranks: this program computes with one$"):
         build_engine(settings, allocate_private)

@@ -192,10 +192,10 @@ class ThreadExecutor:
         self._ends.append(self._incoming)
 
     def leading_runner(
-        self, parts: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
+        self, arguments: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
     ) -> ModelRunner:
         led = Led(self, self.collectives, self._settings, costs)
-        return led.runner(parts, run, num_layers_before, self._incoming)
+        return led.runner(arguments, run, num_layers_before, self._incoming)
 
     def take_transfer_ends(self) -> dict[Shard, Any]:
         return {}
