@@ -118,7 +118,7 @@ def _serve(
         watchdog.start(settings.hang_timeout_s)
         stack.callback(watchdog.close)
         beat = watchdog.beat("engine loop", settings.hang_timeout_s)
-        each_round = engine.executor.guarded(_Announcer(hello, routers, health, beat))
+        each_round = engine.executor.watched(_Announcer(hello, routers, health, beat))
         cores = LentCores(engine.loans, settings.max_rest_ms / 1000, settings.goal_tpot_ms / 1000)
         EngineLoop(core, leg, routers, heartbeat, stopper, cores=cores).run(each_round)
     if stopper.stays_away:

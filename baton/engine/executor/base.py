@@ -4,7 +4,7 @@ Owns nothing but the contract. `uni`: one rank, in this process, and nothing bet
 knowledge of the engine: whoever builds it says what opens them (`baton.ranks.executor`).
 
 The order of calls: construct, build this rank's share of the model, `loaded`, `fewest_blocks` where that is measured,
-`share_memory`, `leading_runner`, prepare to compute, `ready`; then steps, `guarded` rounds between them, and `close`.
+`share_memory`, `leading_runner`, prepare to compute, `ready`; then steps, `watched` rounds between them, and `close`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Executor(Protocol):
         """This rank is prepared: wait for the others. Raises `DeviceFailed`."""
         ...
 
-    def guarded(self, each_round: Callable[[], None]) -> Callable[[], None]:
+    def watched(self, each_round: Callable[[], None]) -> Callable[[], None]:
         """`each_round`, which then also raises `DeviceFailed` as soon as a rank has ended. For a process that does
         nothing else: it is ended when it hangs in a call with a rank that is gone."""
         ...

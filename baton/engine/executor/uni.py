@@ -43,8 +43,8 @@ class UniExecutor:
     def ready(self) -> None:
         """See `Executor.ready`."""
 
-    def guarded(self, each_round: Callable[[], None]) -> Callable[[], None]:
-        """See `Executor.guarded`."""
+    def watched(self, each_round: Callable[[], None]) -> Callable[[], None]:
+        """See `Executor.watched`."""
         return each_round
 
     def close(self) -> None:

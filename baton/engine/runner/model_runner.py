@@ -162,7 +162,7 @@ class ModelRunner:
             self._limits.spare_block,
             self._stream,
         )
-        with self._device.guard():
+        with self._device.issuing():
             num_graphs = graphs.record(self._attention, progress)
         self._graphs = graphs if num_graphs else None
         return num_graphs
@@ -194,7 +194,7 @@ class ModelRunner:
             self._greedy.planned(step)
         inputs = read_inputs(step, self._sampled_rows)
         told = None if layer_stored is None else lambda: self._device.notify(layer_stored)
-        with self._inference, self._device.guard():
+        with self._inference, self._device.issuing():
             try:
                 if self._images is not None:
                     inputs = self._images.read(step, inputs)

@@ -80,7 +80,7 @@ class Follower:
             spare,
             None if self._incoming is None else self._incoming.place,
         )
-        with self._device.guard():
+        with self._device.issuing():
             self._graphs.record(self._attention)
 
     @torch.inference_mode()
@@ -92,7 +92,7 @@ class Follower:
             for each in order.shares
         ]
         inputs = _inputs(order, shares)
-        with self._device.guard():
+        with self._device.issuing():
             due = self._begin(order.due)
             recorded = self._recorded_for(inputs, shares) if order.is_recorded else None
             if recorded is not None:

@@ -124,8 +124,8 @@ class MpExecutor:
         """See `Executor.ready`."""
         self.leader.await_all(Ready, LOAD_TIMEOUT_S)
 
-    def guarded(self, each_round: Callable[[], None]) -> Callable[[], None]:
-        """See `Executor.guarded`."""
+    def watched(self, each_round: Callable[[], None]) -> Callable[[], None]:
+        """See `Executor.watched`."""
         self.leader.end_process_when_lost()
         return partial(_round, self.leader, each_round)
 

@@ -38,7 +38,7 @@ from baton.ranks.transfer.messages import (
     Forget,
     Listen,
     Order,
-    Part,
+    EndSender,
     Prepare,
     Prepared,
     Push,
@@ -122,8 +122,8 @@ class RankEnd:
                 self._reach(order)
             case Push():
                 self._push(order)
-            case Part():
-                self._part(order.number)
+            case EndSender():
+                self._end_sender(order.number)
             case AddUp():
                 self._adding.append((order.number, self._totals.begin(order.block_ids)))
                 self._report_totals()
@@ -185,7 +185,7 @@ class RankEnd:
         else:
             outgoing.told.append((order.key, moves))
 
-    def _part(self, number: int) -> None:
+    def _end_sender(self, number: int) -> None:
         outgoing = self._outgoing.get(number)
         if outgoing is not None:
             _close(outgoing)

@@ -90,7 +90,7 @@ class Push(Message, frozen=True):
     generations: tuple[int, ...]
 
 
-class Part(Message, frozen=True):
+class EndSender(Message, frozen=True):
     """Driver: end the sender `number`. Answer: `Read` for all that it was told to push, once that is over."""
 
     number: int
@@ -162,7 +162,7 @@ class Totals(Message, frozen=True):
     totals: tuple[int, ...]
 
 
-Order: TypeAlias = Begin | Listen | Prepare | Expect | Forget | Fence | Reach | Push | Part | AddUp
+Order: TypeAlias = Begin | Listen | Prepare | Expect | Forget | Fence | Reach | Push | EndSender | AddUp
 Report: TypeAlias = Prepared | Listening | Arrived | Forgotten | Taken | Read | Broken | Totals
 
 

@@ -17,7 +17,7 @@ from baton.kvtransfer.sending import SendingCounters
 from baton.kvtransfer.transports.base import Move, Sender, Starting
 from baton.kvtransfer.transports.part_registry import Reached, ranks_at
 from baton.ranks.transfer.lines import RankLines
-from baton.ranks.transfer.messages import Broken, Part, Prepare, Prepared, Push, Reach, Read, Taken
+from baton.ranks.transfer.messages import Broken, EndSender, Prepare, Prepared, Push, Reach, Read, Taken
 from baton.wire.errors import Refused, TransferFailed
 from baton.wire.kv_share import KvShare
 from baton.wire.request_key import RequestKey
@@ -83,7 +83,7 @@ class RanksSender:
         """See `Sender.close`."""
         if not self._is_closed:
             self._is_closed = True
-            self._lines.tell(Part(self._number))
+            self._lines.tell(EndSender(self._number))
 
     @property
     def is_over(self) -> bool:

@@ -96,7 +96,7 @@ def test_processes_compute_together_and_one_that_is_killed_ends_all(tmp_path: Pa
     channel.send(Listen(("zmq",)), END_S)
     assert isinstance(channel.receive(END_S), Listening)
     assert answer(engine) == answer(alone)
-    each_round = engine.executor.guarded(lambda: None)
+    each_round = engine.executor.watched(lambda: None)
     each_round()
     (rank,) = ranks_of(engine)
     rank.kill()

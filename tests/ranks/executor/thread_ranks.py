@@ -205,7 +205,7 @@ class ThreadExecutor:
             follower.result(_WAIT_S)
         self._are_ready = True
 
-    def guarded(self, each_round: Callable[[], None]) -> Callable[[], None]:
+    def watched(self, each_round: Callable[[], None]) -> Callable[[], None]:
         return each_round
 
     def close(self) -> None:

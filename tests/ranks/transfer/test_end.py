@@ -26,7 +26,7 @@ from baton.ranks.transfer.messages import (
     Forgotten,
     Listen,
     Listening,
-    Part,
+    EndSender,
     Prepare,
     Prepared,
     Push,
@@ -226,8 +226,8 @@ def test_a_sender_that_is_to_part_reads_to_its_end(end: RankEnd, sender: Sender)
     sender.reads = {A}
     end.take(push(A))
     assert reported(end) == [Taken(7)]
-    end.take(Part(7))
-    end.take(Part(8))
+    end.take(EndSender(7))
+    end.take(EndSender(8))
     assert (sender.is_closed, reported(end)) == (True, [])
     sender.reads = set()
     assert reported(end) == [Read(7, A, 1, 2 * BYTES_PER_BLOCK)]
@@ -241,7 +241,7 @@ def test_what_is_pushed_by_a_sender_that_parted_before_it_was_opened_is_read_at_
     reach(end)
     sender.is_missing = True
     end.take(push(A))
-    end.take(Part(7))
+    end.take(EndSender(7))
     assert reported(end) == [Taken(7), Read(7, A, 1, 0)]
     assert not sender.is_closed
 

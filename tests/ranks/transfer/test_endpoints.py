@@ -25,7 +25,7 @@ from baton.ranks.transfer.messages import (
     Listen,
     Listening,
     Order,
-    Part,
+    EndSender,
     Prepare,
     Prepared,
     Push,
@@ -251,7 +251,7 @@ def test_a_closed_sender_is_forgotten_when_nothing_is_read_any_more(lines: Lines
     lines.told.clear()
     sender.close()
     sender.close()
-    assert lines.told == [Part(0)]
+    assert lines.told == [EndSender(0)]
     senders.poll()
     lines.report(Read(0, KEY, 1, 1), FIRST)
     assert sender.is_reading(KEY)

@@ -1,6 +1,6 @@
 """Ends its parent when the Python interpreter of that program stands still: a process of its own, stdlib only.
 
-`python -I -S interpreter_guard.py PID THREAD_ID LIMIT_S`, started by `baton.runtime.watchdog`, whose thread writes a
+`python -I -S interpreter_watchdog.py PID THREAD_ID LIMIT_S`, started by `baton.runtime.watchdog`, whose thread writes a
 byte to this process's standard input each time it looks. A thread that hangs in native code and holds the interpreter's
 lock lets nothing of Python run there, the watchdog least of all: then no byte comes.
 
