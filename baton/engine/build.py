@@ -3,7 +3,7 @@
 Owns the order of these: on a GPU the pool gets the memory that is left after the weights were loaded and the largest
 step was computed, and graphs are recorded last. The first steps, which have the time of a step, are computed when every
 rank has recorded its own. Everything built here is returned; the module has no state. Who builds an engine of several
-ranks says who opens them; what each rank does alike is `baton.engine.model_share`.
+ranks says who opens them; what each rank does alike is `baton.engine.model_shard`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from baton.engine.core import EngineCore
 from baton.engine.executor.base import Executor
 from baton.engine.executor.uni import open_uni
 from baton.engine.first_costs import measure_first_costs
-from baton.engine.model_share import (
+from baton.engine.model_shard import (
     Basis,
-    ModelShare,
+    ModelShard,
     attention_of,
     checkpoint_fingerprint,
     gpu_room,
-    load_share,
+    load_shard,
     node_memory,
     open_basis,
     recorded_pass,
@@ -129,7 +129,7 @@ def build_engine(
         opened.callback(executor.close)
         before = read_memory(device.torch_device) if basis.is_gpu else None
         rank = executor.shard
-        model = load_share(basis, rank, executor.collectives, on_weights)
+        model = load_shard(basis, rank, executor.collectives, on_weights)
         executor.loaded()
         sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, basis.kernels)
         attention = attention_of(basis, model, rank)
@@ -174,7 +174,7 @@ def _grammars(folder: Path, config: ModelFacts) -> Grammars:
     return grammars
 
 
-def _require_batch_invariance(model: ModelShare, attention: AttentionChoice) -> None:
+def _require_batch_invariance(model: ModelShard, attention: AttentionChoice) -> None:
     """Raise `InvalidSetting` when anything computes that may add in another order in another batch."""
     ops = model.ops
     if not isinstance(ops, NativeOps):
@@ -190,7 +190,7 @@ def _require_batch_invariance(model: ModelShare, attention: AttentionChoice) -> 
     raise InvalidSetting(f"--batch-invariant cannot be promised here: {reason}")
 
 
-def _block_size(settings: EngineSettings, model: ModelShare) -> BlockSize:
+def _block_size(settings: EngineSettings, model: ModelShard) -> BlockSize:
     if not settings.divides_pool:
         return model.layout
     return DividedBlocks(model.layout, settings.tensor_parallel_size, settings.pipeline_parallel_size)
@@ -198,7 +198,7 @@ def _block_size(settings: EngineSettings, model: ModelShare) -> BlockSize:
 
 def _num_blocks(
     basis: Basis,
-    model: ModelShare,
+    model: ModelShard,
     size: BlockSize,
     sampler: Sampler,
     attention: AttentionChoice,
@@ -217,7 +217,7 @@ def _num_blocks(
 
 
 def _kv_memory(
-    basis: Basis, model: ModelShare, size: BlockSize, num_blocks: int, allocate: KvAllocator, rank: Shard
+    basis: Basis, model: ModelShard, size: BlockSize, num_blocks: int, allocate: KvAllocator, rank: Shard
 ) -> KvMemory:
     device = basis.device
     if not device.has_own_memory:
@@ -231,7 +231,7 @@ def _kv_memory(
 
 def _runner(
     basis: Basis,
-    model: ModelShare,
+    model: ModelShard,
     sampler: Sampler,
     choice: AttentionChoice,
     memory: KvMemory,

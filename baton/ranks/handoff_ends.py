@@ -31,7 +31,7 @@ from baton.ranks.transfer.messages import Begin
 from baton.ranks.transfer.pool import RanksPool
 from baton.ranks.transfer.receiver import open_ranks_receivers
 from baton.ranks.transfer.senders import RanksSenders
-from baton.wire.kv_share import KvShare
+from baton.wire.kv_shard import KvShard
 
 OnClose = Callable[[Callable[[], None]], object]
 """Is given what closes what was opened."""
@@ -104,8 +104,8 @@ class _RankTransfers:
         on_close(_sweep)
         self._network = Network(transports.context, transports.host, transports.links)
         self._begin, self._on_close = begin, on_close
-        self._receiving_ends: dict[KvShare, socket.socket] = {}
-        self._sending_ends: dict[KvShare, socket.socket] = {}
+        self._receiving_ends: dict[KvShard, socket.socket] = {}
+        self._sending_ends: dict[KvShard, socket.socket] = {}
         for shard, (receiving, sending) in engine.executor.take_transfer_ends().items():
             self._receiving_ends[shard.kv], self._sending_ends[shard.kv] = receiving, sending
             on_close(receiving.close)
@@ -126,8 +126,8 @@ class _RankTransfers:
     def _shares_memory(self, hello: PeerHello) -> bool:
         return shares_memory(self._transports.process, hello.process)
 
-    def _lines(self, ends: Mapping[KvShare, socket.socket]) -> RankLines:
-        lines = RankLines(RankEnd(self._own.for_thread(), self._network), self._own.share, ends, self._begin)
+    def _lines(self, ends: Mapping[KvShard, socket.socket]) -> RankLines:
+        lines = RankLines(RankEnd(self._own.for_thread(), self._network), self._own.shard, ends, self._begin)
         self._on_close(lines.close)
         return lines
 

@@ -10,20 +10,20 @@ from baton.kvtransfer.pools.base import KvPool
 from baton.kvtransfer.pools.cut import sink_of
 from baton.kvtransfer.transports.inlets import Inlet
 from baton.wire.errors import InvalidSetting
-from baton.wire.kv_share import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShare
+from baton.wire.kv_shard import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShard
 from baton.wire.layout import KvLayout
 
 _MAX_DIVISIONS = 16
 
 
 class RankInlets:
-    """See `Inlets`. `pool` holds `share` of blocks of `layout`."""
+    """See `Inlets`. `pool` holds `shard` of blocks of `layout`."""
 
-    def __init__(self, pool: KvPool, layout: KvLayout, share: KvShare) -> None:
-        self._pool, self._layout, self._share = pool, layout, share
-        self._by_division: dict[KvDivision, dict[KvShare, Inlet]] = {}
+    def __init__(self, pool: KvPool, layout: KvLayout, shard: KvShard) -> None:
+        self._pool, self._layout, self._shard = pool, layout, shard
+        self._by_division: dict[KvDivision, dict[KvShard, Inlet]] = {}
 
-    def of(self, source: KvShare | None) -> Inlet | None:
+    def of(self, source: KvShard | None) -> Inlet | None:
         """See `Inlets.of`."""
         source = source or WHOLE_BLOCK
         inlets = self._by_division.get(source.division)
@@ -37,9 +37,9 @@ class RankInlets:
         num_ranks = division.num_ranks * division.num_stages
         return num_ranks <= MAX_RANKS and len(self._by_division) < _MAX_DIVISIONS
 
-    def _made(self, division: KvDivision) -> dict[KvShare, Inlet]:
+    def _made(self, division: KvDivision) -> dict[KvShard, Inlet]:
         try:
-            runs = part_runs(self._layout, division, self._share)
+            runs = part_runs(self._layout, division, self._shard)
         except InvalidSetting:  # no model of this layout is divided so
             return {}
         sources = tuple(runs)

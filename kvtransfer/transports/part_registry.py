@@ -27,7 +27,7 @@ from baton.kvtransfer.transports.fan_out import FanOutSender
 from baton.kvtransfer.transports.part_inlets import RankInlets
 from baton.kvtransfer.transports.shm.segment import sweep_orphans
 from baton.wire.errors import BatonError, InvalidSetting, TransferFailed
-from baton.wire.kv_share import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShare, own_layout
+from baton.wire.kv_shard import MAX_RANKS, WHOLE_BLOCK, KvDivision, KvShard, own_layout
 from baton.wire.layout import KvLayout
 from baton.wire.links import LinkSettings
 
@@ -53,12 +53,12 @@ class PartReceiver(Receiver, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankPool:
-    """The pool of one rank: it holds `share` of blocks of `layout`. `descriptor`: the open file of its memory, by which
+    """The pool of one rank: it holds `shard` of blocks of `layout`. `descriptor`: the open file of its memory, by which
     an agent process can map it; None for one on a device, whose agent is a thread."""
 
     pool: KvPool
     layout: KvLayout
-    share: KvShare
+    shard: KvShard
     descriptor: int | None = None
 
     def for_thread(self) -> RankPool:
@@ -91,7 +91,7 @@ def taken_by_ranks(choice: str, num_machines: int) -> tuple[str, ...]:
 
 def open_part_receiver(name: str, own: RankPool, network: Network) -> PartReceiver:
     """The end of a transport that writes into this pool. Raises `InvalidSetting`."""
-    inlets = RankInlets(own.pool, own.layout, own.share)
+    inlets = RankInlets(own.pool, own.layout, own.shard)
     match name:
         case "shm_slots":
             from baton.kvtransfer.transports.shm.slots_receiver import SlotsReceiver
@@ -160,8 +160,8 @@ def open_parts(
 ) -> tuple[FanOutSender, int]:
     """A sender of what this pool has for each rank of a receiver, and how many bytes of a block that is. Raises
     `TransferFailed` where one cannot be reached, and `InvalidSetting` where no model is divided so."""
-    runs = [part_runs(own.layout, own.share.division, target).get(own.share) for target in receiver.division.shares]
-    pairs = zip(receiver.division.shares, receiver.endpoints, runs, strict=True)
+    runs = [part_runs(own.layout, own.shard.division, target).get(own.shard) for target in receiver.division.shards]
+    pairs = zip(receiver.division.shards, receiver.endpoints, runs, strict=True)
     needed = [(target, endpoint, found) for target, endpoint, found in pairs if found]
     senders: list[Sender] = []
     try:
@@ -179,13 +179,13 @@ def _open_part(
     network: Network,
     nixl: NixlSenders | None,
     receiver: Reached,
-    target: KvShare,
+    target: KvShard,
     place: RankEndpoint,
     runs: Sequence[ByteRun],
     num_targets: int,
 ) -> Sender:
     endpoint, part = Endpoint(receiver.transport, place.address, place.details), source_of(own.pool, runs)
-    source = None if own.share == WHOLE_BLOCK else own.share
+    source = None if own.shard == WHOLE_BLOCK else own.shard
     match receiver.transport:
         case "shm_slots":
             from baton.kvtransfer.transports.shm.slots_sender import SlotsSender

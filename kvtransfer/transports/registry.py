@@ -36,7 +36,7 @@ from baton.kvtransfer.transports.base import Blocks, Receiver, Sender, Starting
 from baton.kvtransfer.transports.inlets import Inlets, WholeOnly
 from baton.kvtransfer.transports.shm.segment import Segment, sweep_orphans
 from baton.wire.errors import InvalidSetting, Refused, TransferFailed
-from baton.wire.kv_share import WHOLE_BLOCK
+from baton.wire.kv_shard import WHOLE_BLOCK
 from baton.wire.layout import KvLayout
 from baton.wire.links import LinkSettings
 

@@ -27,7 +27,7 @@ def llm(checkpoint: Path) -> LLM:
 
 
 def test_what_loading_has_freed_is_given_back_once_the_weights_are_there(checkpoint: Path) -> None:
-    with mock.patch("baton.engine.model_share.return_freed_memory") as given_back:
+    with mock.patch("baton.engine.model_shard.return_freed_memory") as given_back:
         LLM(str(checkpoint), num_threads=1, num_blocks=4)
     given_back.assert_called_once_with()
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Mapping
 
 from baton.engine.executor.base import StreamShape
-from baton.engine.model_share import Basis
+from baton.engine.model_shard import Basis
 from baton.engine.models.shard import WHOLE, Shard
 from baton.engine.runner.forward import ForwardPass
 from baton.engine.runner.kv_memory import KvMemory

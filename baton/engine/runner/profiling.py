@@ -108,7 +108,7 @@ def profile(
 
 
 @torch.inference_mode()
-def profile_share(decoder: RunnableDecoder, device: Device, limits: RunnerLimits) -> None:
+def profile_shard(decoder: RunnableDecoder, device: Device, limits: RunnerLimits) -> None:
     """What another rank does in the step of `profile`, which it computes together with the first: its share of the
     forward pass, and of logits where it has the head."""
     num_tokens = limits.max_step_tokens

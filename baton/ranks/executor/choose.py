@@ -10,7 +10,7 @@ from baton.device.base import Device
 from baton.device.choose import require_one_for_each
 from baton.engine.executor.base import Executor
 from baton.engine.executor.uni import UniExecutor
-from baton.engine.model_share import Basis, checkpoint_fingerprint
+from baton.engine.model_shard import Basis, checkpoint_fingerprint
 from baton.engine.models.config import ModelConfig
 from baton.engine.models.division import require_divisible
 from baton.engine.models.modelling.config import ModellingConfig

@@ -95,7 +95,7 @@ class MpExecutor:
             return [*(end.fileno() for end in its), *ways]
 
         try:
-            self.leader.share(use, descriptors_of)
+            self.leader.hand_out(use, descriptors_of)
             self._incoming = self._own_end(passages, stream)
         finally:
             for end in theirs:

@@ -21,13 +21,13 @@ from typing import TypeAlias, TypeVar
 from baton.device.base import Device
 from baton.device.memory import read_memory
 from baton.engine.attention.paged_kv import PagedKv
-from baton.engine.model_share import (
+from baton.engine.model_shard import (
     Basis,
-    ModelShare,
+    ModelShard,
     attention_of,
     checkpoint_fingerprint,
     gpu_room,
-    load_share,
+    load_shard,
     open_basis,
     recorded_pass,
     stream_of,
@@ -163,7 +163,7 @@ def _prepared(
     is_before, is_next = begin.is_before_afar, begin.is_next_afar
     pairs = join_pairs(shard, *meet, begin.host, basis.device, is_before_afar=is_before, is_next_afar=is_next)
     before = read_memory(basis.device.torch_device) if basis.is_gpu else None
-    model = load_share(basis, shard, world, None)
+    model = load_shard(basis, shard, world, None)
     channel.send(Loaded(), _SAY_S)
     choice = attention_of(basis, model, shard)
     if before is not None and basis.measures_room:
@@ -186,7 +186,7 @@ def _prepared(
     return follower
 
 
-def _mapped(channel: Channel, model: ModelShare, shard: Shard, num_bytes: int) -> PagedKv:
+def _mapped(channel: Channel, model: ModelShard, shard: Shard, num_bytes: int) -> PagedKv:
     """The pool that the driver shares."""
     descriptor = channel.take_descriptor()
     try:
@@ -196,7 +196,7 @@ def _mapped(channel: Channel, model: ModelShare, shard: Shard, num_bytes: int) -
 
 
 def _own(
-    channel: Channel, device: Device, model: ModelShare, shard: Shard, num_blocks: int, on_pool: OnPool
+    channel: Channel, device: Device, model: ModelShard, shard: Shard, num_blocks: int, on_pool: OnPool
 ) -> KvMemory:
     """A pool of this rank alone."""
     memory = own_kv_memory(model.layout, model.own, shard, num_blocks, device)

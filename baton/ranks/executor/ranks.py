@@ -169,7 +169,7 @@ class Ranks:
         """See `Leader.tell`. Raises `RankFailed`."""
         self._tell([rank for rank in self._ranks if rank.shard.is_last_stage], order)
 
-    def share(self, order: Order, descriptors_of: Callable[[Shard, StartedRank], Sequence[int]]) -> None:
+    def hand_out(self, order: Order, descriptors_of: Callable[[Shard, StartedRank], Sequence[int]]) -> None:
         """Send an order to every rank, with the descriptors for its shard. Raises `RankFailed`."""
         for rank in self._ranks:
             self._send(rank, Channel.encode(order), descriptors_of(rank.shard, rank.process))

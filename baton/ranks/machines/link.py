@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from baton.wire.codec import U64, Bounds, Codec, Length
-from baton.wire.kv_share import MAX_RANKS
+from baton.wire.kv_shard import MAX_RANKS
 
 MAX_DATA_BYTES = 2**18
 BEAT_S = 0.5

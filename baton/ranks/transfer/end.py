@@ -33,12 +33,12 @@ from baton.ranks.transfer.intake import Intake
 from baton.ranks.transfer.messages import (
     AddUp,
     Broken,
+    EndSender,
     Expect,
     Fence,
     Forget,
     Listen,
     Order,
-    EndSender,
     Prepare,
     Prepared,
     Push,
@@ -84,7 +84,7 @@ class RankEnd:
         self._look = look
         self._own = own
         self._network = network
-        self._totals = StrandTotals(own.pool, own.layout, own.share)
+        self._totals = StrandTotals(own.pool, own.layout, own.shard)
         self._adding: deque[tuple[int, Pending]] = deque()
         self._intakes: dict[str, Intake] = {}
         self._nixl: NixlSenders | None = None

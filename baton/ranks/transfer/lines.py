@@ -17,12 +17,12 @@ from typing import Any
 from baton.ranks.transfer.end import RankEnd
 from baton.ranks.transfer.messages import Begin, Order, Report, TransferChannel
 from baton.runtime.channel import ChannelBroken
-from baton.wire.kv_share import KvDivision, KvShare
+from baton.wire.kv_shard import KvDivision, KvShard
 
 SAY_S = 10.0
 """How long a rank may leave a message unread, or take for the rest of one."""
 _REASON_S = 1.0
-Handler = Callable[[KvShare, Any], None]
+Handler = Callable[[KvShard, Any], None]
 """Takes a report, and whose it is."""
 
 
@@ -31,11 +31,11 @@ class RankLines:
     `ChannelBroken`."""
 
     def __init__(
-        self, own: RankEnd, own_share: KvShare, sockets: Mapping[KvShare, socket.socket], begin: Begin
+        self, own: RankEnd, own_shard: KvShard, sockets: Mapping[KvShard, socket.socket], begin: Begin
     ) -> None:
-        self.division: KvDivision = own_share.division
-        self._own, self._own_share = own, own_share
-        self._channels = {share: TransferChannel(end, f"rank {share}") for share, end in sockets.items()}
+        self.division: KvDivision = own_shard.division
+        self._own, self._own_shard = own, own_shard
+        self._channels = {shard: TransferChannel(end, f"rank {shard}") for shard, end in sockets.items()}
         self._handlers: dict[type[Any], Handler] = {}
         self._reason_s = _REASON_S
         self._tell_others(begin)
@@ -58,11 +58,11 @@ class RankLines:
         self._own.work()
         reports, self._own.reports = self._own.reports, []
         for report in reports:
-            self._handle(self._own_share, report)
+            self._handle(self._own_shard, report)
         with self._losing():
-            for share, channel in self._channels.items():
+            for shard, channel in self._channels.items():
                 while channel.is_readable:
-                    self._handle(share, channel.receive(SAY_S))
+                    self._handle(shard, channel.receive(SAY_S))
 
     def wait(self, timeout_s: float) -> None:
         """Wait for a report of another rank."""
@@ -78,11 +78,11 @@ class RankLines:
         for channel in self._channels.values():
             channel.close()
 
-    def _handle(self, share: KvShare, report: Order | Report) -> None:
+    def _handle(self, shard: KvShard, report: Order | Report) -> None:
         handler = self._handlers.get(type(report))
         if handler is None:
-            raise ChannelBroken(f"rank {share} says {type(report).__name__} out of turn")
-        handler(share, report)
+            raise ChannelBroken(f"rank {shard} says {type(report).__name__} out of turn")
+        handler(shard, report)
 
     def _tell_others(self, order: Order) -> None:
         frame = TransferChannel.encode(order)

@@ -12,7 +12,7 @@ import msgspec
 
 from baton.kvtransfer.messages import ProcessIdentity, RankEndpoint
 from baton.runtime.channel import Channel, Message
-from baton.wire.kv_share import KvDivision
+from baton.wire.kv_shard import KvDivision
 from baton.wire.request_key import RequestKey
 
 
@@ -69,7 +69,7 @@ class Fence(Message, frozen=True):
 
 class Reach(Message, frozen=True):
     """Driver: dial the ranks of a receiver with `num_blocks` blocks by a transport, as sender `number`. `ranks`: of
-    `division.shares`."""
+    `division.shards`."""
 
     number: int
     transport: str

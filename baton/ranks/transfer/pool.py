@@ -14,7 +14,7 @@ from baton.kvtransfer.pools.base import Checksums, NoChecksums, Parts, Pending
 from baton.kvtransfer.pools.cut import WholeChecksums
 from baton.ranks.transfer.lines import RankLines
 from baton.ranks.transfer.messages import AddUp, Totals
-from baton.wire.kv_share import KvShare
+from baton.wire.kv_shard import KvShard
 from baton.wire.layout import KvLayout
 
 _MAX_BLOCKS = 8
@@ -64,9 +64,9 @@ class _RankChecksums:
         """Not here: the senders push no parts."""
         raise NotImplementedError
 
-    def _on_totals(self, share: KvShare, totals: Totals) -> None:
+    def _on_totals(self, shard: KvShard, totals: Totals) -> None:
         sums = self._asked[totals.number]
-        sums.totals[share] = totals.totals
+        sums.totals[shard] = totals.totals
         if sums.is_complete:
             del self._asked[totals.number]
 
@@ -75,7 +75,7 @@ class _Sums:
     """See `Pending`."""
 
     def __init__(self, lines: RankLines, whole: WholeChecksums, num_blocks: int) -> None:
-        self.totals: dict[KvShare, Sequence[int]] = {}
+        self.totals: dict[KvShard, Sequence[int]] = {}
         self._lines, self._whole, self._num_blocks = lines, whole, num_blocks
         self._num_ranks = lines.division.num_ranks * lines.division.num_stages
 

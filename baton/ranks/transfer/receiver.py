@@ -24,7 +24,7 @@ from baton.kvtransfer.write_proof import WriteProof
 from baton.ranks.transfer.lines import RankLines
 from baton.ranks.transfer.messages import Arrived, Expect, Fence, Forget, Forgotten, Listen, Listening
 from baton.wire.errors import InvalidSetting
-from baton.wire.kv_share import KvShare
+from baton.wire.kv_shard import KvShard
 from baton.wire.request_key import RequestKey
 
 _LISTEN_S = 60.0
@@ -56,20 +56,20 @@ class RanksReceiver:
         proofs = _PROOFS_ON_DEVICE if is_device else _PROOFS
         self.write_proof = proofs.get(transport, WriteProof.OWN_HANDS)
         self._transport, self._lines, self._counters = transport, lines, counters
-        self._shares = lines.division.shares
+        self._shards = lines.division.shards
         self._numbers = count()
         self._expected: dict[RequestKey, _Expected] = {}
-        self._forgetting: dict[RequestKey, set[KvShare]] = {}
+        self._forgetting: dict[RequestKey, set[KvShard]] = {}
         self._news: list[BlocksArrived] = []
-        self._places: dict[KvShare, Listening] = {}
+        self._places: dict[KvShard, Listening] = {}
         self._is_fencing = False
-        self._offered: Mapping[KvShare, RankEndpoint] = {}
+        self._offered: Mapping[KvShard, RankEndpoint] = {}
         self._endpoint = Endpoint(transport, _STARTING)
 
     @property
     def has_begun(self) -> bool:
         """Whether every rank has said where it is."""
-        return len(self._places) == len(self._shares)
+        return len(self._places) == len(self._shards)
 
     @property
     def is_ready(self) -> bool:
@@ -93,7 +93,7 @@ class RanksReceiver:
     def forget(self, key: RequestKey) -> None:
         """See `Receiver.forget`."""
         if self._expected.pop(key, None) is not None:
-            self._forgetting[key] = set(self._shares)
+            self._forgetting[key] = set(self._shards)
             self._lines.tell(Forget(self._transport, key))
 
     def is_writing(self, key: RequestKey) -> bool:
@@ -122,12 +122,12 @@ class RanksReceiver:
     def close(self) -> None:
         """Nothing: who opened the lines closes them."""
 
-    def on_listening(self, share: KvShare, listening: Listening) -> None:
+    def on_listening(self, shard: KvShard, listening: Listening) -> None:
         """A rank has an endpoint, the first or another one."""
-        self._places[share] = listening
+        self._places[shard] = listening
         if not self._offered:
             self._offer()
-        elif listening.endpoint != self._offered[share]:
+        elif listening.endpoint != self._offered[shard]:
             self.fence()
             if not any(self._places[each].endpoint == was for each, was in self._offered.items()):
                 self._is_fencing, self._offered = False, {}
@@ -136,11 +136,11 @@ class RanksReceiver:
 
     def _offer(self) -> None:
         if self.has_begun and all(place.is_ready for place in self._places.values()):
-            self._offered = {share: self._places[share].endpoint for share in self._shares}
+            self._offered = {shard: self._places[shard].endpoint for shard in self._shards}
             ranks = RankEndpoints(self._lines.division, tuple(self._offered.values()))
             self._endpoint = Endpoint(self._transport, "", RANK_ENDPOINTS.encode(ranks))
 
-    def on_arrived(self, share: KvShare, arrived: Arrived) -> None:
+    def on_arrived(self, shard: KvShard, arrived: Arrived) -> None:
         """A rank has its bytes of some blocks."""
         self._counters.num_part_bytes += arrived.num_bytes
         expected = self._expected.get(arrived.key)
@@ -148,13 +148,13 @@ class RanksReceiver:
             return
         for index in range(arrived.first_index, arrived.first_index + arrived.count):
             expected.ranks[index] += 1
-            if expected.ranks[index] == len(self._shares):
+            if expected.ranks[index] == len(self._shards):
                 self._news.append(BlocksArrived(arrived.key, index, 1))
 
-    def on_forgotten(self, share: KvShare, forgotten: Forgotten) -> None:
+    def on_forgotten(self, shard: KvShard, forgotten: Forgotten) -> None:
         """A rank writes nothing more for a handoff."""
         missing = self._forgetting[forgotten.key]
-        missing.discard(share)
+        missing.discard(shard)
         if not missing:
             del self._forgetting[forgotten.key]
 
@@ -164,9 +164,9 @@ def open_ranks_receivers(
 ) -> Sequence[RanksReceiver]:
     """Receivers by these transports, the preferred one first. Raises `InvalidSetting` when a rank does not listen."""
     receivers = {name: RanksReceiver(name, lines, counters, is_device=is_device) for name in transports}
-    lines.hear(Listening, lambda share, report: receivers[report.transport].on_listening(share, report))
-    lines.hear(Arrived, lambda share, report: receivers[report.transport].on_arrived(share, report))
-    lines.hear(Forgotten, lambda share, report: receivers[report.transport].on_forgotten(share, report))
+    lines.hear(Listening, lambda shard, report: receivers[report.transport].on_listening(shard, report))
+    lines.hear(Arrived, lambda shard, report: receivers[report.transport].on_arrived(shard, report))
+    lines.hear(Forgotten, lambda shard, report: receivers[report.transport].on_forgotten(shard, report))
     lines.tell(Listen(tuple(transports)))
     deadline_s = time.monotonic() + _LISTEN_S
     while not all(receiver.is_ready for receiver in receivers.values()):

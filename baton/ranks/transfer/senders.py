@@ -19,7 +19,7 @@ from baton.kvtransfer.transports.part_registry import Reached, ranks_at
 from baton.ranks.transfer.lines import RankLines
 from baton.ranks.transfer.messages import Broken, EndSender, Prepare, Prepared, Push, Reach, Read, Taken
 from baton.wire.errors import Refused, TransferFailed
-from baton.wire.kv_share import KvShare
+from baton.wire.kv_shard import KvShard
 from baton.wire.request_key import RequestKey
 
 _MAX_TOLD = 4
@@ -42,8 +42,8 @@ class RanksSender:
         self.needs_fence = False
         self.piece_bytes = piece_bytes
         self._lines, self._number = lines, number
-        self._num_ranks = len(lines.division.shares)
-        self._untaken: Counter[KvShare] = Counter()
+        self._num_ranks = len(lines.division.shards)
+        self._untaken: Counter[KvShard] = Counter()
         self._unread: Counter[RequestKey] = Counter()
         self._is_closed = False
 
@@ -57,7 +57,7 @@ class RanksSender:
             return False
         columns = [(move.source, move.target, move.generation) for move in moves]
         sources, targets, generations = (tuple(column) for column in zip(*columns, strict=True))
-        self._untaken.update(self._lines.division.shares)
+        self._untaken.update(self._lines.division.shards)
         self._unread[key] += self._num_ranks
         self._lines.tell(Push(self._number, key, moves[0].index, sources, targets, generations))
         return True
@@ -90,9 +90,9 @@ class RanksSender:
         """Whether no rank has anything more to say of it."""
         return self._is_closed and not +self._unread
 
-    def note_taken(self, share: KvShare) -> None:
+    def note_taken(self, shard: KvShard) -> None:
         """A rank takes another push."""
-        self._untaken[share] -= 1
+        self._untaken[shard] -= 1
 
     def note_read(self, read: Read) -> None:
         """A rank has done with some pushes."""
@@ -118,7 +118,7 @@ class RanksSenders:
     ) -> None:
         self._lines, self._counters, self._taken = lines, counters, transports
         self._may_share_memory, self._are_mapping = may_share_memory, are_mapping
-        self._prepared: dict[KvShare, ProcessIdentity] = {}
+        self._prepared: dict[KvShard, ProcessIdentity] = {}
         self._numbers = count()
         self._senders: dict[int, RanksSender] = {}
         lines.hear(Prepared, self._on_prepared)
@@ -143,7 +143,7 @@ class RanksSenders:
 
     def _writers(self) -> Sequence[ProcessIdentity]:
         """All ranks. Raises `Starting` while one of them is not ready to send."""
-        if len(self._prepared) < len(self._lines.division.shares):
+        if len(self._prepared) < len(self._lines.division.shards):
             raise Starting("not all ranks of this node are ready to send")
         return tuple(self._prepared.values())
 
@@ -164,18 +164,18 @@ class RanksSenders:
         """See `SenderOpener.wait_on`."""
         return self._lines.wait_on()
 
-    def _on_prepared(self, share: KvShare, prepared: Prepared) -> None:
-        self._prepared[share] = prepared.process
+    def _on_prepared(self, shard: KvShard, prepared: Prepared) -> None:
+        self._prepared[shard] = prepared.process
 
-    def _on_taken(self, share: KvShare, taken: Taken) -> None:
+    def _on_taken(self, shard: KvShard, taken: Taken) -> None:
         if (sender := self._senders.get(taken.number)) is not None:
-            sender.note_taken(share)
+            sender.note_taken(shard)
 
-    def _on_read(self, share: KvShare, read: Read) -> None:
+    def _on_read(self, shard: KvShard, read: Read) -> None:
         self._counters.num_part_bytes += read.num_bytes
         if (sender := self._senders.get(read.number)) is not None:
             sender.note_read(read)
 
-    def _on_broken(self, share: KvShare, broken: Broken) -> None:
+    def _on_broken(self, shard: KvShard, broken: Broken) -> None:
         if (sender := self._senders.get(broken.number)) is not None:
             sender.failure = sender.failure or broken.reason

@@ -48,8 +48,8 @@ def prompts() -> list[list[int]]:
 def built(folder: Path, **settings: object) -> Engine:
     """Chunks of 8 tokens, blocks of 4."""
     values = {"num_threads": 1, "num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 8, **settings}
-    settings = EngineSettings(model=str(folder), **values)  # type: ignore[arg-type]
-    return build_engine(settings, allocate_private, open_executor=open_executor)
+    chosen = EngineSettings(model=str(folder), **values)  # type: ignore[arg-type]
+    return build_engine(chosen, allocate_private, open_executor=open_executor)
 
 
 def answers(engine: Engine, *prompts: list[int]) -> list[Answer]:

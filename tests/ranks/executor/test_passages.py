@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from baton.engine.executor.base import StreamShape
 from baton.engine.models.shard import Shard
-from baton.ranks.executor.passages import Incoming, Outgoing, Passages, SharedIncoming, StreamShape, taken_ends
+from baton.ranks.executor.passages import Incoming, Outgoing, Passages, SharedIncoming, taken_ends
 from baton.ranks.executor.world import RanksLost
 
 STREAM = StreamShape(max_tokens=5, hidden_size=3, dtype=torch.bfloat16, num_stages=2)

@@ -19,7 +19,7 @@ from baton.engine.models.dummy import fill_with_noise
 from baton.engine.models.ops.torch_ops import TorchOps
 from baton.engine.models.shard import Shard
 from baton.engine.runner.limits import RunnerLimits
-from baton.engine.runner.profiling import profile, profile_share
+from baton.engine.runner.profiling import profile, profile_shard
 from baton.engine.runner.sampler import Sampler
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.choose import open_executor
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {"device": "emulated", "block_size": 16, "max_num_seq
 def test_recorded_steps_of_ranks_draw_the_tokens_of_one(tmp_path: Path, size: int, num_stages: int) -> None:
     folder = make_checkpoint(tmp_path, "qwen3", changes={"head_dim": 64, "num_hidden_layers": 3})
     replay = mock.patch.object(EmulatedGraph, "replay", autospec=True, side_effect=EmulatedGraph.replay)
-    with mock.patch("baton.engine.model_share.choose_attention", choose_stand_in), replay as replayed:
+    with mock.patch("baton.engine.model_shard.choose_attention", choose_stand_in), replay as replayed:
         engine, executor = built(folder, size, num_stages, executor=GlooExecutor, **SETTINGS)
         assert isinstance(engine.device, EmulatedDevice)
         assert engine.device.num_graphs == 4
@@ -86,7 +86,7 @@ def test_ranks_measure_together(tmp_path: Path, num_stages: int) -> None:
         if number == 0:
             profile(decoder, Sampler(frozenset(), config.vocab_size), device, limits)
         else:
-            profile_share(decoder, device, limits)
+            profile_shard(decoder, device, limits)
         device.close()
 
     with ThreadPoolExecutor(2 * num_stages) as threads:

@@ -31,8 +31,8 @@ SEEDED = DecodingParams(temperature=0.9, seed=5, max_tokens=6)
 
 def alone(folder: Path, **settings: object) -> Engine:
     values = {"num_threads": 1, "num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 8, **settings}
-    settings = EngineSettings(str(folder), **values)  # type: ignore[arg-type]
-    return build_engine(settings, allocate_private, open_executor=open_executor)
+    chosen = EngineSettings(str(folder), **values)  # type: ignore[arg-type]
+    return build_engine(chosen, allocate_private, open_executor=open_executor)
 
 
 def prompt(length: int, first: int = 3) -> list[int]:

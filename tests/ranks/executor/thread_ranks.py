@@ -20,7 +20,7 @@ from torch import Tensor
 from baton.device.base import Device
 from baton.engine.build import Engine, build_engine
 from baton.engine.executor.base import StreamShape
-from baton.engine.model_share import Basis, attention_of, load_share, open_basis, recorded_pass, stream_of
+from baton.engine.model_shard import Basis, attention_of, load_shard, open_basis, recorded_pass, stream_of
 from baton.engine.models.collectives import Collectives
 from baton.engine.models.shard import Shard
 from baton.engine.runner.forward import ForwardPass, decoded_pass
@@ -43,7 +43,7 @@ from baton.ranks.executor.passages import (
 )
 from baton.ranks.executor.spread import LOOPBACK
 from baton.ranks.executor.world import Pairs, World, join_pairs
-from baton.wire.kv_share import own_layout
+from baton.wire.kv_shard import own_layout
 from tests.ranks.executor.board import Board
 
 _WAIT_S = 60.0
@@ -121,7 +121,7 @@ class ThreadExecutor:
     def _follower(self, shard: Shard, settings: EngineSettings) -> Follower:
         basis = open_basis(settings, 1)
         collectives, pairs = self._collectives(shard), self._pairs(shard, basis.device)
-        model = load_share(basis, shard, collectives, None)
+        model = load_shard(basis, shard, collectives, None)
         choice = attention_of(basis, model, shard)
         memory, passages = self.memory.result(_WAIT_S)
         if memory.is_divided:

@@ -20,13 +20,13 @@ from baton.ranks.transfer.messages import (
     Arrived,
     Begin,
     Broken,
+    EndSender,
     Expect,
     Fence,
     Forget,
     Forgotten,
     Listen,
     Listening,
-    EndSender,
     Prepare,
     Prepared,
     Push,
@@ -36,7 +36,7 @@ from baton.ranks.transfer.messages import (
     Totals,
 )
 from baton.wire.errors import TransferFailed
-from baton.wire.kv_share import WHOLE_BLOCK, KvDivision
+from baton.wire.kv_shard import WHOLE_BLOCK, KvDivision
 from baton.wire.layout import KvLayout, LayerKv
 from baton.wire.request_key import RequestKey
 from tests.request_keys import A, B

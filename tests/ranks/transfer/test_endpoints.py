@@ -18,6 +18,7 @@ from baton.ranks.transfer.messages import (
     AddUp,
     Arrived,
     Broken,
+    EndSender,
     Expect,
     Fence,
     Forget,
@@ -25,7 +26,6 @@ from baton.ranks.transfer.messages import (
     Listen,
     Listening,
     Order,
-    EndSender,
     Prepare,
     Prepared,
     Push,
@@ -38,13 +38,13 @@ from baton.ranks.transfer.pool import RanksPool
 from baton.ranks.transfer.receiver import RanksReceiver, open_ranks_receivers
 from baton.ranks.transfer.senders import RanksSenders
 from baton.wire.errors import Refused, TransferFailed
-from baton.wire.kv_share import KvDivision, KvShare
+from baton.wire.kv_shard import KvDivision, KvShard
 from baton.wire.layout import KvLayout, LayerKv
 from tests.ranks.transfer.test_pools import hello
 from tests.request_keys import key_of
 
 DIVISION = KvDivision(2)
-FIRST, SECOND = DIVISION.shares
+FIRST, SECOND = DIVISION.shards
 
 
 class Lines:
@@ -63,16 +63,16 @@ class Lines:
     def tell(self, order: Order) -> None:
         self.told.append(order)
         if isinstance(order, Listen):
-            for share, address in zip(DIVISION.shares, ("a1", "b1"), strict=True):
-                self.say(share, address, order.transports[0])
+            for shard, address in zip(DIVISION.shards, ("a1", "b1"), strict=True):
+                self.say(shard, address, order.transports[0])
 
-    def say(self, share: object, address: str, transport: str = "nixl") -> None:
+    def say(self, shard: object, address: str, transport: str = "nixl") -> None:
         """A rank has this endpoint; without an address it starts again."""
         place = RankEndpoint(address, b"metadata") if address else RankEndpoint("starting")
-        self._handlers[Listening](share, Listening(transport, place, bool(address)))
+        self._handlers[Listening](shard, Listening(transport, place, bool(address)))
 
-    def report(self, report: Any, share: KvShare = FIRST) -> None:
-        self._handlers[type(report)](share, report)
+    def report(self, report: Any, shard: KvShard = FIRST) -> None:
+        self._handlers[type(report)](shard, report)
 
     def round(self) -> None:
         """Reports come when a test says so."""
@@ -127,11 +127,11 @@ def test_the_endpoint_has_ended_when_those_of_all_ranks_have(lines: Lines, recei
 def test_a_fence_is_begun_once(lines: Lines, receiver: RanksReceiver) -> None:
     assert receiver.fence()
     assert not receiver.fence()
-    for share in DIVISION.shares:
-        lines.say(share, "")
+    for shard in DIVISION.shards:
+        lines.say(shard, "")
     assert not receiver.fence(), "nobody knows of an endpoint"
-    for share, address in zip(DIVISION.shares, ("a2", "b2"), strict=True):
-        lines.say(share, address)
+    for shard, address in zip(DIVISION.shards, ("a2", "b2"), strict=True):
+        lines.say(shard, address)
     assert [type(order) for order in lines.told] == [Listen, Fence]
     assert receiver.fence()
     assert lines.told[-1] == Fence("nixl", ("a2", "b2"))
@@ -170,12 +170,12 @@ def test_what_arrives_for_an_earlier_order_or_none_does_not_count(lines: Lines) 
     receiver = opened(lines, "zmq")
     receiver.expect(KEY, [7], [1])
     receiver.expect(KEY, [7], [1])
-    for share in DIVISION.shares:
-        lines.report(Arrived("zmq", 0, KEY, 0, 1, 1), share)
-        lines.report(Arrived("zmq", 0, OTHER, 0, 1, 1), share)
+    for shard in DIVISION.shards:
+        lines.report(Arrived("zmq", 0, KEY, 0, 1, 1), shard)
+        lines.report(Arrived("zmq", 0, OTHER, 0, 1, 1), shard)
     assert receiver.take_arrivals() == []
-    for share in DIVISION.shares:
-        lines.report(Arrived("zmq", 1, KEY, 0, 1, 1), share)
+    for shard in DIVISION.shards:
+        lines.report(Arrived("zmq", 1, KEY, 0, 1, 1), shard)
     receiver.forget(KEY)
     assert receiver.take_arrivals() == [], "nobody waits for it any more"
 

@@ -12,11 +12,11 @@ from baton.ranks.transfer.end import RankEnd
 from baton.ranks.transfer.lines import RankLines
 from baton.ranks.transfer.messages import Begin, Forget, Forgotten, Taken, TransferChannel
 from baton.runtime.channel import ChannelBroken
-from baton.wire.kv_share import KvDivision
+from baton.wire.kv_shard import KvDivision
 from tests.request_keys import A
 
 DIVISION = KvDivision(2)
-FIRST, SECOND = DIVISION.shares
+FIRST, SECOND = DIVISION.shards
 
 
 class Own:
@@ -75,7 +75,7 @@ def test_the_other_ranks_are_told_to_begin_and_all_of_them_each_order(ends: Ends
 
 
 def test_reports_of_all_ranks_are_handled_with_whose_they_are(ends: Ends) -> None:
-    ends.lines.hear(Taken, lambda share, report: ends.heard.append((share, report)))
+    ends.lines.hear(Taken, lambda shard, report: ends.heard.append((shard, report)))
     ends.own.reports = [Taken(number=1), Taken(number=2)]
     for number in (3, 4):
         ends.rank.send(Taken(number=number), 5.0)

@@ -58,7 +58,7 @@ from baton.ranks.transfer.senders import RanksSenders
 from baton.ranks.transfer.serving import start_transfers
 from baton.runtime.channel import ChannelBroken
 from baton.wire.errors import InvalidSetting, Refused, TransferFailed
-from baton.wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
+from baton.wire.kv_shard import WHOLE_BLOCK, KvDivision, KvShard, own_layout
 from baton.wire.layout import KvLayout, LayerKv
 from baton.wire.links import LinkSettings
 from tests.kvtransfer.test_parts import cut
@@ -81,26 +81,26 @@ class Pools:
     def __init__(
         self, division: KvDivision, context: zmq.Context[zmq.Socket[bytes]], *, is_device: bool = False
     ) -> None:
-        self.context, self.shares, self.is_device = context, division.shares, is_device
-        regions = {share: allocate_shared(NUM_BLOCKS * own_layout(LAYOUT, share).block_bytes) for share in self.shares}
-        self.descriptors = {share: region.descriptor for share, region in regions.items()}
-        self.memories = {share: region.array.reshape(NUM_BLOCKS, -1) for share, region in regions.items()}
+        self.context, self.shards, self.is_device = context, division.shards, is_device
+        regions = {shard: allocate_shared(NUM_BLOCKS * own_layout(LAYOUT, shard).block_bytes) for shard in self.shards}
+        self.descriptors = {shard: region.descriptor for shard, region in regions.items()}
+        self.memories = {shard: region.array.reshape(NUM_BLOCKS, -1) for shard, region in regions.items()}
         self.pools = {
-            share: open_pool(torch.from_numpy(memory) if is_device else memory)
-            for share, memory in self.memories.items()
+            shard: open_pool(torch.from_numpy(memory) if is_device else memory)
+            for shard, memory in self.memories.items()
         }
-        driver, *others = reversed(self.shares)
+        driver, *others = reversed(self.shards)
         self.threads: list[threading.Thread] = []
-        self.ends = {share: socket.socketpair() for share in others}
+        self.ends = {shard: socket.socketpair() for shard in others}
         network = Network(context, _LOOPBACK, LinkSettings())
         begin = Begin(_LOOPBACK, "", "decode")
-        for share, (_, theirs) in self.ends.items():
-            self.threads += start_transfers(self.own(share), [theirs], lambda _: network)
+        for shard, (_, theirs) in self.ends.items():
+            self.threads += start_transfers(self.own(shard), [theirs], lambda _: network)
         end = RankEnd(self.own(driver), network)
-        self.lines = RankLines(end, driver, {share: ours for share, (ours, _) in self.ends.items()}, begin)
+        self.lines = RankLines(end, driver, {shard: ours for shard, (ours, _) in self.ends.items()}, begin)
 
-    def own(self, share: KvShare) -> RankPool:
-        return RankPool(self.pools[share], LAYOUT, share, self.descriptors[share])
+    def own(self, shard: KvShard) -> RankPool:
+        return RankPool(self.pools[shard], LAYOUT, shard, self.descriptors[shard])
 
     def receiver(self, transport: str, counters: ReceivingCounters | None = None) -> RanksReceiver:
         (receiver,) = open_ranks_receivers(self.lines, counters or ReceivingCounters(), [transport])
@@ -111,8 +111,8 @@ class Pools:
         return RanksSenders(self.lines, told, [transport], lambda hello: True, are_mapping=self.is_device)
 
     def fill(self, whole: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> None:
-        for share, memory in self.memories.items():
-            memory[:] = cut(LAYOUT, share, whole)
+        for shard, memory in self.memories.items():
+            memory[:] = cut(LAYOUT, shard, whole)
 
     def checksums(self) -> Checksums:
         return RanksPool(self.lines, LAYOUT).checksums(DOT64)
@@ -230,7 +230,7 @@ def test_blocks_go_from_rank_to_rank(
     sender = reached(senders, receiver.endpoint)
     # by nixl a rank on a device may map the peer's pool, which is told of each
     is_mapping = sending.is_device and transport == NIXL
-    assert sender.writers == (this_process(),) * (len(sources.shares) if is_mapping else 0)
+    assert sender.writers == (this_process(),) * (len(sources.shards) if is_mapping else 0)
     receiver.expect(KEY, TARGETS, GENERATIONS)
     push(sender, MOVES[:3], receiver.poll)
     push(sender, MOVES[3:], receiver.poll)
@@ -245,17 +245,17 @@ def test_blocks_go_from_rank_to_rank(
         return len(arrived) == len(MOVES) and not sender.is_reading(KEY)
 
     wait(is_there)
-    for share, memory in receiving.memories.items():
+    for shard, memory in receiving.memories.items():
         expected = np.zeros_like(memory)
-        expected[list(TARGETS)] = cut(LAYOUT, share, whole)[[move.source for move in MOVES]]
+        expected[list(TARGETS)] = cut(LAYOUT, shard, whole)[[move.source for move in MOVES]]
         assert (memory == expected).all()
-    num_bytes = len(MOVES) * sum(own_layout(LAYOUT, share).block_bytes for share in targets.shares)
+    num_bytes = len(MOVES) * sum(own_layout(LAYOUT, shard).block_bytes for shard in targets.shards)
     assert (sent.num_part_bytes, received.num_part_bytes) == (num_bytes, num_bytes)
     # the checksum is that of whole blocks, on both sides, and a byte that is wrong in one rank changes it
     checksum, mine = dot64.Dot64(LAYOUT.block_bytes).checksum, receiving.checksums()
     right = [checksum(whole[move.source]) for move in MOVES]
     assert sums(sending.checksums(), [move.source for move in MOVES]) == right == sums(mine, TARGETS)
-    receiving.memories[receiving.shares[0]][TARGETS[2], 3] ^= 1
+    receiving.memories[receiving.shards[0]][TARGETS[2], 3] ^= 1
     assert [a == b for a, b in zip(sums(mine, TARGETS), right, strict=True)] == [True, True, False, True]
 
 
@@ -301,8 +301,8 @@ def test_a_node_with_one_pool_gives_to_ranks_and_takes_from_them(
     sender.close()
     # and back, from the ranks: other lines of the same pools
     again = opened(division)
-    for share, own in ranks.memories.items():
-        again.memories[share][:] = own
+    for shard, own in ranks.memories.items():
+        again.memories[shard][:] = own
     senders = again.senders(transport)
     _, sender = senders.open(hello(Endpoint("shm", "not for ranks"), alone.endpoint))
     alone.expect(KEY, TARGETS, GENERATIONS)
@@ -524,8 +524,8 @@ def test_a_rank_that_is_gone_or_says_something_else_ends_the_transfers(
 ) -> None:
     monkeypatch.setattr(rank_lines, "_REASON_S", 0.0)
     node = opened(KvDivision(2))
-    heard: list[tuple[KvShare, Report]] = []
-    node.lines.hear(Forgotten, lambda share, report: heard.append((share, report)))
+    heard: list[tuple[KvShard, Report]] = []
+    node.lines.hear(Forgotten, lambda shard, report: heard.append((shard, report)))
     said, out_of_turn = Forgotten(ZMQ, KEY), Listening(ZMQ, RankEndpoint("tcp://127.0.0.1:1"), True)
     ((_, (_, theirs)),) = node.ends.items()
     channel = TransferChannel(theirs, "the driver")

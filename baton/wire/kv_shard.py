@@ -1,4 +1,4 @@
-"""The share of a KV block that one rank of a node has where ranks have pools of their own: its heads of its layers, and
+"""The shard of a KV block that one rank of a node has where ranks have pools of their own: its heads of its layers, and
 of layers that keep a state its channels and its heads' matrices.
 
 Owns the division, on which P and D have to agree before a rank of one may send to a rank of the other: stages have
@@ -29,10 +29,10 @@ class KvDivision:
     num_stages: _Size = 1
 
     @property
-    def shares(self) -> list[KvShare]:
+    def shards(self) -> list[KvShard]:
         """Those of all ranks: stage after stage, and in a stage rank after rank."""
         places = [(rank, stage) for stage in range(self.num_stages) for rank in range(self.num_ranks)]
-        return [KvShare(rank, stage, self) for rank, stage in places]
+        return [KvShard(rank, stage, self) for rank, stage in places]
 
     def num_copies(self, num_heads: int) -> int:
         """How many ranks of a stage have the same head; of `num_heads` that a layer stores."""
@@ -40,9 +40,9 @@ class KvDivision:
 
 
 @dataclass(frozen=True, slots=True)
-class KvShare:
+class KvShard:
     """That of rank `rank` in stage `stage`. The default is the whole block. One that a peer names may not exist: only
-    those of `KvDivision.shares` do."""
+    those of `KvDivision.shards` do."""
 
     rank: _Number = 0
     stage: _Number = 0
@@ -69,22 +69,22 @@ class KvShare:
         return range(first, first + max(1, num_heads // num_ranks))
 
 
-WHOLE_BLOCK = KvShare()
+WHOLE_BLOCK = KvShard()
 
 
-def own_layout(layout: KvLayout, share: KvShare) -> KvLayout:
-    """What a rank with `share` stores of a block of `layout`, in a pool of its own. Raises `InvalidSetting` for what
+def own_layout(layout: KvLayout, shard: KvShard) -> KvLayout:
+    """What a rank with `shard` stores of a block of `layout`, in a pool of its own. Raises `InvalidSetting` for what
     cannot be divided."""
-    if share.is_whole:
+    if shard.is_whole:
         return layout
-    kvs = [layout.layers[layer] for layer in share.layers_of(layout.num_layers)]
-    return KvLayout.of_layers(layout.dtype, layout.block_size, [_own_kv(kv, share) for kv in kvs])
+    kvs = [layout.layers[layer] for layer in shard.layers_of(layout.num_layers)]
+    return KvLayout.of_layers(layout.dtype, layout.block_size, [_own_kv(kv, shard) for kv in kvs])
 
 
-def _own_kv(kv: LayerKv, share: KvShare) -> LayerKv:
+def _own_kv(kv: LayerKv, shard: KvShard) -> LayerKv:
     if kv.kind != STATE:
-        return LayerKv(len(share.heads_of(kv.num_kv_heads)), kv.head_dim, kv.window, kv.kind)
-    num_ranks = share.division.num_ranks
+        return LayerKv(len(shard.heads_of(kv.num_kv_heads)), kv.head_dim, kv.window, kv.kind)
+    num_ranks = shard.division.num_ranks
     if kv.head_dim % num_ranks or kv.num_carried % num_ranks:
         raise InvalidSetting(f"states of {kv.head_dim} channels cannot be divided among {num_ranks} ranks")
     return LayerKv(kv.num_kv_heads, kv.head_dim // num_ranks, kv.window, STATE, kv.num_carried // num_ranks)

@@ -134,7 +134,7 @@ def node_memory(settings: EngineSettings) -> HostMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShare:
+class ModelShard:
     """A loaded share of a model on its device. `layout`: of a block of all ranks; `own`: what this rank has in one.
     `weights_bytes`: of the parameters of all ranks; `quantization`: by what name they are quantized, "" for none.
     `tower`: of a model that sees images here."""
@@ -157,9 +157,9 @@ def _kernels_for(settings: EngineSettings, device: Device, num_threads: int) -> 
     return open_kernels(settings.cpu_kernels, num_threads, lending=lending) if can_run else None
 
 
-def load_share(
+def load_shard(
     basis: Basis, shard: Shard, collectives: Collectives | None, on_weights: OnProgress | None
-) -> ModelShare:
+) -> ModelShard:
     """Load this rank's share, and nothing else of the files. Raises `ModelLoadError` and `InvalidSetting`."""
     settings, folder, config, device, kernels = basis.settings, basis.folder, basis.config, basis.device, basis.kernels
     if isinstance(config, ModellingConfig):
@@ -189,7 +189,7 @@ def load_share(
         layout = KvLayout.of_layers(kv_dtype, settings.block_size, whole.layer_kvs)
     tower = _tower(basis, TORCH_DTYPES[dtype])
     weights_bytes += 0 if tower is None else tower.num_bytes
-    return ModelShare(decoder, layout, own, ops, weights_bytes, kernels, quantization.name, tower)
+    return ModelShard(decoder, layout, own, ops, weights_bytes, kernels, quantization.name, tower)
 
 
 def _tower(basis: Basis, dtype: torch.dtype) -> Tower | None:
@@ -214,7 +214,7 @@ def _tower(basis: Basis, dtype: torch.dtype) -> Tower | None:
     return Tower(basis.folder, facts, dtype, basis.device.torch_device)
 
 
-def attention_of(basis: Basis, model: ModelShare, shard: Shard) -> AttentionChoice:
+def attention_of(basis: Basis, model: ModelShard, shard: Shard) -> AttentionChoice:
     """The attention of this rank's heads. Raises `InvalidSetting`."""
     settings, limits = basis.settings, basis.limits
     shape = AttentionShape(
@@ -230,7 +230,7 @@ def attention_of(basis: Basis, model: ModelShare, shard: Shard) -> AttentionChoi
 
 def gpu_room(
     basis: Basis,
-    model: ModelShare,
+    model: ModelShard,
     attention: AttentionChoice,
     before: MemoryReading,
     sampler: Sampler | None,
@@ -242,7 +242,7 @@ def gpu_room(
     return gpu_num_blocks(settings, model.own, basis.capacity, needs)
 
 
-def recorded_pass(basis: Basis, model: ModelShare, attention: AttentionBackend) -> ForwardPass | None:
+def recorded_pass(basis: Basis, model: ModelShard, attention: AttentionBackend) -> ForwardPass | None:
     """The forward pass as recorded calls of kernels, where that is possible. Computes in block 0."""
     settings, limits = basis.settings, basis.limits
     if model.kernels is None or not isinstance(attention, NativeAttention) or settings.enforce_eager:
@@ -254,7 +254,7 @@ def recorded_pass(basis: Basis, model: ModelShare, attention: AttentionBackend) 
     return record_layers(model.decoder, attention, model.kernels, sizes)
 
 
-def stream_of(basis: Basis, model: ModelShare, shard: Shard) -> StreamShape | None:
+def stream_of(basis: Basis, model: ModelShard, shard: Shard) -> StreamShape | None:
     """What stages hand on; None where there is one."""
     if shard.num_stages == 1 or not isinstance(basis.config, ModelConfig):
         return None
@@ -270,7 +270,7 @@ def _load_modelling(
     device: Device,
     kernels: Kernels | None,
     on_weights: OnProgress | None,
-) -> ModelShare:
+) -> ModelShard:
     """A model in transformers' modelling code, which is not divided. Raises `ModelLoadError` and `InvalidSetting`."""
     # imported late: models of Baton's own need none of it, and it takes seconds
     from baton.engine.models.modelling import loading
@@ -287,7 +287,7 @@ def _load_modelling(
     else:
         decoder = loading.load_modelling_decoder(folder, config, dtype, device, on_weights, remote_code=remote_code)
     layout = KvLayout.of_layers(kv_dtype, settings.block_size, decoder.layer_kvs)
-    return ModelShare(decoder, layout, layout, choose_ops(device.torch_device, kernels), num_bytes, kernels)
+    return ModelShard(decoder, layout, layout, choose_ops(device.torch_device, kernels), num_bytes, kernels)
 
 
 def _checked_weights(settings: EngineSettings, folder: Path, shapes: Decoder, device: Device, shard: Shard) -> int:
