@@ -168,9 +168,7 @@ def test_what_turns_in_a_node_is_watched(
     serve(router)
     for part in ("engine loop", "heartbeat thread", "kv-idle thread"):
         assert f'baton:watchdog_still_seconds{{part="{part}"}}' in asked.result(WAIT_S)
-    assert asked.result(WAIT_S).endswith("['300']" if sys.platform == "linux" else "[]"), (
-        "the interpreter's watchdog"
-    )
+    assert asked.result(WAIT_S).endswith("['300']" if sys.platform == "linux" else "[]"), "the interpreter's watchdog"
 
 
 def test_health_may_be_asked_before_there_is_a_link_to_the_router(
