@@ -130,3 +130,9 @@ def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
 def test_importing_the_package_imports_no_torch() -> None:
     code = "import baton.engine, baton.wire.sampling, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
+
+
+def test_ranks_answer_as_one_does(checkpoint: Path, llm: LLM) -> None:
+    divided = LLM(str(checkpoint), num_threads=1, num_blocks=64, tensor_parallel_size=2)
+    alone, together = (each.generate(PROMPTS, GREEDY) for each in (llm, divided))
+    assert [each.token_ids for each in together] == [each.token_ids for each in alone]

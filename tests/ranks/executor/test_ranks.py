@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 
+from baton.device.host import HostDevice
 from baton.engine.build import Engine, build_engine
 from baton.engine.models.config import load_config
 from baton.engine.models.decoder import Decoder
@@ -26,8 +27,8 @@ from baton.engine.models.ops.torch_ops import TorchOps
 from baton.engine.models.shard import WHOLE, Shard
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
 from baton.engine.settings import OWN, EngineSettings
+from baton.ranks.executor import mp, starting
 from baton.ranks.executor import ranks as rank_processes
-from baton.ranks.executor import starting
 from baton.ranks.executor.choose import open_executor
 from baton.ranks.executor.messages import Channel, Compute, Here, Meet, Order, Room, Share, Stop
 from baton.ranks.executor.mp import MpExecutor
@@ -172,6 +173,20 @@ def test_a_rank_that_stands_still_in_a_step_is_named_and_ended(monkeypatch: pyte
         repeat(ranks.require_alive, END_S)
     ranks.close()
     assert not psutil.pid_exists(pid)
+
+
+def test_a_rank_that_stands_still_while_all_measure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "Child", StoppedChild)
+    monkeypatch.setattr(mp, "_MEASURE_S", 0.25)
+    executor = MpExecutor(EngineSettings(pipeline_parallel_size=2), HostDevice(), 1, LocalRanks(), "")
+
+    def measure() -> int:
+        repeat(executor.leader.require_alive, END_S)
+        return 9
+
+    with pytest.raises(RankFailed, match=r"^rank 1 of 2 \(stage 0 of 2\) is stopped, and a step was to take 0\.25 s"):
+        executor.fewest_blocks(measure)
+    executor.close()
 
 
 def test_a_process_that_hangs_in_a_call_between_gpus_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
