@@ -30,7 +30,7 @@ print(kept, held() - before)
 
 _THREADS = """
 import psutil, sys, threading
-from baton.runtime.process import give_back_freed_memory
+from baton.runtime.process import give_back_freed_memory, return_freed_memory
 if sys.argv[1] == "bounded":
     give_back_freed_memory()
 before = psutil.Process().memory_info().rss >> 20
@@ -45,6 +45,7 @@ def need_much_for_a_moment():
 threads = [threading.Thread(target=need_much_for_a_moment) for _ in range(6)]
 for each in threads: each.start()
 for each in threads: each.join()
+return_freed_memory()
 print((psutil.Process().memory_info().rss >> 20) - before)
 """
 
