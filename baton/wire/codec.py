@@ -51,7 +51,7 @@ one (`HandOver`), and a node is asked to finish (`Drain`); addresses name the ke
 12: the group of a node.
 13: blocks of nodes whose ranks have pools of their own go from rank to rank (`source`, `RankEndpoints`).
 14: the same by nixl and shared memory (`source` of their headers, `RankEndpoint`), and states divided among ranks;
-ranks of a node run on other machines (`baton.ranks.link`); images of prompts (`images`, `sees_images`).
+ranks of a node run on other machines (`baton.ranks.machines.link`); images of prompts (`images`, `sees_images`).
 15: leased blocks in a node's status.
 17: how long a node's start took.
 18: the prompt of a leg is one value (`prompt`), and what was emitted already stands beside it (`output_ids`).

@@ -41,6 +41,7 @@ from baton.engine.native.library import open_kernels
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
 from baton.engine.scheduler.request import RequestOutput
 from baton.engine.settings import EngineSettings
+from baton.ranks.executor.choose import open_executor
 from baton.runtime.process import keep_freed_memory
 from baton.wire.errors import RequestFailed
 from baton.wire.layout import DTYPE_BYTES
@@ -79,7 +80,8 @@ class EngineSteps:
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        self.engine: Engine = build_engine(settings, allocate_shared if settings.num_ranks > 1 else allocate_private)
+        allocate = allocate_shared if settings.num_ranks > 1 else allocate_private
+        self.engine: Engine = build_engine(settings, allocate, open_executor=open_executor)
         self._num_stages = settings.pipeline_parallel_size
         self._core = self.engine.core
         self._chance = random.Random(0)

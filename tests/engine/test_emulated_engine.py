@@ -65,7 +65,7 @@ def choose_stand_in(setting: str, device: Device, shape: AttentionShape, kernels
 def engine(folder: Path, device: str, **settings: Any) -> Iterator[Engine]:
     chosen = {"block_size": 16, "num_blocks": 24, "num_threads": 1, "max_model_len": 160, **settings}
     with (
-        mock.patch("baton.engine.model_share.choose_attention", choose_stand_in)
+        mock.patch("baton.engine.model_shard.choose_attention", choose_stand_in)
         if device == "emulated"
         else mock.MagicMock()
     ):

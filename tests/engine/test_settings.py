@@ -12,6 +12,7 @@ import torch
 from baton.engine.build import build_engine
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
 from baton.engine.settings import EngineSettings
+from baton.ranks.executor.choose import open_executor
 from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
@@ -37,7 +38,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answered(settings: EngineSettings) -> None:
     """Compute what a node does before its first request, and a request."""
-    engine = build_engine(settings, allocate_shared if settings.num_ranks > 1 else allocate_private)
+    allocate = allocate_shared if settings.num_ranks > 1 else allocate_private
+    engine = build_engine(settings, allocate, open_executor=open_executor)
     try:
         engine.learn_costs()
         prompt = [5] * min(5, engine.max_request_tokens - 1)
@@ -63,7 +65,7 @@ def test_the_ends_of_what_a_number_may_be_work_or_are_refused(name: str, end: st
     settings = EngineSettings(model=str(checkpoint), **changes)
     if (name, end) in REFUSED:
         with pytest.raises(InvalidSetting, match=REFUSED[name, end]) as caught:
-            build_engine(settings, allocate_private)
+            build_engine(settings, allocate_private, open_executor=open_executor)
         assert "\n" not in str(caught.value)
     else:
         answered(settings)

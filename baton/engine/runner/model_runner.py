@@ -94,8 +94,19 @@ class PlannedStep(NamedTuple):
     scoring: PromptScoring | None
 
 
+class RunnerArguments(NamedTuple):
+    """What every runner has; `blocks`: the tensor that `attention` reads and writes, [B, ...]."""
+
+    decoder: RunnableDecoder
+    attention: AttentionBackend
+    blocks: torch.Tensor
+    sampler: Sampler
+    device: Device
+    limits: RunnerLimits
+
+
 class ModelRunner:
-    """Runs a decoder over paged KV. See `Runner`. `blocks`: the tensor that `attention` reads and writes, [B, ...]."""
+    """Runs a decoder over paged KV. See `Runner`. For its first arguments see `RunnerArguments`."""
 
     def __init__(
         self,
@@ -152,7 +163,7 @@ class ModelRunner:
             self._limits.spare_block,
             self._stream,
         )
-        with self._device.guard():
+        with self._device.issuing():
             num_graphs = graphs.record(self._attention, progress)
         self._graphs = graphs if num_graphs else None
         return num_graphs
@@ -184,7 +195,7 @@ class ModelRunner:
             self._greedy.planned(step)
         inputs = read_inputs(step, self._sampled_rows)
         told = None if layer_stored is None else lambda: self._device.notify(layer_stored)
-        with self._inference, self._device.guard():
+        with self._inference, self._device.issuing():
             try:
                 if self._images is not None:
                     inputs = self._images.read(step, inputs)

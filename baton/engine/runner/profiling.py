@@ -93,7 +93,7 @@ def profile(
     """
     num_tokens, num_rows = limits.max_step_tokens, limits.max_num_seqs
     staging = device.staging(staging_bytes(limits))
-    with device.guard():
+    with device.issuing():
         staging.begin()
         scoring = PromptScoring(_scored_step(num_tokens), [num_tokens - 1], staging)
         plan = sampler.plan([_HardestRequest()] * num_rows, staging).stage_changes(staging)
@@ -109,11 +109,11 @@ def profile(
 
 
 @torch.inference_mode()
-def profile_share(decoder: RunnableDecoder, device: Device, limits: RunnerLimits) -> None:
+def profile_shard(decoder: RunnableDecoder, device: Device, limits: RunnerLimits) -> None:
     """What another rank does in the step of `profile`, which it computes together with the first: its share of the
     forward pass, and of logits where it has the head."""
     num_tokens = limits.max_step_tokens
-    with device.guard():
+    with device.issuing():
         hidden = decoder.forward(*_inputs(decoder, num_tokens), StorelessAttention())
         if decoder.has_head:
             for piece in score_pieces(num_tokens, decoder.config.vocab_size):

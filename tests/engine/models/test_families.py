@@ -18,6 +18,7 @@ from baton.engine.models.weight_files import SINGLE_FILE
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.request import SampledToken
 from baton.engine.settings import EngineSettings
+from baton.ranks.executor.choose import open_executor
 from baton.wire.errors import InvalidSetting, ModelLoadError
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
@@ -48,7 +49,8 @@ def prompts() -> list[list[int]]:
 def built(folder: Path, **settings: object) -> Engine:
     """Chunks of 8 tokens, blocks of 4."""
     values = {"num_threads": 1, "num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 8, **settings}
-    return build_engine(EngineSettings(model=str(folder), **values), allocate_private)  # type: ignore[arg-type]
+    chosen = EngineSettings(model=str(folder), **values)  # type: ignore[arg-type]
+    return build_engine(chosen, allocate_private, open_executor=open_executor)
 
 
 def answers(engine: Engine, *prompts: list[int]) -> list[Answer]:
