@@ -7,7 +7,7 @@ from functools import partial
 
 from baton.runtime.ranges import BYTES_OR_NONE, COUNT_OR_NONE, MILLISECONDS, SHARE, THREADS, Range
 from baton.runtime.settings import setting
-from baton.wire.kv_share import MAX_RANKS
+from baton.wire.kv_shard import MAX_RANKS
 
 AUTO, SHARED, OWN = "auto", "shared", "own"
 RANKS, RANKS_OR_SAME = Range(1, MAX_RANKS), Range(0, MAX_RANKS)

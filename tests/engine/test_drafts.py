@@ -19,12 +19,13 @@ from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.request import Request, SampledToken
 from baton.engine.settings import OWN, SHARED, EngineSettings
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
-from tests.engine.executor import thread_ranks
 from tests.engine.models.families import VOCAB_SIZE, make_model
 from tests.engine.scheduler.proposers import Guessing
+from tests.ranks.executor import thread_ranks
 from tests.request_keys import key_of
 
 VARIANTS: list[dict[str, Any]] = [
@@ -71,7 +72,7 @@ def said(engine: Engine) -> Followed:
     while waiting or engine.core.has_work:
         for number, variant in waiting[:3]:
             prompt = [chance.randrange(VOCAB_SIZE) for _ in range(3 + 4 * number)]
-            engine.core.add(key_of(number), prompt, DecodingParams(**{"max_tokens": NUM_OUTPUT, **variant}))
+            engine.core.add(key_of(number), Prompt.of(prompt), DecodingParams(**{"max_tokens": NUM_OUTPUT, **variant}))
             found.tokens[key_of(number)] = []
         del waiting[:3]
         outputs = engine.core.step()
@@ -138,14 +139,12 @@ def test_drafts_are_verified_on_every_path(tmp_path: Path, settings: dict[str, A
 
 
 @pytest.mark.parametrize(("size", "num_stages", "pools"), [(2, 1, SHARED), (1, 2, SHARED), (2, 2, OWN)])
-def test_ranks_and_stages_verify_drafts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, num_stages: int, pools: str
-) -> None:
+def test_ranks_and_stages_verify_drafts(tmp_path: Path, size: int, num_stages: int, pools: str) -> None:
     make_model(tmp_path, "llama")
     plain = said(built(tmp_path))
     proposer = Guessing(plain.following, 0.7, most=5)
     values: dict[str, Any] = {**SIZES, "rank_pools": pools}
-    engine, executor = thread_ranks.built(monkeypatch, tmp_path, size, num_stages, proposer=proposer, **values)
+    engine, executor = thread_ranks.built(tmp_path, size, num_stages, proposer=proposer, **values)
     assert_same(plain, said(engine), is_exact=False)
     executor.close()
     assert 50 < proposer.num_accepted < proposer.num_drafts

@@ -10,6 +10,7 @@ import pytest
 from baton.engine.scheduler.request import Request
 from baton.engine.speculation import proposer_of
 from baton.wire.errors import InvalidSetting
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import A
 
@@ -17,7 +18,7 @@ from tests.request_keys import A
 def num_drafts(text: list[int], **config: Any) -> int:
     proposer = proposer_of(json.dumps({"method": "ngram", **config}))
     assert proposer is not None
-    request = Request(A, text, 1, DecodingParams(), b"", 10**6)
+    request = Request(A, Prompt.of(text), DecodingParams(), b"", 10**6)
     assert proposer.follows(request)
     return len(proposer.propose(request, 99))
 

@@ -34,6 +34,7 @@ from baton.engine.runner.redraws import redraw_beforehand
 from baton.engine.runner.sampler import Sampler
 from baton.engine.runner.sampling_plan import SamplingPlan
 from baton.engine.scheduler.request import PromptScores, SampledToken, SampledTokens, ScheduledRequest, Step
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
@@ -93,8 +94,19 @@ class PlannedStep(NamedTuple):
     scoring: PromptScoring | None
 
 
+class RunnerArguments(NamedTuple):
+    """What every runner has; `blocks`: the tensor that `attention` reads and writes, [B, ...]."""
+
+    decoder: RunnableDecoder
+    attention: AttentionBackend
+    blocks: torch.Tensor
+    sampler: Sampler
+    device: Device
+    limits: RunnerLimits
+
+
 class ModelRunner:
-    """Runs a decoder over paged KV. See `Runner`. `blocks`: the tensor that `attention` reads and writes, [B, ...]."""
+    """Runs a decoder over paged KV. See `Runner`. For its first arguments see `RunnerArguments`."""
 
     def __init__(
         self,
@@ -151,7 +163,7 @@ class ModelRunner:
             self._limits.spare_block,
             self._stream,
         )
-        with self._device.guard():
+        with self._device.issuing():
             num_graphs = graphs.record(self._attention, progress)
         self._graphs = graphs if num_graphs else None
         return num_graphs
@@ -163,11 +175,11 @@ class ModelRunner:
         spare = self._limits.spare_block
         if spare is None:
             return
-        sampled = DecodingParams(top_p=0.9, seed=0)
+        sampled, greedy = DecodingParams(top_p=0.9, seed=0), DecodingParams(temperature=0.0)
         table = (spare, spare)
         shares = (
-            ScheduledRequest(RequestKey.numbered(1), 0, 1, (0,), 1, table, sampled, True),
-            ScheduledRequest(RequestKey.numbered(2), 0, 2, (0, 0), 2, table, DecodingParams(temperature=0.0), True),
+            ScheduledRequest(RequestKey.numbered(1), 0, 1, (0,), Prompt((0,)), table, sampled, True),
+            ScheduledRequest(RequestKey.numbered(2), 0, 2, (0, 0), Prompt((0, 0)), table, greedy, True),
         )
         num_shares = min(len(shares), self._limits.max_num_seqs, self._limits.max_step_tokens - 1)
         for step in (Step(shares[:num_shares]), Step(shares[:1])):
@@ -183,7 +195,7 @@ class ModelRunner:
             self._greedy.planned(step)
         inputs = read_inputs(step, self._sampled_rows)
         told = None if layer_stored is None else lambda: self._device.notify(layer_stored)
-        with self._inference, self._device.guard():
+        with self._inference, self._device.issuing():
             try:
                 if self._images is not None:
                     inputs = self._images.read(step, inputs)

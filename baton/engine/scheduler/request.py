@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 from baton.engine.cache.block_pool import BlockTable, pack_blocks
 from baton.engine.scheduler.first_tokens import FirstTokens
-from baton.wire.images import PromptImage
 from baton.wire.messages import TokenLogprobs
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
@@ -108,10 +108,10 @@ def choices_of(keys: Sequence[RequestKey], params: DecodingParams) -> list[Fork]
 class Request:
     """Mutable state of one request; only the scheduler changes it.
 
-    `token_ids` is the prompt and everything generated; `num_computed_tokens` of them have their KV in `block_table`.
-    `first_token_only`: the request leaves after one token, and its blocks are held for a handoff. `num_cached_tokens`
-    is set at the first admission: prompt tokens that were found in the prefix cache or by a reservation. `most_tokens`:
-    prompt and output together can have no more. `takes_largest`: what the parameters say.
+    `token_ids` is the prompt and everything generated, `output_ids` first; `num_computed_tokens` of them have their KV
+    in `block_table`. `first_token_only`: the request leaves after one token, and its blocks are held for a handoff.
+    `num_cached_tokens` is set at the first admission: prompt tokens that were found in the prefix cache or by a
+    reservation. `most_tokens`: prompt and output together can have no more. `takes_largest`: what the parameters say.
 
     While steps are in flight, their tokens count as computed, and the last `num_pending_tokens` of `token_ids` are
     `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`. `has_drafts`: the newest of them has drafts
@@ -121,7 +121,7 @@ class Request:
     known. It matters with `prompt_logprobs` only, and never falls, so that nothing is reported twice.
     `forks` are there until the first token is sampled. With `is_wanted` false only they are wanted of it, and it leaves
     then. `block_copy` is to be made by its first step: the source, which it holds until then, has the KV that belongs
-    into the last block of its table. `matcher` is there for parameters with a grammar. `images`: those of the prompt.
+    into the last block of its table. `matcher` is there for parameters with a grammar.
 
     `first_due_s`, `last_due_s`: when its first and its last token have to be there for its goals to be met, see
     `baton.engine.scheduler.step_bound`; the second is None until there is a first token, and -inf when that was late.
@@ -129,11 +129,11 @@ class Request:
     """
 
     key: RequestKey
-    token_ids: list[int]
-    num_prompt_tokens: int
+    prompt: Prompt
     params: DecodingParams
     hash_root: bytes
     max_total_tokens: int
+    output_ids: InitVar[Sequence[int]] = ()
     first_token_only: bool = False
     arrival: int = 0
     block_table: BlockTable = field(default_factory=partial(pack_blocks, ()))
@@ -149,14 +149,17 @@ class Request:
     is_wanted: bool = True
     block_copy: BlockCopy | None = None
     matcher: Matcher | None = None
-    images: tuple[PromptImage, ...] = ()
     first_due_s: float = math.inf
     last_due_s: float | None = None
     turn_s: float = 0.0
+    token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
     most_tokens: int = field(init=False)
     takes_largest: bool = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, output_ids: Sequence[int]) -> None:
+        self.token_ids = [*self.prompt.token_ids, *output_ids]
+        self.num_prompt_tokens = self.prompt.num_tokens
         self.takes_largest = self.params.takes_largest
         self.most_tokens = self.max_total_tokens
         if self.params.max_tokens is not None:
@@ -170,7 +173,7 @@ class Request:
     @property
     def lacks_pixels(self) -> bool:
         """Whether an image is to be computed whose pixels are not here."""
-        return any(not image.pixels and image.stop > self.num_computed_tokens for image in self.images)
+        return any(not image.pixels and image.stop > self.num_computed_tokens for image in self.prompt.images)
 
     @property
     def held_blocks(self) -> BlockTable:
@@ -215,7 +218,7 @@ class Request:
             self.num_computed_tokens,
             count,
             self.token_ids,
-            self.num_prompt_tokens,
+            self.prompt,
             self.block_table,
             self.params,
             count == len(self.token_ids) - self.num_computed_tokens,
@@ -224,23 +227,23 @@ class Request:
             None if self.num_steps_in_flight else self.block_copy,
             self.matcher,
             self.takes_largest,
-            self.images,
             self.hash_root,
         )
 
-    def forked(self, fork: Fork, token_ids: list[int]) -> Request:
-        """The request that its `fork` becomes; the prompt is not counted as cached a second time."""
-        matcher = None if self.matcher is None else self.matcher.fork(token_ids[self.num_prompt_tokens : -1])
+    def forked(self, fork: Fork, num_shared_tokens: int, token_id: int) -> Request:
+        """The request that its `fork` becomes, with a token of its own behind those that both have; the prompt is not
+        counted as cached a second time."""
+        shared_ids = self.token_ids[self.num_prompt_tokens : num_shared_tokens]
+        matcher = None if self.matcher is None else self.matcher.fork(shared_ids)
         return Request(
             key=fork.key,
-            token_ids=token_ids,
-            num_prompt_tokens=self.num_prompt_tokens,
+            prompt=self.prompt,
             params=fork.params,
             hash_root=self.hash_root,
             max_total_tokens=self.max_total_tokens,
+            output_ids=(*shared_ids, token_id),
             num_cached_tokens=0,
             matcher=matcher,
-            images=self.images,
         )
 
 
@@ -252,8 +255,8 @@ class ScheduledRequest(NamedTuple):
     `needs_sample`: this reaches the last token there is, so that the next one can be sampled. `arrival`: which of the
     requests that ever had this key. With `needs_sample`, a token of each of `forks` is sampled after the same tokens.
     `block_copy` is made before anything is computed. `matcher` knows which tokens may be sampled, None: all.
-    `takes_largest`: that of `params`, so that it is not found out in every step; where it is false they say. `images`:
-    all of the request's. `hash_root`: its own, so that nothing that is kept of an image is found by another client.
+    `takes_largest`: that of `params`, so that it is not found out in every step; where it is false they say.
+    `hash_root`: that of the request, so that nothing that is kept of an image is found by another client.
 
     The last `num_drafts` tokens are guesses (see `baton.engine.scheduler.proposer`), in a list that is the share's own.
     A token is sampled behind the last one before them and behind each of them, as if all before it were known.
@@ -263,7 +266,7 @@ class ScheduledRequest(NamedTuple):
     start: int
     num_tokens: int
     token_ids: Sequence[int]
-    num_prompt_tokens: int
+    prompt: Prompt
     block_table: Sequence[int]
     params: DecodingParams
     needs_sample: bool
@@ -272,14 +275,13 @@ class ScheduledRequest(NamedTuple):
     block_copy: BlockCopy | None = None
     matcher: Matcher | None = None
     takes_largest: bool = False
-    images: tuple[PromptImage, ...] = ()
     hash_root: bytes = b""
     num_drafts: int = 0
 
     @property
     def computes_images(self) -> bool:
         """Whether there are tokens of images among those that are computed."""
-        return any(image.start < self.context_len and self.start < image.stop for image in self.images)
+        return any(image.start < self.context_len and self.start < image.stop for image in self.prompt.images)
 
     @property
     def context_len(self) -> int:

@@ -43,7 +43,7 @@ class RequestBlocks:
 
     def take_for(self, request: Request) -> bool:
         """Give a request without blocks those for all its tokens. False when they do not fit now."""
-        extend_hashes(request.block_hashes, request.token_ids, self.block_size, request.hash_root, request.images)
+        self._extend_hashes(request, request.token_ids)
         taken = self.take(request.block_hashes, request.num_reusable_tokens, len(request.token_ids))
         if taken is None:
             return False
@@ -117,11 +117,13 @@ class RequestBlocks:
         if num_full == request.num_published_blocks:
             return
         if num_full > len(request.block_hashes):
-            known = request.token_ids[: num_full * self.block_size]
-            extend_hashes(request.block_hashes, known, self.block_size, request.hash_root, request.images)
+            self._extend_hashes(request, request.token_ids[: num_full * self.block_size])
         for index in range(request.num_published_blocks, num_full):
             self._pool.publish(request.block_table[index], request.block_hashes[index])
         request.num_published_blocks = num_full
+
+    def _extend_hashes(self, request: Request, known: Sequence[int]) -> None:
+        extend_hashes(request.block_hashes, known, self.block_size, request.hash_root, request.prompt.images)
 
     def release_all(self, request: Request) -> None:
         """Release the blocks of `request`; it has nothing computed any more."""

@@ -101,7 +101,7 @@ class Scheduler:
         num_waiting = self.requests.num_waiting
         if num_waiting >= self.limits.max_num_waiting:
             raise Overloaded(f"{num_waiting} requests are waiting already")
-        if request.images:
+        if request.prompt.images:
             require_room_for_images(self.requests)
         if self._bound is not None:
             self._bound.queued(request)
@@ -275,7 +275,7 @@ class Scheduler:
             tokens, num_computed_tokens = sampled.get(fork.key, ()), output.num_computed_tokens
             finish_reason, forked = "", None
             if tokens:
-                forked = request.forked(fork, [*request.token_ids[:num_computed_tokens], tokens[0].token_id])
+                forked = request.forked(fork, num_computed_tokens, tokens[0].token_id)
                 finish_reason = self._ends.finish_reason(forked)
                 if not finish_reason and not request.first_token_only:
                     self.add_fork(forked, request, num_computed_tokens)

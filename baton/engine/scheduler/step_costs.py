@@ -98,7 +98,9 @@ class StepCosts:
     def launched(self, step: Step) -> None:
         """`step` is about to be launched."""
         # a series computes no images, and its shares are in no cache: nothing else of a step looks at them
-        teaches = step.series is not None or not any(share.images and share.computes_images for share in step.requests)
+        teaches = step.series is not None or not any(
+            share.prompt.images and share.computes_images for share in step.requests
+        )
         self._launched.append((self._clock(), work_of(step), teaches))
 
     def collected(self) -> None:

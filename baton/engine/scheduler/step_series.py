@@ -56,7 +56,7 @@ class StepSeries:
         self._keys = [share.key for share in shares]
         self._context = sum([share.start for share in shares])
         self._num_computed = [share.start + 1 for share in shares]
-        self._indexes = [len(share.token_ids) - share.num_prompt_tokens for share in shares]
+        self._indexes = [len(share.token_ids) - share.prompt.num_tokens for share in shares]
         self._cached = [request.num_cached_tokens or 0 for request in requests]
         self._first_limit = min([request.most_tokens - len(request.token_ids) for request in requests]) - 1
         self._matchers = [(place, each.matcher) for place, each in enumerate(requests) if each.matcher is not None]

@@ -25,6 +25,7 @@ from baton.engine.runner.limits import RunnerLimits
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.sampler import Sampler
 from baton.engine.scheduler.request import PENDING_TOKEN, SampledToken, SampledTokens, ScheduledRequest, Step
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
@@ -124,7 +125,8 @@ def scheduled(
 ) -> ScheduledRequest:
     """A share that samples when it reaches the last token."""
     is_due = start + num_tokens == len(token_ids)
-    return ScheduledRequest(key, start, num_tokens, token_ids, num_prompt_tokens, block_table, params, is_due)
+    prompt = Prompt.of(token_ids[:num_prompt_tokens])
+    return ScheduledRequest(key, start, num_tokens, token_ids, prompt, block_table, params, is_due)
 
 
 @dataclass

@@ -16,7 +16,7 @@ import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
@@ -38,6 +38,7 @@ from baton.engine.scheduler.request import (
 )
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.steps_in_flight import StepFailed
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of
@@ -261,20 +262,24 @@ class Simulation:
         """What the test calls the request that has this share."""
         return self._names[share.key]
 
-    def request(self, name: Name, prompt: Sequence[int], params: DecodingParams) -> Request:
-        return Request(self._key(name), list(prompt), len(prompt), params, b"root", self.limits.max_request_tokens)
+    def request(
+        self, name: Name, prompt: Sequence[int], params: DecodingParams, output_ids: Sequence[int] = (), **parts: Any
+    ) -> Request:
+        """`parts` of its prompt, beside the ids."""
+        max_tokens = self.limits.max_request_tokens
+        return Request(self._key(name), Prompt.of(prompt, **parts), params, b"root", max_tokens, output_ids)
 
     def add(
         self, name: Name, prompt: Sequence[int], params: DecodingParams | None = None, forks: Sequence[Name] = ()
     ) -> None:
         chosen = params or DecodingParams(max_tokens=4, ignore_eos=True)
-        self.core.add(self._key(name), prompt, chosen, forks=[self._key(fork) for fork in forks])
+        self.core.add(self._key(name), Prompt.of(prompt), chosen, forks=[self._key(fork) for fork in forks])
         for each in (name, *forks):
             self.outputs[each] = []
 
     def reserve(self, name: Name, prompt: Sequence[int]) -> bool:
         """Reserve blocks for a prompt, as for a handoff, and write its KV as another node would. False without room."""
-        reservation = self.core.reserve(self._key(name), prompt)
+        reservation = self.core.reserve(self._key(name), Prompt.of(prompt))
         if reservation is None:
             return False
         self._reserved[name] = (reservation, list(prompt))
@@ -294,7 +299,7 @@ class Simulation:
             else:
                 firsts.append(FirstToken(key, own, first))
         if firsts:
-            self.core.add_reserved(reservation, prompt, firsts, num_prompt_tokens=len(prompt))
+            self.core.add_reserved(reservation, Prompt.of(prompt), firsts)
         else:
             self.core.release(self._key(name))
 

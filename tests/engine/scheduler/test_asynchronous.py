@@ -14,6 +14,7 @@ from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.request import PENDING_TOKEN, Request, SampledToken, Step
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.simulation import EOS, Device, Name, Simulation, continuation
@@ -32,8 +33,8 @@ def new_scheduler(num_blocks: int = 16, budget: int = 16) -> tuple[Scheduler, Bl
 
 
 def request(key: RequestKey, num_tokens: int = 5, params: DecodingParams | None = None, *, first: int = 100) -> Request:
-    token_ids = list(range(first, first + num_tokens))
-    return Request(key, token_ids, num_tokens, params or endless(), b"root", 64)
+    prompt = Prompt.of(range(first, first + num_tokens))
+    return Request(key, prompt, params or endless(), b"root", 64)
 
 
 def launched(scheduler: Scheduler) -> Step:

@@ -13,6 +13,7 @@ from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.request import PENDING_TOKEN, Fork, Request, RequestOutput, SampledToken, Step
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.proposers import Guessing, liar, oracle
@@ -74,9 +75,10 @@ def test_what_is_handed_over_is_the_kv_of_tokens_and_never_that_of_drafts(share_
             continue
         simulation.core.check()
         token_ids = [1, 2, 3, *simulation.outputs["a"]]
-        assert [*handed.token_ids, handed.next_token_id] == token_ids[: len(handed.token_ids) + 1]
-        assert len(handed.block_table) == -(-len(handed.token_ids) // 4)
-        for place in range(len(handed.token_ids)):
+        known = [*handed.prompt.token_ids, *handed.output_ids, handed.next_token_id]
+        assert known == token_ids[: handed.num_tokens + 1]
+        assert len(handed.block_table) == -(-handed.num_tokens // 4)
+        for place in range(handed.num_tokens):
             slot = (handed.block_table[place // 4], place % 4)
             assert simulation.device.slots[slot] == hash(tuple(token_ids[: place + 1]))
         simulation.core.release(key_of("held"))
@@ -153,7 +155,7 @@ def new_scheduler(
 
 
 def request(key: RequestKey, num_tokens: int = 5, **params: Any) -> Request:
-    return Request(key, list(range(num_tokens)), num_tokens, DecodingParams(**{"max_tokens": 50, **params}), b"", 64)
+    return Request(key, Prompt.of(range(num_tokens)), DecodingParams(**{"max_tokens": 50, **params}), b"", 64)
 
 
 def stepped(scheduler: Scheduler, *token_ids: int) -> tuple[Step, list[RequestOutput]]:
@@ -275,7 +277,7 @@ def test_drafts_have_what_prompts_and_older_requests_leave() -> None:
     step, _ = stepped(scheduler, 9)
     # five rows are free
     assert [(share.key, share.num_drafts) for share in step.requests] == [(A, 4), (B, 1), (C, 0)]
-    scheduler.add(replace(request(key_of("long")), token_ids=list(range(80, 95)), num_prompt_tokens=15))
+    scheduler.add(replace(request(key_of("long")), prompt=Prompt.of(range(80, 95))))
     step, _ = stepped(scheduler, 9)
     assert [(share.num_tokens, share.num_drafts) for share in step.requests] == [(2, 1), (1, 0), (1, 0), (15, 0)]
 

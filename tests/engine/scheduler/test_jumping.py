@@ -15,6 +15,7 @@ from baton.engine.scheduler.output_ends import OutputEnds
 from baton.engine.scheduler.request import MAX_FORCED, Fork, Request, RequestOutput, SampledToken, Step
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.wire.messages import TokenLogprobs
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.test_matchers import GRAMMAR, FakeMatcher
@@ -38,7 +39,7 @@ def _request(key: RequestKey, forced: Sequence[int], **members: Any) -> Request:
     matcher = FakeMatcher(length=99)
     matcher.forced = list(forced)
     params = DecodingParams(grammar=GRAMMAR, **{"max_tokens": 50, **members})
-    return Request(key, list(range(5)), 5, params, b"", 64, matcher=matcher)
+    return Request(key, Prompt.of(range(5)), params, b"", 64, matcher=matcher)
 
 
 def forced_of(output: RequestOutput) -> list[int]:
@@ -184,7 +185,7 @@ def test_a_step_ahead_waits_where_forced_tokens_need_a_preemption() -> None:
 
 def test_forced_tokens_come_before_older_prompts() -> None:
     scheduler = _scheduler(budget=8)
-    long_prompt = Request(B, list(range(40)), 40, DecodingParams(max_tokens=9), b"", 64)
+    long_prompt = Request(B, Prompt.of(range(40)), DecodingParams(max_tokens=9), b"", 64)
     scheduler.add(replace(_request(A, [8, 9, 10])))
     _step(scheduler, 7)
     scheduler.add(long_prompt)

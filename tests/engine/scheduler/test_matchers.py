@@ -9,6 +9,7 @@ from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.request import Matcher, Request, SampledToken
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.wire.grammar import Grammar
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of
@@ -61,9 +62,9 @@ def _scheduler() -> Scheduler:
     return Scheduler(BlockPool(32, prefix_caching=False), SchedulerLimits(4, 4, 16, 64), frozenset())
 
 
-def _request(key: RequestKey, matcher: Matcher | None = None, num_prompt_tokens: int = 5) -> Request:
+def _request(key: RequestKey, matcher: Matcher | None = None) -> Request:
     params = DecodingParams(max_tokens=9, grammar=None if matcher is None else GRAMMAR)
-    return Request(key, list(range(5)), num_prompt_tokens, params, b"", 64, matcher=matcher)
+    return Request(key, Prompt.of(range(5)), params, b"", 64, matcher=matcher)
 
 
 def _step(scheduler: Scheduler, token_id: int) -> list[str]:

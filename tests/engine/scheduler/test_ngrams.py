@@ -9,12 +9,13 @@ import pytest
 
 from baton.engine.scheduler.ngrams import NgramProposer
 from baton.engine.scheduler.request import Request
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import A
 
 
 def proposed(token_ids: Sequence[int], shortest: int, longest: int, num_tokens: int = 3, at_most: int = 9) -> list[int]:
-    request = Request(A, list(token_ids), 1, DecodingParams(), b"", 10**6)
+    request = Request(A, Prompt.of(token_ids), DecodingParams(), b"", 10**6)
     found = NgramProposer(num_tokens, shortest, longest).propose(request, at_most)
     assert request.token_ids == list(token_ids)
     return list(found)

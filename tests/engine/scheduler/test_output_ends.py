@@ -10,6 +10,7 @@ import pytest
 
 from baton.engine.scheduler.output_ends import OutputEnds
 from baton.engine.scheduler.request import Request, RequestOutput, SampledToken, SampledTokens
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.test_matchers import GRAMMAR, FakeMatcher
 from tests.request_keys import A
@@ -20,7 +21,7 @@ EOS, SAMPLED = 60, (SampledToken(7, None),)
 def request(*output: int, num_pending: int = 0, matcher: FakeMatcher | None = None, **members: Any) -> Request:
     """A prompt of five tokens and what came behind it."""
     params = DecodingParams(grammar=None if matcher is None else GRAMMAR, **{"max_tokens": 5, **members})
-    return Request(A, [EOS] * 5 + list(output), 5, params, b"", 64, num_pending_tokens=num_pending, matcher=matcher)
+    return Request(A, Prompt((EOS,) * 5), params, b"", 64, output, num_pending_tokens=num_pending, matcher=matcher)
 
 
 def ends(clock: Iterator[float] | None = None, *, jumps_ahead: bool = True) -> OutputEnds:

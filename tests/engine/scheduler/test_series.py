@@ -10,6 +10,7 @@ from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, Fork, Request, RequestOutput, SampledToken, Step
 from baton.engine.scheduler.request_blocks import RequestBlocks
 from baton.engine.scheduler.step_series import StepSeries, can_begin
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.simulation import Simulation
 from tests.engine.scheduler.test_asynchronous import endless, simulate
@@ -123,7 +124,9 @@ def test_a_stop_token_that_is_no_end_yet_ends_no_series() -> None:
 def asked(name: str, arrival: int, num_tokens: int = 6, **members: Any) -> Request:
     """A request whose last token is to be computed, and that has one more to go than it may have to decode."""
     params = DecodingParams(**{"max_tokens": 9, **members.pop("params", {})})
-    found = Request(key_of(name), list(range(num_tokens)), 5, params, b"", 99, arrival=arrival, **members)
+    tokens = range(num_tokens)
+    prompt, output_ids = Prompt.of(tokens[:5]), tokens[5:]
+    found = Request(key_of(name), prompt, params, b"", 99, output_ids, arrival=arrival, **members)
     found.num_computed_tokens = num_tokens - 1
     return found
 
