@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from baton.engine.llm import LLM
+    from baton.offline.llm import LLM
     from baton.wire.grammar import Grammar
     from baton.wire.sampling import SamplingParams
 
@@ -17,7 +17,7 @@ __all__ = ["LLM", "Grammar", "SamplingParams"]
 
 def __getattr__(name: str) -> Any:
     if name == "LLM":
-        from baton.engine.llm import LLM
+        from baton.offline.llm import LLM
 
         return LLM
     if name == "Grammar":

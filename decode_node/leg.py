@@ -126,20 +126,12 @@ class DecodeLeg:
         if any(choice in self._awaited_of or self._core.is_live(choice) for choice in choices):
             raise InvalidMessage("this attempt of the request exists already")
         if request.prefill_peer is None:
-            self._core.add(
-                key,
-                request.token_ids,
-                request.params,
-                num_prompt_tokens=request.num_prompt_tokens,
-                cache_salt=request.cache_salt,
-                forks=forks,
-                images=request.images,
-            )
+            self._core.add(key, request.prompt, request.params, output_ids=request.output_ids, forks=forks)
             self._first_steps.watch(key, num_tokens=2)
             return
         if len(self._awaited) >= MAX_AWAITED:
             raise Overloaded(f"{len(self._awaited)} requests wait for their KV already")
-        self._core.check_size(len(request.token_ids))
+        self._core.check_size(request.num_tokens)
         self._core.prepare(request.params)
         awaited = self._awaited[key] = _Awaited(request, request.prefill_peer, choices, set(choices))
         self._awaited_of |= dict.fromkeys(choices, awaited)
@@ -242,17 +234,10 @@ class DecodeLeg:
             self._core.release(notice.key)
             self._first_events += events
             return
-        self._counters.count_delivered(len(request.token_ids), reservation.num_cached_tokens)
+        self._counters.count_delivered(request.num_tokens, reservation.num_cached_tokens)
         self._exposed.count(notice.figures)
         try:
-            self._core.add_reserved(
-                reservation,
-                request.token_ids,
-                going_on,
-                num_prompt_tokens=request.num_prompt_tokens,
-                cache_salt=request.cache_salt,
-                images=request.images,
-            )
+            self._core.add_reserved(reservation, request.prompt, going_on, request.output_ids)
         except BatonError as error:
             self._failures += [(first.key, error) for first in going_on]
         else:
@@ -300,14 +285,14 @@ class DecodeLeg:
     def _reserve(self, key: RequestKey, awaited: _Awaited) -> bool:
         """Reserve blocks for a request and grant them. Returns False when there is no room now."""
         request = awaited.request
-        reservation = self._core.reserve(key, request.token_ids, cache_salt=request.cache_salt, images=request.images)
+        reservation = self._core.reserve(key, request.prompt, request.output_ids)
         if reservation is None:
             return False
         blocks = ReservedBlocks(
             key=key,
-            num_tokens=len(request.token_ids),
+            num_tokens=request.num_tokens,
             num_cached_tokens=reservation.num_cached_tokens,
-            prompt_digest=prompt_digest(request.token_ids, request.images),
+            prompt_digest=prompt_digest(request.prompt, request.output_ids),
             block_ids=reservation.missing_block_ids,
             generations=reservation.missing_generations,
             forks=awaited.choices[1:],

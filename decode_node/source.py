@@ -56,12 +56,11 @@ class Source:
         handed = self._core.hand_over(RequestKey(order.handoff_id, order.attempt), key, goes_on=order.goes_on)
         if handed is None:
             return 0
-        num_tokens = len(handed.token_ids)
+        num_tokens = handed.num_tokens
         self._handoffs.add(key)
-        digest = prompt_digest(handed.token_ids, handed.images)
+        digest = prompt_digest(handed.prompt, handed.output_ids)
         self._end.thread.post(BeginHandoff(key, order.decode_node_id, order.decode_epoch, num_tokens, digest))
-        index = max(0, num_tokens - handed.num_prompt_tokens)
-        first = TokenEvent(*key, index, (handed.next_token_id,), (), "", 0)
+        first = TokenEvent(*key, len(handed.output_ids), (handed.next_token_id,), (), "", 0)
         finish = FinishHandoff(key, tuple(handed.block_table), (first,), now_s)
         self._awaiting_steps.append((self._core.num_steps_in_flight, finish))
         self._finish_handoffs()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from baton.wire.codec import U64, BlockIds, Bounds, Codec, Id128, Length, U64s
-from baton.wire.kv_share import MAX_RANKS, KvDivision
+from baton.wire.kv_shard import MAX_RANKS, KvDivision
 from baton.wire.layout import KvLayout
 from baton.wire.messages import TokenEvent
 from baton.wire.request_key import RequestKey
@@ -72,7 +72,7 @@ class RankEndpoint:
 @dataclass(frozen=True, slots=True)
 class RankEndpoints:
     """The `details` of the endpoint of a node whose ranks have pools of their own: that of each of them, in the order
-    of `division.shares`."""
+    of `division.shards`."""
 
     division: KvDivision
     ranks: Annotated[tuple[RankEndpoint, ...], Length(MAX_RANKS)]

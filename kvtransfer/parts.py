@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import lcm
 
-from baton.wire.kv_share import KvDivision, KvShare, own_layout
+from baton.wire.kv_shard import KvDivision, KvShard, own_layout
 from baton.wire.layout import DTYPE_BYTES, STATE, KvLayout, LayerKv
 
 
@@ -44,51 +44,51 @@ class _Piece:
     num_copies: int
 
 
-def part_runs(layout: KvLayout, sources: KvDivision, target: KvShare) -> Mapping[KvShare, Sequence[ByteRun]]:
+def part_runs(layout: KvLayout, sources: KvDivision, target: KvShard) -> Mapping[KvShard, Sequence[ByteRun]]:
     """For each rank of `sources` from which `target` gets bytes: which bytes of the source's block go where in the
     target's. Together they are the target's block, each byte once, but for what states are filled up with. `layout` is
     that of the whole model. Raises `InvalidSetting` where it cannot be divided so."""
     if sources == target.division:
         return {target: [ByteRun(0, 0, own_layout(layout, target).block_bytes)]}
     num_parts = lcm(sources.num_ranks, target.division.num_ranks)
-    held = {share: {piece.key: piece for piece in _pieces(layout, share, num_parts)} for share in sources.shares}
-    runs: dict[KvShare, list[ByteRun]] = {}
+    held = {shard: {piece.key: piece for piece in _pieces(layout, shard, num_parts)} for shard in sources.shards}
+    runs: dict[KvShard, list[ByteRun]] = {}
     for wanted in _pieces(layout, target, num_parts):
-        holders = [share for share, pieces in held.items() if wanted.key in pieces]
+        holders = [shard for shard, pieces in held.items() if wanted.key in pieces]
         source = holders[target.rank % len(holders)]
         run = ByteRun(held[source][wanted.key].own, wanted.own, wanted.num_bytes)
         _append(runs.setdefault(source, []), run)
     return runs
 
 
-def strands(layout: KvLayout, share: KvShare) -> Mapping[int, Sequence[ByteRun]]:
+def strands(layout: KvLayout, shard: KvShard) -> Mapping[int, Sequence[ByteRun]]:
     """A rank's bytes by how many ranks of its stage have the same: from its own block (source) to the whole one
     (target)."""
     found: dict[int, list[ByteRun]] = {}
-    for piece in _pieces(layout, share, share.division.num_ranks):
+    for piece in _pieces(layout, shard, shard.division.num_ranks):
         _append(found.setdefault(piece.num_copies, []), ByteRun(piece.own, piece.whole, piece.num_bytes))
     return dict(sorted(found.items()))
 
 
-def _pieces(layout: KvLayout, share: KvShare, num_parts: int) -> Iterator[_Piece]:
+def _pieces(layout: KvLayout, shard: KvShard, num_parts: int) -> Iterator[_Piece]:
     """What a rank has of a block, in the order of its block. `num_parts`: into how many equal parts rows and matrices
     of states are cut; a multiple of the number of ranks."""
-    own = own_layout(layout, share)
-    for number, layer in enumerate(share.layers_of(layout.num_layers)):
+    own = own_layout(layout, shard)
+    for number, layer in enumerate(shard.layers_of(layout.num_layers)):
         kv, mine = layout.layers[layer], own.layers[number]
         whole_begin = layout.layer_ends[layer] - layout.layer_bytes(kv)
         own_begin = own.layer_ends[number] - own.layer_bytes(mine)
         element_bytes = DTYPE_BYTES[layout.dtype]
         if kv.kind == STATE:
             for row, ((begin, count), (mine_begin, _)) in enumerate(zip(_rows(kv), _rows(mine), strict=True)):
-                size, num_mine = count // num_parts * element_bytes, num_parts // share.division.num_ranks
+                size, num_mine = count // num_parts * element_bytes, num_parts // shard.division.num_ranks
                 for place in range(num_mine):
-                    part, at = share.rank * num_mine + place, own_begin + mine_begin * element_bytes + place * size
+                    part, at = shard.rank * num_mine + place, own_begin + mine_begin * element_bytes + place * size
                     yield _Piece((layer, row, part), at, whole_begin + begin * element_bytes + part * size, size, 1)
             continue
-        head_bytes, copies = layout.head_elements(kv) * element_bytes, share.division.num_copies(kv.num_kv_heads)
+        head_bytes, copies = layout.head_elements(kv) * element_bytes, shard.division.num_copies(kv.num_kv_heads)
         for plane in range(kv.num_planes):
-            for place, head in enumerate(share.heads_of(kv.num_kv_heads)):
+            for place, head in enumerate(shard.heads_of(kv.num_kv_heads)):
                 at = own_begin + (plane * mine.num_kv_heads + place) * head_bytes
                 whole = whole_begin + (plane * kv.num_kv_heads + head) * head_bytes
                 yield _Piece((layer, plane, head), at, whole, head_bytes, copies)

@@ -118,13 +118,11 @@ class PrefillLeg:
             raise InvalidMessage("this attempt of the handoff exists already")
         self._core.add(
             key,
-            request.token_ids,
+            request.prompt,
             request.params,
-            num_prompt_tokens=request.num_prompt_tokens,
-            cache_salt=request.cache_salt,
+            output_ids=request.output_ids,
             first_token_only=True,
             forks=forks,
-            images=request.images,
         )
         self._prompts[key] = prompt = _Prompt(choices, set(choices))
         self._prompt_of |= dict.fromkeys(choices, prompt)
@@ -134,8 +132,8 @@ class PrefillLeg:
                 key=key,
                 decode_node_id=request.decode_node_id,
                 decode_epoch=request.decode_epoch,
-                num_tokens=len(request.token_ids),
-                prompt_digest=prompt_digest(request.token_ids, request.images),
+                num_tokens=request.num_tokens,
+                prompt_digest=prompt_digest(request.prompt, request.output_ids),
             )
         )
 

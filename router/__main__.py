@@ -53,8 +53,14 @@ from baton.router.settings import RouterSettings
 from baton.runtime.command_line import CommandParser
 from baton.runtime.events import Ready, emit
 from baton.runtime.exit_status import report_errors
-from baton.runtime.process import configure_logging, freeze_startup_objects, start_authenticator
+from baton.runtime.process import (
+    configure_logging,
+    freeze_startup_objects,
+    give_back_freed_memory,
+    start_authenticator,
+)
 from baton.runtime.settings import add_flags, check_file_keys, resolve
+from baton.runtime.threads import StartedThreads
 from baton.runtime.watchdog import Watchdog
 from baton.wire import links
 from baton.wire.errors import InvalidSetting, Overloaded
@@ -98,6 +104,8 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
     async with contextlib.AsyncExitStack() as stack:
         for model in models:
             stack.callback(model.prompts.close)
+            model.prompts.start()
+        asyncio.get_running_loop().set_default_executor(_started_threads())
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         authenticator = start_authenticator(context, keys)
@@ -168,6 +176,13 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
         stack.callback(metrics.loop_lag.stop)
         emit(Ready("router", address, control.address))
         await _until_stopped(endpoints, relay, settings.shutdown_timeout_s)
+
+
+def _started_threads() -> StartedThreads:
+    """What `asyncio.to_thread` uses."""
+    threads = StartedThreads(None, "aside")
+    threads.start()
+    return threads
 
 
 def _relay(settings: RouterSettings, registry: NodeRegistry, control: ControlLink) -> Relay:
@@ -311,6 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = parser.parse(argv)
 
     def run() -> int:
+        give_back_freed_memory()
         if flags.config:
             check_file_keys(flags.config, RouterSettings)
         settings = resolve(RouterSettings, flags)

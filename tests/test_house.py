@@ -25,7 +25,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine.structured": ("wire", "engine.text", "engine.structured"),
     "engine": ("wire", "runtime", "device", "demo.location", "engine"),
     "kvtransfer": ("wire", "runtime", "device", "kvtransfer"),
+    "ranks.executor": ("wire", "runtime", "device", "engine", "ranks.executor"),
+    "ranks.machines": ("wire", "runtime", "engine.settings", "ranks.executor", "ranks.machines"),
+    "ranks.transfer": ("wire", "runtime", "kvtransfer", "ranks.transfer"),
     "ranks": ("wire", "runtime", "engine", "kvtransfer", "ranks"),
+    "offline": ("wire", "engine", "ranks.executor", "offline"),
     "node": ("wire", "runtime", "device", "engine", "kvtransfer", "ranks", "node"),
     "prefill_node": ("wire", "runtime", "engine", "kvtransfer", "node", "prefill_node"),
     "decode_node": ("wire", "runtime", "engine", "kvtransfer", "node", "decode_node"),
@@ -39,7 +43,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "router": ("wire", "runtime", "engine.text", "engine.cache.hashing", "engine.models", "router"),
     "launch": (*ROOMS, "demo.location"),
     "demo": ("demo",),
-    "bench": ("wire", "runtime", "device", "demo", "engine", "kvtransfer", "bench"),
+    "bench": ("wire", "runtime", "device", "demo", "engine", "kvtransfer", "ranks.executor", "bench"),
 }
 TORCH_FREE = (
     "wire",
@@ -51,6 +55,8 @@ TORCH_FREE = (
     "engine.settings",
     "engine.structured",
     "kvtransfer",
+    "ranks.machines",
+    "ranks.transfer",
     "router",
     "bench",
 )
@@ -216,6 +222,13 @@ def test_packages_that_may_be_missing_have_known_importers(
         module for module, each in sources.items() if any(name.split(".")[0] == package for name in each.imports)
     }
     assert importers == set(only)
+
+
+def test_the_router_starts_no_thread_when_work_comes(sources: dict[str, Source]) -> None:
+    """Where memory is missing, the event loop would wait for the thread for ever: see `baton.runtime.threads`."""
+    pools = {module for module, each in sources.items() if "concurrent.futures.ThreadPoolExecutor" in each.imports}
+    assert not {module for module in pools if _within(module, ("router",))}
+    assert "set_default_executor" in {name.lstrip(".") for name in sources["router.__main__"].calls}
 
 
 def test_nothing_decodes_code_from_bytes(sources: dict[str, Source]) -> None:

@@ -108,7 +108,7 @@ class Device(Protocol):
         """Wait until every call that `notify` was given has returned. Raises as `HostCopy.wait`."""
         ...
 
-    def guard(self) -> AbstractContextManager[None]:
+    def issuing(self) -> AbstractContextManager[None]:
         """A context for code that issues work: an error after which the device cannot compute becomes
         `DeviceFailed`."""
         ...

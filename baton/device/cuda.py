@@ -127,8 +127,8 @@ class CudaDevice:
         self._notices.settle(timeout_s)
 
     @contextmanager
-    def guard(self) -> Iterator[None]:
-        """See `Device.guard`."""
+    def issuing(self) -> Iterator[None]:
+        """See `Device.issuing`."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -138,7 +138,7 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         """See `Device.synchronize`."""
-        with self.guard():
+        with self.issuing():
             torch.cuda.synchronize(self.torch_device)
 
     def close(self) -> None:

@@ -151,8 +151,8 @@ class EmulatedDevice:
         """See `Device.settle`."""
         self._notices.settle(timeout_s)
 
-    def guard(self) -> AbstractContextManager[None]:
-        """See `Device.guard`."""
+    def issuing(self) -> AbstractContextManager[None]:
+        """See `Device.issuing`."""
         return nullcontext()
 
     def synchronize(self) -> None:

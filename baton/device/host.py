@@ -14,7 +14,7 @@ from torch import Tensor
 from baton.device.base import STEP_TIMEOUT_S, Array, Graph
 
 _Outputs = TypeVar("_Outputs")
-_NO_GUARD = nullcontext()
+_NO_TRANSLATION = nullcontext()
 
 
 class HostStaging:
@@ -69,9 +69,9 @@ class HostDevice:
     def settle(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
         """See `Device.settle`."""
 
-    def guard(self) -> AbstractContextManager[None]:
-        """See `Device.guard`."""
-        return _NO_GUARD
+    def issuing(self) -> AbstractContextManager[None]:
+        """See `Device.issuing`."""
+        return _NO_TRANSLATION
 
     def synchronize(self) -> None:
         """See `Device.synchronize`."""

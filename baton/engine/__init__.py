@@ -1,2 +1,2 @@
-"""The inference engine every node runs, and `baton.engine.llm`: the same engine in one process, offered as
+"""The inference engine every node runs, and `baton.offline.llm`: the same engine in one process, offered as
 `baton.LLM`."""

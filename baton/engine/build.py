@@ -2,18 +2,20 @@
 
 Owns the order of these: on a GPU the pool gets the memory that is left after the weights were loaded and the largest
 step was computed, and graphs are recorded last. The first steps, which have the time of a step, are computed when every
-rank has recorded its own. Everything built here is returned; the module has no state. What each rank of several does
-alike is `baton.engine.model_share`.
+rank has recorded its own. Everything built here is returned; the module has no state. Who builds an engine of several
+ranks says who opens them; what each rank does alike is `baton.engine.model_shard`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from baton.device.base import Device
 from baton.device.memory import MemoryReading, enough_memory, read_memory
@@ -23,18 +25,15 @@ from baton.engine.cache.block_pool import BlockPool
 from baton.engine.cache.offload import KvOffload
 from baton.engine.core import EngineCore
 from baton.engine.executor.base import Executor
-from baton.engine.executor.choose import open_executor
-from baton.engine.executor.leading import LeadingRunner, PipelineRunner
-from baton.engine.executor.passages import Incoming
-from baton.engine.executor.starting import LocalRanks, RankStarter
+from baton.engine.executor.uni import open_uni
 from baton.engine.first_costs import measure_first_costs
-from baton.engine.model_share import (
+from baton.engine.model_shard import (
     Basis,
-    ModelShare,
+    ModelShard,
     attention_of,
     checkpoint_fingerprint,
     gpu_room,
-    load_share,
+    load_shard,
     node_memory,
     open_basis,
     recorded_pass,
@@ -58,18 +57,19 @@ from baton.engine.pool_size import (
     report_shorter_requests,
     require_room,
 )
-from baton.engine.runner.forward import decoded_pass
 from baton.engine.runner.greedy_series import GreedySeries
 from baton.engine.runner.images import StepImages
 from baton.engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory, own_kv_memory
-from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.model_runner import ModelRunner, RunnerArguments
 from baton.engine.runner.recorded_layers import RecordedLayers
 from baton.engine.runner.sampler import Sampler
 from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts
 from baton.engine.settings import EngineSettings
+from baton.engine.speculation import proposer_of
 from baton.engine.structured.matcher import Grammars
 from baton.engine.structured.vocabulary import Vocabulary, is_large
 from baton.engine.text.tokenizer_digest import tokenizer_digest
@@ -77,8 +77,9 @@ from baton.runtime.settings import require_allowed
 from baton.wire.errors import InvalidSetting
 from baton.wire.fingerprint import with_quantization
 
-_MEASURE_S = 600.0
-"""Kernels are compiled when they are first met."""
+OpenExecutor: TypeAlias = Callable[[Basis, int], Executor]
+"""The ranks of an engine with this basis, running; the number: of the threads of each. Raises `InvalidSetting`, and
+`DeviceFailed` when they do not come up."""
 _log = logging.getLogger(__name__)
 
 
@@ -110,16 +111,19 @@ def build_engine(
     allocate: KvAllocator,
     on_weights: OnProgress | None = None,
     on_graphs: OnProgress | None = None,
-    starter: RankStarter | None = None,
+    open_executor: OpenExecutor = open_uni,
+    proposer: Proposer | None = None,
     open_store: StoreOpener | None = None,
 ) -> Engine:
     """Load the checkpoint and build an engine around it.
 
     `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
-    recorded graphs. `starter`: starts the other ranks; None: processes of this machine. `open_store`: opens the KV
-    store of an only rank; None: a host tier if the settings want one. Sets the number of torch threads of this process.
-    Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up."""
+    recorded graphs. `open_executor`: without it the engine has one rank. `proposer`: guesses tokens; None: as the
+    settings say. `open_store`: opens the KV store of an only rank; None: a host tier if the settings want one. Sets the
+    number of torch threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank
+    does not come up."""
     require_allowed(settings)
+    proposer = proposer or proposer_of(settings.speculative_config)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
     require_offloadable(settings)
     num_cores = len(os.sched_getaffinity(0))
@@ -131,13 +135,11 @@ def build_engine(
         settings = basis.settings
         config, device = basis.config, basis.device
         grammars = _grammars(basis.folder, config)
-        executor = open_executor(
-            settings, config, device, num_threads, starter or LocalRanks(), lambda: checkpoint_fingerprint(basis)
-        )
+        executor = open_executor(basis, num_threads)
         opened.callback(executor.close)
         before = read_memory(device.torch_device) if basis.is_gpu else None
         rank = executor.shard
-        model = load_share(basis, rank, executor.collectives, on_weights)
+        model = load_shard(basis, rank, executor.collectives, on_weights)
         executor.loaded()
         sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, basis.kernels)
         attention = attention_of(basis, model, rank)
@@ -147,16 +149,16 @@ def build_engine(
         num_blocks = _num_blocks(basis, model, size, sampler, attention, before, executor)
         report_shorter_requests(settings, size, basis.capacity, num_blocks)
         memory = _kv_memory(basis, model, size, num_blocks, allocate, rank)
-        incoming = executor.share_memory(memory, stream_of(basis, model, rank))
+        executor.share_memory(memory, stream_of(basis, model, rank))
         costs = StepCosts(pair_in_tokens=pair_in_tokens(config) if isinstance(config, ModelConfig) else USUAL_PAIR)
-        runner = _runner(basis, model, sampler, attention, memory, executor, incoming, costs, on_graphs)
+        runner = _runner(basis, model, sampler, attention, memory, executor, costs, on_graphs)
         executor.ready()
         runner.warm_up()
         kv_dtype = model.layout.dtype if model.layout.has_scales else ""
         fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
         image_facts = None if model.tower is None else model.tower.facts
         offload = open_offload(settings, memory, open_store)
-        core = _core(basis, fingerprint, memory, runner, grammars, costs, image_facts, offload)
+        core = _core(basis, fingerprint, memory, runner, grammars, costs, image_facts, proposer, offload)
         opened.callback(core.close)
         grammars.finish_loading()
         opened.pop_all()
@@ -184,7 +186,7 @@ def _grammars(folder: Path, config: ModelFacts) -> Grammars:
     return grammars
 
 
-def _require_batch_invariance(model: ModelShare, attention: AttentionChoice) -> None:
+def _require_batch_invariance(model: ModelShard, attention: AttentionChoice) -> None:
     """Raise `InvalidSetting` when anything computes that may add in another order in another batch."""
     ops = model.ops
     if not isinstance(ops, NativeOps):
@@ -200,7 +202,7 @@ def _require_batch_invariance(model: ModelShare, attention: AttentionChoice) -> 
     raise InvalidSetting(f"--batch-invariant cannot be promised here: {reason}")
 
 
-def _block_size(settings: EngineSettings, model: ModelShare) -> BlockSize:
+def _block_size(settings: EngineSettings, model: ModelShard) -> BlockSize:
     if not settings.divides_pool:
         return model.layout
     return DividedBlocks(model.layout, settings.tensor_parallel_size, settings.pipeline_parallel_size)
@@ -208,7 +210,7 @@ def _block_size(settings: EngineSettings, model: ModelShare) -> BlockSize:
 
 def _num_blocks(
     basis: Basis,
-    model: ModelShare,
+    model: ModelShard,
     size: BlockSize,
     sampler: Sampler,
     attention: AttentionChoice,
@@ -223,12 +225,11 @@ def _num_blocks(
     if before is None:
         memory, num_ranks = node_memory(settings), settings.num_ranks
         return host_num_blocks(settings, size, capacity, memory, model.weights_bytes, num_ranks)
-    with nullcontext() if executor.leader is None else executor.leader.within(_MEASURE_S):
-        return executor.fewest_blocks(gpu_room(basis, model, attention, before, sampler))
+    return executor.fewest_blocks(partial(gpu_room, basis, model, attention, before, sampler))
 
 
 def _kv_memory(
-    basis: Basis, model: ModelShare, size: BlockSize, num_blocks: int, allocate: KvAllocator, rank: Shard
+    basis: Basis, model: ModelShard, size: BlockSize, num_blocks: int, allocate: KvAllocator, rank: Shard
 ) -> KvMemory:
     device = basis.device
     if not device.has_own_memory:
@@ -242,31 +243,27 @@ def _kv_memory(
 
 def _runner(
     basis: Basis,
-    model: ModelShare,
+    model: ModelShard,
     sampler: Sampler,
     choice: AttentionChoice,
     memory: KvMemory,
     executor: Executor,
-    incoming: Incoming | None,
     costs: StepCosts,
     on_graphs: OnProgress | None,
 ) -> ModelRunner:
-    settings, attention = basis.settings, choice.build(memory.paged)
+    attention = choice.build(memory.paged)
     with_spare = replace(basis.limits, spare_block=memory.spare_block)
     run = recorded_pass(basis, model, attention)
-    parts = (model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
-    if executor.leader is not None:
-        led = (executor.leader, executor.collectives, costs, settings.block_size, settings.divides_pool, *parts)
-        if incoming is not None:
-            num_before = model.layout.num_layers - model.own.num_layers
-            passed = run or decoded_pass(model.decoder, attention)
-            return _recorded(PipelineRunner(incoming, num_before, passed, *led), basis, on_graphs)
-        return _recorded(LeadingRunner(*led, run), basis, on_graphs)
+    arguments = RunnerArguments(model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
+    num_layers_before = model.layout.num_layers - model.own.num_layers
+    leading = executor.leading_runner(arguments, run, num_layers_before, costs)
+    if leading is not None:
+        return _recorded(leading, basis, on_graphs)
     images = None if model.tower is None else StepImages(model.tower, basis.device.torch_device)
     greedy = None
     if isinstance(run, RecordedLayers) and isinstance(attention, NativeAttention) and not run.needs_torch:
         greedy = GreedySeries(run, attention, run.kernels, sampler)
-    return _recorded(ModelRunner(*parts, run, images, greedy), basis, on_graphs)
+    return _recorded(ModelRunner(*arguments, run, images, greedy), basis, on_graphs)
 
 
 def _recorded(runner: ModelRunner, basis: Basis, on_graphs: OnProgress | None) -> ModelRunner:
@@ -283,6 +280,7 @@ def _core(
     grammars: Grammars,
     costs: StepCosts,
     image_facts: ImageFacts | None,
+    proposer: Proposer | None,
     offload: KvOffload | None,
 ) -> EngineCore:
     settings, capacity, config = basis.settings, basis.capacity, basis.config
@@ -299,7 +297,9 @@ def _core(
         has_states=memory.layout.has_states,
         num_stages=settings.pipeline_parallel_size,
     )
+    if proposer is not None and limits.has_states:
+        _log.warning("drafts are not used: this model has states, which cannot go back behind a wrong one")
     goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
     bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
-    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, offload)
+    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, proposer, offload)
     return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, image_facts, offload)

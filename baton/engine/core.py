@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
-from baton.engine.cache.hashing import extend_hashes
 from baton.engine.cache.offload import KvOffload
 from baton.engine.held_blocks import HeldBlocks, Reservation
 from baton.engine.models.vision.facts import ImageFacts
@@ -38,8 +37,8 @@ from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.steps_in_flight import StepsInFlight, StepWatch
 from baton.engine.structured.matcher import Grammars
 from baton.wire.errors import BatonError, InvalidRequest
-from baton.wire.images import PromptImage
 from baton.wire.messages import NodeStatus
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
@@ -55,14 +54,18 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """What another node needs to go on with a request: the KV of `token_ids` in `block_table`, and the next token. The
-    prompt is the first `num_prompt_tokens`, with `images` among them."""
+    """What another node needs to go on with a request: the KV of `prompt`, or of its beginning, and of `output_ids` in
+    `block_table`, and the next token."""
 
-    token_ids: tuple[int, ...]
+    prompt: Prompt
+    output_ids: tuple[int, ...]
     next_token_id: int
-    num_prompt_tokens: int
     block_table: BlockTable
-    images: tuple[PromptImage, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """How many have their KV there."""
+        return self.prompt.num_tokens + len(self.output_ids)
 
 
 def watch_nothing(step: Step) -> None:
@@ -140,24 +143,22 @@ class EngineCore:
     def add(
         self,
         key: RequestKey,
-        token_ids: Sequence[int],
+        prompt: Prompt,
         params: DecodingParams,
         *,
-        num_prompt_tokens: int | None = None,
-        cache_salt: bytes = b"",
+        output_ids: Sequence[int] = (),
         first_token_only: bool = False,
         forks: Sequence[RequestKey] = (),
-        images: Sequence[PromptImage] = (),
     ) -> None:
-        """Compute and continue `token_ids`. With `first_token_only` the request leaves after one token, and its blocks
-        are held until `release(key)`, also when that token ended the request: a transfer may be reading them.
+        """Compute and continue `prompt`, whose images have pixels, and what was generated behind it earlier. With
+        `first_token_only` the request leaves after one token, and its blocks are held until `release(key)`, also when
+        that token ended the request: a transfer may be reading them.
 
-        `num_prompt_tokens` (default: all) says how many of them count as prompt; the rest are earlier output. `forks`:
-        the keys of further choices, see `choices_of`. `images`: of the prompt, with pixels.
+        `forks`: the keys of further choices, see `choices_of`.
         Raises `ContextLengthExceeded` when it can never fit, `Overloaded` when the queue is full, `InvalidRequest` for
         token ids outside the vocabulary and more choices than a step may have, and `ValueError` for a key in use.
         """
-        request = self._new_requests.make(key, token_ids, params, num_prompt_tokens, cache_salt, images)
+        request = self._new_requests.make(key, prompt, params, output_ids)
         if request.lacks_pixels:
             raise InvalidRequest("an image came without its pixels", "messages")
         request.first_token_only = first_token_only
@@ -178,27 +179,18 @@ class EngineCore:
         if key in self._held or self.is_live(key):
             raise ValueError(f"{key!r} is in use already")
 
-    def reserve(
-        self,
-        key: RequestKey,
-        token_ids: Sequence[int],
-        *,
-        cache_salt: bytes = b"",
-        images: Sequence[PromptImage] = (),
-    ) -> Reservation | None:
-        """Hold blocks for the KV of `token_ids`, reusing cached ones. Returns None when there is no room now, or when
-        that would take the room which a request of the engine itself waits for. Raises `ContextLengthExceeded` when
-        there will never be room."""
-        self.check_size(len(token_ids))
+    def reserve(self, key: RequestKey, prompt: Prompt, output_ids: Sequence[int] = ()) -> Reservation | None:
+        """Hold blocks for the KV of `prompt` and `output_ids`, reusing cached ones. Returns None when there is no room
+        now, or when that would take the room which a request of the engine itself waits for. Raises
+        `ContextLengthExceeded` when there will never be room."""
+        num_tokens = prompt.num_tokens + len(output_ids)
+        self.check_size(num_tokens)
         self._require_new(key)
         waiting = self._scheduler.requests.first_without_blocks
-        if waiting is not None and not self._scheduler.blocks.has_room_beside(waiting, len(token_ids)):
+        if waiting is not None and not self._scheduler.blocks.has_room_beside(waiting, num_tokens):
             return None
-        hashes: list[bytes] = []
-        extend_hashes(
-            hashes, token_ids, self._scheduler.limits.block_size, self._new_requests.hash_root(cache_salt), images
-        )
-        taken = self._scheduler.blocks.take(hashes, len(token_ids), len(token_ids))
+        hashes = self._new_requests.block_hashes(prompt, output_ids, self._scheduler.limits.block_size)
+        taken = self._scheduler.blocks.take(hashes, num_tokens, num_tokens)
         if taken is None:
             return None
         block_table, num_cached_tokens = taken
@@ -208,23 +200,18 @@ class EngineCore:
     def add_reserved(
         self,
         reservation: Reservation,
-        token_ids: Sequence[int],
+        prompt: Prompt,
         firsts: Sequence[FirstToken],
-        *,
-        num_prompt_tokens: int,
-        cache_salt: bytes = b"",
-        images: Sequence[PromptImage] = (),
+        output_ids: Sequence[int] = (),
     ) -> None:
-        """Continue choices whose KV, that of `token_ids`, now lies in the reserved blocks. The blocks become those of
-        the first choice, and cached; the others share them. Choices that are over already are not among `firsts`.
+        """Continue choices whose KV, that of `prompt` and `output_ids`, now lies in the reserved blocks. The blocks
+        become those of the first choice, and cached; the others share them. Choices that are over already are not among
+        `firsts`.
 
         Raises as `add` when one of them cannot be taken, and then takes none and releases the blocks.
         """
         requests = [
-            self._new_requests.make(
-                first.key, [*token_ids, first.token_id], first.params, num_prompt_tokens, cache_salt, images
-            )
-            for first in firsts
+            self._new_requests.make(first.key, prompt, first.params, [*output_ids, first.token_id]) for first in firsts
         ]
         block_table = self._held.give(reservation.key)
         if block_table is None:
@@ -237,13 +224,13 @@ class EngineCore:
             raise
         leader, *forks = requests
         leader.block_table = block_table
-        leader.num_computed_tokens = len(token_ids)
-        leader.num_cached_tokens = min(reservation.num_cached_tokens, num_prompt_tokens)
+        leader.num_computed_tokens = prompt.num_tokens + len(output_ids)
+        leader.num_cached_tokens = min(reservation.num_cached_tokens, prompt.num_tokens)
         leader.num_published_blocks = reservation.num_cached_tokens // self._scheduler.limits.block_size
         self._scheduler.add_computed(leader)
         for fork in forks:
             fork.num_cached_tokens = 0
-            self._scheduler.add_fork(fork, leader, len(token_ids))
+            self._scheduler.add_fork(fork, leader, leader.num_computed_tokens)
 
     def hand_over(self, key: RequestKey, held_key: RequestKey, *, goes_on: bool = False) -> HandedOver | None:
         """End a request that generates, and hold the blocks with its KV under `held_key`, so that another node can go
@@ -270,8 +257,11 @@ class EngineCore:
         block_table = request.block_table[: -(-num_tokens // block_size)]
         self._pool.share(block_table)
         self._held.hold(held_key, block_table)
-        token_ids = tuple(request.token_ids[: num_tokens + 1])
-        handed = HandedOver(token_ids[:-1], token_ids[-1], request.num_prompt_tokens, block_table, request.images)
+        prompt, next_token_id = request.prompt, request.token_ids[num_tokens]
+        prompt = prompt.first(num_tokens) if num_tokens < prompt.num_tokens else prompt
+        handed = HandedOver(
+            prompt, tuple(request.token_ids[prompt.num_tokens : num_tokens]), next_token_id, block_table
+        )
         if not goes_on:
             self.abort(key)
         return handed

@@ -12,6 +12,7 @@ from baton.engine.runner.base import Runner
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.request import ScheduledRequest, Step
 from baton.engine.scheduler.step_costs import StepCosts
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
@@ -45,4 +46,4 @@ def _share(number: int, start: int, num_tokens: int, table: tuple[int, ...]) -> 
     params = DecodingParams(temperature=0.0)
     token_ids = (0,) * (start + num_tokens)
     key = RequestKey.numbered(number)
-    return ScheduledRequest(key, start, num_tokens, token_ids, len(token_ids), table, params, True)
+    return ScheduledRequest(key, start, num_tokens, token_ids, Prompt(token_ids), table, params, True)

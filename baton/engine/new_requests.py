@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.engine.cache.hashing import root_hash
+from baton.engine.cache.hashing import block_hashes, root_hash
 from baton.engine.models.vision.facts import ImageFacts, require_seen
 from baton.engine.scheduler.request import Matcher, Request
 from baton.engine.structured.matcher import Grammars
 from baton.wire.errors import InvalidRequest
-from baton.wire.images import PromptImage
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
@@ -35,38 +35,28 @@ class NewRequests:
         """Whether they may have images."""
         return self._image_facts is not None
 
-    def hash_root(self, cache_salt: bytes) -> bytes:
-        """What the hashes of a request's blocks begin with."""
-        return root_hash(self._fingerprint, cache_salt)
+    def block_hashes(self, prompt: Prompt, output_ids: Sequence[int], block_size: int) -> list[bytes]:
+        """By what the full blocks of a prompt and what follows it are found in the cache."""
+        return block_hashes(self._fingerprint, prompt, output_ids, block_size)
 
     def prepare(self, params: DecodingParams) -> None:
         """Begin with what a request of these parameters needs before it can be computed: its grammar."""
         if params.grammar is not None and self._grammars is not None:
             self._grammars.prepare(params.grammar)
 
-    def make(
-        self,
-        key: RequestKey,
-        token_ids: Sequence[int],
-        params: DecodingParams,
-        num_prompt_tokens: int | None,
-        cache_salt: bytes,
-        images: Sequence[PromptImage],
-    ) -> Request:
-        """A new request, of whose `token_ids` the first `num_prompt_tokens` are its prompt (None: all). Raises
-        `InvalidRequest` for what this engine does not serve."""
-        if images:
-            require_seen(self._image_facts, token_ids, images)
-        num_prompt_tokens = len(token_ids) if num_prompt_tokens is None else num_prompt_tokens
+    def make(self, key: RequestKey, prompt: Prompt, params: DecodingParams, output_ids: Sequence[int]) -> Request:
+        """A new request, with earlier output behind its prompt. Raises `InvalidRequest` for what this engine does not
+        serve."""
+        if prompt.images:
+            require_seen(self._image_facts, prompt)
         return Request(
             key=key,
-            token_ids=list(token_ids),
-            num_prompt_tokens=num_prompt_tokens,
+            prompt=prompt,
             params=params,
-            hash_root=self.hash_root(cache_salt),
+            hash_root=root_hash(self._fingerprint, prompt),
             max_total_tokens=self._max_total_tokens,
-            matcher=self._matcher(params, token_ids[num_prompt_tokens:]),
-            images=tuple(images),
+            output_ids=output_ids,
+            matcher=self._matcher(params, output_ids),
         )
 
     def _matcher(self, params: DecodingParams, output: Sequence[int]) -> Matcher | None:

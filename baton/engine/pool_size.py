@@ -29,11 +29,11 @@ from baton.device.memory import MemoryReading, read_memory, reset_peak
 from baton.engine.capacity import Capacity
 from baton.engine.models.base import RunnableDecoder
 from baton.engine.runner.limits import RunnerLimits, graph_sizes
-from baton.engine.runner.profiling import profile, profile_share
+from baton.engine.runner.profiling import profile, profile_shard
 from baton.engine.runner.sampler import Sampler
 from baton.engine.settings import EngineSettings
 from baton.wire.errors import InvalidSetting
-from baton.wire.kv_share import KvDivision, own_layout
+from baton.wire.kv_shard import KvDivision, own_layout
 from baton.wire.layout import KvLayout
 
 _FEWEST_BLOCKS = 2
@@ -71,8 +71,8 @@ class DividedBlocks:
     @property
     def block_bytes(self) -> int:
         """See `BlockSize.block_bytes`."""
-        shares = KvDivision(self.num_ranks, self.num_stages).shares
-        return sum(own_layout(self.layout, share).block_bytes for share in shares)
+        shards = KvDivision(self.num_ranks, self.num_stages).shards
+        return sum(own_layout(self.layout, shard).block_bytes for shard in shards)
 
 
 def chosen_num_blocks(settings: EngineSettings, layout: BlockSize) -> int | None:
@@ -189,7 +189,7 @@ def measure_needs(
     do this together; `sampler`: None for all but the first."""
     reset_peak(device.torch_device)
     if sampler is None:
-        profile_share(decoder, device, limits)
+        profile_shard(decoder, device, limits)
     else:
         profile(decoder, sampler, device, limits)
     after = read_memory(device.torch_device)

@@ -7,7 +7,7 @@ from functools import partial
 
 from baton.runtime.ranges import BYTES_OR_NONE, COUNT_OR_NONE, MILLISECONDS, SHARE, THREADS, Range
 from baton.runtime.settings import setting
-from baton.wire.kv_share import MAX_RANKS
+from baton.wire.kv_shard import MAX_RANKS
 
 AUTO, SHARED, OWN = "auto", "shared", "own"
 RANKS, RANKS_OR_SAME = Range(1, MAX_RANKS), Range(0, MAX_RANKS)
@@ -133,6 +133,13 @@ class EngineSettings:
     )
     batch_invariant: bool = _steps(
         False, "do not start unless tokens cannot depend on what else is in a batch: Baton's own kernels on a CPU"
+    )
+    speculative_config: str = _steps(
+        "",
+        "what guesses several tokens for a step to verify, as vLLM's JSON; "
+        '{"method": "ngram", "num_speculative_tokens": N, "prompt_lookup_max": N, "prompt_lookup_min": N}: what came '
+        "behind the last tokens before",
+        metavar="JSON",
     )
     limit_mm_per_prompt: str = _model(
         "image=4", "images that a request may have, where the model sees; image=0: none, and no tower is loaded"

@@ -20,7 +20,7 @@ from baton.device.base import DeviceFailed
 from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool, BlockTable
 from baton.engine.runner.base import Runner, RunningStep
-from baton.engine.scheduler.request import PromptScores, Request, RequestOutput, SampledToken, Step
+from baton.engine.scheduler.request import PromptScores, Request, RequestOutput, SampledTokens, Step
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.wire.errors import BatonError
@@ -52,7 +52,7 @@ class _NotLaunched:
 
     error: Exception
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         """See `RunningStep.result`."""
         raise self.error
 

@@ -48,7 +48,8 @@ def mixed(arguments: Sequence[str]) -> int:
 
 
 def _run(name: str, module: str, settings_class: type[Any], arguments: Sequence[str]) -> int:
-    parser = CommandParser(prog=f"baton {name}", description=f"Run one {name} node, or a group of them.")
+    what = "node" if name == "node" else f"{name} node"
+    parser = CommandParser(prog=f"baton {name}", description=f"Run one {what}, or a group of them.")
     add_flags(parser, settings_class)
     flags = parser.parse(arguments)
     if flags.config:

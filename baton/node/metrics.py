@@ -120,12 +120,11 @@ class StepCounters:
         """Count one step, or if that is counted elsewhere some of its outputs."""
         self._steps.inc(is_step)
         self._computed.inc(sum([output.num_step_tokens for output in outputs]))
-        sampled = [output for output in outputs if output.token is not None]
-        num_forced = sum([len(output.forced) for output in sampled])
-        self._generated.inc(len(sampled) + num_forced)
-        if num_forced:
+        self._generated.inc(sum([len(output.tokens) for output in outputs]))
+        if num_forced := sum([output.num_forced for output in outputs]):
             self._forced.inc(num_forced)
-        if num_cached := sum([output.num_cached_tokens for output in sampled if output.output_index == 0]):
+        firsts = [output for output in outputs if output.output_index == 0 and output.tokens]
+        if num_cached := sum([output.num_cached_tokens for output in firsts]):
             self._cached.inc(num_cached)
 
     def count_delivered(self, num_tokens: int, num_cached_tokens: int) -> None:

@@ -21,14 +21,14 @@ from baton.kvtransfer.facts import ReceivingFacts, SendingFacts
 from baton.kvtransfer.incoming_handoffs import ReceivingCounters
 from baton.kvtransfer.integrity import resolve
 from baton.kvtransfer.process_identity import this_process
-from baton.kvtransfer.ranks.messages import Begin
 from baton.kvtransfer.receiving_end import ReceivingEnd, open_receiving_end
 from baton.kvtransfer.sending import SendingCounters
 from baton.kvtransfer.sending_end import ListenAt, SendingEnd, open_sending_end
 from baton.kvtransfer.transports.registry import PoolMemory, TransportSettings, listens
 from baton.node.settings import NodeSettings
-from baton.ranks.driver import Transfers, open_transfers
+from baton.ranks.handoff_ends import Transfers, open_transfers
 from baton.ranks.opening import open_ranks
+from baton.ranks.transfer.messages import Begin
 from baton.runtime.watchdog import Beat
 from baton.wire import links
 

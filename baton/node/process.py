@@ -33,6 +33,7 @@ from baton.node.router_link import RouterLink
 from baton.node.router_links import RouterLinks
 from baton.node.settings import NodeSettings
 from baton.node.stopper import Stopper
+from baton.ranks.executor.choose import open_executor
 from baton.runtime.clock import host_clock
 from baton.runtime.events import GRAPHS, WEIGHTS, Drained, Loading, Ready, emit
 from baton.runtime.process import (
@@ -90,7 +91,7 @@ def _serve(
     addresses = settings.router_addresses
     with ExitStack() as stack:
         progress = _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS)
-        engine = build_engine(settings, pool.allocate, *progress, pool.ranks)
+        engine = build_engine(settings, pool.allocate, *progress, partial(open_executor, starter=pool.ranks))
         stack.callback(engine.device.close)
         stack.callback(engine.executor.close)
         stack.callback(engine.core.close)
@@ -120,7 +121,7 @@ def _serve(
         watchdog.start(settings.hang_timeout_s)
         stack.callback(watchdog.close)
         beat = watchdog.beat("engine loop", settings.hang_timeout_s)
-        each_round = engine.executor.guarded(_Announcer(hello, routers, health, beat))
+        each_round = engine.executor.watched(_Announcer(hello, routers, health, beat))
         cores = LentCores(engine.loans, settings.max_rest_ms / 1000, settings.goal_tpot_ms / 1000)
         EngineLoop(core, leg, routers, heartbeat, stopper, cores=cores).run(each_round)
     if stopper.stays_away:

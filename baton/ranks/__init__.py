@@ -1,1 +1,5 @@
-"""A rank of a node that is not its driver: it computes with the engine, and moves what handoffs take from its pool."""
+"""The ranks of a node's engine: all that computes, or moves KV, beside the driver.
+
+`executor`: a step of the engine carried to its ranks. `machines`: ranks on other machines than the driver's.
+`transfer`: KV that comes and goes where each rank has a pool of its own. Here: the programs, and where the rooms meet.
+"""

@@ -1,8 +1,9 @@
-"""`python -m baton.ranks DESCRIPTOR [HOST KEY_FILE]`: a rank of a node whose ranks have pools of their own.
+"""`python -m baton.ranks DESCRIPTOR [HOST KEY_FILE]`: a rank of an engine, told what to do over that socket.
 
-What `baton.engine.executor.rank_process` is, with the transfer threads of `baton.kvtransfer.ranks`. The driver says
-where they listen, by which transports, and which key they have; on another machine than the driver's, host and key are
-the machine's own. The rank ends them before itself, so that it leaves no segment and no agent of a transport behind.
+What `baton.ranks.executor.rank_process` is and, where it has a pool of its own, the transfer threads of
+`baton.ranks.transfer`. The driver says where they listen, by which transports, and which key they have; on another
+machine than the driver's, host and key are the machine's own. The rank ends them before itself, so that it leaves no
+segment and no agent of a transport behind.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from pathlib import Path
 
 import zmq
 
-from baton.engine.executor import rank_process
 from baton.engine.runner.kv_memory import KvMemory
 from baton.kvtransfer.pools.open import open_pool
-from baton.kvtransfer.ranks.messages import Begin
-from baton.kvtransfer.ranks.serving import ORDER_S, start_transfers
-from baton.kvtransfer.ranks.transports import Network, RankPool
+from baton.kvtransfer.transports.part_registry import Network, RankPool
+from baton.ranks.executor.rank_process import follow
+from baton.ranks.transfer.messages import Begin
+from baton.ranks.transfer.serving import ORDER_S, start_transfers
 from baton.runtime.process import start_authenticator
 from baton.wire.keys import ADMITTED, KeyRing
 from baton.wire.links import LinkSettings
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> int:
         threads.extend(start_transfers(own, ends, partial(_open_network, argv[1:]), ORDER_S if is_afar else 0.0))
         lines.extend(ends)
 
-    status = rank_process.main(argv, on_pool)
+    status = follow(int(argv[0]), on_pool)
     for end in lines:
         with contextlib.suppress(OSError):  # the driver has ended it already
             end.shutdown(socket.SHUT_RDWR)

@@ -15,8 +15,8 @@ from types import FrameType
 
 import zmq
 
-from baton.ranks.link import Offer
-from baton.ranks.machine import RankMachine, Stop
+from baton.ranks.machines.link import Offer
+from baton.ranks.machines.rank_host import RankHost, Stop
 from baton.ranks.settings import RankSettings
 from baton.runtime.command_line import CommandParser
 from baton.runtime.events import Ready, emit
@@ -79,7 +79,7 @@ def _serve(settings: RankSettings) -> None:
     try:
         watchdog.start(_STANDSTILL_S)
         emit(Ready("rank", ""))
-        RankMachine(settings, offer, address, context, links.LinkSettings(key)).run(stop)
+        RankHost(offer, settings.cluster_key, address, context, links.LinkSettings(key)).run(stop)
     finally:
         watchdog.close()
         context.destroy(linger=0)

@@ -8,15 +8,13 @@ from typing import Protocol
 
 import zmq
 
-from baton.engine.executor.spread import Machine
-from baton.engine.executor.starting import LocalRanks, RankStarter
-from baton.kvtransfer.ranks.transports import taken_by_ranks
-from baton.ranks.remote_machines import RankMachines
+from baton.kvtransfer.transports.part_registry import taken_by_ranks
+from baton.ranks.executor.spread import Machine
+from baton.ranks.executor.starting import LocalRanks, RankStarter
+from baton.ranks.machines.remote_machines import RankMachines
 from baton.runtime.process import start_authenticator
 from baton.wire import links
 from baton.wire.keys import ClusterKey
-
-_RANK_MODULE = "baton.ranks"
 
 
 class RankPlaces(Protocol):
@@ -55,7 +53,7 @@ def open_ranks(
     taken, and before anything is waited for where ranks do not have the transport."""
     if settings.divides_pool:
         taken_by_ranks(settings.kv_transport, settings.rank_machines)
-    local = LocalRanks(_RANK_MODULE, Machine(0, settings.host))
+    local = LocalRanks(here=Machine(0, settings.host))
     if settings.rank_machines <= 1:
         return local
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

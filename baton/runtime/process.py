@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TextIO
@@ -20,8 +20,8 @@ import zmq.auth.thread
 from baton.wire.errors import InvalidSetting
 from baton.wire.links import ZAP_DOMAIN
 
-_MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD = -1, -3
-_KEEP_BYTES = 2**30
+_MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_THRESHOLD, _MALLOC_ARENA_MAX = -1, -3, -8
+_KEEP_BYTES, _LARGE_BYTES, _MOST_KEPT_BYTES = 2**30, 2**20, 2**23
 _TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOG_FORMATS = ("text", "json")
 FIELDS = "fields"
@@ -98,17 +98,36 @@ def pin_to_cores(cores: str) -> None:
 def keep_freed_memory() -> None:
     """Let glibc reuse freed memory: if it returned the memory to the system, every step and message would fault pages
     in."""
+    _tell_malloc({_MALLOC_MMAP_THRESHOLD: _KEEP_BYTES, _MALLOC_TRIM_THRESHOLD: _KEEP_BYTES})
+
+
+def give_back_freed_memory() -> None:
+    """Let glibc return large freed pieces to the system: for a program that clients can make need much for a moment.
+
+    Each thread would otherwise have a heap of its own, and each heap may keep 64 MiB at its end, which
+    `return_freed_memory` does not reach.
+    """
+    _tell_malloc(
+        {
+            _MALLOC_ARENA_MAX: 1,
+            _MALLOC_MMAP_THRESHOLD: _LARGE_BYTES,
+            _MALLOC_TRIM_THRESHOLD: _MOST_KEPT_BYTES,
+        }
+    )
+
+
+def _tell_malloc(options: Mapping[int, int]) -> None:
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
-        return  # another C library: slower, not wrong
-    mallopt(_MALLOC_MMAP_THRESHOLD, _KEEP_BYTES)
-    mallopt(_MALLOC_TRIM_THRESHOLD, _KEEP_BYTES)
+        return  # another C library: slower or larger, not wrong
+    for option, value in options.items():
+        mallopt(option, value)
 
 
 def return_freed_memory() -> None:
-    """Give the system what was freed so far, which `keep_freed_memory` keeps: for the end of a start that has needed
-    more than the program will."""
+    """Give the system what was freed so far and is still kept: for the end of a start that has needed more than the
+    program will, or of work that has."""
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):

@@ -7,7 +7,7 @@ so that whoever supervises it starts another one.
 
 Time in which the watchdog itself did not run (the whole process was stopped, or the machine gave it no processor)
 counts for no beat. A part that stands and holds the interpreter's lock lets nothing of Python run, this thread
-included: that a small process beside this one notices (`interpreter_guard`), on Linux.
+included: that a small process beside this one notices (`interpreter_watchdog`), on Linux.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from prometheus_client.registry import Collector
 
 EXIT_STATUS = 70
 LOOK_INTERVAL_S = 1.0
-GUARD = Path(__file__).with_name("interpreter_guard.py")
-_GUARD_END_S = 3.0
+INTERPRETER_WATCHDOG = Path(__file__).with_name("interpreter_watchdog.py")
+_INTERPRETER_END_S = 3.0
 _log = logging.getLogger(__name__)
 
 
@@ -73,12 +73,12 @@ class Beat:
         return f"in {Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
 
 
-class _Guard:
+class _InterpreterWatchdog:
     """The process that ends this one when its interpreter stands still. A program goes on without it where it cannot be
     started, or was killed: a line of the log says so."""
 
     def __init__(self, thread_id: int, limit_s: float) -> None:
-        arguments = [str(GUARD), str(os.getpid()), str(thread_id), f"{limit_s:g}"]
+        arguments = [str(INTERPRETER_WATCHDOG), str(os.getpid()), str(thread_id), f"{limit_s:g}"]
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", *arguments],
             stdin=subprocess.PIPE,
@@ -103,16 +103,16 @@ class _Guard:
         """The program ends."""
         self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GUARD_END_S)
+            self._process.wait(_INTERPRETER_END_S)
 
 
-def _guarded(thread_id: int, limit_s: float) -> _Guard | None:
+def _interpreter_watchdog(thread_id: int, limit_s: float) -> _InterpreterWatchdog | None:
     if sys.platform != "linux":
         return None
     try:
         if not faulthandler.is_enabled():
             faulthandler.enable()
-        return _Guard(thread_id, limit_s)
+        return _InterpreterWatchdog(thread_id, limit_s)
     except (OSError, RuntimeError) as error:  # no process, or nowhere to write
         _log.warning("nobody will notice when the interpreter of this program stands still: %s", error)
         return None
@@ -126,7 +126,7 @@ class Watchdog(Collector):
         self._clock = clock
         self._beats: list[Beat] = []
         self._looked_s = clock()
-        self._guard: _Guard | None = None
+        self._interpreter: _InterpreterWatchdog | None = None
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -141,14 +141,14 @@ class Watchdog(Collector):
         self._looked_s = self._clock()
         self._thread.start()
         if interpreter_limit_s and self._thread.native_id is not None:
-            self._guard = _guarded(self._thread.native_id, interpreter_limit_s)
+            self._interpreter = _interpreter_watchdog(self._thread.native_id, interpreter_limit_s)
 
     def close(self) -> None:
         """Look no more: the program ends."""
         self._is_over.set()
-        if self._guard is not None:
-            self._thread.join(_GUARD_END_S)
-            self._guard.close()
+        if self._interpreter is not None:
+            self._thread.join(_INTERPRETER_END_S)
+            self._interpreter.close()
 
     @property
     def complaint(self) -> str:
@@ -179,8 +179,8 @@ class Watchdog(Collector):
 
     def _run(self) -> None:
         while not self._is_over.wait(LOOK_INTERVAL_S):
-            if self._guard is not None:
-                self._guard.beat()
+            if self._interpreter is not None:
+                self._interpreter.beat()
             self.look()
 
 

@@ -31,7 +31,7 @@ import xxhash
 
 from baton.wire.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 """The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
@@ -51,9 +51,10 @@ one (`HandOver`), and a node is asked to finish (`Drain`); addresses name the ke
 12: the group of a node.
 13: blocks of nodes whose ranks have pools of their own go from rank to rank (`source`, `RankEndpoints`).
 14: the same by nixl and shared memory (`source` of their headers, `RankEndpoint`), and states divided among ranks;
-ranks of a node run on other machines (`baton.ranks.link`); images of prompts (`images`, `sees_images`).
+ranks of a node run on other machines (`baton.ranks.machines.link`); images of prompts (`images`, `sees_images`).
 15: leased blocks in a node's status.
 17: how long a node's start took.
+18: the prompt of a leg is one value (`prompt`), and what was emitted already stands beside it (`output_ids`).
 """
 
 _MAGIC = b"BT"
@@ -194,12 +195,16 @@ class _PackedNumbers:
     def to_wire(self, value: tuple[Any, ...]) -> bytes:
         if len(value) == 1:  # the usual case is one token of a step: parsing a format would take most of the time
             return self._one.pack(*value)
+        if not value:
+            return b""
         _require_short(value, self._max_items)
         return struct.pack(f"<{len(value)}{self._typecode}", *value)
 
     def from_wire(self, value: bytes) -> tuple[Any, ...]:
         if len(value) == self._item_bytes and not self._is_float:
             return self._one.unpack(value)
+        if not value:
+            return ()
         num_items, num_odd_bytes = divmod(len(value), self._item_bytes)
         if num_odd_bytes:
             raise InvalidMessage(f"{len(value)} bytes are no list of numbers of {self._item_bytes} bytes")

@@ -12,8 +12,8 @@ from typing import Annotated
 
 from baton.wire.codec import U32, U64, Bounds, Codec, Id128, Length, Packed, TokenIds
 from baton.wire.errors import InvalidMessage
-from baton.wire.images import MAX_IMAGES, PromptImage
 from baton.wire.layout import KvLayout
+from baton.wire.prompt import Prompt
 from baton.wire.prompt_logprobs import MAX_ROWS, row_bytes
 from baton.wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
 from baton.wire.step_cost import StepCost
@@ -25,7 +25,6 @@ _Text = Annotated[str, Length(1024)]
 _Count = Annotated[int, Bounds(0, 2**40)]
 _Attempt = Annotated[int, Bounds(1, 10**6)]
 _Forks = Annotated[tuple[Id128, ...], Length(1024)]
-_Images = Annotated[tuple[PromptImage, ...], Length(MAX_IMAGES)]
 _TopIds = Annotated[tuple[int, ...], Packed("I", MAX_TOP_LOGPROBS)]
 _TopValues = Annotated[tuple[float, ...], Packed("d", MAX_TOP_LOGPROBS)]
 
@@ -164,25 +163,27 @@ class Leaving:
 class Prefill:
     """Router -> prefill node: the prefill leg.
 
-    `token_ids` is the prompt and, in later attempts, what was already emitted; the prompt is its first
-    `num_prompt_tokens`. The next token's output index is len(token_ids) - num_prompt_tokens.
-    `decode_node_id` and `decode_epoch` name the only node whose Grant is accepted.
+    `output_ids`: what was emitted in earlier attempts, which is computed behind the prompt. The next token's output
+    index is their number. `decode_node_id` and `decode_epoch` name the only node whose Grant is accepted.
 
     `forks` are the handoff ids of further choices of the same prompt, which share this leg and the handoff. The i-th
-    one, counted from 1, samples with the number of a choice that is i above the one in `params`. `images`: those of
-    the prompt, with their pixels.
+    one, counted from 1, samples with the number of a choice that is i above the one in `params`. The images of the
+    prompt have their pixels.
     """
 
     handoff_id: Id128
     attempt: _Attempt
-    token_ids: TokenIds
-    num_prompt_tokens: _Count
+    prompt: Prompt
     params: DecodingParams
-    cache_salt: Annotated[bytes, Length(32)]
     decode_node_id: _Name
     decode_epoch: U64
+    output_ids: TokenIds = ()
     forks: _Forks = ()
-    images: _Images = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """All that are computed before the first is sampled."""
+        return self.prompt.num_tokens + len(self.output_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +203,16 @@ class Decode:
 
     handoff_id: Id128
     attempt: _Attempt
-    token_ids: TokenIds
-    num_prompt_tokens: _Count
+    prompt: Prompt
     params: DecodingParams
-    cache_salt: Annotated[bytes, Length(32)]
     prefill_peer: PrefillPeer | None
+    output_ids: TokenIds = ()
     forks: _Forks = ()
-    images: _Images = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """As in `Prefill`."""
+        return self.prompt.num_tokens + len(self.output_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,8 @@ class Session:
         frame = self._codec.encode(message)
         self.sent += 1
         kept: _Kept = (len(frame), frame)
-        if isinstance(message, Prefill | Decode) and message.images:
-            kept = (len(frame) - sum(len(image.pixels) for image in message.images), message)
+        if isinstance(message, Prefill | Decode) and message.prompt.images:
+            kept = (len(frame) - sum(len(image.pixels) for image in message.prompt.images), message)
         self._unacknowledged.append(kept)
         self._num_bytes += kept[0]
         return [_NUMBER.pack(self.sent), frame]

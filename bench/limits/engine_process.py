@@ -41,9 +41,11 @@ from baton.engine.native.library import open_kernels
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
 from baton.engine.scheduler.request import RequestOutput
 from baton.engine.settings import EngineSettings
+from baton.ranks.executor.choose import open_executor
 from baton.runtime.process import keep_freed_memory
 from baton.wire.errors import RequestFailed
 from baton.wire.layout import DTYPE_BYTES
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
@@ -78,7 +80,8 @@ class EngineSteps:
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        self.engine: Engine = build_engine(settings, allocate_shared if settings.num_ranks > 1 else allocate_private)
+        allocate = allocate_shared if settings.num_ranks > 1 else allocate_private
+        self.engine: Engine = build_engine(settings, allocate, open_executor=open_executor)
         self._num_stages = settings.pipeline_parallel_size
         self._core = self.engine.core
         self._chance = random.Random(0)
@@ -103,7 +106,7 @@ class EngineSteps:
     def prefill_s(self, num_tokens: int) -> float:
         """From nothing to the first token of a prompt that no cache knows."""
         key = next(self._keys)
-        self._core.add(key, self._tokens(num_tokens), GREEDY, first_token_only=True)
+        self._core.add(key, Prompt.of(self._tokens(num_tokens)), GREEDY, first_token_only=True)
         try:
             begin_s = time.perf_counter()
             while not any(output.has_left for output in self._core.step()):
@@ -118,10 +121,10 @@ class EngineSteps:
         params = DecodingParams(temperature=0.0, ignore_eos=True, max_tokens=num_output)
         begin_s = time.perf_counter()
         for key in itertools.islice(self._keys, batch):
-            self._core.add(key, self._tokens(num_prompt), params)
+            self._core.add(key, Prompt.of(self._tokens(num_prompt)), params)
         num_generated = 0
         while self._core.has_work:
-            num_generated += sum(output.token is not None for output in self._core.step())
+            num_generated += sum(len(output.tokens) for output in self._core.step())
         return num_generated / (time.perf_counter() - begin_s)
 
     def advance(self, batch: int, num_steps: int) -> None:
@@ -135,12 +138,12 @@ class EngineSteps:
         keys = list(itertools.islice(self._keys, batch))
         try:
             for key in keys:
-                token_ids = self._tokens(context + 1)
-                reservation = self._core.reserve(key, token_ids[:-1])
+                *token_ids, first_id = self._tokens(context + 1)
+                prompt = Prompt.of(token_ids)
+                reservation = self._core.reserve(key, prompt)
                 if reservation is None:
                     raise RequestFailed(f"the engine has no room for {batch} requests of {context} tokens")
-                firsts = [FirstToken(key, params, token_ids[-1])]
-                self._core.add_reserved(reservation, token_ids[:-1], firsts, num_prompt_tokens=context)
+                self._core.add_reserved(reservation, prompt, [FirstToken(key, params, first_id)])
             yield
         finally:
             self._forget(keys)
@@ -152,7 +155,7 @@ class EngineSteps:
         for _ in range(_MAX_EMPTY_STEPS * self._num_stages):
             outputs = self._core.step()
             found += outputs
-            if len(found) == batch and all(output.token is not None for output in found):
+            if len(found) == batch and all(output.tokens for output in found):
                 return found
             if outputs and (self._num_stages == 1 or len(found) > batch):
                 raise RequestFailed(f"a step held {len(outputs)} of {batch} requests")

@@ -20,7 +20,7 @@ from baton.kvtransfer.pools import dot64
 from baton.kvtransfer.pools.base import CopyingOutlet, KvPool, Pending
 from baton.kvtransfer.pools.host import HostPool
 from baton.kvtransfer.transports.base import Blocks
-from baton.wire.kv_share import KvDivision, KvShare
+from baton.wire.kv_shard import KvDivision, KvShard
 from baton.wire.layout import KvLayout
 
 if TYPE_CHECKING:
@@ -101,10 +101,10 @@ class StrandTotals:
     """Adds up a rank's words of a block of `layout`: one total for each of its `strands`. Raises `ValueError` for a
     layout whose heads are no whole words."""
 
-    def __init__(self, pool: KvPool, layout: KvLayout, share: KvShare) -> None:
+    def __init__(self, pool: KvPool, layout: KvLayout, shard: KvShard) -> None:
         self._sums = [
             pool.totals(_weights(pool.block_bytes, layout.block_bytes, runs))
-            for runs in strands(layout, share).values()
+            for runs in strands(layout, shard).values()
         ]
 
     def begin(self, block_ids: Sequence[int]) -> Pending:
@@ -150,19 +150,19 @@ class WholeChecksums:
 
     def __init__(self, layout: KvLayout, division: KvDivision) -> None:
         self._num_bytes = layout.block_bytes
-        self._copies = {share: tuple(strands(layout, share)) for share in division.shares}
+        self._copies = {shard: tuple(strands(layout, shard)) for shard in division.shards}
         self._num_sets = max(max(copies) for copies in self._copies.values())
 
-    def values(self, num_blocks: int, totals: Mapping[KvShare, Sequence[int]]) -> list[int]:
+    def values(self, num_blocks: int, totals: Mapping[KvShard, Sequence[int]]) -> list[int]:
         """Of so many blocks, of the `StrandTotals` of each rank."""
         return [self._value(block, totals) for block in range(num_blocks)]
 
-    def _value(self, block: int, totals: Mapping[KvShare, Sequence[int]]) -> int:
+    def _value(self, block: int, totals: Mapping[KvShard, Sequence[int]]) -> int:
         sums = [0] * self._num_sets
-        for share, copies in self._copies.items():
+        for shard, copies in self._copies.items():
             for strand, num_copies in enumerate(copies):
-                total = totals[share][block * len(copies) + strand]
-                for number in range(share.rank % num_copies, self._num_sets, num_copies):
+                total = totals[shard][block * len(copies) + strand]
+                for number in range(shard.rank % num_copies, self._num_sets, num_copies):
                     sums[number] += total
         found = dot64.value(sums[0], self._num_bytes)
         return found if len({each & _MASK for each in sums}) == 1 else found ^ 1

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from baton.kvtransfer.transports.base import BlocksArrived
 from baton.kvtransfer.write_proof import WriteProof
-from baton.wire.kv_share import WHOLE_BLOCK, KvShare
+from baton.wire.kv_shard import WHOLE_BLOCK, KvShard
 from baton.wire.request_key import RequestKey
 
 _NOTHING: AbstractSet[int] = frozenset()
@@ -31,11 +31,11 @@ Look: TypeAlias = Callable[[Callable[[], bool]], None]
 class _Grant:
     block_ids: tuple[int, ...]
     generations: tuple[int, ...]
-    arrived: dict[KvShare, set[int]] = field(default_factory=dict)
+    arrived: dict[KvShard, set[int]] = field(default_factory=dict)
     news: list[BlocksArrived] = field(default_factory=list)
     was_looked_past: bool = False
 
-    def has_any(self, source: KvShare, first_index: int, last_index: int) -> bool:
+    def has_any(self, source: KvShard, first_index: int, last_index: int) -> bool:
         """Whether one of these blocks has arrived from `source`."""
         return not self.arrived.get(source, _NOTHING).isdisjoint(range(first_index, last_index))
 
@@ -67,7 +67,7 @@ class AnnouncedBlocks:
         first_index: int,
         block_ids: tuple[int, ...],
         generations: tuple[int, ...],
-        source: KvShare = WHOLE_BLOCK,
+        source: KvShard = WHOLE_BLOCK,
     ) -> bool:
         """Whether these are the blocks granted at `first_index` and following, and none of them has arrived from
         `source`."""
@@ -82,7 +82,7 @@ class AnnouncedBlocks:
             and not grant.has_any(source, first_index, last_index)
         )
 
-    def _look_for(self, key: RequestKey, source: KvShare, first_index: int, last_index: int) -> None:
+    def _look_for(self, key: RequestKey, source: KvShard, first_index: int, last_index: int) -> None:
         grant = self._grants.get(key)
         if grant is None:
             self.look(lambda: key in self._grants or key in self._over)
@@ -97,8 +97,8 @@ class AnnouncedBlocks:
         key: RequestKey,
         first_index: int,
         count: int,
-        source: KvShare = WHOLE_BLOCK,
-        sources: Collection[KvShare] = (WHOLE_BLOCK,),
+        source: KvShard = WHOLE_BLOCK,
+        sources: Collection[KvShard] = (WHOLE_BLOCK,),
     ) -> None:
         """What `source` has of these blocks, which `may_write` allowed, is in the pool now. `sources`: all that have a
         part of them."""

@@ -1,7 +1,7 @@
 """Where a receiver puts what a sender has, which may be whole blocks or the part of each block that one rank stores.
 
 Owns the contract, and the case that nodes have one pool each. Which bytes a part is, and where they go, is the
-knowledge of `baton.kvtransfer.ranks.inlets`.
+knowledge of `baton.kvtransfer.transports.part_inlets`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.kvtransfer.pools.base import BlockSink
-from baton.wire.kv_share import WHOLE_BLOCK, KvShare
+from baton.wire.kv_shard import WHOLE_BLOCK, KvShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +18,14 @@ class Inlet:
     """Where what a rank of a sender has is written. `sources`: all ranks of that sender that have some of a block."""
 
     sink: BlockSink
-    source: KvShare = WHOLE_BLOCK
-    sources: tuple[KvShare, ...] = (WHOLE_BLOCK,)
+    source: KvShard = WHOLE_BLOCK
+    sources: tuple[KvShard, ...] = (WHOLE_BLOCK,)
 
 
 class Inlets(Protocol):
     """Knows the inlet of each rank of any sender."""
 
-    def of(self, source: KvShare | None) -> Inlet | None:
+    def of(self, source: KvShard | None) -> Inlet | None:
         """The inlet of a rank, or of a sender that has whole blocks; None: it has nothing for this pool."""
         ...
 
@@ -36,6 +36,6 @@ class WholeOnly:
 
     sink: BlockSink
 
-    def of(self, source: KvShare | None) -> Inlet | None:
+    def of(self, source: KvShard | None) -> Inlet | None:
         """See `Inlets.of`."""
         return Inlet(self.sink) if source is None else None

@@ -36,7 +36,7 @@ from baton.kvtransfer.transports.base import Blocks, Receiver, Sender, Starting
 from baton.kvtransfer.transports.inlets import Inlets, WholeOnly
 from baton.kvtransfer.transports.shm.segment import Segment, sweep_orphans
 from baton.wire.errors import InvalidSetting, Refused, TransferFailed
-from baton.wire.kv_share import WHOLE_BLOCK
+from baton.wire.kv_shard import WHOLE_BLOCK
 from baton.wire.layout import KvLayout
 from baton.wire.links import LinkSettings
 
@@ -190,7 +190,7 @@ def _inlets(pool: KvPool, layout: KvLayout | None) -> Inlets:
     """Where parts of blocks go, which ranks of other nodes may have."""
     if layout is None:
         return WholeOnly(pool)
-    from baton.kvtransfer.ranks.inlets import RankInlets
+    from baton.kvtransfer.transports.part_inlets import RankInlets
 
     return RankInlets(pool, layout, WHOLE_BLOCK)
 
@@ -279,7 +279,7 @@ class SenderFactory:
 
     def _open_parts(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
         """A sender to a node whose ranks have pools of their own."""
-        from baton.kvtransfer.ranks.transports import Network, RankPool, open_parts, ranks_at
+        from baton.kvtransfer.transports.part_registry import Network, RankPool, open_parts, ranks_at
 
         network = Network(self._settings.context, self._settings.host, self._settings.links)
         own = RankPool(self._pool, hello.layout, WHOLE_BLOCK)

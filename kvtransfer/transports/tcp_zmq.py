@@ -37,7 +37,7 @@ from baton.kvtransfer.transports.zmq_sockets import Connection, ListeningReceive
 from baton.wire import links
 from baton.wire.codec import BlockIds, Bounds, Codec, U64s
 from baton.wire.errors import BatonError, TransferFailed
-from baton.wire.kv_share import KvShare
+from baton.wire.kv_shard import KvShard
 from baton.wire.request_key import RequestKey
 
 NAME = "zmq"
@@ -60,7 +60,7 @@ class BlockBatch:
     first_index: Annotated[int, Bounds(0, 2**40)]
     block_ids: BlockIds
     generations: U64s
-    source: KvShare | None = None
+    source: KvShard | None = None
 
 
 _HEADERS = Codec(BlockBatch)
@@ -198,7 +198,7 @@ class ZmqSender:
         endpoint: Endpoint,
         pool: BlockSource,
         settings: links.LinkSettings,
-        source: KvShare | None = None,
+        source: KvShard | None = None,
     ) -> None:
         self._source = source
         self._block_bytes = pool.block_bytes

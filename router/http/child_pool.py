@@ -17,10 +17,10 @@ import json
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from baton.runtime.child import NOTHING, PIPE, Child
+from baton.runtime.threads import StartedThreads
 from baton.wire.errors import ChildFailed, Overloaded
 
 _Found = TypeVar("_Found")
@@ -35,12 +35,16 @@ class ChildPool:
     def __init__(self, module: str, *arguments: str, name: str, max_at_once: int, answer_s: float) -> None:
         self._command = (module, *arguments)
         self._cannot_start = f"the router cannot start {name} now"
-        self._threads = ThreadPoolExecutor(max_at_once, name)
+        self._threads = StartedThreads(max_at_once, name)
         self._answer_s = answer_s
         self._lock = threading.Lock()
         self._all: set[Child] = set()
         self._idle: list[Child] = []
         self._is_closed = False
+
+    def start(self) -> None:
+        """Start the threads. No process is started yet."""
+        self._threads.start()
 
     def run(self, work: Callable[..., _Found], *arguments: object) -> asyncio.Future[_Found]:
         """Call `work(*arguments)`, which may `ask`, in a thread of the pool."""

@@ -85,6 +85,11 @@ class Images:
             return cls(folder, None, 0, _NO_PILLOW)
         return cls(folder, facts, limit)
 
+    def start(self) -> None:
+        """Start the threads that wait for the processes, if it serves any."""
+        if self._facts is not None:
+            self._readers.start()
+
     async def read(self, texts: Sequence[str], param: str) -> list[ReadImage]:
         """The images whose files are `texts`, in base64; `param` is the field that they came in. Raises
         `InvalidRequest`, and `Overloaded` when others leave no room."""

@@ -40,6 +40,7 @@ from baton.router.requests.scored_prompt import ScoredPrompt
 from baton.router.requests.timings import RelayTimes
 from baton.router.requests.trace import begin_flight
 from baton.router.routing.route import Route
+from baton.router.routing.selection import RouteRequest
 from baton.runtime.clock import now_us
 from baton.wire.errors import BatonError, DeadlineExceeded, NoNode, RequestFailed, TransferFailed, remote_error
 from baton.wire.messages import Failed, HandedOver, PromptLogprobs, TokenEvent
@@ -60,10 +61,10 @@ class Flight:
         self._inbox = inbox
         self._index = index
         is_scored = request.params.prompt_logprobs is not None
-        scored_prompt = ScoredPrompt(len(request.prompt_ids)) if is_scored else None
+        scored_prompt = ScoredPrompt(request.prompt.num_tokens) if is_scored else None
         emitted_ids = list(request.emitted_ids)
         self._journal = Journal(prompt=scored_prompt, token_ids=emitted_ids, times=RelayTimes(context.clock))
-        self.trace = begin_flight(self.handoff_id, index, len(request.prompt_ids), self._journal)
+        self.trace = begin_flight(self.handoff_id, index, request.prompt.num_tokens, self._journal)
         self._cached = CachedTokens()
         self._legs: Legs | None = None
         self._avoided: set[int] = set()
@@ -85,7 +86,7 @@ class Flight:
         """The measurements so far."""
         journal = self._journal
         return FlightFigures(
-            min(journal.num_cached_tokens or 0, len(self._request.prompt_ids)),  # what was emitted may be cached too
+            min(journal.num_cached_tokens or 0, self._request.prompt.num_tokens),  # what was emitted may be cached too
             journal.handoff,
             replace(journal.times),
             journal.attempt,
@@ -190,8 +191,8 @@ class Flight:
         journal.begin_attempt(move.number)
         self.trace.attempt_ended("moved")
         context.counters.num_moves += 1
-        token_ids, sent_us = (*self._request.prompt_ids, *journal.token_ids[:-1]), now_us()
-        attempt = Attempt(self.handoff_id, move.number, self._request, token_ids)
+        sent_us = now_us()
+        attempt = Attempt(self.handoff_id, move.number, self._request, tuple(journal.token_ids[:-1]))
         self._legs = move.carry_out(attempt, handed, context.routing.registry)
         if self._legs is None:
             journal.next_attempt()
@@ -297,25 +298,23 @@ class Flight:
         request, journal, context = self._request, self._journal, self._context
         if journal.prompt is not None and journal.prompt.is_whole:
             request = replace(request, params=replace(request.params, prompt_logprobs=None))
-        token_ids = (*request.prompt_ids, *journal.token_ids)
-        now_s = asyncio.get_running_loop().time()
-        route = context.routing.choose(
+        output_ids, now_s = tuple(journal.token_ids), asyncio.get_running_loop().time()
+        asked = RouteRequest(
             request.model,
-            token_ids,
-            request.cache_salt,
+            request.prompt,
+            output_ids,
+            request.max_tokens_behind(len(output_ids)),
+            request.goals,
             self._avoided,
-            request.max_tokens_behind(len(journal.token_ids)),
-            now_s=now_s,
             allows_handoff=self._num_handoff_failures < _MAX_HANDOFF_FAILURES,
             computes_all=journal.awaits_prompt,
             confinement=self._next.confinement,
-            goals=request.goals,
-            may_refuse=journal.attempt == 1 and not journal.token_ids,
-            images=request.images,
+            may_refuse=journal.attempt == 1 and not output_ids,
         )
+        route = context.routing.choose(asked, now_s)
         self._next.begins_at(route)
         forks = tuple(sibling.handoff_id for sibling in siblings)
-        attempt = Attempt(self.handoff_id, journal.attempt, request, token_ids, forks)
+        attempt = Attempt(self.handoff_id, journal.attempt, request, output_ids, forks)
         sent_us = now_us()  # before they leave: a node may begin at once
         for flight, legs in zip((self, *siblings), send_legs(context.sender, route, attempt, now_s), strict=True):
             flight._take_legs(legs, route, sent_us)

@@ -17,8 +17,8 @@ from baton.router.nodes.registry import Node
 from baton.router.requests.progress import Progress
 from baton.router.routing.goals import Goals
 from baton.router.routing.route import Route
-from baton.wire.images import PromptImage
 from baton.wire.messages import Cancel, Decode, Prefill, PrefillPeer, live_key
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 
 
@@ -33,16 +33,14 @@ class ControlSender(Protocol):
 @dataclass(frozen=True, slots=True)
 class RelayRequest:
     """The request of one choice, as nodes of `model` see it. `emitted_ids`: its first tokens, where they are
-    known. `goals`: None for those of the router. `images`: of the prompt, with pixels, which stay here as long as any
+    known. `goals`: None for those of the router. The images of the prompt have pixels, which stay here as long as any
     node may have to compute it."""
 
     model: str
-    prompt_ids: tuple[int, ...]
+    prompt: Prompt
     params: DecodingParams
-    cache_salt: bytes = b""
     emitted_ids: tuple[int, ...] = ()
     goals: Goals | None = None
-    images: tuple[PromptImage, ...] = ()
 
     def max_tokens_behind(self, num_output: int) -> int | None:
         """How many more tokens it may have when it has so many."""
@@ -51,13 +49,13 @@ class RelayRequest:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at a request. `token_ids`: the prompt and what was emitted in earlier attempts. `forks`: the handoff ids
-    of further choices, with the next numbers, that begin with it."""
+    """One try at a request. `output_ids`: what was emitted in earlier attempts. `forks`: the handoff ids of further
+    choices, with the next numbers, that begin with it."""
 
     handoff_id: bytes
     number: int
     request: RelayRequest
-    token_ids: tuple[int, ...]
+    output_ids: tuple[int, ...] = ()
     forks: tuple[bytes, ...] = ()
 
     def prefill_leg(self, decode: Node) -> Prefill:
@@ -65,33 +63,26 @@ class Attempt:
         return Prefill(
             handoff_id=self.handoff_id,
             attempt=self.number,
-            token_ids=self.token_ids,
-            num_prompt_tokens=len(self.request.prompt_ids),
+            prompt=self.request.prompt,
             params=self.request.params,
-            cache_salt=self.request.cache_salt,
             decode_node_id=decode.node_id,
             decode_epoch=decode.epoch,
+            output_ids=self.output_ids,
             forks=self.forks,
-            images=self.request.images,
         )
 
     def decode_leg(self, prefill: Node | None) -> Decode:
         """The message for the decode node; `prefill` is the node that computes the KV, None when the decode node
         does, and only then tells the log probabilities of the prompt."""
-        images = self.request.images
-        if prefill is not None:
-            images = tuple(image.without_pixels() for image in images)
         peer = None if prefill is None else PrefillPeer(prefill.node_id, prefill.epoch, prefill.hello.peer_address)
         return Decode(
             handoff_id=self.handoff_id,
             attempt=self.number,
-            token_ids=self.token_ids,
-            num_prompt_tokens=len(self.request.prompt_ids),
+            prompt=self.request.prompt if prefill is None else self.request.prompt.without_pixels(),
             params=self.request.params if prefill is None else replace(self.request.params, prompt_logprobs=None),
-            cache_salt=self.request.cache_salt,
             prefill_peer=peer,
+            output_ids=self.output_ids,
             forks=self.forks,
-            images=images,
         )
 
 

@@ -42,9 +42,10 @@ class Move:
         self.sender.send(self.source.epoch, order)
 
     def carry_out(self, attempt: Attempt, handed: HandedOver, registry: NodeRegistry) -> Legs | None:
-        """Let the other node go on after `attempt.token_ids`. None when it is gone, or something else was handed over:
-        nobody takes the KV then."""
-        if registry.get(self.target.epoch) is self.target and handed.num_tokens == len(attempt.token_ids):
+        """Let the other node go on after `attempt`. None when it is gone, or something else was handed over: nobody
+        takes the KV then."""
+        num_tokens = attempt.request.prompt.num_tokens + len(attempt.output_ids)
+        if registry.get(self.target.epoch) is self.target and handed.num_tokens == num_tokens:
             return send_move(self.sender, Route(self.target, self.source), attempt)
         self.sender.send(self.source.epoch, Cancel(self.handoff_id, self.number))
         return None

@@ -45,12 +45,13 @@ class Moving:
     def begin(self, source: Node, avoided: AbstractSet[int]) -> bool:
         """Begin to move the request away from `source`, where it generates. False when that cannot be done now."""
         request, journal, num_output = self._request, self._journal, len(self._journal.token_ids)
-        num_tokens, max_tokens = len(request.prompt_ids) + num_output, request.max_tokens_behind(num_output)
+        num_tokens, max_tokens = request.prompt.num_tokens + num_output, request.max_tokens_behind(num_output)
         has_copied = self._copy is not None and self._copy.source is source
         preferred = self._copy.target if has_copied and self._copy is not None else None
         self._end_copy()
         routing, now_s = self._context.routing, asyncio.get_running_loop().time()
-        target = routing.another_decode(request.model, num_tokens, avoided, max_tokens, preferred, request.images)
+        images = request.prompt.images
+        target = routing.another_decode(request.model, num_tokens, avoided, max_tokens, preferred, images)
         if target is None or now_s < self._may_move_s or not journal.can_move:
             return False
         move = Move(self._context.sender, self._handoff_id, source, target, journal.reserve_attempt())
@@ -101,9 +102,11 @@ class Moving:
         self._move = self._copy = None
 
     def _send_copy(self, copy: Move, num_tokens: int) -> None:
-        token_ids = (*self._request.prompt_ids, *self._journal.token_ids)[:num_tokens]
-        leg = Attempt(self._handoff_id, copy.number, self._request, token_ids).decode_leg(copy.source)
-        leg = replace(leg, num_prompt_tokens=min(leg.num_prompt_tokens, num_tokens))
+        request, num_prompt_tokens = self._request, self._request.prompt.num_tokens
+        if num_tokens < num_prompt_tokens:
+            request = replace(request, prompt=request.prompt.first(num_tokens))
+        output_ids = tuple(self._journal.token_ids[: max(0, num_tokens - num_prompt_tokens)])
+        leg = Attempt(self._handoff_id, copy.number, request, output_ids).decode_leg(copy.source)
         self._context.sender.send(copy.target.epoch, leg)
         copy.target.num_legs += 1
         copy.target.live_keys[self._handoff_id] = live_key(self._handoff_id, copy.number)

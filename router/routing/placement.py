@@ -57,29 +57,30 @@ class _Offer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedPrompt:
+    """A prompt to be placed. `goals`: of the request, if it has its own. `max_tokens` of its answer, if known."""
+
+    num_tokens: int
+    hashes: Sequence[bytes]
+    goals: Goals | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """See the module."""
 
     goals: Goals
 
     def choose(
-        self,
-        route: Route,
-        prefills: Sequence[Node],
-        decodes: Sequence[Node],
-        num_tokens: int,
-        prompt_hashes: Sequence[bytes],
-        now_s: float,
-        goals: Goals | None = None,
-        max_tokens: int | None = None,
+        self, route: Route, prefills: Sequence[Node], decodes: Sequence[Node], placed: PlacedPrompt, now_s: float
     ) -> Route:
-        """The route to take instead of `route`, which a policy has chosen among the same nodes. `goals`: of the
-        request, if it has its own. `max_tokens` of its answer, if that is known."""
-        aim = goals or self.goals
+        """The route to take instead of `route`, which a policy has chosen among the same nodes."""
+        aim, max_tokens = placed.goals or self.goals, placed.max_tokens
         cost = _any_cost((*prefills, *decodes))
         if cost is None:
             return route  # no node has computed a prompt yet
-        prompt = _Prompt(num_tokens, prompt_hashes, cost, now_s, aim)
+        prompt = _Prompt(placed.num_tokens, placed.hashes, cost, now_s, aim)
         decode, is_slow = prompt.stream_at(route.decode, decodes, prefills)
         if prefills:
             best, is_kept = self._with_prefill(prompt, prefills, route.prefill, decodes, decode)

@@ -12,19 +12,42 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from baton.engine.cache.hashing import extend_hashes, root_hash
+from baton.engine.cache.hashing import block_hashes
 from baton.router.nodes.registry import Node, NodeRegistry
 from baton.router.routing.ejection import Ejections
 from baton.router.routing.goals import Goals
-from baton.router.routing.placement import Placement
+from baton.router.routing.placement import PlacedPrompt, Placement
 from baton.router.routing.policies import Policy, num_cached_blocks
 from baton.router.routing.route import Route
 from baton.router.routing.suspicion import Confinement, Probation
 from baton.wire.errors import NoNode
 from baton.wire.images import PromptImage
 from baton.wire.messages import DECODE, PREFILL
+from baton.wire.prompt import Prompt
 
 _Find: TypeAlias = Callable[[str, str, AbstractSet[int]], list[Node]]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """What one attempt asks of a route over nodes of `model`: to compute `prompt` and `output_ids` behind it, and
+    `max_tokens` more at most, None: at least one. `goals`: its own, None for the router's. Nodes whose epoch is in
+    `avoided` get it only where there is no other.
+
+    `computes_all`: whoever computes the prompt computes all of it, whatever it has cached. `confinement`: the only
+    nodes that may compute anything of it but further tokens. `may_refuse`: nothing was done for it yet.
+    """
+
+    model: str
+    prompt: Prompt
+    output_ids: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    goals: Goals | None = None
+    avoided: AbstractSet[int] = frozenset()
+    allows_handoff: bool = True
+    computes_all: bool = False
+    confinement: Confinement | None = None
+    may_refuse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,58 +64,44 @@ class Routing:
     placement: Placement | None = None
     refuse: Callable[[str, Route], None] | None = None
 
-    def choose(
-        self,
-        model: str,
-        token_ids: Sequence[int],
-        cache_salt: bytes,
-        avoided: AbstractSet[int],
-        max_tokens: int | None,
-        *,
-        now_s: float,
-        allows_handoff: bool,
-        computes_all: bool = False,
-        confinement: Confinement | None = None,
-        goals: Goals | None = None,
-        may_refuse: bool = False,
-        images: Sequence[PromptImage] = (),
-    ) -> Route:
-        """A route for prompt and emitted tokens over nodes of `model`; nodes whose epoch is in `avoided` only where
-        there is no other. Of each role only nodes that have room for what the request may become: `max_tokens` more
-        tokens at most, None: at least one. With `images`, those among the tokens, only nodes that see.
-
-        `computes_all`: whoever computes the prompt computes all of it, whatever it has cached. `confinement`: the only
-        nodes that may compute anything of it but further tokens. `goals`: its own, None for the router's.
-        `may_refuse`: nothing was done for it yet.
+    def choose(self, asked: RouteRequest, now_s: float) -> Route:
+        """A route for an attempt. Of each role only nodes that have room for what the request may become, and that see
+        where there are images.
 
         Raises `NoNode` without a decode node, and `Overloaded` when it is refused because it would miss its goals.
         """
         self.ejections.readmit(now_s)
-        find = self.registry.available if confinement is None else self.registry.able
-        num_tokens = len(token_ids)
-        decodes = self._fit(find, DECODE, model, avoided, num_tokens + (max_tokens or 1), images)
-        prefills = self._fit(find, PREFILL, model, avoided, num_tokens + 1, images) if allows_handoff else []
-        if confinement is not None:
-            decodes, prefills = self._confined(confinement, decodes, prefills)
-        if not decodes:
-            raise NoNode("no decode node is available")
-        hashes: list[bytes] = []
-        hello = decodes[0].hello
-        extend_hashes(hashes, token_ids, hello.layout.block_size, root_hash(hello.fingerprint, cache_salt), images)
+        decodes, prefills = self._candidates(asked)
+        hello, num_tokens = decodes[0].hello, asked.prompt.num_tokens + len(asked.output_ids)
+        hashes = block_hashes(hello.fingerprint, asked.prompt, asked.output_ids, hello.layout.block_size)
         decode = self.decode_policy.choose(decodes, hashes)
-        num_cached = 0 if computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
+        num_cached = 0 if asked.computes_all else num_cached_blocks(decode, hashes) * hello.layout.block_size
         prefills = [node for node in prefills if node is not decode]
         if num_tokens - num_cached <= self.local_prefill_tokens:
             return Route(decode, None)
         if self.placement is None and (not prefills or decode.prefers(PREFILL)):
             return Route(decode, None)
         route = Route(decode, self.prefill_policy.choose(prefills, hashes) if prefills else None)
-        if self.placement is None or computes_all or confinement is not None:
+        if self.placement is None or asked.computes_all or asked.confinement is not None:
             return route
-        route = self.placement.choose(route, prefills, decodes, num_tokens, hashes, now_s, goals, max_tokens)
-        if route.late_s and may_refuse and self.refuse is not None:
-            self.refuse(model, route)
+        placed = PlacedPrompt(num_tokens, hashes, asked.goals, asked.max_tokens)
+        route = self.placement.choose(route, prefills, decodes, placed, now_s)
+        if route.late_s and asked.may_refuse and self.refuse is not None:
+            self.refuse(asked.model, route)
         return route
+
+    def _candidates(self, asked: RouteRequest) -> tuple[list[Node], list[Node]]:
+        """The decode nodes, at least one, and the prefill nodes that may take an attempt."""
+        find = self.registry.available if asked.confinement is None else self.registry.able
+        model, avoided, images = asked.model, asked.avoided, asked.prompt.images
+        num_tokens = asked.prompt.num_tokens + len(asked.output_ids)
+        decodes = self._fit(find, DECODE, model, avoided, num_tokens + (asked.max_tokens or 1), images)
+        prefills = self._fit(find, PREFILL, model, avoided, num_tokens + 1, images) if asked.allows_handoff else []
+        if asked.confinement is not None:
+            decodes, prefills = self._confined(asked.confinement, decodes, prefills)
+        if not decodes:
+            raise NoNode("no decode node is available")
+        return decodes, prefills
 
     def another_decode(
         self,

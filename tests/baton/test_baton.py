@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import baton
-from baton.engine.llm import LLM
+from baton.offline.llm import LLM
 from baton.wire.grammar import Grammar
 from baton.wire.sampling import SamplingParams
 

@@ -29,7 +29,7 @@ SHM = Path("/dev/shm")
 _FILL = SHM / "campaign-fill"
 _CYCLE_S = 0.2
 _AGENT = "baton.kvtransfer.transports.nixl"
-_RANKS = {"baton.engine.executor.rank_process", "baton.ranks"}
+_RANK = "baton.ranks"
 _DRAIN_S = 60.0
 _DRAIN_ORDER_S = 5.0
 _EXCUSED_S = 3.0
@@ -335,7 +335,7 @@ def _rank_of(member: Member, choice: float) -> psutil.Process | None:
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(member.running.process.pid).children()
             children += member.machine.ranks if member.machine is not None else []
-            ranks = [child for child in children if _RANKS & set(child.cmdline())]
+            ranks = [child for child in children if _RANK in child.cmdline()]
     return ranks[int(choice * len(ranks))] if ranks else None
 
 

@@ -44,7 +44,7 @@ CHANGE_S = 360.0
 FIRST_STREAMS, MAX_STREAMS, GROWTH = 16, 256, 1.5
 GROW_S = 10.0
 """How long a number of streams is looked at before it grows: longer than a window of the policy."""
-_RANKS = {"baton.engine.executor.rank_process", "rank_node"}
+_RANK = "baton.ranks"
 
 FILE = """
 name = "trial"
@@ -293,7 +293,7 @@ def scaling(command: Command, url: str, answers: Answers) -> None:
 def kill_rank(command: Command) -> None:
     """Kill the second rank of decode-0, which is on the machine of the first; the node has to come back whole."""
     before = command.member("decode-0")
-    ranks = [child for child in psutil.Process(before["pid"]).children() if _RANKS & set(child.cmdline())]
+    ranks = [child for child in psutil.Process(before["pid"]).children() if _RANK in child.cmdline()]
     assert len(ranks) == 1, ranks
     say(f"kill rank 1 of decode-0, on machine {before['machine']} as rank 0")
     ranks[0].kill()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import cast
@@ -19,6 +19,7 @@ from baton.kvtransfer.sending_end import SendingEnd
 from baton.kvtransfer.transports.base import Move
 from baton.wire.errors import TransferFailed
 from baton.wire.messages import Decode, HandOver, PrefillPeer
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from tests.kvtransfer.legs import Node, open_decode, params, undisturbed
 from tests.kvtransfer.loopback import Fault, LoopbackNetwork
@@ -41,9 +42,9 @@ class Decodes:
     left_peer: PrefillPeer
     now_s: float = 0.0
 
-    def begin(self, key: RequestKey = FIRST, prompt: list[int] = PROMPT, num_prompt: int | None = None) -> None:
-        """Let the node that is left later compute a prompt and generate. `num_prompt`: what follows is output."""
-        self.left.leg.begin(self.decode(key, prompt, num_prompt or len(prompt), None), self.now_s)
+    def begin(self, key: RequestKey = FIRST, prompt: list[int] = PROMPT, output_ids: Sequence[int] = ()) -> None:
+        """Let the node that is left later compute a prompt and earlier output, and generate."""
+        self.left.leg.begin(self.decode(key, prompt, output_ids, None), self.now_s)
 
     def hand_over(self, key: RequestKey = FIRST) -> int:
         facts = receiving_facts()
@@ -56,12 +57,12 @@ class Decodes:
         num_tokens = self.hand_over(key)
         output = self.left.stream(key)
         assert num_tokens == len(prompt) + len(output) - 1
-        known, following = [*prompt, *output[:-1]], RequestKey(key.handoff_id, key.attempt + 1)
-        self.other.leg.begin(self.decode(following, known, len(prompt), self.left_peer), self.now_s)
+        following = RequestKey(key.handoff_id, key.attempt + 1)
+        self.other.leg.begin(self.decode(following, prompt, output[:-1], self.left_peer), self.now_s)
         return output
 
-    def decode(self, key: RequestKey, token_ids: list[int], num_prompt: int, peer: PrefillPeer | None) -> Decode:
-        return Decode(*key, tuple(token_ids), num_prompt, params(NUM_TOKENS), b"", peer)
+    def decode(self, key: RequestKey, prompt: list[int], output_ids: Sequence[int], peer: PrefillPeer | None) -> Decode:
+        return Decode(*key, Prompt.of(prompt), params(NUM_TOKENS), peer, tuple(output_ids))
 
     def round(self) -> None:
         self.left.round(self.now_s)
@@ -148,8 +149,8 @@ def test_what_was_copied_ahead_is_not_moved_again_and_the_stream_goes_on_meanwhi
     num_copied = decodes.left.leg.hand_over(order, decodes.now_s)
     assert num_copied % BLOCK_SIZE == 0
     assert len(PROMPT) < num_copied < len(PROMPT) + 7
-    known = [*PROMPT, *decodes.left.stream(FIRST)][:num_copied]
-    decodes.other.leg.begin(decodes.decode(key, known, len(PROMPT), decodes.left_peer), decodes.now_s)
+    copied = decodes.left.stream(FIRST)[: num_copied - len(PROMPT)]
+    decodes.other.leg.begin(decodes.decode(key, PROMPT, copied, decodes.left_peer), decodes.now_s)
     decodes.round()  # the step that is under way ends
     decodes.until(lambda: bool(decodes.other.stream(key)), decodes.receive)
     decodes.other.leg.cancel(key, decodes.now_s)
@@ -191,7 +192,7 @@ def test_what_is_not_here_or_has_no_token_yet_goes_on_as_before(decodes: Decodes
 
 
 def test_output_of_an_earlier_attempt_that_is_computed_still_is_not_handed_over(decodes: Decodes) -> None:
-    decodes.begin(num_prompt=3)
+    decodes.begin(prompt=PROMPT[:3], output_ids=PROMPT[3:])
     for _ in range(2):
         decodes.left.round(0.0)
         assert decodes.hand_over() == 0
@@ -286,7 +287,7 @@ def test_the_step_in_flight_fails_after_a_request_was_handed_over(decodes: Decod
 
 def test_a_handoff_is_finished_when_every_step_that_was_in_flight_is_over() -> None:
     posted: list[object] = []
-    core = SimpleNamespace(hand_over=lambda *_, **__: HandedOver((1, 2, 3), 4, 2, pack_blocks((0,))))
+    core = SimpleNamespace(hand_over=lambda *_, **__: HandedOver(Prompt((1, 2)), (3,), 4, pack_blocks((0,))))
     source = Source(cast("EngineCore", core), cast("SendingEnd", SimpleNamespace(thread=PostBox(posted))))
     order = HandOver(ID, 1, 2, "E", 5)
     for core.num_steps_in_flight, over, num_finished in ((0, source.step_over, 1), (2, source.steps_lost, 1)):

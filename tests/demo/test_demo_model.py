@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from baton.demo.location import checkpoint_path
 from baton.demo.training.corpus import texts
 from baton.demo.training.sums import is_held_out
-from baton.engine.llm import LLM
+from baton.offline.llm import LLM
 from baton.wire.sampling import SamplingParams
 
 MAX_CHECKPOINT_BYTES = 8_000_000

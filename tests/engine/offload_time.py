@@ -23,6 +23,7 @@ from baton.engine.build import build_engine
 from baton.engine.core import EngineCore
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.settings import EngineSettings
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
@@ -78,7 +79,7 @@ class Meter:
     def time_ms(self, token_ids: Sequence[int]) -> float:
         """Until the first token."""
         self._num_requests += 1
-        self.core.add(RequestKey.numbered(self._num_requests), token_ids, ONE_TOKEN)
+        self.core.add(RequestKey.numbered(self._num_requests), Prompt.of(token_ids), ONE_TOKEN)
         begun_s = time.perf_counter()
         self.longest_step_ms = 0.0
         while self.core.has_work:

@@ -20,6 +20,7 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.settings import EngineSettings
 from baton.engine.steps_in_flight import StepFailed
 from baton.wire.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
@@ -89,8 +90,8 @@ def run(core: EngineCore, max_steps: int = 500) -> dict[RequestKey, list[int]]:
 
 def note(outputs: Iterable[RequestOutput], tokens: dict[RequestKey, list[int]]) -> None:
     for output in outputs:
-        if output.token is not None:
-            tokens.setdefault(output.key, []).append(output.token.token_id)
+        if output.tokens:
+            tokens.setdefault(output.key, []).extend(output.token_ids)
 
 
 def num_held(core: EngineCore) -> int:
@@ -102,7 +103,7 @@ def test_greedy_tokens_of_a_batch_are_those_of_transformers(any_checkpoint: Path
     core = new_engine(any_checkpoint, max_num_batched_tokens=budget).core
     prompts = {key_of(length): prompt(length) for length in PROMPT_LENGTHS}
     for key, token_ids in prompts.items():
-        core.add(key, token_ids, GREEDY)
+        core.add(key, Prompt.of(token_ids), GREEDY)
     reference = Reference(any_checkpoint)
     assert run(core) == {key: reference(token_ids) for key, token_ids in prompts.items()}
     assert num_held(core) == 0
@@ -116,12 +117,12 @@ def test_tokens_are_the_same_with_and_without_prefix_caching(
     beginning = prompt(24)
     for round_number in range(2):
         for tail in range(3):
-            core.add(key_of(tail, 1 + round_number), [*beginning, *prompt(tail, seed=tail)], GREEDY)
+            core.add(key_of(tail, 1 + round_number), Prompt.of([*beginning, *prompt(tail, seed=tail)]), GREEDY)
         found = run(core)
         assert found == {
             key_of(tail, 1 + round_number): expected([*beginning, *prompt(tail, seed=tail)]) for tail in range(3)
         }
-    core.add(key_of("again"), beginning, GREEDY)
+    core.add(key_of("again"), Prompt.of(beginning), GREEDY)
     assert core.step()[0].num_cached_tokens == (16 if enable_prefix_caching else 0)
     assert run(core)[key_of("again")] == expected(beginning)[1:]
 
@@ -130,7 +131,7 @@ def test_tokens_are_the_same_after_preemption(checkpoint: Path, expected: Refere
     core = new_engine(checkpoint, num_blocks=9, max_num_batched_tokens=32).core
     prompts = {key_of(number): prompt(14, seed=number) for number in range(5)}
     for key, token_ids in prompts.items():
-        core.add(key, token_ids, GREEDY)
+        core.add(key, Prompt.of(token_ids), GREEDY)
     assert run(core) == {key: expected(token_ids) for key, token_ids in prompts.items()}
     assert core.status().num_preemptions > 0
 
@@ -139,18 +140,18 @@ def test_a_seeded_stream_continues_exactly_after_an_interruption(checkpoint: Pat
     params = DecodingParams(temperature=1.0, seed=7, max_tokens=NUM_NEW, ignore_eos=True, frequency_penalty=0.5)
     token_ids = prompt(13)
     core = new_engine(checkpoint).core
-    core.add(key_of("whole"), token_ids, params)
+    core.add(key_of("whole"), Prompt.of(token_ids), params)
     whole = run(core)[key_of("whole")]
     other = new_engine(checkpoint).core
-    other.add(key_of("rest"), [*token_ids, *whole[:5]], params, num_prompt_tokens=13)
+    other.add(key_of("rest"), Prompt.of(token_ids), params, output_ids=whole[:5])
     assert run(other)[key_of("rest")] == whole[5:]
 
 
 def hand_over(source: Engine, target: Engine, token_ids: list[int], key: RequestKey = A) -> list[int]:
     """Prefill on one engine, copy the KV, continue on the other. Returns all tokens."""
-    reservation = target.core.reserve(key, token_ids)
+    reservation = target.core.reserve(key, Prompt.of(token_ids))
     assert reservation is not None
-    source.core.add(key, token_ids, GREEDY, first_token_only=True)
+    source.core.add(key, Prompt.of(token_ids), GREEDY, first_token_only=True)
     first = run(source.core)[key]
     target.core.check()
     num_cached_blocks = reservation.num_cached_tokens // BLOCK_SIZE
@@ -160,7 +161,7 @@ def hand_over(source: Engine, target: Engine, token_ids: list[int], key: Request
     assert source.core.release(key)
     source.core.check()
     firsts = [FirstToken(key, GREEDY, first[0])]
-    target.core.add_reserved(reservation, token_ids, firsts, num_prompt_tokens=len(token_ids))
+    target.core.add_reserved(reservation, Prompt.of(token_ids), firsts)
     target.core.check()
     return first + run(target.core)[key]
 
@@ -180,7 +181,7 @@ def test_only_what_the_receiver_lacks_is_reserved_anew(checkpoint: Path, expecte
     source, target = new_engine(checkpoint), new_engine(checkpoint)
     hand_over(source, target, prompt(16), key_of("first"))
     longer = [*prompt(16), *prompt(9, seed=3)]
-    reservation = target.core.reserve(key_of("peek"), longer)
+    reservation = target.core.reserve(key_of("peek"), Prompt.of(longer))
     assert reservation is not None
     assert (reservation.num_cached_tokens, len(reservation.missing_block_ids)) == (16, 2)
     target.core.release(key_of("peek"))
@@ -190,7 +191,7 @@ def test_only_what_the_receiver_lacks_is_reserved_anew(checkpoint: Path, expecte
 def test_a_prompt_known_to_the_last_token_needs_no_blocks(checkpoint: Path, expected: Reference) -> None:
     source, target = new_engine(checkpoint), new_engine(checkpoint)
     hand_over(source, target, prompt(16), key_of("first"))
-    reservation = target.core.reserve(key_of("peek"), prompt(16))
+    reservation = target.core.reserve(key_of("peek"), Prompt.of(prompt(16)))
     assert reservation is not None
     assert reservation.missing_block_ids == ()
     target.core.release(key_of("peek"))
@@ -199,32 +200,32 @@ def test_a_prompt_known_to_the_last_token_needs_no_blocks(checkpoint: Path, expe
 
 def test_a_reservation_waits_its_turn_and_names_generations(checkpoint: Path) -> None:
     core = new_engine(checkpoint, num_blocks=4).core
-    first = core.reserve(A, prompt(16))
+    first = core.reserve(A, Prompt.of(prompt(16)))
     assert first is not None
-    assert core.reserve(B, prompt(17)) is None
+    assert core.reserve(B, Prompt.of(prompt(17))) is None
     core.check()
     assert core.release(A)
-    again = core.reserve(A, prompt(30))
+    again = core.reserve(A, Prompt.of(prompt(30)))
     assert again is not None
     generations = dict(zip(again.missing_block_ids, again.missing_generations, strict=True))
     assert all(generations[block_id] == 2 for block_id in first.missing_block_ids)
     with pytest.raises(ContextLengthExceeded):
-        core.reserve(C, prompt(32))
+        core.reserve(C, Prompt.of(prompt(32)))
 
 
 def test_another_salt_does_not_see_the_cache(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    core.add(A, prompt(20), GREEDY, cache_salt=b"one")
+    core.add(A, Prompt.of(prompt(20), cache_salt=b"one"), GREEDY)
     run(core)
     for salt, cached in ((b"one", 16), (b"two", 0)):
-        reservation = core.reserve(key_of(cached), prompt(20), cache_salt=salt)
+        reservation = core.reserve(key_of(cached), Prompt.of(prompt(20), cache_salt=salt))
         assert reservation is not None
         assert reservation.num_cached_tokens == cached
 
 
 def test_blocks_of_a_first_token_only_are_held_until_release(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    core.add(A, prompt(20), GREEDY, first_token_only=True)
+    core.add(A, Prompt.of(prompt(20)), GREEDY, first_token_only=True)
     assert core.is_live(A)
     assert core.step()[0].has_left
     assert not core.is_live(A)
@@ -239,7 +240,7 @@ def test_blocks_of_a_first_token_only_are_held_until_release(checkpoint: Path) -
 
 def test_blocks_are_held_also_when_the_first_token_ends_the_request(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    core.add(A, prompt(9), DecodingParams(temperature=0, max_tokens=1), first_token_only=True)
+    core.add(A, Prompt.of(prompt(9)), DecodingParams(temperature=0, max_tokens=1), first_token_only=True)
     assert core.step()[0].finish_reason == "length"
     assert core.release(A)
     assert num_held(core) == 0
@@ -249,7 +250,7 @@ def test_blocks_are_held_also_when_the_first_token_ends_the_request(checkpoint: 
 def test_an_abort_in_each_state_releases_all_blocks(checkpoint: Path, num_steps: int) -> None:
     core = new_engine(checkpoint, max_num_batched_tokens=BLOCK_SIZE, num_blocks=10).core
     for number in range(3):
-        core.add(key_of(number), prompt(20, seed=number), GREEDY)
+        core.add(key_of(number), Prompt.of(prompt(20, seed=number)), GREEDY)
     for _ in range(num_steps):
         core.step()
     for number in (2, 0, 1):
@@ -261,10 +262,10 @@ def test_an_abort_in_each_state_releases_all_blocks(checkpoint: Path, num_steps:
 
 def test_aborting_a_request_that_came_with_its_kv_releases_its_blocks(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    reservation = core.reserve(A, prompt(16))
+    reservation = core.reserve(A, Prompt.of(prompt(16)))
     assert reservation is not None
     assert not core.abort(A)
-    core.add_reserved(reservation, prompt(16), [FirstToken(A, GREEDY, 5)], num_prompt_tokens=16)
+    core.add_reserved(reservation, Prompt.of(prompt(16)), [FirstToken(A, GREEDY, 5)])
     assert core.abort(A)
     core.check()
     assert num_held(core) == 0
@@ -281,7 +282,7 @@ class FlakyRunner:
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         if self.is_broken:
             raise OSError("device lost")
-        return ComputedStep({request.key: SampledToken(1, None) for request in step.requests if request.needs_sample})
+        return ComputedStep({each.key: (SampledToken(1, None),) for each in step.requests if each.needs_sample})
 
 
 def flaky_core() -> tuple[EngineCore, FlakyRunner]:
@@ -292,7 +293,7 @@ def flaky_core() -> tuple[EngineCore, FlakyRunner]:
 def test_a_step_that_fails_names_its_requests_and_can_be_tried_again() -> None:
     core, runner = flaky_core()
     for key in (A, B):
-        core.add(key, prompt(5), GREEDY)
+        core.add(key, Prompt.of(prompt(5)), GREEDY)
     for _ in range(2):
         with pytest.raises(StepFailed) as caught:
             core.step()
@@ -316,13 +317,13 @@ class SilentRunner(FlakyRunner):
 def test_a_request_of_nan_leaves_with_its_blocks_and_fails_no_other(first_token_only: bool) -> None:
     pool = BlockPool(16)
     core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), SilentRunner(), "f")
-    core.add(key_of("bad"), prompt(5), GREEDY, first_token_only=first_token_only)
-    core.add(key_of("good"), prompt(5), GREEDY)
+    core.add(key_of("bad"), Prompt.of(prompt(5)), GREEDY, first_token_only=first_token_only)
+    core.add(key_of("good"), Prompt.of(prompt(5)), GREEDY)
     outputs = {output.key: output for output in core.step()}
-    assert (outputs[key_of("bad")].has_failed, outputs[key_of("bad")].has_left, outputs[key_of("bad")].token) == (
+    assert (outputs[key_of("bad")].has_failed, outputs[key_of("bad")].has_left, outputs[key_of("bad")].tokens) == (
         True,
         True,
-        None,
+        (),
     )
     assert (outputs[key_of("good")].has_failed, outputs[key_of("good")].has_left) == (False, False)
     core.check()
@@ -333,23 +334,23 @@ def test_a_request_of_nan_leaves_with_its_blocks_and_fails_no_other(first_token_
 
 def test_a_key_in_use_is_refused() -> None:
     core, _ = flaky_core()
-    core.add(A, prompt(5), GREEDY)
+    core.add(A, Prompt.of(prompt(5)), GREEDY)
     with pytest.raises(ValueError, match="in use"):
-        core.add(A, prompt(5), GREEDY)
+        core.add(A, Prompt.of(prompt(5)), GREEDY)
     with pytest.raises(ValueError, match="in use"):
-        core.reserve(A, prompt(5))
+        core.reserve(A, Prompt.of(prompt(5)))
 
 
 def test_reservations_wait_behind_requests_that_are_short_of_blocks() -> None:
     pool = BlockPool(4)
     core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 16), frozenset()), SilentRunner(), "f")
-    assert core.reserve(key_of("held"), prompt(8)) is not None
-    core.add(key_of("big"), prompt(12), GREEDY)
+    assert core.reserve(key_of("held"), Prompt.of(prompt(8))) is not None
+    core.add(key_of("big"), Prompt.of(prompt(12)), GREEDY)
     core.step()
-    assert core.reserve(key_of("late"), prompt(4)) is None
+    assert core.reserve(key_of("late"), Prompt.of(prompt(4))) is None
     core.release(key_of("held"))
     core.step()
-    assert core.reserve(key_of("late"), prompt(4)) is not None
+    assert core.reserve(key_of("late"), Prompt.of(prompt(4))) is not None
     core.check()
 
 
@@ -357,27 +358,27 @@ def test_a_delivered_request_joins_at_once_beside_prompts_that_fill_every_step()
     pool = BlockPool(64)
     core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 8, 16, 256), frozenset()), SilentRunner(), "f")
     for name in ("long", "longer"):
-        core.add(key_of(name), prompt(80), GREEDY)
+        core.add(key_of(name), Prompt.of(prompt(80)), GREEDY)
     core.step()
-    reservation = core.reserve(A, prompt(8))
+    reservation = core.reserve(A, Prompt.of(prompt(8)))
     assert reservation is not None
-    core.add_reserved(reservation, prompt(8), [FirstToken(A, GREEDY, 1)], num_prompt_tokens=8)
-    assert [output.key for output in core.step() if output.token is not None] == [A]
+    core.add_reserved(reservation, Prompt.of(prompt(8)), [FirstToken(A, GREEDY, 1)])
+    assert [output.key for output in core.step() if output.tokens] == [A]
     core.check()
 
 
 def test_token_ids_outside_the_vocabulary_are_refused(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
     with pytest.raises(InvalidRequest):
-        core.add(A, [1, 2, 10**6], GREEDY)
+        core.add(A, Prompt.of([1, 2, 10**6]), GREEDY)
     with pytest.raises(InvalidRequest):
-        core.add(A, [1, 2], DecodingParams(stop_token_ids=(10**6,)))
+        core.add(A, Prompt.of([1, 2]), DecodingParams(stop_token_ids=(10**6,)))
     assert not core.has_work
 
 
 def test_requests_of_a_failed_step_can_be_aborted() -> None:
     core, _ = flaky_core()
-    core.add(A, prompt(5), GREEDY)
+    core.add(A, Prompt.of(prompt(5)), GREEDY)
     with pytest.raises(StepFailed):
         core.step()
     assert core.abort(A)
@@ -388,7 +389,7 @@ def test_requests_of_a_failed_step_can_be_aborted() -> None:
 
 def test_cache_changes_are_what_became_findable(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    core.add(A, prompt(20), GREEDY)
+    core.add(A, Prompt.of(prompt(20)), GREEDY)
     run(core)
     changes = core.take_cache_changes()
     assert changes.stored == core.cached_hashes()
@@ -417,6 +418,6 @@ def test_settings_that_give_no_engine_are_refused(checkpoint: Path, settings: di
 def test_a_prompt_that_leaves_no_room_for_output_is_refused(checkpoint: Path) -> None:
     core = new_engine(checkpoint, num_blocks=4).core
     with pytest.raises(ContextLengthExceeded):
-        core.add(A, prompt(32), GREEDY)
-    core.add(B, prompt(31), GREEDY)
+        core.add(A, Prompt.of(prompt(32)), GREEDY)
+    core.add(B, Prompt.of(prompt(31)), GREEDY)
     assert len(run(core)[B]) == 1

@@ -13,9 +13,10 @@ from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore, FirstToken
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import PENDING_TOKEN, PromptScores, SampledToken, Step
+from baton.engine.scheduler.request import PENDING_TOKEN, PromptScores, SampledToken, SampledTokens, Step
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.steps_in_flight import StepFailed
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.engine.test_core import note, num_held, run
@@ -34,9 +35,9 @@ class LateStep:
     number: int
     keys: list[RequestKey]
     blocks: dict[int, int]
-    tokens: dict[RequestKey, SampledToken]
+    tokens: Mapping[RequestKey, SampledTokens]
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         self.runner.write(self)
         error = self.runner.result_errors.pop(self.number, None)
         if error is not None:
@@ -73,7 +74,7 @@ class LateRunner:
         assert len(self.in_flight) < 2
         blocks = {block: self.pool.generation(block) for share in step.requests for block in share.block_table}
         tokens = {
-            share.key: SampledToken(self.sample(share.key, len(share.token_ids)), None)
+            share.key: (SampledToken(self.sample(share.key, len(share.token_ids)), None),)
             for share in step.requests
             if share.needs_sample
         }
@@ -109,7 +110,7 @@ def positions(num_prompt_tokens: int, num_tokens: int = 12) -> list[int]:
 
 def test_two_steps_are_in_flight_at_most_and_one_between_calls() -> None:
     core, runner = new_core()
-    core.add(A, prompt(5), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
     for number in range(1, 12):
         core.step()
         assert core.num_steps_in_flight
@@ -123,7 +124,7 @@ def test_two_steps_are_in_flight_at_most_and_one_between_calls() -> None:
 
 def test_a_runner_that_is_not_asynchronous_has_nothing_in_flight_between_calls() -> None:
     core, runner = new_core(is_asynchronous=False)
-    core.add(A, prompt(5), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
     for number in range(1, 13):
         core.step()
         assert not core.num_steps_in_flight
@@ -137,7 +138,7 @@ def test_a_runner_that_is_not_asynchronous_has_nothing_in_flight_between_calls()
 def test_blocks_of_a_request_that_ends_stay_until_the_next_step_is_collected() -> None:
     core, runner = new_core(num_blocks=4)
     runner.sample = lambda key, position: EOS if position == 6 else 9
-    core.add(A, prompt(5), UNTIL_EOS)
+    core.add(A, Prompt.of(prompt(5)), UNTIL_EOS)
     core.step()
     (output,) = core.step()
     assert output.finish_reason == "stop"
@@ -145,7 +146,7 @@ def test_blocks_of_a_request_that_ends_stay_until_the_next_step_is_collected() -
     assert core.has_work
     core.check()
     assert num_held(core) == 2
-    assert core.reserve(key_of("remote"), prompt(12, 300)) is None
+    assert core.reserve(key_of("remote"), Prompt.of(prompt(12, 300))) is None
     assert core.step() == []
     core.check()
     assert num_held(core) == 0
@@ -155,13 +156,13 @@ def test_blocks_of_a_request_that_ends_stay_until_the_next_step_is_collected() -
 
 def test_blocks_of_an_aborted_request_stay_until_its_step_is_collected() -> None:
     core, runner = new_core(num_blocks=4)
-    core.add(A, prompt(5), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
     core.step()
     assert core.abort(A)
     assert not core.abort(A)
     core.check()
     assert num_held(core) == 2
-    reservation = core.reserve(key_of("remote"), prompt(8, 300))
+    reservation = core.reserve(key_of("remote"), Prompt.of(prompt(8, 300)))
     assert reservation is not None
     assert core.step() == []
     core.check()
@@ -172,11 +173,11 @@ def test_blocks_of_an_aborted_request_stay_until_its_step_is_collected() -> None
 
 def test_blocks_of_a_request_that_is_in_no_step_are_released_at_once() -> None:
     core, runner = new_core(num_blocks=8)
-    core.add(A, prompt(5), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
     core.step()
-    reservation = core.reserve(B, prompt(8, 300))
+    reservation = core.reserve(B, Prompt.of(prompt(8, 300)))
     assert reservation is not None
-    core.add_reserved(reservation, prompt(8, 300), [FirstToken(B, ENDLESS, 1)], num_prompt_tokens=8)
+    core.add_reserved(reservation, Prompt.of(prompt(8, 300)), [FirstToken(B, ENDLESS, 1)])
     assert core.abort(B)
     assert num_held(core) == 2
     core.check()
@@ -186,7 +187,7 @@ def test_blocks_of_a_request_that_is_in_no_step_are_released_at_once() -> None:
 def test_blocks_of_requests_of_a_failed_step_can_be_released_at_once() -> None:
     core, runner = new_core()
     runner.result_errors[2] = OSError("lost")
-    core.add(A, prompt(5), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
     core.step()
     with pytest.raises(StepFailed) as caught:
         core.step()
@@ -203,7 +204,7 @@ def test_an_aborted_request_of_a_step_that_fails_releases_its_blocks_once() -> N
     core, runner = new_core()
     runner.result_errors[2] = OSError("lost")
     for number, key in enumerate((A, B)):
-        core.add(key, prompt(5, 100 * number), ENDLESS)
+        core.add(key, Prompt.of(prompt(5, 100 * number)), ENDLESS)
     core.step()
     core.abort(A)
     core.check()
@@ -218,9 +219,9 @@ def test_an_aborted_request_of_a_step_that_fails_releases_its_blocks_once() -> N
 
 def test_the_next_request_gets_the_room_when_the_step_is_collected() -> None:
     core, runner = new_core(num_blocks=3)
-    core.add(A, prompt(5), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
     core.step()
-    core.add(B, prompt(9, 300), DecodingParams(max_tokens=3, ignore_eos=True))
+    core.add(B, Prompt.of(prompt(9, 300)), DecodingParams(max_tokens=3, ignore_eos=True))
     core.step()
     core.abort(A)
     assert core.step() == []
@@ -230,8 +231,8 @@ def test_the_next_request_gets_the_room_when_the_step_is_collected() -> None:
 
 def test_a_prompt_whose_first_token_was_wanted_is_not_in_the_next_step_and_its_blocks_are_held() -> None:
     core, runner = new_core()
-    core.add(A, prompt(5), ENDLESS, first_token_only=True)
-    core.add(B, prompt(5, 300), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS, first_token_only=True)
+    core.add(B, Prompt.of(prompt(5, 300)), ENDLESS)
     (first, _) = core.step()
     assert first.has_left
     assert runner.steps == [[A, B], [B]]
@@ -245,7 +246,7 @@ def test_a_prompt_whose_first_token_was_wanted_is_not_in_the_next_step_and_its_b
 
 def test_a_prompt_that_is_aborted_in_the_middle_leaves_nothing_to_release() -> None:
     core, runner = new_core(budget=4)
-    core.add(A, prompt(14), ENDLESS, first_token_only=True)
+    core.add(A, Prompt.of(prompt(14)), ENDLESS, first_token_only=True)
     core.step()
     assert core.abort(A)
     assert not core.release(A)
@@ -260,10 +261,10 @@ def test_a_prompt_that_is_aborted_in_the_middle_leaves_nothing_to_release() -> N
 
 def test_a_key_can_be_used_again_while_its_old_step_is_in_flight() -> None:
     core, runner = new_core()
-    core.add(A, prompt(5), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
     core.step()
     core.abort(A)
-    core.add(A, prompt(7, 300), DecodingParams(max_tokens=3, ignore_eos=True))
+    core.add(A, Prompt.of(prompt(7, 300)), DecodingParams(max_tokens=3, ignore_eos=True))
     assert core.step() == [], "the old step"
     assert run(core) == {A: positions(7, 3)}
     assert not runner.is_disturbed
@@ -271,23 +272,23 @@ def test_a_key_can_be_used_again_while_its_old_step_is_in_flight() -> None:
 
 def test_a_key_that_is_reused_next_to_others_gets_its_own_tokens() -> None:
     core, _ = new_core()
-    core.add(A, prompt(5), ENDLESS)
-    core.add(B, prompt(9, 200), DecodingParams(max_tokens=5, ignore_eos=True))
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
+    core.add(B, Prompt.of(prompt(9, 200)), DecodingParams(max_tokens=5, ignore_eos=True))
     core.step()
     core.abort(A)
-    core.add(A, prompt(7, 300), DecodingParams(max_tokens=3, ignore_eos=True))
+    core.add(A, Prompt.of(prompt(7, 300)), DecodingParams(max_tokens=3, ignore_eos=True))
     assert [output.key for output in core.step()] == [B], "the old step; the new one is in flight"
     assert run(core) == {A: positions(7, 3), B: positions(9, 5)[2:]}
 
 
 def test_requests_with_kv_join_while_a_step_is_in_flight() -> None:
     core, runner = new_core()
-    core.add(A, prompt(5), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
     core.step()
-    reservation = core.reserve(B, prompt(8, 300))
+    reservation = core.reserve(B, Prompt.of(prompt(8, 300)))
     assert reservation is not None
     core.step()
-    core.add_reserved(reservation, prompt(8, 300), [FirstToken(B, ENDLESS, 1)], num_prompt_tokens=8)
+    core.add_reserved(reservation, Prompt.of(prompt(8, 300)), [FirstToken(B, ENDLESS, 1)])
     core.check()
     assert run(core) == {A: positions(7, 10), B: positions(9, 11)}
     assert not runner.is_disturbed
@@ -296,7 +297,7 @@ def test_requests_with_kv_join_while_a_step_is_in_flight() -> None:
 def test_penalties_are_sampled_with_nothing_pending() -> None:
     core, runner = new_core()
     seen: list[list[int]] = []
-    core.add(A, prompt(5), DecodingParams(max_tokens=4, ignore_eos=True, frequency_penalty=0.5))
+    core.add(A, Prompt.of(prompt(5)), DecodingParams(max_tokens=4, ignore_eos=True, frequency_penalty=0.5))
     while core.has_work:
         core.step(lambda step: seen.append(list(step.requests[0].token_ids)))
     assert not any(PENDING_TOKEN in token_ids for token_ids in seen)
@@ -314,7 +315,7 @@ def test_a_step_that_fails_can_be_tried_again_wherever_it_lay(number: int, is_at
     errors = runner.launch_errors if is_at_launch else runner.result_errors
     errors[number] = OSError("lost")
     for position, key in enumerate((A, B)):
-        core.add(key, prompt(5, 100 * position), ENDLESS)
+        core.add(key, Prompt.of(prompt(5, 100 * position)), ENDLESS)
     tokens: dict[RequestKey, list[int]] = {A: [], B: []}
     failures: list[tuple[list[RequestKey], bool]] = []
     while core.has_work:
@@ -332,10 +333,10 @@ def test_a_step_that_fails_can_be_tried_again_wherever_it_lay(number: int, is_at
 def test_a_next_step_that_cannot_be_launched_costs_the_one_before_nothing() -> None:
     core, runner = new_core(budget=6)
     runner.launch_errors[2] = OSError("no memory")
-    core.add(A, prompt(5), ENDLESS)
-    core.add(B, prompt(5, 200), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
+    core.add(B, Prompt.of(prompt(5, 200)), ENDLESS)
     (first,) = core.step()
-    assert (first.key, first.token) == (A, SampledToken(5, None))
+    assert (first.key, first.token_ids) == (A, [5])
     assert core.num_steps_in_flight
     with pytest.raises(StepFailed) as caught:
         core.step()
@@ -348,9 +349,9 @@ def test_a_next_step_that_cannot_be_launched_costs_the_one_before_nothing() -> N
 def test_what_was_launched_after_a_failed_step_is_void_and_its_own_requests_are_not_named() -> None:
     core, runner = new_core()
     runner.result_errors[2] = OSError("lost")
-    core.add(A, prompt(5), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
     core.step()
-    core.add(B, prompt(6, 200), ENDLESS)
+    core.add(B, Prompt.of(prompt(6, 200)), ENDLESS)
     with pytest.raises(StepFailed) as caught:
         core.step()
     assert runner.steps == [[A], [A], [A, B]]
@@ -363,7 +364,7 @@ def test_what_was_launched_after_a_failed_step_is_void_and_its_own_requests_are_
 def test_both_failing_are_one_failure() -> None:
     core, runner = new_core()
     runner.result_errors.update({1: OSError("first"), 2: OSError("second")})
-    core.add(A, prompt(5), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
     with pytest.raises(StepFailed) as caught:
         core.step()
     assert str(caught.value.__cause__) == "first"
@@ -374,12 +375,12 @@ def test_a_failed_launch_does_not_name_who_left_meanwhile() -> None:
     core, runner = new_core()
     runner.launch_errors[2] = OSError("no memory")
     runner.sample = lambda key, position: EOS if key == key_of("ends") else position
-    core.add(key_of("ends"), prompt(5), UNTIL_EOS)
-    core.add(key_of("aborted"), prompt(5, 200), ENDLESS)
-    core.add(key_of("stays"), prompt(5, 300), ENDLESS)
+    core.add(key_of("ends"), Prompt.of(prompt(5)), UNTIL_EOS)
+    core.add(key_of("aborted"), Prompt.of(prompt(5, 200)), ENDLESS)
+    core.add(key_of("stays"), Prompt.of(prompt(5, 300)), ENDLESS)
     core.step()
     core.abort(key_of("aborted"))
-    core.add(key_of("aborted"), prompt(3, 400), ENDLESS)
+    core.add(key_of("aborted"), Prompt.of(prompt(3, 400)), ENDLESS)
     with pytest.raises(StepFailed) as caught:
         core.step()
     assert runner.steps[1] == [key_of("ends"), key_of("aborted"), key_of("stays")]
@@ -393,7 +394,7 @@ def test_a_lost_device_is_not_taken_for_a_failed_step(number: int, is_at_launch:
     core, runner = new_core()
     errors = runner.launch_errors if is_at_launch else runner.result_errors
     errors[number] = DeviceFailed("the device is gone")
-    core.add(A, prompt(5), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
     with pytest.raises(DeviceFailed, match="gone"):
         run(core)
 
@@ -401,7 +402,7 @@ def test_a_lost_device_is_not_taken_for_a_failed_step(number: int, is_at_launch:
 def test_a_device_that_is_lost_at_a_launch_is_not_waited_for() -> None:
     core, runner = new_core()
     runner.launch_errors[2] = DeviceFailed("the device is gone")
-    core.add(A, prompt(5), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
     with pytest.raises(DeviceFailed, match="gone"):
         core.step()
     assert len(runner.in_flight) == 1
@@ -410,6 +411,6 @@ def test_a_device_that_is_lost_at_a_launch_is_not_waited_for() -> None:
 def test_a_device_that_is_lost_beside_a_failed_step_is_not_hidden_by_it() -> None:
     core, runner = new_core()
     runner.result_errors.update({1: OSError("first"), 2: DeviceFailed("the device is gone")})
-    core.add(A, prompt(5), ENDLESS)
+    core.add(A, Prompt.of(prompt(5)), ENDLESS)
     with pytest.raises(DeviceFailed, match="gone"):
         core.step()

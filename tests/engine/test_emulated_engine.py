@@ -26,6 +26,7 @@ from baton.engine.build import Engine, build_engine
 from baton.engine.core import EngineCore
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.settings import EngineSettings
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
@@ -64,7 +65,7 @@ def choose_stand_in(setting: str, device: Device, shape: AttentionShape, kernels
 def engine(folder: Path, device: str, **settings: Any) -> Iterator[Engine]:
     chosen = {"block_size": 16, "num_blocks": 24, "num_threads": 1, "max_model_len": 160, **settings}
     with (
-        mock.patch("baton.engine.model_share.choose_attention", choose_stand_in)
+        mock.patch("baton.engine.model_shard.choose_attention", choose_stand_in)
         if device == "emulated"
         else mock.MagicMock()
     ):
@@ -109,10 +110,10 @@ class Traffic:
                 key, prompt, params = self.waiting.pop()
                 number = len(self.waiting)
                 forks = [key_of(f"{number}.{fork}") for fork in range(0 if number % 5 else 2)]
-                core.add(key, prompt, params, forks=forks)
+                core.add(key, Prompt.of(prompt), params, forks=forks)
             for output in core.step():
-                if output.token is not None:
-                    self.tokens.setdefault(output.key, []).append(output.token.token_id)
+                if output.tokens:
+                    self.tokens.setdefault(output.key, []).extend(output.token_ids)
             core.check()
 
 

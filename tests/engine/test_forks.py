@@ -14,6 +14,7 @@ from baton.engine.core import FirstToken
 from baton.engine.scheduler.request import choices_of
 from baton.wire.errors import InvalidRequest
 from baton.wire.messages import TokenLogprobs
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
@@ -44,7 +45,7 @@ def separate(folder: Path, token_ids: Sequence[int], params: DecodingParams) -> 
     core = new_engine(folder, enable_prefix_caching=False).core
     found: dict[RequestKey, list[int]] = {}
     for key, own in choices_of(KEYS, params):
-        core.add(key, token_ids, own)
+        core.add(key, Prompt.of(token_ids), own)
         found |= run(core)
     return found
 
@@ -53,7 +54,7 @@ def separate(folder: Path, token_ids: Sequence[int], params: DecodingParams) -> 
 @pytest.mark.parametrize("length", [1, 7, 8, 29])
 def test_forked_choices_equal_separate_requests(checkpoint: Path, kind: str, length: int) -> None:
     core = new_engine(checkpoint, max_num_batched_tokens=12).core
-    core.add(A, prompt(length), KINDS[kind], forks=(B, C, D))
+    core.add(A, Prompt.of(prompt(length)), KINDS[kind], forks=(B, C, D))
     found = run(core)
     assert found == separate(checkpoint, prompt(length), KINDS[kind])
     assert kind == "greedy" or len({tuple(tokens) for tokens in found.values()}) > 1
@@ -63,8 +64,8 @@ def test_forked_choices_equal_separate_requests(checkpoint: Path, kind: str, len
 @pytest.mark.parametrize("settings", [{"enable_prefix_caching": False}, {"num_blocks": 7}, {"max_num_seqs": 4}])
 def test_forked_choices_equal_separate_requests_in_little_room(checkpoint: Path, settings: dict[str, Any]) -> None:
     core = new_engine(checkpoint, **settings).core
-    core.add(key_of("before"), prompt(9, seed=3), replace(SAMPLED, max_tokens=3))
-    core.add(A, prompt(20), SAMPLED, forks=(B, C, D))
+    core.add(key_of("before"), Prompt.of(prompt(9, seed=3)), replace(SAMPLED, max_tokens=3))
+    core.add(A, Prompt.of(prompt(20)), SAMPLED, forks=(B, C, D))
     found = run(core)
     del found[key_of("before")]
     assert found == separate(checkpoint, prompt(20), SAMPLED)
@@ -74,8 +75,8 @@ def test_forked_choices_equal_separate_requests_in_little_room(checkpoint: Path,
 
 def test_a_choice_without_room_for_its_copy_waits_like_any_request(checkpoint: Path) -> None:
     core = new_engine(checkpoint, num_blocks=4).core
-    core.add(D, prompt(4, seed=5), replace(SAMPLED, max_tokens=3))
-    core.add(A, prompt(20), SAMPLED, forks=(B, C))
+    core.add(D, Prompt.of(prompt(4, seed=5)), replace(SAMPLED, max_tokens=3))
+    core.add(A, Prompt.of(prompt(20)), SAMPLED, forks=(B, C))
     found: dict[RequestKey, list[int]] = {}
     note(core.step(), found)
     assert [len(core.block_table(key)) for key in (A, B, C, D)] == [3, 0, 0, 1]
@@ -90,7 +91,7 @@ def test_a_choice_without_room_for_its_copy_waits_like_any_request(checkpoint: P
 
 def test_choices_share_full_blocks_and_copy_the_last(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    core.add(A, prompt(20), SAMPLED, forks=(B, C, D))
+    core.add(A, Prompt.of(prompt(20)), SAMPLED, forks=(B, C, D))
     outputs = core.step()
     assert [output.key for output in outputs] == list(KEYS)
     assert sum(output.num_step_tokens for output in outputs) == 20
@@ -104,7 +105,7 @@ def test_choices_share_full_blocks_and_copy_the_last(checkpoint: Path) -> None:
 
 def test_a_prompt_of_full_blocks_is_shared_without_a_copy(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    core.add(A, prompt(16), SAMPLED, forks=(B, C, D))
+    core.add(A, Prompt.of(prompt(16)), SAMPLED, forks=(B, C, D))
     core.step()
     assert num_held(core) == 2
     core.step()
@@ -117,14 +118,14 @@ def test_log_probabilities_are_those_of_separate_requests(checkpoint: Path) -> N
     for is_forked in (True, False):
         core = new_engine(checkpoint).core
         if is_forked:
-            core.add(A, prompt(13), params, forks=(B, C, D))
+            core.add(A, Prompt.of(prompt(13)), params, forks=(B, C, D))
         else:
             for key, own in choices_of(KEYS, params):
-                core.add(key, prompt(13), own)
+                core.add(key, Prompt.of(prompt(13)), own)
         while core.has_work:
             for output in core.step():
-                if output.token is not None:
-                    found[is_forked].setdefault(output.key, []).append(output.token.logprobs)
+                if output.tokens:
+                    found[is_forked].setdefault(output.key, []).extend(token.logprobs for token in output.tokens)
     for key in KEYS:
         for forked, alone in zip(found[True][key], found[False][key], strict=True):
             assert forked is not None
@@ -139,7 +140,7 @@ def test_a_first_token_may_end_some_choices_and_not_others(checkpoint: Path) -> 
     ended = {key for key, first in firsts.items() if first in params.stop_token_ids}
     assert ended != set(KEYS)
     core = new_engine(checkpoint).core
-    core.add(A, prompt(11), params, forks=(B, C, D))
+    core.add(A, Prompt.of(prompt(11)), params, forks=(B, C, D))
     outputs = core.step()
     core.check()
     assert {output.key for output in outputs if output.finish_reason == "stop"} == ended
@@ -153,7 +154,7 @@ def test_a_first_token_may_end_some_choices_and_not_others(checkpoint: Path) -> 
 
 def test_all_choices_of_one_token_leave_nothing(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    core.add(A, prompt(11), replace(SAMPLED, max_tokens=1), forks=(B, C, D))
+    core.add(A, Prompt.of(prompt(11)), replace(SAMPLED, max_tokens=1), forks=(B, C, D))
     assert [output.finish_reason for output in core.step()] == ["length"] * 4
     assert not core.has_work
     assert num_held(core) == 0
@@ -161,7 +162,7 @@ def test_all_choices_of_one_token_leave_nothing(checkpoint: Path) -> None:
 
 def test_first_tokens_only_come_from_one_prompt_whose_blocks_are_held(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    core.add(A, prompt(20), SAMPLED, forks=(B, C, D), first_token_only=True)
+    core.add(A, Prompt.of(prompt(20)), SAMPLED, forks=(B, C, D), first_token_only=True)
     found: dict[RequestKey, list[int]] = {}
     outputs = core.step()
     note(outputs, found)
@@ -180,14 +181,14 @@ def test_received_kv_is_continued_by_the_choices_that_go_on(
 ) -> None:
     source, target = new_engine(checkpoint), new_engine(checkpoint)
     token_ids = prompt(length)
-    reservation = target.core.reserve(A, token_ids)
+    reservation = target.core.reserve(A, Prompt.of(token_ids))
     assert reservation is not None
-    source.core.add(A, token_ids, SAMPLED, forks=(B, C, D), first_token_only=True)
+    source.core.add(A, Prompt.of(token_ids), SAMPLED, forks=(B, C, D), first_token_only=True)
     found = run(source.core)
     for source_id, target_id in zip(source.core.block_table(A), reservation.missing_block_ids, strict=True):
         target.memory.blocks[target_id] = source.memory.blocks[source_id]
     firsts = [FirstToken(key, own, found[key][0]) for key, own in choices_of(KEYS, SAMPLED) if key in going_on]
-    target.core.add_reserved(reservation, token_ids, firsts, num_prompt_tokens=length)
+    target.core.add_reserved(reservation, Prompt.of(token_ids), firsts)
     target.core.check()
     full, has_partial = divmod(length, BLOCK_SIZE)
     assert num_held(target.core) == full + len(going_on) * bool(has_partial)
@@ -200,11 +201,11 @@ def test_received_kv_is_continued_by_the_choices_that_go_on(
 
 def test_received_choices_of_which_one_is_refused_leave_nothing(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    reservation = core.reserve(A, prompt(9))
+    reservation = core.reserve(A, Prompt.of(prompt(9)))
     assert reservation is not None
     firsts = [FirstToken(A, SAMPLED, 5), FirstToken(B, SAMPLED, 10**6)]
     with pytest.raises(InvalidRequest, match="outside the vocabulary"):
-        core.add_reserved(reservation, prompt(9), firsts, num_prompt_tokens=9)
+        core.add_reserved(reservation, Prompt.of(prompt(9)), firsts)
     assert core.request_keys() == []
     assert num_held(core) == 0
 
@@ -215,7 +216,7 @@ def test_choices_that_are_aborted_disturb_no_other(
     checkpoint: Path, num_steps: int, victims: tuple[RequestKey, ...]
 ) -> None:
     core = new_engine(checkpoint, max_num_batched_tokens=12).core
-    core.add(A, prompt(20), SAMPLED, forks=(B, C, D))
+    core.add(A, Prompt.of(prompt(20)), SAMPLED, forks=(B, C, D))
     found: dict[RequestKey, list[int]] = {}
     for _ in range(num_steps):
         note(core.step(), found)
@@ -236,18 +237,18 @@ def test_choices_that_are_aborted_disturb_no_other(
 
 def test_the_key_of_a_fork_is_in_use(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    core.add(A, prompt(9), SAMPLED, forks=(B,))
+    core.add(A, Prompt.of(prompt(9)), SAMPLED, forks=(B,))
     for key in (A, B):
         with pytest.raises(ValueError, match="in use"):
-            core.add(key, prompt(5), SAMPLED)
+            core.add(key, Prompt.of(prompt(5)), SAMPLED)
 
 
 def test_more_choices_than_a_step_has_rows_are_refused(checkpoint: Path) -> None:
     core = new_engine(checkpoint, max_num_seqs=3).core
     with pytest.raises(InvalidRequest, match="4 choices"):
-        core.add(A, prompt(9), SAMPLED, forks=(B, C, D))
-    core.add(A, prompt(9), SAMPLED, forks=(B, C))
-    core.add(D, prompt(9), SAMPLED)
+        core.add(A, Prompt.of(prompt(9)), SAMPLED, forks=(B, C, D))
+    core.add(A, Prompt.of(prompt(9)), SAMPLED, forks=(B, C))
+    core.add(D, Prompt.of(prompt(9)), SAMPLED)
     core.step()
     assert core.status().num_running == 1, "the forks would have no rows beside another request"
     assert len(run(core)) == 4

@@ -20,6 +20,7 @@ from baton.engine.core import EngineCore, FirstToken
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
 from baton.engine.settings import EngineSettings
 from baton.wire.errors import InvalidSetting
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.families import make_model
@@ -69,15 +70,14 @@ def engine_of(
 def answers(core: EngineCore, name: str, token_ids: Sequence[int], salt: bytes = b"") -> tuple[list[int], int]:
     """(the tokens of a request, how many of its prompt were cached)."""
     tokens, num_cached = list[int](), 0
-    core.add(key_of(name), token_ids, GREEDY, cache_salt=salt)
+    core.add(key_of(name), Prompt.of(token_ids, salt), GREEDY)
     while core.has_work:
         outputs = core.step()
         if not outputs and core.awaits_readiness:
             time.sleep(0.001)
         for output in outputs:
-            assert output.token is not None or not output.has_left
-            if output.token is not None:
-                tokens.append(output.token.token_id)
+            assert not output.has_failed
+            tokens += output.token_ids
             num_cached = output.num_cached_tokens
         core.check()
     return tokens, num_cached
@@ -145,16 +145,14 @@ def test_a_handoff_into_blocks_that_were_evicted_leaves_what_was_stored_as_it_wa
     with engine_of(checkpoint) as (source, plain), engine_of(checkpoint, kv_offloading_size=0.01) as (target, core):
         expected, _ = answers(plain, "plain", PROMPTS[0])
         assert answers(core, "first", PROMPTS[0])[0] == expected
-        reservation = core.reserve(key_of("handoff"), PROMPTS[1])
+        reservation = core.reserve(key_of("handoff"), Prompt.of(PROMPTS[1]))
         assert reservation is not None
-        plain.add(key_of("handoff"), PROMPTS[1], GREEDY, first_token_only=True)
-        first = [output.token for _ in range(99) if plain.has_work for output in plain.step()][-1]
+        plain.add(key_of("handoff"), Prompt.of(PROMPTS[1]), GREEDY, first_token_only=True)
+        (first,) = (token for _ in range(99) if plain.has_work for output in plain.step() for token in output.token_ids)
         sent = plain.block_table(key_of("handoff"))
         for source_id, target_id in zip(sent, reservation.missing_block_ids, strict=True):
             target.memory.blocks[target_id] = source.memory.blocks[source_id]
-        assert first is not None
-        firsts = [FirstToken(key_of("handoff"), GREEDY, first.token_id)]
-        core.add_reserved(reservation, PROMPTS[1], firsts, num_prompt_tokens=len(PROMPTS[1]))
+        core.add_reserved(reservation, Prompt.of(PROMPTS[1]), [FirstToken(key_of("handoff"), GREEDY, first)])
         while core.has_work:
             core.step()
             core.check()

@@ -12,7 +12,7 @@ import torch
 from baton.device.host import HostDevice
 from baton.device.host_memory import GIB, HostMemory
 from baton.device.memory import MemoryReading
-from baton.engine import build, model_share, pool_size
+from baton.engine import build, model_shard, pool_size
 from baton.engine.capacity import Capacity
 from baton.engine.models.config import load_config
 from baton.engine.models.decoder import Decoder
@@ -199,13 +199,13 @@ def test_needs_are_the_largest_step_the_workspace_and_graphs(tmp_path: Path, enf
 
 def test_weights_without_room_are_refused_before_they_are_allocated(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama")
-    nothing = mock.patch.object(model_share, "read_host_memory", return_value=HostMemory(16 * GIB, 1000))
+    nothing = mock.patch.object(model_shard, "read_host_memory", return_value=HostMemory(16 * GIB, 1000))
     with nothing, pytest.raises(InvalidSetting, match=r"the weights need 0\.00 GiB, and 0\.0 of 16\.0 GiB are free"):
         build.build_engine(EngineSettings(str(folder), num_threads=1), allocate_private)
     # or when they take all of the share that a node may have
     little = EngineSettings(str(folder), num_threads=1, cpu_memory_utilization=0.001)
-    free = mock.patch.object(model_share, "read_host_memory", return_value=HostMemory(16 * GIB, 16 * GIB))
-    unread = mock.patch.object(model_share, "load_weights", side_effect=AssertionError)
+    free = mock.patch.object(model_shard, "read_host_memory", return_value=HostMemory(16 * GIB, 16 * GIB))
+    unread = mock.patch.object(model_shard, "load_weights", side_effect=AssertionError)
     words = r"0\.001 of 16\.00 GiB leaves nothing for KV .*--kv-cache-memory-bytes"
     with free, unread, pytest.raises(InvalidSetting, match=words):
         build.build_engine(little, allocate_private)

@@ -18,6 +18,7 @@ from baton.engine.core import EngineCore
 from baton.engine.runner import prompt_scoring
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.settings import EngineSettings
+from baton.wire.prompt import Prompt
 from baton.wire.prompt_logprobs import PromptTokenLogprobs, read_rows
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -112,18 +113,18 @@ def test_they_are_those_of_transformers_also_where_the_prompt_is_cached(any_chec
     seen = Prompts()
     prompts = {key_of(length): prompt(length) for length in (2, 7, 8, 29, 50)}
     for key, token_ids in prompts.items():
-        core.add(key, token_ids, SCORED)
-    core.add(key_of(1), prompt(1), SCORED)
-    core.add(key_of("silent"), prompt(33), PLAIN)
+        core.add(key, Prompt.of(token_ids), SCORED)
+    core.add(key_of(1), Prompt.of(prompt(1)), SCORED)
+    core.add(key_of("silent"), Prompt.of(prompt(33)), PLAIN)
     seen.drive(core)
     again = key_of(50, 2)
-    core.add(again, prompt(50), SCORED)
+    core.add(again, Prompt.of(prompt(50)), SCORED)
     seen.drive(core)
     assert seen.known.keys() == {*prompts, again}
     for key, token_ids in {**prompts, again: prompt(50)}.items():
         require_equal(seen.known[key], any_checkpoint, token_ids)
     assert seen.num_cached[again] == 0
-    core.add(key_of("plain again"), prompt(50), PLAIN)
+    core.add(key_of("plain again"), Prompt.of(prompt(50)), PLAIN)
     seen.drive(core)
     assert seen.num_cached[key_of("plain again")] == 48
 
@@ -131,8 +132,8 @@ def test_they_are_those_of_transformers_also_where_the_prompt_is_cached(any_chec
 def test_rows_are_computed_in_pieces(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_scoring, "PIECE_ELEMENTS", 5 * 320)
     core, seen = new_engine(checkpoint, max_num_batched_tokens=64).core, Prompts()
-    core.add(A, prompt(33), SCORED)
-    core.add(B, prompt(20), DecodingParams(max_tokens=1, prompt_logprobs=0))
+    core.add(A, Prompt.of(prompt(33)), SCORED)
+    core.add(B, Prompt.of(prompt(20)), DecodingParams(max_tokens=1, prompt_logprobs=0))
     seen.drive(core)
     require_equal(seen.known[A], checkpoint, prompt(33))
     assert [row.top_ids for row in seen.known[B]] == [()] * 19
@@ -143,7 +144,7 @@ def test_a_prompt_that_is_computed_again_is_told_once(checkpoint: Path, engines:
     params = DecodingParams(temperature=0, max_tokens=20, ignore_eos=True, prompt_logprobs=NUM_TOP)
     seen = Prompts()
     for number in range(5):
-        engine.core.add(key_of(number), prompt(14, seed=number), params)
+        engine.core.add(key_of(number), Prompt.of(prompt(14, seed=number)), params)
     seen.drive(engine.core)
     assert engine.core.status().num_preemptions > 0
     for number in range(5):
@@ -156,9 +157,9 @@ def test_they_are_the_same_while_steps_are_in_flight(checkpoint: Path, engines: 
     engines.append(engine.device)
     seen = Prompts()
     core = engine.core
-    core.add(A, prompt(30), SCORED)
-    core.add(B, prompt(11), PLAIN)
-    core.add(C, prompt(17), SCORED, first_token_only=True)
+    core.add(A, Prompt.of(prompt(30)), SCORED)
+    core.add(B, Prompt.of(prompt(11)), PLAIN)
+    core.add(C, Prompt.of(prompt(17)), SCORED, first_token_only=True)
     seen.drive(core)
     core.release(C)
     require_equal(seen.known[A], checkpoint, prompt(30))
@@ -167,6 +168,6 @@ def test_they_are_the_same_while_steps_are_in_flight(checkpoint: Path, engines: 
 
 def test_output_of_an_earlier_attempt_is_no_prompt(checkpoint: Path) -> None:
     core, seen = new_engine(checkpoint, max_num_batched_tokens=6).core, Prompts()
-    core.add(A, [*prompt(13), 1, 2, 3], SCORED, num_prompt_tokens=13)
+    core.add(A, Prompt.of(prompt(13)), SCORED, output_ids=[1, 2, 3])
     seen.drive(core)
     require_equal(seen.known[A], checkpoint, prompt(13))

@@ -12,7 +12,9 @@ import torch
 from baton.engine.build import build_engine
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
 from baton.engine.settings import EngineSettings
+from baton.ranks.executor.choose import open_executor
 from baton.wire.errors import InvalidSetting
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
@@ -37,11 +39,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answered(settings: EngineSettings) -> None:
     """Compute what a node does before its first request, and a request."""
-    engine = build_engine(settings, allocate_shared if settings.num_ranks > 1 else allocate_private)
+    allocate = allocate_shared if settings.num_ranks > 1 else allocate_private
+    engine = build_engine(settings, allocate, open_executor=open_executor)
     try:
         engine.learn_costs()
         prompt = [5] * min(5, engine.max_request_tokens - 1)
-        engine.core.add(RequestKey.numbered(1), prompt, DecodingParams(temperature=0, max_tokens=3, ignore_eos=True))
+        engine.core.add(
+            RequestKey.numbered(1), Prompt.of(prompt), DecodingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        )
         while engine.core.has_work:
             engine.core.step()
         assert engine.core.status().cost is not None
@@ -61,7 +66,7 @@ def test_the_ends_of_what_a_number_may_be_work_or_are_refused(name: str, end: st
     settings = EngineSettings(model=str(checkpoint), **changes)
     if (name, end) in REFUSED:
         with pytest.raises(InvalidSetting, match=REFUSED[name, end]) as caught:
-            build_engine(settings, allocate_private)
+            build_engine(settings, allocate_private, open_executor=open_executor)
         assert "\n" not in str(caught.value)
     else:
         answered(settings)

@@ -16,6 +16,8 @@ from baton.engine.core import EngineCore
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.request import SampledToken
 from baton.engine.settings import EngineSettings
+from baton.ranks.executor.choose import open_executor
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.gpu.conftest import ENGINE_DEVICE
@@ -40,7 +42,7 @@ def make_requests(count: int) -> Requests:
 def build(folder: Path, **settings: Any) -> Engine:
     """An engine for such requests."""
     common = {"device": ENGINE_DEVICE, "max_model_len": 512, "max_num_batched_tokens": 256, **settings}
-    return build_engine(EngineSettings(model=str(folder), **common), allocate_private)
+    return build_engine(EngineSettings(model=str(folder), **common), allocate_private, open_executor=open_executor)
 
 
 def generated(core: EngineCore, requests: Requests) -> Answers:
@@ -49,11 +51,11 @@ def generated(core: EngineCore, requests: Requests) -> Answers:
     for index, (prompt, params) in enumerate(requests):
         key = RequestKey.numbered(index)
         found[key] = []
-        core.add(key, prompt, params)
+        core.add(key, Prompt.of(prompt), params)
     while core.has_work:
         for output in core.step():
-            if output.token is not None:
-                found[output.key].append(output.token)
+            if output.tokens:
+                found[output.key] += output.tokens
     core.check()
     return list(found.values())
 

@@ -26,8 +26,9 @@ from baton.kvtransfer.pools.cut import StrandTotals, sink_of, source_of
 from baton.kvtransfer.pools.device import DevicePool
 from baton.kvtransfer.pools.host import HostPool
 from baton.kvtransfer.pools.open import open_pool
-from baton.wire.kv_share import KvDivision, own_layout
+from baton.wire.kv_shard import KvDivision, own_layout
 from baton.wire.layout import KvLayout, LayerKv
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.gpu.conftest import IS_GPU
@@ -43,7 +44,7 @@ class Mix:
 
     key: RequestKey
     token_ids: Sequence[int]
-    num_prompt_tokens: int
+    prompt: Prompt
     params: DecodingParams
     matcher: MaskSource | None = None
     takes_largest: bool = False
@@ -84,9 +85,9 @@ def parameter_mixes(count: int, vocab_size: int, seed: int = 0) -> list[Mix]:
     for index in range(count):
         token_ids = chance.choices(range(vocab_size), k=chance.randint(2, 60))
         params = DecodingParams(**kinds[index % len(kinds)], seed=chance.randrange(2**62))
-        num_prompt = chance.randint(1, len(token_ids))
+        prompt = Prompt.of(token_ids[: chance.randint(1, len(token_ids))])
         matcher = RandomMask(vocab_size, chance) if index % 3 == 0 else None
-        made.append(Mix(RequestKey.numbered(index), token_ids, num_prompt, params, matcher))
+        made.append(Mix(RequestKey.numbered(index), token_ids, prompt, params, matcher))
     return made
 
 
@@ -175,7 +176,7 @@ def test_ranks_exchange_parts_of_blocks_and_add_them_up_as_on_the_host(
 ) -> None:
     """From two ranks to each of four, of an 8B model's blocks, through host memory as over shm and zmq."""
     layout = KvLayout.of_layers("bfloat16", 16, [LayerKv(8, 128)] * (36 if IS_GPU else 3))
-    sources, (_, target, *_) = KvDivision(2), KvDivision(4).shares
+    sources, (_, target, *_) = KvDivision(2), KvDivision(4).shards
     ((source, runs),) = part_runs(layout, sources, target).items()
     chance = np.random.default_rng(3)
     blocks = chance.integers(0, 256, (8, own_layout(layout, source).block_bytes), dtype=np.uint8)

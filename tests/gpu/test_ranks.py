@@ -18,14 +18,15 @@ import torch
 from baton.device.base import Device
 from baton.engine.build import Engine
 from baton.engine.core import EngineCore
-from baton.engine.executor.mp import MpExecutor
-from baton.engine.executor.starting import RankFailed
+from baton.ranks.executor.mp import MpExecutor
+from baton.ranks.executor.starting import RankFailed
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
-from tests.engine.executor.thread_ranks import built, orders_of
 from tests.gpu import answers
 from tests.gpu.answers import generated, make_requests, require_same
 from tests.gpu.conftest import ENGINE_DEVICE, IS_GPU
+from tests.ranks.executor.thread_ranks import built, orders_of
 from tests.request_keys import key_of
 
 END_S = 5.0
@@ -61,15 +62,13 @@ def test_ranks_draw_the_tokens_of_one_gpu(build: Build, tmp_path: Path, within: 
     assert not require_same(within, one, two, "float32")
 
 
-def test_ranks_that_share_one_gpu_draw_its_tokens(
-    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, within: Callable[..., None]
-) -> None:
+def test_ranks_that_share_one_gpu_draw_its_tokens(device: Device, tmp_path: Path, within: Callable[..., None]) -> None:
     """Ranks as threads with calls in memory, which no graph records: NCCL does not connect a GPU with itself."""
     folder, requests = checkpoint(tmp_path), make_requests(NUM_REQUESTS)
     common: dict[str, Any] = {"dtype": "float32", "max_num_seqs": NUM_REQUESTS, "num_blocks": 512}
     common |= {"enforce_eager": True, "num_threads": 1, "block_size": 4, "max_num_batched_tokens": 64}
     alone = answers.build(folder, **common)
-    engine, executor = built(monkeypatch, folder, 2, device=ENGINE_DEVICE, **common)
+    engine, executor = built(folder, 2, device=ENGINE_DEVICE, **common)
     expected, found = generated(alone.core, requests), generated(engine.core, requests)
     executor.close()
     assert any(order.sources for order in orders_of(executor)), "no step was launched ahead"
@@ -91,7 +90,7 @@ def test_recorded_steps_of_ranks_and_stages_draw_the_tokens_of_one_gpu_and_a_ran
 def _seconds_until_failed(engine: Engine, name: str) -> float:
     assert isinstance(engine.executor, MpExecutor)
     (pid,) = engine.executor.pids
-    engine.core.add(key_of(999), [5, 6, 7], DecodingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
+    engine.core.add(key_of(999), Prompt.of([5, 6, 7]), DecodingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
     for _ in range(5):
         engine.core.step()
     begin_s = time.monotonic()

@@ -32,6 +32,7 @@ from baton.node.first_steps import FirstSteps
 from baton.prefill_node.leg import PrefillLeg
 from baton.wire.errors import BatonError
 from baton.wire.messages import Decode, Prefill, PrefillPeer, StepTimes, TokenEvent
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
@@ -200,10 +201,8 @@ class Relay:
         request = Prefill(
             handoff_id=key[0],
             attempt=key[1],
-            token_ids=tuple(token_ids),
-            num_prompt_tokens=len(token_ids),
+            prompt=Prompt.of(token_ids),
             params=params(max_tokens, self.stop_token_ids),
-            cache_salt=b"",
             decode_node_id=facts.node_id,
             decode_epoch=facts.epoch,
             forks=tuple(fork.handoff_id for fork in forks),
@@ -221,10 +220,8 @@ class Relay:
         return Decode(
             handoff_id=key[0],
             attempt=key[1],
-            token_ids=tuple(token_ids),
-            num_prompt_tokens=len(token_ids),
+            prompt=Prompt.of(token_ids),
             params=params(max_tokens, self.stop_token_ids),
-            cache_salt=b"",
             prefill_peer=PrefillPeer("P", sending_facts().epoch, self.address),
             forks=tuple(fork.handoff_id for fork in forks),
         )
@@ -278,10 +275,10 @@ def undisturbed(
     """The tokens that one engine alone generates."""
     blocks = empty_blocks()
     core = make_core(blocks, OracleRunner(blocks))
-    core.add(RequestKey.numbered(0), token_ids, replace(params(max_tokens, stop_token_ids), choice=choice))
+    core.add(RequestKey.numbered(0), Prompt.of(token_ids), replace(params(max_tokens, stop_token_ids), choice=choice))
     found = []
     while core.has_work:
-        found += [output.token.token_id for output in core.step() if output.token is not None]
+        found += [token_id for output in core.step() for token_id in output.token_ids]
     return found
 
 

@@ -13,7 +13,7 @@ from baton.kvtransfer.parts import ByteRun, part_runs
 from baton.kvtransfer.pools import dot64
 from baton.kvtransfer.pools.cut import StrandTotals, WholeChecksums, sink_of, source_of
 from baton.kvtransfer.pools.host import HostPool
-from baton.wire.kv_share import WHOLE_BLOCK, KvDivision, KvShare, own_layout
+from baton.wire.kv_shard import WHOLE_BLOCK, KvDivision, KvShard, own_layout
 from baton.wire.layout import LATENT, STATE, KvLayout, LayerKv
 from tests.kvtransfer.late_stream import late_pool
 
@@ -34,29 +34,29 @@ def layout_of(layers: Sequence[LayerKv]) -> KvLayout:
     return KvLayout.of_layers("float16", 2, layers)
 
 
-def cut(layout: KvLayout, share: KvShare, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def cut(layout: KvLayout, shard: KvShard, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """What a rank stores of whole blocks, layer by layer: the definition that the plan is compared with."""
     found, begin = [], 0
     for number, kv in enumerate(layout.layers):
         end = begin + layout.layer_bytes(kv)
-        if number in share.layers_of(layout.num_layers):
+        if number in shard.layers_of(layout.num_layers):
             if kv.kind == STATE:
-                found.append(cut_state(kv, own_layout(layout, share), share, blocks[:, begin:end]))
+                found.append(cut_state(kv, own_layout(layout, shard), shard, blocks[:, begin:end]))
             else:
                 layer = blocks[:, begin:end].reshape(len(blocks), kv.num_planes, kv.num_kv_heads, -1)
-                heads = share.heads_of(kv.num_kv_heads)
+                heads = shard.heads_of(kv.num_kv_heads)
                 found.append(layer[:, :, heads.start : heads.stop].reshape(len(blocks), -1))
         begin = end
     return np.ascontiguousarray(np.concatenate(found, axis=1))
 
 
-def cut_state(kv: LayerKv, own: KvLayout, share: KvShare, state: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def cut_state(kv: LayerKv, own: KvLayout, shard: KvShard, state: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """The channels and matrices of a rank, filled up."""
     (mine,) = {each for each in own.layers if each.kind == STATE}
     rows = state[:, : 2 * kv.elements_per_token].reshape(len(state), kv.num_kv_heads, -1)
     width, size, num_rows = 2 * mine.head_dim, 2 * mine.num_carried, kv.num_input_rows
-    inputs = rows[:, :num_rows, share.rank * width : (share.rank + 1) * width].reshape(len(state), -1)
-    carried = rows[:, num_rows:].reshape(len(state), -1)[:, share.rank * size : (share.rank + 1) * size]
+    inputs = rows[:, :num_rows, shard.rank * width : (shard.rank + 1) * width].reshape(len(state), -1)
+    carried = rows[:, num_rows:].reshape(len(state), -1)[:, shard.rank * size : (shard.rank + 1) * size]
     found = np.zeros((len(state), own.layer_bytes(mine)), dtype=np.uint8)
     found[:, : inputs.shape[1] + size] = np.concatenate((inputs, carried), axis=1)
     return found
@@ -76,7 +76,7 @@ def blocks_of(layout: KvLayout) -> npt.NDArray[np.uint8]:
 def test_every_byte_of_every_rank_comes_once_from_a_rank_that_has_it(name: str) -> None:
     layout = layout_of(_LAYOUTS[name])
     whole = blocks_of(layout)
-    for sources, target in [(sources, share) for sources, targets in _PAIRS for share in targets.shares]:
+    for sources, target in [(sources, shard) for sources, targets in _PAIRS for shard in targets.shards]:
         expected = cut(layout, target, whole)
         assert expected.shape[1] == own_layout(layout, target).block_bytes
         pool, written = HostPool(np.zeros_like(expected)), np.zeros(expected.shape[1], dtype=int)
@@ -94,15 +94,15 @@ def test_every_byte_of_every_rank_comes_once_from_a_rank_that_has_it(name: str) 
 
 def test_ranks_that_have_the_same_head_send_it_to_different_ranks() -> None:
     layout = layout_of([LayerKv(1, 2)])
-    senders = [source.rank for target in KvDivision(4).shares for source in part_runs(layout, KvDivision(2), target)]
+    senders = [source.rank for target in KvDivision(4).shards for source in part_runs(layout, KvDivision(2), target)]
     assert senders == [0, 1, 0, 1]
 
 
 def test_equal_ranks_exchange_their_block_as_it_is() -> None:
     layout, division = layout_of([LayerKv(8, 2)] * 3), KvDivision(4, 2)
-    for share in division.shares:
-        num_bytes = own_layout(layout, share).block_bytes
-        assert part_runs(layout, division, share) == {share: [ByteRun(0, 0, num_bytes)]}
+    for shard in division.shards:
+        num_bytes = own_layout(layout, shard).block_bytes
+        assert part_runs(layout, division, shard) == {shard: [ByteRun(0, 0, num_bytes)]}
     pool = HostPool(np.zeros((2, layout.block_bytes), dtype=np.uint8))
     assert source_of(pool, [ByteRun(0, 0, layout.block_bytes)]) is pool
 
@@ -112,12 +112,12 @@ def test_equal_ranks_exchange_their_block_as_it_is() -> None:
 def test_what_ranks_add_up_is_the_checksum_of_the_whole_block(name: str, division: KvDivision) -> None:
     layout = layout_of(_LAYOUTS[name])
     whole = blocks_of(layout)
-    pools = {share: HostPool(cut(layout, share, whole)) for share in division.shares}
+    pools = {shard: HostPool(cut(layout, shard, whole)) for shard in division.shards}
     block_ids = [3, 0]
 
     def values() -> list[int]:
-        sums = {share: StrandTotals(pool, layout, share) for share, pool in pools.items()}
-        totals = {share: each.begin(block_ids).take() or () for share, each in sums.items()}
+        sums = {shard: StrandTotals(pool, layout, shard) for shard, pool in pools.items()}
+        totals = {shard: each.begin(block_ids).take() or () for shard, each in sums.items()}
         return WholeChecksums(layout, division).values(len(block_ids), totals)
 
     right = [dot64.Dot64(layout.block_bytes).checksum(whole[block]) for block in block_ids]
@@ -130,14 +130,14 @@ def test_what_ranks_add_up_is_the_checksum_of_the_whole_block(name: str, divisio
 
 def test_heads_that_are_no_whole_words_cannot_be_added_up() -> None:
     layout = KvLayout.of_layers("float16", 1, [LayerKv(2, 3)])
-    share = KvShare(1, 0, KvDivision(2))
+    shard = KvShard(1, 0, KvDivision(2))
     with pytest.raises(ValueError, match="whole words"):
-        StrandTotals(HostPool(np.zeros((1, 12), dtype=np.uint8)), layout, share)
+        StrandTotals(HostPool(np.zeros((1, 12), dtype=np.uint8)), layout, shard)
     assert StrandTotals(HostPool(np.zeros((1, 24), dtype=np.uint8)), layout, WHOLE_BLOCK).begin([0]).take() == [0]
 
 
 def test_parts_of_blocks_on_a_device_that_is_late_are_there_when_they_are_read_or_settled() -> None:
-    layout, (target, *_) = layout_of(_LAYOUTS["delta nets"]), KvDivision(2).shares
+    layout, (target, *_) = layout_of(_LAYOUTS["delta nets"]), KvDivision(2).shards
     whole = blocks_of(layout)
     runs = part_runs(layout, KvDivision(), target)[WHOLE_BLOCK]
     expected, memory = cut(layout, target, whole), np.zeros_like(cut(layout, target, whole))

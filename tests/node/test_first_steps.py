@@ -26,7 +26,7 @@ def steps(clock: Iterator[int]) -> FirstSteps:
 
 
 def output(*, token: bool = True, key: RequestKey = KEY, has_left: bool = False) -> RequestOutput:
-    sampled = SampledToken(5, None) if token else None
+    sampled = (SampledToken(5, None),) if token else ()
     return RequestOutput(key, 1, 1, 0, 0, sampled, "", has_left, has_failed=False)
 
 

@@ -75,6 +75,15 @@ def test_a_router_that_comes_is_told_at_once(
         thread.stop()
 
 
+def test_a_new_connection_has_a_few_beats_at_once(context: Context, router: FakeRouter) -> None:
+    """The first may be lost: the router answers on another connection, which can be made later."""
+    thread = HeartbeatThread(context, [router.address], SETTINGS, EPOCH, STATUS, interval_s=1000.0)
+    try:
+        assert all(isinstance(router.receive(), Heartbeat) for _ in range(4))
+    finally:
+        thread.stop()
+
+
 def test_beats_come_although_a_bit_of_the_handshake_was_turned(router: FakeRouter, start: Start) -> None:
     with turned_once(int(router.address.rsplit(":", 1)[1])) as address:
         thread = start(address)

@@ -13,7 +13,7 @@ from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
+from baton.engine.scheduler.request import PromptScores, RequestOutput, SampledToken, SampledTokens, Step
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.node.heartbeat import HeartbeatThread
 from baton.node.lent_cores import LentCores
@@ -22,6 +22,7 @@ from baton.node.router_links import Heard, RouterLinks
 from baton.node.stopper import Stopper
 from baton.wire.errors import BatonError
 from baton.wire.messages import Decode, Drain, HandOver, TokenEvent
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
@@ -40,7 +41,7 @@ class Runner:
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> Launched:
         self.num_launched += 1
-        tokens = {share.key: SampledToken(1, None) for share in step.requests if share.needs_sample}
+        tokens = {share.key: (SampledToken(1, None),) for share in step.requests if share.needs_sample}
         scores = {
             span.key: PromptScores(span.key, span.first_row + 1, 0, bytes(8 * span.num_rows), self.scores_are_valid)
             for span in step.spans
@@ -50,11 +51,11 @@ class Runner:
 
 @dataclass
 class Launched:
-    tokens: dict[RequestKey, SampledToken]
+    tokens: Mapping[RequestKey, SampledTokens]
     error: Exception | None
     scores: dict[RequestKey, PromptScores]
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         if self.error is not None:
             raise self.error
         return self.tokens
@@ -248,7 +249,7 @@ def test_a_drained_node_ends_when_it_has_handed_over_and_the_router_has_heard_it
 
 
 def test_an_idle_node_waits_until_the_router_knows_that_it_leaves_and_takes_what_was_sent_before(rig: Rig) -> None:
-    leg_on_its_way = Decode(b"h" * 16, 1, (1,), 1, FOUR_TOKENS, b"", None)
+    leg_on_its_way = Decode(b"h" * 16, 1, Prompt((1,)), FOUR_TOKENS, None)
     router, leg = Asking(), ServingLeg(rig.core)
     num_rounds = 0
 
@@ -269,7 +270,7 @@ def test_an_idle_node_waits_until_the_router_knows_that_it_leaves_and_takes_what
 
 
 def test_the_loop_does_not_wait_while_a_step_is_in_flight(rig: Rig) -> None:
-    rig.core.add(KEY, [1, 2, 3], FOUR_TOKENS)
+    rig.core.add(KEY, Prompt.of([1, 2, 3]), FOUR_TOKENS)
     rig.run(7)
     assert rig.leg.heard == ["watch", "watch", *["applied 1", "watch"] * 2, "applied 1", "applied 1"]
     assert [wait_ms > 0 for wait_ms in rig.waits_ms] == [True, False, False, False, False, True, True]
@@ -278,7 +279,7 @@ def test_the_loop_does_not_wait_while_a_step_is_in_flight(rig: Rig) -> None:
 def test_cores_are_lent_while_the_loop_waits_for_something_to_do_and_not_between_steps(rig: Rig) -> None:
     loans = Loans()
     rig.cores = LentCores(loans)
-    rig.core.add(KEY, [1, 2, 3], FOUR_TOKENS)
+    rig.core.add(KEY, Prompt.of([1, 2, 3]), FOUR_TOKENS)
     rig.run(7)
     assert loans.said == [-1.0, "back", *["back"] * 4, -1.0, "back", -1.0, "back"]
 
@@ -290,7 +291,7 @@ def test_a_node_that_rests_lends_its_cores_for_so_long_and_steps_no_sooner(rig: 
     def pass_on(now_s: float) -> Callable[[], None]:
         return lambda: setattr(rig, "now_s", now_s)
 
-    rig.core.add(KEY, [1, 2, 3], FOUR_TOKENS)
+    rig.core.add(KEY, Prompt.of([1, 2, 3]), FOUR_TOKENS)
     rig.run(6, at={2: pass_on(1.5), 3: pass_on(1.9999), 4: pass_on(2.0)})
     # something came in rounds 1 to 3, or the wait was over too soon
     assert rig.leg.heard == ["watch", "watch", "applied 1", "watch", "applied 1"]
@@ -298,7 +299,7 @@ def test_a_node_that_rests_lends_its_cores_for_so_long_and_steps_no_sooner(rig: 
 
 
 def test_a_step_whose_requests_were_all_aborted_is_collected_without_waiting(rig: Rig) -> None:
-    rig.core.add(KEY, [1, 2, 3], FOUR_TOKENS)
+    rig.core.add(KEY, Prompt.of([1, 2, 3]), FOUR_TOKENS)
     rig.run(5, at={2: lambda: rig.core.abort(KEY)})
     assert rig.leg.heard[-1] == "applied 0"
     assert [wait_ms > 0 for wait_ms in rig.waits_ms] == [True, False, False, False, True]
@@ -306,7 +307,7 @@ def test_a_step_whose_requests_were_all_aborted_is_collected_without_waiting(rig
 
 
 def test_steps_that_are_lost_are_told_once_and_their_requests_fail(rig: Rig) -> None:
-    rig.core.add(KEY, [1, 2, 3], FOUR_TOKENS)
+    rig.core.add(KEY, Prompt.of([1, 2, 3]), FOUR_TOKENS)
     rig.runner.errors[2] = OSError("lost")
     rig.run(4)
     assert rig.leg.heard == ["watch", "watch", "applied 1", "watch", "lost", "fail"]
@@ -314,7 +315,7 @@ def test_steps_that_are_lost_are_told_once_and_their_requests_fail(rig: Rig) -> 
 
 
 def test_a_lost_device_ends_the_loop_with_its_message(rig: Rig) -> None:
-    rig.core.add(KEY, [1, 2, 3], FOUR_TOKENS)
+    rig.core.add(KEY, Prompt.of([1, 2, 3]), FOUR_TOKENS)
     rig.runner.errors[2] = DeviceFailed("the device is gone")
     with pytest.raises(DeviceFailed, match="gone"):
         rig.run(4)
@@ -324,6 +325,6 @@ def test_a_lost_device_ends_the_loop_with_its_message(rig: Rig) -> None:
 @pytest.mark.parametrize("is_valid", [True, False])
 def test_a_prompt_without_log_probabilities_fails_its_request(rig: Rig, is_valid: bool) -> None:
     rig.runner.scores_are_valid = is_valid
-    rig.core.add(KEY, [1, 2, 3], DecodingParams(max_tokens=1, prompt_logprobs=0))
+    rig.core.add(KEY, Prompt.of([1, 2, 3]), DecodingParams(max_tokens=1, prompt_logprobs=0))
     rig.run(3)
     assert ("fail" in rig.leg.heard) is not is_valid

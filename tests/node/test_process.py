@@ -20,7 +20,6 @@ import pytest
 from baton.engine.build import Engine
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore
-from baton.engine.executor.starting import LocalRanks
 from baton.engine.executor.uni import UniExecutor
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.scheduler import Scheduler
@@ -32,8 +31,9 @@ from baton.node.process import run_node
 from baton.node.role import Role
 from baton.node.router_link import RouterLink
 from baton.node.settings import NodeSettings
+from baton.ranks.executor.starting import LocalRanks
 from baton.runtime.events import Ready, parse_event
-from baton.runtime.watchdog import GUARD
+from baton.runtime.watchdog import INTERPRETER_WATCHDOG
 from baton.wire.errors import InvalidSetting, Refused
 from baton.wire.messages import DECODE, Hello, Leaving, Refusal, Welcome
 from tests.node.conftest import LAYOUT, FakeRouter
@@ -160,15 +160,15 @@ def test_what_turns_in_a_node_is_watched(
         with urllib.request.urlopen(f"{hello.http_address}/metrics", timeout=WAIT_S) as answer:
             text = answer.read().decode()
         commands = [child.cmdline() for child in psutil.Process().children()]
-        guards = [command[-1] for command in commands if command[-4:-3] == [str(GUARD)]]
+        watchdogs = [command[-1] for command in commands if command[-4:-3] == [str(INTERPRETER_WATCHDOG)]]
         os.kill(os.getpid(), signal.SIGTERM)
-        return f"{text}{guards}"
+        return f"{text}{watchdogs}"
 
     asked = meanwhile(ask)
     serve(router)
     for part in ("engine loop", "heartbeat thread", "kv-idle thread"):
         assert f'baton:watchdog_still_seconds{{part="{part}"}}' in asked.result(WAIT_S)
-    assert asked.result(WAIT_S).endswith("['300']" if sys.platform == "linux" else "[]"), "one guard of the interpreter"
+    assert asked.result(WAIT_S).endswith("['300']" if sys.platform == "linux" else "[]"), "the interpreter's watchdog"
 
 
 def test_health_may_be_asked_before_there_is_a_link_to_the_router(

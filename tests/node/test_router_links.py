@@ -31,6 +31,7 @@ from baton.wire.messages import (
     Welcome,
     live_key,
 )
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey, new_handoff_id, owner_of_epoch
 from baton.wire.sampling import DecodingParams
 from tests.node.conftest import HELLO, SETTINGS, STATUS, WAIT_MS, FakeRouter, marker_of
@@ -122,7 +123,7 @@ def links(connect: Connect, one: FakeRouter, two: FakeRouter) -> RouterLinks:
 
 
 def leg(handoff_id: bytes, *forks: bytes) -> Decode:
-    return Decode(handoff_id, 1, (1,), 1, DecodingParams(max_tokens=1), b"", None, forks)
+    return Decode(handoff_id, 1, Prompt((1,)), DecodingParams(max_tokens=1), None, forks=forks)
 
 
 def test_what_is_said_of_a_request_goes_to_its_router_alone(

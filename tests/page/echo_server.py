@@ -57,7 +57,7 @@ def echoing(tokenizer: Tokenizer) -> Script:
     """A script for both roles."""
 
     def script(node: FakeNode, leg: LegMessage) -> None:
-        prompt = tokenizer.decode(leg.token_ids[: leg.num_prompt_tokens], skip_special_tokens=False)
+        prompt = tokenizer.decode(leg.prompt.token_ids, skip_special_tokens=False)
         answer = answer_to(prompt)
         manner = next(iter(answer.rpartition("</think>\n\n")[2].split()), "")
         if manner == "fail":

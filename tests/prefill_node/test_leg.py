@@ -9,6 +9,7 @@ from baton.kvtransfer.layers import LayerProgress
 from baton.kvtransfer.messages import Commit, Grant, Release
 from baton.runtime.clock import now_us
 from baton.wire.errors import BatonError, ContextLengthExceeded, InvalidMessage
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from tests.kvtransfer.legs import Relay, open_relay, params, undisturbed
 from tests.kvtransfer.oracle import EOS
@@ -135,8 +136,8 @@ def test_a_request_that_fails_twice_is_reported_once(relay: Relay) -> None:
 
 def step_that_completes(relay: Relay, key: RequestKey) -> Step:
     """The step that computes the whole of `PROMPT` for this request."""
-    table = list(range(5))
-    return Step((ScheduledRequest(key, 0, len(PROMPT), PROMPT, len(PROMPT), table, params(8), needs_sample=True),))
+    table, prompt = list(range(5)), Prompt.of(PROMPT)
+    return Step((ScheduledRequest(key, 0, len(PROMPT), PROMPT, prompt, table, params(8), needs_sample=True),))
 
 
 def watched_layers(relay: Relay, key: RequestKey) -> LayerProgress:

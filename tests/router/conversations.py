@@ -40,7 +40,7 @@ def choosing(prompts: PromptMaker, choose: Callable[[str], str]) -> Script:
     """A script: the answer is what `choose` says to the text of the prompt."""
 
     def script(node: FakeNode, leg: LegMessage) -> None:
-        prompt = prompts.tokenizer.decode(leg.token_ids[: leg.num_prompt_tokens], skip_special_tokens=False)
+        prompt = prompts.tokenizer.decode(leg.prompt.token_ids, skip_special_tokens=False)
         answering(prompts.tokenizer.encode(choose(prompt)), "complete")(node, leg)
 
     return script

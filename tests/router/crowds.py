@@ -74,7 +74,7 @@ class Paced:
 
     def _take(self, node: FakeNode, leg: LegMessage) -> None:
         self.order.append(leg.handoff_id)
-        self._running.append(_Running(leg, len(leg.token_ids) - leg.num_prompt_tokens))
+        self._running.append(_Running(leg, len(leg.output_ids)))
 
     async def _run(self) -> None:
         live = self._node.live

@@ -151,7 +151,7 @@ class FakeNode:
         """Log probabilities of prompt tokens from place `first` on: -p for the token at place p, whose rank is p. Its
         alternatives are the tokens 100, 101, ... with -0.25 each."""
         num_top = leg.params.prompt_logprobs or 0
-        last = leg.num_prompt_tokens if num_rows is None else first + num_rows
+        last = leg.prompt.num_tokens if num_rows is None else first + num_rows
         top = (*range(100, 100 + num_top), *[-0.25] * num_top)
         row = struct.Struct(f"<fI{num_top}I{num_top}f")
         rows = b"".join(row.pack(-float(place), place, *top) for place in range(first, last))
@@ -253,7 +253,7 @@ def choice_legs(leg: LegMessage) -> list[LegMessage]:
 
 def first_index(leg: LegMessage) -> int:
     """The output index of the first token that `leg` asks for."""
-    return len(leg.token_ids) - leg.num_prompt_tokens
+    return len(leg.output_ids)
 
 
 def answering(token_ids: Sequence[int], finish: str = "stop") -> Script:
@@ -264,7 +264,7 @@ def answering(token_ids: Sequence[int], finish: str = "stop") -> Script:
     """
 
     def script(node: FakeNode, leg: LegMessage) -> None:
-        if leg.params.prompt_logprobs is not None and leg.num_prompt_tokens > 1:
+        if leg.params.prompt_logprobs is not None and leg.prompt.num_tokens > 1:
             node.tell_prompt(leg)
         first = first_index(leg)
         last = first if isinstance(leg, Prefill) else len(token_ids) - 1

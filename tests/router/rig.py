@@ -35,6 +35,7 @@ from baton.router.routing.policies import Policy, RoundRobin
 from baton.router.settings import RouterSettings
 from baton.wire import links
 from baton.wire.messages import DECODE, PREFILL
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import PATIENCE_S, Context, FakeNode, Script, make_hello
 
@@ -83,7 +84,7 @@ class Rig:
     ) -> Call:
         """Start a request."""
         return Call(
-            self.relay, RelayRequest(MODEL, tuple(prompt_ids), params or DecodingParams(max_tokens=16), cache_salt)
+            self.relay, RelayRequest(MODEL, Prompt.of(prompt_ids, cache_salt), params or DecodingParams(max_tokens=16))
         )
 
     def member(self, node: FakeNode) -> Node:

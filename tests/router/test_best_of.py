@@ -28,7 +28,7 @@ def _say(prompts: PromptMaker, logprobs: Sequence[Sequence[float]] = LOGPROBS) -
     """Choice c of a prompt says its letter as often as it has log probabilities, and then the prompt's last letter."""
 
     def script(node: FakeNode, leg: LegMessage) -> None:
-        last = leg.token_ids[leg.num_prompt_tokens - 1]
+        last = leg.prompt.token_ids[leg.prompt.num_tokens - 1]
         mine = logprobs[leg.params.choice]
         token_ids = [*prompts.tokenizer.encode("ABCD"[leg.params.choice]) * (len(mine) - 1), last]
         scores = tuple(TokenLogprobs(value, (), ()) for value in mine)

@@ -13,6 +13,7 @@ from baton.router.requests.inbox import Inbox
 from baton.router.requests.legs import RelayRequest
 from baton.wire.errors import BatonError, NoNode, Overloaded, RequestFailed, TransferFailed
 from baton.wire.messages import DECODE, PREFILL, Cancel, Decode, Prefill
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import answering, choice_legs
 from tests.router.rig import DEFAULTS, MODEL, PROMPT, Rig, relaying
@@ -25,7 +26,7 @@ class Choices:
 
     def __init__(self, rig: Rig, count: int = 3) -> None:
         self.inbox = Inbox()
-        requests = [RelayRequest(MODEL, PROMPT, replace(PARAMS, choice=number)) for number in range(count)]
+        requests = [RelayRequest(MODEL, Prompt(PROMPT), replace(PARAMS, choice=number)) for number in range(count)]
         self.flights: Sequence[Flight] = rig.relay.start_choices(requests, self.inbox, 0)
         self.token_ids: list[list[int]] = [[] for _ in requests]
         self.finished: set[int] = set()
@@ -62,7 +63,11 @@ async def test_choices_share_their_legs_and_have_their_own_names() -> None:
         names = [flight.handoff_id for flight in choices.flights]
         for leg in (prefill_leg, decode_leg):
             assert [leg.handoff_id, *leg.forks] == names
-            assert (leg.params, leg.token_ids, leg.num_prompt_tokens) == (PARAMS, PROMPT, len(PROMPT))
+            assert (leg.params, leg.prompt.followed_by(leg.output_ids), leg.prompt.num_tokens) == (
+                PARAMS,
+                PROMPT,
+                len(PROMPT),
+            )
         assert (rig.member(prefill).load, rig.member(decode).load) == (1, 3)
         for number, leg in enumerate(choice_legs(prefill_leg)):
             prefill.emit(leg, [10 + number])
@@ -112,7 +117,7 @@ async def test_a_lost_decode_node_is_replaced_for_the_unfinished_choices_each_fo
         assert [(leg.handoff_id, leg.attempt, leg.forks) for leg in again] == [
             (legs[1].handoff_id, 2, ()), (legs[2].handoff_id, 2, ())
         ]  # fmt: skip
-        assert [leg.token_ids for leg in again] == [(*PROMPT, 2, 3), (*PROMPT, 4)]
+        assert [leg.prompt.followed_by(leg.output_ids) for leg in again] == [(*PROMPT, 2, 3), (*PROMPT, 4)]
         assert [leg.params.choice for leg in again] == [1, 2]
         for leg in again:
             other.emit(leg, [9], finish="length")

@@ -174,7 +174,7 @@ async def test_a_router_with_inherited_sockets_begins_another_life_when_one_ends
             again = await router.request(max_tokens=2, last_event_id=event.removeprefix(b"id: ").decode())
             await router.node.join()
             leg = await router.node.expect(Decode)
-            assert leg.token_ids[leg.num_prompt_tokens :] == (70,)
+            assert leg.output_ids == (70,)
             router.node.emit(leg, [71], finish="length")
             assert b"data: [DONE]" in await again.to_end()
             for each in (connection, again):

@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
-from baton.engine.cache.hashing import extend_hashes, root_hash
+from baton.engine.cache.hashing import block_hashes
 from baton.router.requests.flight import Flight
 from baton.router.requests.inbox import Inbox
 from baton.router.requests.legs import RelayRequest
 from baton.wire.errors import RequestFailed
 from baton.wire.messages import DECODE, Cancel, Decode, Prefill
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import FakeNode
 from tests.router.rig import MODEL, PROMPT, Rig, relaying
@@ -26,7 +27,7 @@ class Reader:
     def __init__(self, rig: Rig, params: DecodingParams = SCORED, prompt_ids: tuple[int, ...] = PROMPT) -> None:
         self._rig = rig
         self._inbox = Inbox()
-        self._flight: Flight = rig.relay.start(RelayRequest(MODEL, prompt_ids, params), self._inbox)
+        self._flight: Flight = rig.relay.start(RelayRequest(MODEL, Prompt(prompt_ids), params), self._inbox)
         self.token_ids: list[int] = []
 
     async def take(self) -> list[int]:
@@ -116,7 +117,7 @@ async def test_the_loss_of_the_prefill_node_counts_until_the_prompt_is_whole() -
         prefill.die()
         second = await decode.expect(Decode)
         assert (second.attempt, second.prefill_peer, second.params.prompt_logprobs) == (2, None, 2)
-        assert second.token_ids == PROMPT
+        assert (second.prompt.token_ids, second.output_ids) == (PROMPT, ())
         decode.tell_prompt(second)
         decode.emit(second, [1], 0, finish="length")
         assert await reader.take() == [1]
@@ -134,7 +135,7 @@ async def test_a_later_attempt_does_not_tell_a_whole_prompt_again() -> None:
         assert await reader.take() == [1]
         decode.fail(decode_leg, RequestFailed.code)
         again = await prefill.expect(Prefill)
-        assert (again.attempt, again.params.prompt_logprobs, again.token_ids) == (2, None, (*PROMPT, 1))
+        assert (again.attempt, again.params.prompt_logprobs, again.output_ids) == (2, None, (1,))
         decode.emit(await decode.expect(Decode), [2], 1, finish="length")
         assert await reader.take() == [1, 2]
         await reader.close()
@@ -186,7 +187,6 @@ async def test_a_node_that_tells_of_an_unknown_request_is_stopped() -> None:
 
 async def _cache_everything(rig: Rig, node: FakeNode) -> None:
     hello = node.hello
-    hashes: list[bytes] = []
-    extend_hashes(hashes, PROMPT, hello.layout.block_size, root_hash(hello.fingerprint, b""))
+    hashes = block_hashes(hello.fingerprint, Prompt(PROMPT), (), hello.layout.block_size)
     node.report_cache(b"".join(hashes))
     await rig.has_heard(node)

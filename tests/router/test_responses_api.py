@@ -43,7 +43,7 @@ async def _post(server: Server, **members: Any) -> Reply:
 
 async def _prompt_of(server: Server, prompts: PromptMaker) -> str:
     leg = await server.rig.nodes[1].expect(Decode)
-    return prompts.tokenizer.decode(leg.token_ids, skip_special_tokens=False)
+    return prompts.tokenizer.decode(leg.prompt.token_ids, skip_special_tokens=False)
 
 
 async def test_an_answer(server: Server, client: openai.AsyncOpenAI, prompts: PromptMaker) -> None:

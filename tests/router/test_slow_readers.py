@@ -7,11 +7,12 @@ import asyncio
 from baton.router.requests.inbox import MAX_DUE, Inbox
 from baton.router.requests.legs import RelayRequest
 from baton.wire.messages import DECODE, Cancel, Decode
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import FakeNode
 from tests.router.rig import MODEL, PROMPT, Rig, relaying
 
-REQUEST = RelayRequest(MODEL, PROMPT, DecodingParams(max_tokens=2 * MAX_DUE))
+REQUEST = RelayRequest(MODEL, Prompt(PROMPT), DecodingParams(max_tokens=2 * MAX_DUE))
 
 
 async def paused(rig: Rig, node: FakeNode, leg: Decode) -> None:
@@ -41,7 +42,7 @@ async def test_a_request_whose_client_does_not_read_gives_its_place_up_and_goes_
         num_sent = 2 * MAX_DUE - 3
         assert await taken(inbox, num_sent) == list(range(num_sent))
         leg = await node.expect(Decode)
-        assert (leg.attempt, leg.token_ids[len(PROMPT) :]) == (2, tuple(range(num_sent)))
+        assert (leg.attempt, leg.prompt.followed_by(leg.output_ids)[len(PROMPT) :]) == (2, tuple(range(num_sent)))
         node.emit(leg, [7], num_sent, finish="length")
         assert await taken(inbox, 1) == [7]
         assert (rig.relay.counters.num_retries, rig.relay.node_wait.num_paused) == (0, 0)

@@ -29,7 +29,9 @@ async def test_a_suffix_becomes_a_prompt_for_the_middle(coder: PromptMaker) -> N
         _, decode = await server.rig.pair(answering(coder.tokenizer.encode("middle"), "length"))
         assert (await post_completion(server, prompt="before", suffix="after")).status == 200
         leg = await decode.expect(Decode)
-        assert coder.tokenizer.decode(leg.token_ids, skip_special_tokens=False) == "▁<PRE>before▁<SUF>after▁<MID>"
+        assert (
+            coder.tokenizer.decode(leg.prompt.token_ids, skip_special_tokens=False) == "▁<PRE>before▁<SUF>after▁<MID>"
+        )
         assert leg.params.stop_token_ids == (coder.tokenizer.added_token_id("▁<EOT>"),)
 
 
@@ -39,7 +41,7 @@ async def test_an_empty_suffix_asks_for_nothing(coder: PromptMaker, suffix: str 
         _, decode = await server.rig.pair(answering(coder.tokenizer.encode("middle"), "length"))
         assert (await post_completion(server, prompt="before", suffix=suffix)).status == 200
         leg = await decode.expect(Decode)
-        assert (leg.token_ids, leg.params.stop_token_ids) == (tuple(coder.tokenizer.encode("before")), ())
+        assert (leg.prompt.token_ids, leg.params.stop_token_ids) == (tuple(coder.tokenizer.encode("before")), ())
 
 
 async def test_a_suffix_is_refused_where_it_cannot_be_served(coder: PromptMaker, prompts: PromptMaker) -> None:

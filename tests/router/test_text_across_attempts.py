@@ -31,7 +31,7 @@ class Cutting:
 
     def __call__(self, node: FakeNode, leg: LegMessage) -> None:
         """See `Script`."""
-        if leg.params.prompt_logprobs is not None and leg.num_prompt_tokens > 1:
+        if leg.params.prompt_logprobs is not None and leg.prompt.num_tokens > 1:
             node.tell_prompt(leg)
         is_cut = leg.attempt == 1 and self.at >= 0
         end = self.at if is_cut else len(self.token_ids)

@@ -28,6 +28,37 @@ return_freed_memory()
 print(kept, held() - before)
 """
 
+_THREADS = """
+import psutil, sys, threading
+from baton.runtime.process import give_back_freed_memory, return_freed_memory
+if sys.argv[1] == "bounded":
+    give_back_freed_memory()
+before = psutil.Process().memory_info().rss >> 20
+together = threading.Barrier(6)
+def need_much_for_a_moment():
+    bytearray(b"x") * (30 << 20)  # glibc keeps more from here on, unless it was told
+    together.wait(30)
+    pieces = [bytearray(b"x") * (1 << 18) for _ in range(80)]
+    together.wait(30)
+    del pieces
+    together.wait(30)
+threads = [threading.Thread(target=need_much_for_a_moment) for _ in range(6)]
+for each in threads: each.start()
+for each in threads: each.join()
+return_freed_memory()
+print((psutil.Process().memory_info().rss >> 20) - before)
+"""
+
+
+def _mib_left_by_threads(how: str) -> int:
+    command = [sys.executable, "-c", _THREADS, how]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+
+
+def test_what_many_threads_have_freed_goes_back_where_it_is_to() -> None:
+    assert _mib_left_by_threads("as it comes") > 64
+    assert _mib_left_by_threads("bounded") < 24
+
 
 def test_what_a_start_has_freed_is_kept_until_it_is_given_back() -> None:
     done = subprocess.run([sys.executable, "-c", _START], capture_output=True, text=True, check=True, timeout=60)

@@ -32,6 +32,7 @@ from baton.router.requests.relay import Relay
 from baton.router.routing.suspicion import MAX_SUSPICIOUS
 from baton.wire.errors import BatonError
 from baton.wire.messages import BOTH, DECODE, FINISH_LENGTH, PREFILL
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, without_faults
 from tests.simulation.clock import VirtualClock
@@ -117,7 +118,7 @@ class Client:
     def _start(self, relay: Relay, params: Sequence[DecodingParams], inbox: Inbox) -> dict[int, Flight]:
         """Begin all choices together; or, of a stream that is resumed, what has not ended of each, as `Answer` does."""
         requests = [
-            RelayRequest(MODEL, self.prompt_ids, each, emitted_ids=tuple(token_ids))
+            RelayRequest(MODEL, Prompt(self.prompt_ids), each, emitted_ids=tuple(token_ids))
             for each, token_ids in zip(params, self.token_ids, strict=True)
         ]
         if not any(self.token_ids):

@@ -16,6 +16,7 @@ from baton.engine.structured.vocabulary import Vocabulary
 from baton.engine.text.tokenizer import Tokenizer
 from baton.wire.errors import InvalidRequest
 from baton.wire.grammar import Grammar
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of
 
@@ -64,7 +65,7 @@ class EngineAnswers:
             for number, (place, temperature) in enumerate(cases)
         }
         prompts = {number: self._prompt() for number in params}
-        found = self._run(self._core, prompts, params)
+        found = self._run(self._core, prompts, params, {})
         self._continue_some(prompts, params, {number: ids for number, (ids, _, _) in found.items()})
         return [
             EngineAnswer(cases[number][0], self._text(ids, reason), reason, len(ids), num_forced)
@@ -83,10 +84,8 @@ class EngineAnswers:
     ) -> None:
         moved = [number for number in found if len(found[number]) > 1 and self._chance.random() < 0.2]
         known = {number: self._chance.randrange(1, len(found[number])) for number in moved}
-        lengthened = {number: [*prompts[number], *found[number][: known[number]]] for number in moved}
-        rest = self._run(
-            self._other, lengthened, {number: params[number] for number in moved}, {n: len(prompts[n]) for n in moved}
-        )
+        outputs = {number: found[number][: known[number]] for number in moved}
+        rest = self._run(self._other, {number: prompts[number] for number in moved}, params, outputs)
         for number in moved:
             whole = found[number][: known[number]] + rest[number][0]
             assert whole == found[number], f"request {number} continues elsewhere with other tokens"
@@ -97,22 +96,21 @@ class EngineAnswers:
         core: EngineCore,
         prompts: dict[int, list[int]],
         params: dict[int, DecodingParams],
-        num_prompt_tokens: dict[int, int] | None = None,
+        outputs: dict[int, list[int]],
     ) -> dict[int, tuple[list[int], str, int]]:
         """Tokens, finish reason, and how many were forced."""
         numbers = {key_of(number): number for number in prompts}
         found: dict[int, tuple[list[int], str, int]] = {number: ([], "", 0) for number in prompts}
         for key, number in numbers.items():
-            length = None if num_prompt_tokens is None else num_prompt_tokens[number]
-            core.add(key, prompts[number], params[number], num_prompt_tokens=length)
+            core.add(key, Prompt.of(prompts[number]), params[number], output_ids=outputs.get(number, ()))
         while core.has_work:
             for output in core.step():
                 assert not output.has_failed, output.failure
                 number = numbers[output.key]
                 ids, _, num_forced = found[number]
-                if output.token is not None:
-                    ids += [output.token.token_id, *output.forced]
-                    found[number] = (ids, output.finish_reason, num_forced + len(output.forced))
+                if output.tokens:
+                    ids += output.token_ids
+                    found[number] = (ids, output.finish_reason, num_forced + output.num_forced)
                     self.num_cached_tokens += output.num_cached_tokens if output.output_index == 0 else 0
         core.check()
         return found

@@ -32,8 +32,8 @@ from typing import IO
 import psutil
 import zmq
 
-from baton.engine.executor.leading import LEAST_S
-from baton.ranks.link import SILENCE_S
+from baton.ranks.executor.leading import LEAST_S
+from baton.ranks.machines.link import SILENCE_S
 from baton.wire.keys import KeyFile
 from tests.checkpoints import make_checkpoint
 from tests.free_port import free_port

@@ -28,8 +28,8 @@ from pathlib import Path
 import openai
 import psutil
 
-from baton.engine.executor.leading import LEAST_S
 from baton.engine.settings import OWN, SHARED
+from baton.ranks.executor.leading import LEAST_S
 from tests.checkpoints import make_checkpoint
 from tests.system.harness import MODEL_NAME, REQUEST_TIMEOUT_S, Metrics, Stream, wait_until
 from tests.system.parallel_grid import ranks_of as flags_of
@@ -41,7 +41,7 @@ END_S = 5.0
 _BACK_S = 90.0
 _NUM_STREAMS = 6
 _NUM_TOKENS = 48
-_RANKS = {"baton.engine.executor.rank_process", "rank_node"}
+_RANK = "baton.ranks"
 _NODES = ("--prefill", "1", "--decode", "2", "--num-threads", "1", "--num-blocks", "96")
 _FLAGS = (*_NODES, "--served-model-name", MODEL_NAME, "--local-prefill-tokens", "0", "--max-num-batched-tokens", "24")
 
@@ -58,7 +58,7 @@ def nodes_of(program: Serve) -> dict[str, psutil.Process]:
 
 def ranks_of(node: psutil.Process) -> list[psutil.Process]:
     """Its ranks, the driver first."""
-    ranks = [child for child in node.children() if _RANKS & set(child.cmdline())]
+    ranks = [child for child in node.children() if _RANK in child.cmdline()]
     return [node, *sorted(ranks, key=lambda child: (child.create_time(), child.pid))]
 
 

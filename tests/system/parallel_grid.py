@@ -37,7 +37,7 @@ from baton.engine.models.decoder import Decoder
 from baton.engine.models.facts import load_facts
 from baton.engine.models.ops.torch_ops import TorchOps
 from baton.engine.settings import OWN, SHARED
-from baton.wire.kv_share import KvDivision, own_layout
+from baton.wire.kv_shard import KvDivision, own_layout
 from baton.wire.layout import DTYPE_BYTES, STATE, KvLayout
 from tests.checkpoints import make_checkpoint, write_tokenizer
 from tests.engine.models.families import COMMON, make_model
@@ -152,7 +152,7 @@ def division_of(size: str, pools: str) -> KvDivision:
 def part_bytes(layout: KvLayout, sources: KvDivision, targets: KvDivision) -> int:
     """Bytes of a block that ranks of one node send to those of another: all that these store, but for what states are
     filled up with, unless both are divided alike."""
-    own = [own_layout(layout, share) for share in targets.shares]
+    own = [own_layout(layout, share) for share in targets.shards]
     num_filled = sum(
         each.layer_bytes(kv) - (kv.num_input_rows * kv.head_dim + kv.num_carried) * DTYPE_BYTES[layout.dtype]
         for each in own

@@ -106,7 +106,7 @@ def launch_some(runner: ModelRunner, step: Step, layer_stored: LayerStored | Non
 
 
 if __name__ == "__main__":
-    full_senders = mock.patch("baton.ranks.driver.SenderFactory", FullSenderFactory)
+    full_senders = mock.patch("baton.ranks.handoff_ends.SenderFactory", FullSenderFactory)
     few_steps = mock.patch.object(ModelRunner, "launch", launch_some)
     with full_senders, few_steps:
         sys.exit(main(sys.argv[4:]))

@@ -15,7 +15,7 @@ from tests.system.harness import Program, Starter, started, wait_until
 
 HERE = "127.0.0.1"
 END_S = 5.0
-_RANK = "rank_node"
+_RANK = "baton.ranks"
 
 
 class Machine:

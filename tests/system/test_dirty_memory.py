@@ -9,6 +9,7 @@ import numpy as np
 from baton.engine.build import build_engine
 from baton.engine.runner.kv_memory import ByteArray
 from baton.engine.settings import EngineSettings
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of
@@ -31,12 +32,17 @@ def test_a_pool_full_of_nan_changes_no_token(checkpoints: Checkpoints, reference
     prompts = [make_prompt(length, 50 + length) for length in (3, 16, 40, 75)]
     outputs: dict[RequestKey, list[int]] = {key_of(index): [] for index in range(len(prompts))}
     for index, prompt in enumerate(prompts):
-        core.add(key_of(index), prompt, DecodingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0))
+        core.add(
+            key_of(index),
+            Prompt.of(prompt),
+            DecodingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0),
+        )
     while core.has_work:
         for output in core.step():
-            if output.token is not None:
-                outputs[output.key].append(output.token.token_id)
-                assert output.token.logprobs is not None
-                assert np.isfinite(output.token.logprobs.logprob)
+            if output.tokens:
+                outputs[output.key].extend(output.token_ids)
+                for token in output.tokens:
+                    assert token.logprobs is not None
+                    assert np.isfinite(token.logprobs.logprob)
     expected = [list(references("llama").greedy(prompt).token_ids) for prompt in prompts]
     assert list(outputs.values()) == expected

@@ -18,6 +18,7 @@ from baton.kvtransfer.messages import RECEIVER_TO_SENDER, HandoffName, Renew, Re
 from baton.wire.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Codec
 from baton.wire.errors import InvalidMessage, Refused
 from baton.wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Ping, TokenLogprobs, Tokens, Welcome
+from baton.wire.prompt import Prompt
 from tests.wire.wire_samples import EVENT, SAMPLES, record
 
 HEADER = struct.Struct("<2sHIQ")
@@ -343,7 +344,7 @@ def test_nested_lists_that_only_announce_their_length_allocate_nothing(length: i
 def test_large_messages_with_few_values_pass() -> None:
     codec, prefill = sample("Prefill")
     token_ids = tuple(range(2**32 - 2**18, 2**32))
-    large = replace(prefill, token_ids=token_ids, num_prompt_tokens=len(token_ids))
+    large = replace(prefill, prompt=Prompt(token_ids))
     assert codec.decode(codec.encode(large)) == large
     codec, tokens = sample("Tokens")
     many = type(tokens)(1, (EVENT,) * 5_000)

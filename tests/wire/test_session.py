@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import baton.wire.session
 from baton.wire.images import PromptImage, digest_of
 from baton.wire.messages import ROUTER_TO_NODE, Cancel, Prefill
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from baton.wire.session import Session, number_of
 
@@ -107,7 +108,7 @@ def test_too_much_without_an_acknowledgement_is_noticed(
 def with_image(num_rows: int) -> Prefill:
     pixels = b"pixels" * 100 * num_rows
     image = PromptImage(1, 1, num_rows, 200, digest_of(num_rows, 200, pixels), pixels)
-    return Prefill(b"h" * 16, 1, (1, 2, 3), 3, DecodingParams(), b"", "decode-1", 8, (), (image,))
+    return Prefill(b"h" * 16, 1, Prompt((1, 2, 3), b"", (image,)), DecodingParams(), "decode-1", 8)
 
 
 def test_pixels_do_not_fill_a_session_and_are_kept_once(
@@ -126,7 +127,7 @@ def test_pixels_do_not_fill_a_session_and_are_kept_once(
     here.acknowledge(NUMBER + 2)
     assert not here.is_overfull
     # what is kept is the image itself, so that whoever counts images counts it until it is acknowledged
-    image = weakref.ref(asked[2].images[0])
+    image = weakref.ref(asked[2].prompt.images[0])
     del asked, frames
     assert image() is not None
     here.acknowledge(NUMBER + 3)

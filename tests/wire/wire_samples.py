@@ -57,6 +57,7 @@ from baton.wire.messages import (
     Tokens,
     Welcome,
 )
+from baton.wire.prompt import Prompt
 from baton.wire.prompt_logprobs import row_bytes
 from baton.wire.sampling import DecodingParams
 
@@ -81,6 +82,7 @@ TIMED_EVENT = dataclasses.replace(
     EVENT, handoff=HandoffFigures(3, 4096, 900, 12), times=StepTimes(None, TEN_YEARS_US - 9, TEN_YEARS_US)
 )
 IMAGE = PromptImage(1, 2, 2, 3, digest_of(2, 3, bytes(range(18))), bytes(range(18)))
+SALTED = Prompt((1, 2, 3), b"salt")
 NAME = HandoffName(b"h" * 16, 2)
 PROCESS = ProcessIdentity("host", 4711, 99)
 
@@ -90,9 +92,9 @@ SAMPLES: tuple[tuple[Codec, Any], ...] = (
     (ROUTER_TO_NODE, Ping(1, 2, 3)),
     (ROUTER_TO_NODE, Resume(1, 2)),
     (ROUTER_TO_NODE, Introduce()),
-    (ROUTER_TO_NODE, Prefill(b"h" * 16, 1, (1, 2, 3), 3, PARAMS, b"salt", "decode-1", 8, (b"i" * 16, b"j" * 16))),
-    (ROUTER_TO_NODE, Prefill(b"h" * 16, 1, (1, 5, 5), 3, PARAMS, b"", "decode-1", 8, (), (IMAGE,))),
-    (ROUTER_TO_NODE, Decode(b"h" * 16, 1, (1, 2, 3), 2, PARAMS, b"", PrefillPeer("p", 1, "tcp://127.0.0.1:5"))),
+    (ROUTER_TO_NODE, Prefill(b"h" * 16, 1, SALTED, PARAMS, "decode-1", 8, (), (b"i" * 16, b"j" * 16))),
+    (ROUTER_TO_NODE, Prefill(b"h" * 16, 1, Prompt((1, 5, 5), b"", (IMAGE,)), PARAMS, "decode-1", 8)),
+    (ROUTER_TO_NODE, Decode(b"h" * 16, 1, SALTED, PARAMS, PrefillPeer("p", 1, "tcp://127.0.0.1:5"), (4, 5))),
     (ROUTER_TO_NODE, Cancel(b"h" * 16, 1000)),
     (NODE_TO_ROUTER, Hello("decode", "d", 1, "f", LAYOUT, "", "http://x", 64, 1024, 8, STATUS, "0a1b2c3d", 9, "5e6f")),
     (NODE_TO_ROUTER, Heartbeat(1, STATUS)),

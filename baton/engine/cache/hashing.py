@@ -1,8 +1,11 @@
 """Identity of a block's content: 128-bit BLAKE2b hashes, chained so that a hash names the whole prefix before it.
 
-The root covers the model fingerprint and a salt, so equal tokens of different models or tenants never share a hash.
-Token ids enter as fixed-width 32-bit integers: no two token lists have the same bytes. The tokens of an image say
-nothing of what it shows, so its digest and its place enter with every block that it stands in.
+The root covers the model fingerprint and the salt of the prompt, so equal tokens of different models or tenants never
+share a hash. Token ids enter as fixed-width 32-bit integers: no two token lists have the same bytes. The tokens of an
+image say nothing of what it shows, so its digest and its place enter with every block that it stands in.
+
+This is the only place that knows what of a `Prompt` the names of its blocks depend on: `root_hash` for what all blocks
+do, `extend_hashes` for what stands at a place. Router and nodes both call it.
 """
 
 from __future__ import annotations
@@ -12,24 +15,29 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from baton.wire.images import PromptImage
+from baton.wire.prompt import Prompt
 
 HASH_BYTES = 16
 
 
-def root_hash(fingerprint: str, salt: bytes) -> bytes:
-    """The parent of every first block under this model and salt."""
-    return blake2b(salt, digest_size=HASH_BYTES, key=fingerprint.encode()[:64]).digest()
+def root_hash(fingerprint: str, prompt: Prompt) -> bytes:
+    """The parent of the first block of `prompt` on this model: all that KV at any place depends on."""
+    return blake2b(prompt.cache_salt, digest_size=HASH_BYTES, key=fingerprint.encode()[:64]).digest()
+
+
+def block_hashes(fingerprint: str, prompt: Prompt, output_ids: Sequence[int], block_size: int) -> list[bytes]:
+    """The hashes of all full blocks of a prompt and what follows it."""
+    hashes: list[bytes] = []
+    root = root_hash(fingerprint, prompt)
+    extend_hashes(hashes, prompt.followed_by(output_ids), block_size, root, prompt.images)
+    return hashes
 
 
 def extend_hashes(
-    hashes: list[bytes],
-    token_ids: Sequence[int],
-    block_size: int,
-    root: bytes,
-    images: Sequence[PromptImage] = (),
+    hashes: list[bytes], token_ids: Sequence[int], block_size: int, root: bytes, images: Sequence[PromptImage]
 ) -> None:
     """Append to `hashes` (one per full block so far) the hashes of the blocks that `token_ids` has filled since.
-    `images`: those among the tokens."""
+    `root` and `images`: those of the prompt that the tokens begin with."""
     first, end = len(hashes), len(token_ids) // block_size
     if first == end:
         return
@@ -53,9 +61,10 @@ def _marks(images: Sequence[PromptImage], block_size: int, first: int) -> dict[i
     return marks
 
 
-def prompt_digest(token_ids: Sequence[int], images: Sequence[PromptImage] = ()) -> bytes:
-    """128-bit digest of a whole prompt: what a Commit and its Grant must agree on."""
-    digest = blake2b(array("I", token_ids).tobytes(), digest_size=HASH_BYTES)
-    for image in images:
+def prompt_digest(prompt: Prompt, output_ids: Sequence[int] = ()) -> bytes:
+    """128-bit digest of all tokens whose KV is moved: what a Commit and its Grant must agree on."""
+    digest = blake2b(array("I", prompt.token_ids).tobytes(), digest_size=HASH_BYTES)
+    digest.update(array("I", output_ids).tobytes())
+    for image in prompt.images:
         digest.update(image.mark)
     return digest.digest()

@@ -1,1 +1,1 @@
-"""Where the ranks of an engine run, and how they compute a step together."""
+"""The ranks of an engine as the engine sees them: the contract, and the case of one."""

@@ -1,7 +1,7 @@
 """What the ranks of a model do together: add up their shares, put them side by side, and learn what the first of them
 has found out. The contract alone.
 
-Owns nothing but the contract; `baton.engine.executor.world` keeps it. Every rank makes the same calls in the same order
+Owns nothing but the contract; `baton.ranks.executor.world` keeps it. Every rank makes the same calls in the same order
 with tensors of the same shape. On the host a call returns when all ranks have made it; on a GPU it is issued in the
 order of the engine's stream, like any other operation, and may be recorded with them.
 

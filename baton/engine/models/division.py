@@ -12,7 +12,7 @@ from baton.engine.models.modelling.config import ModellingConfig
 from baton.engine.models.shard import Shard
 from baton.engine.models.state_settings import ConvolutionSettings
 from baton.wire.errors import InvalidSetting, ModelLoadError
-from baton.wire.kv_share import MAX_RANKS
+from baton.wire.kv_shard import MAX_RANKS
 
 
 def require_number_of_ranks(num_tensor: int, num_stages: int = 1) -> None:

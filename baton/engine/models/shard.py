@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.wire.errors import InvalidSetting, ModelLoadError
-from baton.wire.kv_share import KvDivision, KvShare
+from baton.wire.kv_shard import KvDivision, KvShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Shard:
         return self.size == self.num_stages == 1
 
     @property
-    def kv(self) -> KvShare:
+    def kv(self) -> KvShard:
         """What it stores of a block."""
-        return KvShare(self.rank, self.stage, KvDivision(self.size, self.num_stages))
+        return KvShard(self.rank, self.stage, KvDivision(self.size, self.num_stages))
 
     @property
     def is_first_stage(self) -> bool:

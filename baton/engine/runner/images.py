@@ -50,7 +50,7 @@ class StepImages:
 
     def read(self, step: Step, inputs: StepInputs) -> StepInputs:
         """`inputs` with the rows and positions of images."""
-        if not any(share.images for share in step.requests):
+        if not any(share.prompt.images for share in step.requests):
             return inputs
         places, rows = [], []
         positions = np.repeat(inputs.positions[None], 3, axis=0) if self._facts.sections else None
@@ -62,7 +62,7 @@ class StepImages:
                 num_before = int(np.searchsorted(seen, begin - image.start))
                 places.append(seen[num_before:] + (first + image.start - share.start))
                 rows.append(self._tower.rows(image, share.hash_root)[:, num_before : len(seen)])
-            if positions is not None and share.images:
+            if positions is not None and share.prompt.images:
                 positions[:, first : first + share.num_tokens] = self._positions(share)
             first += share.num_tokens
         plain = inputs.positions if positions is None else np.ascontiguousarray(positions[0])
@@ -79,7 +79,7 @@ class StepImages:
         """Of the tokens of a share, [3, n]: by time, row and column. Behind an image they go on where it ends."""
         found = np.repeat(np.arange(share.start, share.context_len)[None], 3, axis=0)
         shift = 0
-        for image in share.images:
+        for image in share.prompt.images:
             behind = max(0, image.stop - share.start)
             begin, end = max(0, image.start - share.start), min(behind, share.num_tokens)
             if begin < end:
@@ -95,7 +95,7 @@ class StepImages:
 
 def _parts(share: ScheduledRequest) -> Iterator[tuple[PromptImage, int, int]]:
     """The images that a share has tokens of, and from which place to which."""
-    for image in share.images:
+    for image in share.prompt.images:
         begin, end = max(image.start, share.start), min(image.stop, share.context_len)
         if begin < end:
             yield image, begin, end

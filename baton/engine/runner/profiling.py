@@ -20,10 +20,11 @@ from baton.engine.runner.redraws import redraw_beforehand
 from baton.engine.runner.sampled_rows import MaskSource
 from baton.engine.runner.sampler import Sampler
 from baton.engine.scheduler.request import PromptSpan, ScheduledRequest, Step
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
 
-_KEY = RequestKey.numbered(0)
+_KEY, _PROMPT = RequestKey.numbered(0), Prompt((0,))
 _HARDEST = DecodingParams(top_p=0.9, min_p=0.01, seed=0, logprobs=MAX_TOP_LOGPROBS)
 
 
@@ -48,7 +49,7 @@ class _HardestRequest:
 
     key: RequestKey = _KEY
     token_ids: Sequence[int] = (0,)
-    num_prompt_tokens: int = 1
+    prompt: Prompt = _PROMPT
     params: DecodingParams = _HARDEST
     matcher: MaskSource | None = field(default_factory=_AnyToken)
     takes_largest: bool = False
@@ -92,7 +93,7 @@ def profile(
     """
     num_tokens, num_rows = limits.max_step_tokens, limits.max_num_seqs
     staging = device.staging(staging_bytes(limits))
-    with device.guard():
+    with device.issuing():
         staging.begin()
         scoring = PromptScoring(_scored_step(num_tokens), [num_tokens - 1], staging)
         plan = sampler.plan([_HardestRequest()] * num_rows, staging).stage_changes(staging)
@@ -108,11 +109,11 @@ def profile(
 
 
 @torch.inference_mode()
-def profile_share(decoder: RunnableDecoder, device: Device, limits: RunnerLimits) -> None:
+def profile_shard(decoder: RunnableDecoder, device: Device, limits: RunnerLimits) -> None:
     """What another rank does in the step of `profile`, which it computes together with the first: its share of the
     forward pass, and of logits where it has the head."""
     num_tokens = limits.max_step_tokens
-    with device.guard():
+    with device.issuing():
         hidden = decoder.forward(*_inputs(decoder, num_tokens), StorelessAttention())
         if decoder.has_head:
             for piece in score_pieces(num_tokens, decoder.config.vocab_size):
@@ -130,5 +131,5 @@ def _inputs(decoder: RunnableDecoder, num_tokens: int) -> tuple[Tensor, Tensor]:
 def _scored_step(num_tokens: int) -> Step:
     """A step of one prompt that is one token longer, so that every row is scored."""
     token_ids = (0,) * (num_tokens + 1)
-    share = ScheduledRequest(_KEY, 0, num_tokens, token_ids, len(token_ids), (), _HARDEST, needs_sample=False)
+    share = ScheduledRequest(_KEY, 0, num_tokens, token_ids, Prompt(token_ids), (), _HARDEST, needs_sample=False)
     return Step((share,), (PromptSpan(_KEY, 0, 0, num_tokens, MAX_TOP_LOGPROBS),))

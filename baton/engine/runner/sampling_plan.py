@@ -1,8 +1,7 @@
 """The plan of a step's sampling, made on the host and staged before the forward pass.
 
-Owns the translation from requests to arrays: which single logits change, which rows are sampled by which operations,
-each row's parameters and noise; and, on the return path, from fetched arrays to tokens. Has no state between steps.
-`baton.engine.runner.sampler` owns the operations.
+Owns the translation from requests to arrays: which single logits change, which operations sample which rows, each row's
+parameters and noise; and, back, from fetched arrays to tokens. Has no state. `baton.engine.runner.sampler` computes.
 
 Arrays with a few values a row come first in the staging memory and have a fixed room there: what is staged after them
 lies where it lay in the step before. Lists of changed logits come last. What grammars need comes after the step, see
@@ -34,6 +33,7 @@ from baton.engine.runner.plain_rows import plain_tokens
 from baton.engine.runner.sampled_rows import GrammarRow, MaskSource, SampledRow, uniform_noise
 from baton.engine.scheduler.request import PENDING_TOKEN, SampledToken
 from baton.wire.messages import TokenLogprobs
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
@@ -61,8 +61,8 @@ class SampledRequest(Protocol):
         ...
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """The number of tokens at the beginning that are prompt."""
+    def prompt(self) -> Prompt:
+        """The prompt; what comes behind it is output."""
         ...
 
     @property
@@ -323,7 +323,7 @@ class _Changes:
 
 def _position(request: SampledRequest) -> int:
     """Output index of the token to sample. A token that is still being sampled counts."""
-    return len(request.token_ids) - request.num_prompt_tokens
+    return len(request.token_ids) - len(request.prompt.token_ids)  # for each row of a step: no property
 
 
 def _penalise(row: int, request: SampledRequest, repetition: _Changes, presence: _Changes) -> None:
@@ -334,7 +334,7 @@ def _penalise(row: int, request: SampledRequest, repetition: _Changes, presence:
     if params.repetition_penalty != 1.0:
         seen = set(request.token_ids)
         repetition.add(row, seen, [params.repetition_penalty] * len(seen))
-    counts = Counter(request.token_ids[request.num_prompt_tokens :])
+    counts = Counter(request.token_ids[request.prompt.num_tokens :])
     if counts and (params.presence_penalty or params.frequency_penalty):
         amounts = [-params.presence_penalty - params.frequency_penalty * count for count in counts.values()]
         presence.add(row, counts, amounts)
@@ -342,7 +342,7 @@ def _penalise(row: int, request: SampledRequest, repetition: _Changes, presence:
 
 def _withhold_bad_words(row: int, request: SampledRequest, withheld: _Changes) -> None:
     """The last token of each sequence whose other tokens are the end of the output."""
-    output = request.token_ids[request.num_prompt_tokens :]
+    output = request.token_ids[request.prompt.num_tokens :]
     ends = [
         last for *before, last in request.params.bad_word_ids if not before or list(output[-len(before) :]) == before
     ]

@@ -57,5 +57,5 @@ class SchedulerLimits:
 
 def require_room_for_images(live: Iterable[Request]) -> None:
     """Raise `Overloaded` where the images of the requests that are there take all that images may."""
-    if sum(len(image.pixels) for request in live for image in request.images) > MAX_PIXEL_BYTES_HELD:
+    if sum(len(image.pixels) for request in live for image in request.prompt.images) > MAX_PIXEL_BYTES_HELD:
         raise Overloaded("the images of other requests leave no room for more")

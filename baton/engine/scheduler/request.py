@@ -6,16 +6,16 @@ Values that a step has once for each request are named tuples: a frozen dataclas
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property, partial
-from itertools import islice
-from typing import NamedTuple, Protocol, overload
+from typing import NamedTuple, Protocol, TypeAlias
 
 from baton.engine.cache.block_pool import BlockTable, pack_blocks
 from baton.engine.cache.offload import Load
-from baton.wire.images import PromptImage
+from baton.engine.scheduler.first_tokens import FirstTokens
 from baton.wire.messages import TokenLogprobs
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
@@ -109,20 +109,20 @@ def choices_of(keys: Sequence[RequestKey], params: DecodingParams) -> list[Fork]
 class Request:
     """Mutable state of one request; only the scheduler changes it.
 
-    `token_ids` is the prompt and everything generated; `num_computed_tokens` of them have their KV in `block_table`.
-    `first_token_only`: the request leaves after one token, and its blocks are held for a handoff. `num_cached_tokens`
-    is set at the first admission: prompt tokens that were found in the prefix cache or by a reservation. `most_tokens`:
-    prompt and output together can have no more. `takes_largest`: what the parameters say.
+    `token_ids` is the prompt and everything generated, `output_ids` first; `num_computed_tokens` of them have their KV
+    in `block_table`. `first_token_only`: the request leaves after one token, and its blocks are held for a handoff.
+    `num_cached_tokens` is set at the first admission: prompt tokens that were found in the prefix cache or by a
+    reservation. `most_tokens`: prompt and output together can have no more. `takes_largest`: what the parameters say.
 
     While steps are in flight, their tokens count as computed, and the last `num_pending_tokens` of `token_ids` are
-    `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`.
+    `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`. `has_drafts`: the newest of them has drafts
+    of it, which are no tokens of the request.
 
     `num_scored_tokens` of the prompt need no log probability any more: the first has none, and those of the others are
     known. It matters with `prompt_logprobs` only, and never falls, so that nothing is reported twice.
     `forks` are there until the first token is sampled. With `is_wanted` false only they are wanted of it, and it leaves
     then. `block_copy` is to be made by its first step: the source, which it holds until then, has the KV that belongs
-    into the last block of its table. `matcher` is there for parameters with a grammar. `images`: those of the prompt.
-    With a `load` it waits for KV: a store's thread writes into blocks of its table behind what is computed.
+    into the last block of its table. `matcher` is there for parameters with a grammar, `load` while it waits for KV.
 
     `first_due_s`, `last_due_s`: when its first and its last token have to be there for its goals to be met, see
     `baton.engine.scheduler.step_bound`; the second is None until there is a first token, and -inf when that was late.
@@ -130,11 +130,11 @@ class Request:
     """
 
     key: RequestKey
-    token_ids: list[int]
-    num_prompt_tokens: int
+    prompt: Prompt
     params: DecodingParams
     hash_root: bytes
     max_total_tokens: int
+    output_ids: InitVar[Sequence[int]] = ()
     first_token_only: bool = False
     arrival: int = 0
     block_table: BlockTable = field(default_factory=partial(pack_blocks, ()))
@@ -144,20 +144,24 @@ class Request:
     num_published_blocks: int = 0
     num_pending_tokens: int = 0
     num_steps_in_flight: int = 0
+    has_drafts: bool = False
     num_scored_tokens: int = 1
     forks: tuple[Fork, ...] = ()
     is_wanted: bool = True
     block_copy: BlockCopy | None = None
     matcher: Matcher | None = None
     load: Load | None = None
-    images: tuple[PromptImage, ...] = ()
     first_due_s: float = math.inf
     last_due_s: float | None = None
     turn_s: float = 0.0
+    token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
     most_tokens: int = field(init=False)
     takes_largest: bool = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, output_ids: Sequence[int]) -> None:
+        self.token_ids = [*self.prompt.token_ids, *output_ids]
+        self.num_prompt_tokens = self.prompt.num_tokens
         self.takes_largest = self.params.takes_largest
         self.most_tokens = self.max_total_tokens
         if self.params.max_tokens is not None:
@@ -165,19 +169,13 @@ class Request:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can be admitted as soon as there is room: its grammar, if it has one, is compiled, and it does not
-        wait for KV."""
+        """Whether it can be admitted as soon as there is room: it waits neither for its grammar nor for KV."""
         return (self.matcher is None or self.matcher.is_ready) and (self.load is None or self.load.is_over)
-
-    @property
-    def failure(self) -> str:
-        """Why no token of it could be sampled, as far as its grammar knows."""
-        return "" if self.matcher is None else self.matcher.error
 
     @property
     def lacks_pixels(self) -> bool:
         """Whether an image is to be computed whose pixels are not here."""
-        return any(not image.pixels and image.stop > self.num_computed_tokens for image in self.images)
+        return any(not image.pixels and image.stop > self.num_computed_tokens for image in self.prompt.images)
 
     @property
     def held_blocks(self) -> BlockTable:
@@ -222,7 +220,7 @@ class Request:
             self.num_computed_tokens,
             count,
             self.token_ids,
-            self.num_prompt_tokens,
+            self.prompt,
             self.block_table,
             self.params,
             count == len(self.token_ids) - self.num_computed_tokens,
@@ -231,23 +229,23 @@ class Request:
             None if self.num_steps_in_flight else self.block_copy,
             self.matcher,
             self.takes_largest,
-            self.images,
             self.hash_root,
         )
 
-    def forked(self, fork: Fork, token_ids: list[int]) -> Request:
-        """The request that its `fork` becomes; the prompt is not counted as cached a second time."""
-        matcher = None if self.matcher is None else self.matcher.fork(token_ids[self.num_prompt_tokens : -1])
+    def forked(self, fork: Fork, num_shared_tokens: int, token_id: int) -> Request:
+        """The request that its `fork` becomes, with a token of its own behind those that both have; the prompt is not
+        counted as cached a second time."""
+        shared_ids = self.token_ids[self.num_prompt_tokens : num_shared_tokens]
+        matcher = None if self.matcher is None else self.matcher.fork(shared_ids)
         return Request(
             key=fork.key,
-            token_ids=token_ids,
-            num_prompt_tokens=self.num_prompt_tokens,
+            prompt=self.prompt,
             params=fork.params,
             hash_root=self.hash_root,
             max_total_tokens=self.max_total_tokens,
+            output_ids=(*shared_ids, token_id),
             num_cached_tokens=0,
             matcher=matcher,
-            images=self.images,
         )
 
 
@@ -259,15 +257,18 @@ class ScheduledRequest(NamedTuple):
     `needs_sample`: this reaches the last token there is, so that the next one can be sampled. `arrival`: which of the
     requests that ever had this key. With `needs_sample`, a token of each of `forks` is sampled after the same tokens.
     `block_copy` is made before anything is computed. `matcher` knows which tokens may be sampled, None: all.
-    `takes_largest`: that of `params`, so that it is not found out in every step; where it is false they say. `images`:
-    all of the request's. `hash_root`: its own, so that nothing that is kept of an image is found by another client.
+    `takes_largest`: that of `params`, so that it is not found out in every step; where it is false they say.
+    `hash_root`: that of the request, so that nothing that is kept of an image is found by another client.
+
+    The last `num_drafts` tokens are guesses (see `baton.engine.scheduler.proposer`), in a list that is the share's own.
+    A token is sampled behind the last one before them and behind each of them, as if all before it were known.
     """
 
     key: RequestKey
     start: int
     num_tokens: int
     token_ids: Sequence[int]
-    num_prompt_tokens: int
+    prompt: Prompt
     block_table: Sequence[int]
     params: DecodingParams
     needs_sample: bool
@@ -276,18 +277,31 @@ class ScheduledRequest(NamedTuple):
     block_copy: BlockCopy | None = None
     matcher: Matcher | None = None
     takes_largest: bool = False
-    images: tuple[PromptImage, ...] = ()
     hash_root: bytes = b""
+    num_drafts: int = 0
 
     @property
     def computes_images(self) -> bool:
         """Whether there are tokens of images among those that are computed."""
-        return any(image.start < self.context_len and self.start < image.stop for image in self.images)
+        return any(image.start < self.context_len and self.start < image.stop for image in self.prompt.images)
 
     @property
     def context_len(self) -> int:
         """Tokens that the last one of the share attends to, itself included."""
         return self.start + self.num_tokens
+
+    def with_drafts(self, drafts: Sequence[int]) -> ScheduledRequest:
+        """The same, with drafts behind the last token, whose value is known."""
+        num_tokens, token_ids = self.num_tokens + len(drafts), [*self.token_ids, *drafts]
+        return self._replace(num_tokens=num_tokens, token_ids=token_ids, num_drafts=len(drafts))
+
+    def rows(self) -> list[ScheduledRequest]:
+        """What is sampled of it: the share itself, and with drafts one after each of them and one before them, which
+        know no more tokens than their place."""
+        if not self.num_drafts:
+            return [self]
+        num_tokens, first = len(self.token_ids), len(self.token_ids) - self.num_drafts
+        return [self._replace(token_ids=FirstTokens(self.token_ids, n)) for n in range(first, num_tokens + 1)]
 
 
 class PromptSpan(NamedTuple):
@@ -330,31 +344,8 @@ class Step:
 
 def as_known(step: Step) -> Step:
     """`step` for a runner that plans it later than it launches it: the tokens of its requests are those of now."""
-    return Step(tuple([share._replace(token_ids=_FirstTokens(share.token_ids)) for share in step.requests]), step.spans)
-
-
-class _FirstTokens(Sequence[int]):
-    """The tokens that a list has now; others may come behind them."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens, self._count = tokens, len(tokens)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[int]:
-        return islice(self._tokens, self._count)
-
-    @overload
-    def __getitem__(self, place: int) -> int: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
-        if isinstance(place, slice):
-            return self._tokens[slice(*place.indices(self._count))]
-        return self._tokens[range(self._count)[place]]
+    shares = [share._replace(token_ids=FirstTokens(share.token_ids, len(share.token_ids))) for share in step.requests]
+    return Step(tuple(shares), step.spans)
 
 
 class SampledToken(NamedTuple):
@@ -362,6 +353,10 @@ class SampledToken(NamedTuple):
 
     token_id: int
     logprobs: TokenLogprobs | None
+
+
+SampledTokens: TypeAlias = tuple[SampledToken, ...]
+"""Neighbouring tokens of one request."""
 
 
 class PromptScores(NamedTuple):
@@ -380,21 +375,26 @@ class PromptScores(NamedTuple):
 class RequestOutput(NamedTuple):
     """The output of a step for one request.
 
-    `token` is the token sampled, if any, the `output_index`-th of the output. `finish_reason` is "" unless it ended the
-    request; `has_left` also when it leaves because only its first token was wanted, or because it `has_failed`: a token
-    was due and the model computed NaN, or `failure` says what else went wrong. Its KV reaches over
-    `num_computed_tokens`, `num_step_tokens` of them computed in this step. The first output of a fork counts no token
-    of the prompt as computed or cached: the request it was forked from has counted them. `forced`: the tokens behind
-    `token` that its grammar forced; the last of all ended the request, if it ended."""
+    `tokens` are new, if any: the first is the `output_index`-th of the output, and the last `num_forced` of them were
+    not sampled, but forced by its grammar. `finish_reason` is "" unless the last of them ended the request; `has_left`
+    also when it leaves because only its first token was wanted, or because it `has_failed`: a token was due and the
+    model computed NaN, or `failure` says what else went wrong. Its KV reaches over `num_computed_tokens`;
+    `num_step_tokens` were computed in this step, drafts that were wrong among them. The first output of a fork counts
+    no token of the prompt as computed or cached: the request it was forked from has counted them."""
 
     key: RequestKey
     num_step_tokens: int
     num_computed_tokens: int
     num_cached_tokens: int
     output_index: int
-    token: SampledToken | None
+    tokens: SampledTokens
     finish_reason: str
     has_left: bool
     has_failed: bool
     failure: str = ""
-    forced: tuple[int, ...] = ()
+    num_forced: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Those of `tokens`."""
+        return [token.token_id for token in self.tokens]

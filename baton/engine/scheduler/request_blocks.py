@@ -54,7 +54,7 @@ class RequestBlocks:
     def take_for(self, request: Request) -> bool:
         """Give a request without blocks those for all its tokens. False when they do not fit now. It waits for KV then
         if the store has some, see `Request.load`."""
-        extend_hashes(request.block_hashes, request.token_ids, self.block_size, request.hash_root, request.images)
+        self._extend_hashes(request, request.token_ids)
         taken = self.take(request.block_hashes, request.num_reusable_tokens, len(request.token_ids))
         if taken is None:
             return False
@@ -113,9 +113,21 @@ class RequestBlocks:
         """Blocks that `request` lacks for its tokens."""
         return self._num_blocks(len(request.token_ids)) - len(request.block_table)
 
-    def extend(self, request: Request) -> None:
-        """Give `request` the blocks that it lacks. Raises `NoFreeBlocks`."""
-        request.block_table.extend(self._pool.allocate(self.num_missing(request)))
+    def num_slots_behind(self, request: Request) -> int:
+        """Slots behind the tokens of `request`, in its blocks and in all that can be taken now."""
+        return (len(request.block_table) + self.num_available) * self.block_size - len(request.token_ids)
+
+    def extend(self, request: Request, num_behind: int = 0) -> None:
+        """Give `request` the blocks that it lacks for its tokens and `num_behind` slots more. Raises `NoFreeBlocks`."""
+        num_blocks = self._num_blocks(len(request.token_ids) + num_behind)
+        request.block_table.extend(self._pool.allocate(num_blocks - len(request.block_table)))
+
+    def trim(self, request: Request) -> None:
+        """Release the blocks of `request` behind those that have its tokens. No step writes into them."""
+        num_blocks = self._num_blocks(len(request.token_ids))
+        if excess := request.block_table[num_blocks:]:
+            self._pool.release(excess)
+            del request.block_table[num_blocks:]
 
     def fork(self, request: Request, source: Request, num_computed_tokens: int) -> None:
         """Give `request`, which has none, the blocks of `source` that hold the KV of their first `num_computed_tokens`
@@ -151,11 +163,13 @@ class RequestBlocks:
         if num_full == request.num_published_blocks:
             return
         if num_full > len(request.block_hashes):
-            known = request.token_ids[: num_full * self.block_size]
-            extend_hashes(request.block_hashes, known, self.block_size, request.hash_root, request.images)
+            self._extend_hashes(request, request.token_ids[: num_full * self.block_size])
         for index in range(request.num_published_blocks, num_full):
             self._pool.publish(request.block_table[index], request.block_hashes[index])
         request.num_published_blocks = num_full
+
+    def _extend_hashes(self, request: Request, known: Sequence[int]) -> None:
+        extend_hashes(request.block_hashes, known, self.block_size, request.hash_root, request.prompt.images)
 
     def release_all(self, request: Request) -> None:
         """Release the blocks of `request`; it has nothing computed any more."""

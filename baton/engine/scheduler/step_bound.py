@@ -83,11 +83,14 @@ class StepBound:
         within_s = max(planned_s - beside_s, cost.prompt_token_s * SMALLEST_CHUNK)
         needed, pressing_s, is_late = self._needed_share(prompts, cost, now_s)
         wanted_s = 0.0
-        if needed > within_s / (within_s + beside_s):
-            wanted_s = beside_s * needed / (1.0 - needed) if needed < 1.0 else math.inf
-            wanted_s = min(wanted_s, self._spared_s(decoding, now_s, beside_s, pressing_s) - beside_s)
-        if is_late:
-            wanted_s = max(wanted_s, self._spared_s(decoding, now_s, beside_s, math.inf) - beside_s)
+        is_pressing = needed > within_s / (within_s + beside_s)
+        if is_pressing or is_late:
+            spared_s, spared_always_s = self._spared_s(decoding, now_s, beside_s, pressing_s)
+            if is_pressing:
+                wanted_s = beside_s * needed / (1.0 - needed) if needed < 1.0 else math.inf
+                wanted_s = min(wanted_s, spared_s - beside_s)
+            if is_late:
+                wanted_s = max(wanted_s, spared_always_s - beside_s)
         within_s = max(within_s, wanted_s)
         return _NO_BOUND if within_s == math.inf else max(least, cost.chunk_within(within_s, start))
 
@@ -107,10 +110,12 @@ class StepBound:
                 needed, pressing_s = share, prompts_s
         return needed, pressing_s, is_late
 
-    def _spared_s(self, decoding: Iterable[Request], now_s: float, beside_s: float, prompts_s: float) -> float:
-        """How long a step may be that costs none of those a goal who can still meet both, when `prompts_s` of prompts
-        are computed in such steps, beside what takes `beside_s` of each."""
-        spared_s = math.inf
+    def _spared_s(
+        self, decoding: Iterable[Request], now_s: float, beside_s: float, prompts_s: float
+    ) -> tuple[float, float]:
+        """How long a step may be that costs no stream a goal which can still meet both of its own: when `prompts_s` of
+        prompts are computed in such steps, beside what takes `beside_s` of each, and when they never end."""
+        spared_s = spared_always_s = math.inf
         for request in decoding:
             if request.last_due_s is None:  # it was the only one to be computed when it had its first token
                 self.begun(request)
@@ -118,9 +123,12 @@ class StepBound:
             goal_s = self._tpot_of(request)
             num_left = max(1, request.most_tokens - len(request.token_ids))
             pace_s = (request.last_due_s - now_s) / num_left
-            if pace_s >= PLANNED_SHARE * goal_s and num_left * (pace_s - beside_s) < prompts_s:
-                spared_s = min(spared_s, PLANNED_SHARE * max(pace_s, goal_s))
-        return spared_s
+            if pace_s >= PLANNED_SHARE * goal_s:
+                longest_s = PLANNED_SHARE * max(pace_s, goal_s)
+                spared_always_s = min(spared_always_s, longest_s)
+                if num_left * (pace_s - beside_s) < prompts_s:
+                    spared_s = min(spared_s, longest_s)
+        return spared_s, spared_always_s
 
     def _tpot_of(self, request: Request) -> float:
         return request.params.goal_tpot_s or self._tpot_s

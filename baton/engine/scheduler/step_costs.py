@@ -47,11 +47,12 @@ _SMALLEST_S = 1e-6
 
 
 def work_of(step: Step) -> StepWork:
-    """What `step` computes. The last token of a prompt alone counts as decoding, which it is like."""
+    """What `step` computes. The last token of a prompt alone counts as decoding, which it is like. So does each draft,
+    but a request reads its context once."""
     if step.series is not None:
         return StepWork(0, 0, len(step.shares), step.context)
-    chunks = [share for share in step.requests if share.num_tokens != 1]
-    decodes = len(step.requests) - len(chunks)
+    chunks = [share for share in step.requests if share.num_tokens != 1 + share.num_drafts]
+    decodes = len(step.requests) - len(chunks) + sum([share.num_drafts for share in step.requests])
     context = sum([share.start for share in step.requests])
     prompt = pairs = 0
     for share in chunks:
@@ -97,7 +98,9 @@ class StepCosts:
     def launched(self, step: Step) -> None:
         """`step` is about to be launched."""
         # a series computes no images, and its shares are in no cache: nothing else of a step looks at them
-        teaches = step.series is not None or not any(share.images and share.computes_images for share in step.requests)
+        teaches = step.series is not None or not any(
+            share.prompt.images and share.computes_images for share in step.requests
+        )
         self._launched.append((self._clock(), work_of(step), teaches))
 
     def collected(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 
-from baton.engine.scheduler.request import PENDING_TOKEN, Request, RequestOutput, SampledToken, ScheduledRequest, Step
+from baton.engine.scheduler.request import PENDING_TOKEN, Request, RequestOutput, SampledTokens, ScheduledRequest, Step
 from baton.engine.scheduler.request_blocks import RequestBlocks
 from baton.wire.request_key import RequestKey
 
@@ -56,7 +56,7 @@ class StepSeries:
         self._keys = [share.key for share in shares]
         self._context = sum([share.start for share in shares])
         self._num_computed = [share.start + 1 for share in shares]
-        self._indexes = [len(share.token_ids) - share.num_prompt_tokens for share in shares]
+        self._indexes = [len(share.token_ids) - share.prompt.num_tokens for share in shares]
         self._cached = [request.num_cached_tokens or 0 for request in requests]
         self._first_limit = min([request.most_tokens - len(request.token_ids) for request in requests]) - 1
         self._matchers = [(place, each.matcher) for place, each in enumerate(requests) if each.matcher is not None]
@@ -101,7 +101,7 @@ class StepSeries:
             request.num_pending_tokens += 1
             request.token_ids.append(PENDING_TOKEN)
 
-    def apply(self, sampled: Mapping[RequestKey, SampledToken]) -> list[RequestOutput] | None:
+    def apply(self, sampled: Mapping[RequestKey, SampledTokens]) -> list[RequestOutput] | None:
         """See `Scheduler.apply`, of the newest step, when nothing else is in flight. None where a request may end, and
         where a grammar may, or forces a token: then the series is over."""
         self.is_applied = True
@@ -109,7 +109,7 @@ class StepSeries:
         if number >= self._first_limit or len(sampled) != len(keys):
             return None
         tokens = [sampled[key] for key in keys]
-        token_ids = [token.token_id for token in tokens]
+        token_ids = [token.token_id for (token,) in tokens]
         for place, matcher in self._matchers:
             if not matcher.goes_on_with(token_ids[place]):
                 self.is_applied = False
@@ -135,7 +135,7 @@ class StepSeries:
             repeat(False),
             repeat(False),
             repeat(""),
-            repeat(()),
+            repeat(0),
         )
         # as calling the class, in a third of the time
         return list(map(tuple.__new__, repeat(RequestOutput), values))

@@ -62,7 +62,7 @@ from baton.node.settings import MAX_ROUTERS, NodeSettings
 from baton.router.settings import RouterSettings
 from baton.wire.errors import InvalidSetting
 from baton.wire.keys import ROUTER
-from baton.wire.kv_share import MAX_RANKS
+from baton.wire.kv_shard import MAX_RANKS
 from baton.wire.messages import DECODE, PREFILL
 
 RAY: Final = "ray"

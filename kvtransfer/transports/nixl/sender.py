@@ -31,7 +31,7 @@ from baton.kvtransfer.transports.nixl.wire import (
     WriteEnded,
 )
 from baton.wire.errors import BatonError, TransferFailed
-from baton.wire.kv_share import KvShare
+from baton.wire.kv_shard import KvShard
 from baton.wire.request_key import RequestKey
 
 _PIECE_BYTES = 2**24
@@ -53,7 +53,7 @@ class Part:
     block_bytes: int
     target_bytes: int
     runs: Sequence[tuple[int, int, int]] = ()
-    source: KvShare | None = None
+    source: KvShard | None = None
 
 
 @dataclass(frozen=True, slots=True)

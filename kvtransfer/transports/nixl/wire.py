@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from baton.kvtransfer.messages import HandoffName, ProcessIdentity
 from baton.wire.codec import MAX_MESSAGE_BYTES, U32, U64, BlockIds, Bounds, Codec, Length, U64s
 from baton.wire.errors import BatonError
-from baton.wire.kv_share import KvShare
+from baton.wire.kv_shard import KvShard
 
 NAME = "nixl"
 MAX_NOTICE_BYTES = 32_000
@@ -57,7 +57,7 @@ class Landed:
     first_index: Annotated[int, Bounds(0, 2**40)]
     block_ids: BlockIds
     generations: U64s
-    source: KvShare | None = None
+    source: KvShard | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from baton.kvtransfer.transports.shm.slots_wire import (
 from baton.kvtransfer.transports.zmq_sockets import Connection
 from baton.wire import links
 from baton.wire.errors import BatonError, TransferFailed
-from baton.wire.kv_share import KvShare
+from baton.wire.kv_shard import KvShard
 from baton.wire.request_key import RequestKey
 
 _SLOT_BYTES = 4 * 2**20
@@ -66,7 +66,7 @@ class SlotsSender:
         pool: BlockSource,
         settings: links.LinkSettings,
         ring_bytes: int = RING_BYTES,
-        source: KvShare | None = None,
+        source: KvShard | None = None,
     ) -> None:
         slot_blocks = slot_blocks_of(pool.block_bytes)
         num_slots = min(MAX_SLOTS, max(2, ring_bytes // (slot_blocks * pool.block_bytes)))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from baton.kvtransfer.messages import HandoffName
 from baton.wire.codec import BlockIds, Bounds, Codec, Length, U64s
-from baton.wire.kv_share import KvShare
+from baton.wire.kv_shard import KvShard
 
 NAME = "shm_slots"
 MAX_SLOT_BLOCKS = 1_024
@@ -24,7 +24,7 @@ class RingHello:
     num_slots: Annotated[int, Bounds(1, MAX_SLOTS)]
     slot_blocks: Annotated[int, Bounds(1, MAX_SLOT_BLOCKS)]
     block_bytes: Annotated[int, Bounds(1, 2**40)]
-    source: KvShare | None = None
+    source: KvShard | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,7 @@ class Answer:
     @property
     def prompts(self) -> Sequence[Sequence[int]]:
         """The tokens of each prompt."""
-        return [first.request.prompt_ids for first in self._firsts]
+        return [first.request.prompt.token_ids for first in self._firsts]
 
     @property
     def seed(self) -> int:
@@ -183,7 +183,7 @@ class Answer:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompts, each counted once."""
-        return sum(len(choice.request.prompt_ids) for choice in self._firsts)
+        return sum(choice.request.prompt.num_tokens for choice in self._firsts)
 
     @property
     def num_completion_tokens(self) -> int:
@@ -305,7 +305,7 @@ class Answer:
                 continue
             requests = [choice.request for choice in choices]
             flights = self._relay.start_choices(requests, self._inbox, choices[0].index)
-            num_prompt_tokens = len(choices[0].request.prompt_ids)
+            num_prompt_tokens = choices[0].request.prompt.num_tokens
             for choice, flight in zip(choices, flights, strict=True):
                 attainment, goals = self._relay.attainments.get(choice.request.model), choice.request.goals
                 self._timers[choice.index] = RequestTimer(self._metrics, num_prompt_tokens, attainment, goals)
@@ -316,7 +316,7 @@ class Answer:
     def _go_on(self, choices: Sequence[Choice]) -> None:
         for choice in choices:
             request = replace(choice.request, emitted_ids=tuple(choice.past_ids))
-            self._timers[choice.index] = RequestTimer(self._metrics, len(request.prompt_ids))
+            self._timers[choice.index] = RequestTimer(self._metrics, request.prompt.num_tokens)
             choice.flight = self._relay.start(request, self._inbox, choice.index)
 
 
@@ -344,7 +344,7 @@ def make_choices(
             Choice(
                 index=number * num_choices + position,
                 request=replace(first, params=replace(sibling, choice=position)) if position else first,
-                text=ChoiceText(tokenizer, options, request.prompt_ids, len(echo)) if generates else NoText(),
+                text=ChoiceText(tokenizer, options, request.prompt.token_ids, len(echo)) if generates else NoText(),
                 echo=echo,
             )
             for position in range(num_choices)

@@ -214,7 +214,7 @@ class Endpoints:
         )
         demand = Demand.of_prompts(
             http.get(IDENTITY),
-            [len(each.prompt_ids) for each in requests],
+            [each.prompt.num_tokens for each in requests],
             request.num_candidates,
             max(each.params.max_tokens or 0 for each in requests) or None,
             request.priority,
@@ -241,7 +241,7 @@ class Endpoints:
             FinishedChoice(
                 choice.index,
                 TextDelta("".join(texts[choice.index]), entries[choice.index], reasons[choice.index]),
-                choice.request.prompt_ids if request.with_token_ids else None,
+                choice.request.prompt.token_ids if request.with_token_ids else None,
                 await self._report(answer, choice, request.prompt_options),
             )
             for choice in answer.choices
@@ -251,7 +251,7 @@ class Endpoints:
         """What the answer tells of the prompt of `choice`, of which there has been a piece."""
         if not options.echo and options.num_listed is None:
             return NO_REPORT
-        prompt_ids, scored = choice.request.prompt_ids, answer.scored_prompt(choice)
+        prompt_ids, scored = choice.request.prompt.token_ids, answer.scored_prompt(choice)
         return await report_prompt(
             self.served[choice.request.model].prompts.tokenizer, options, prompt_ids, choice.echo, scored
         )
@@ -296,10 +296,10 @@ class Endpoints:
             for choice, delta, num_tokens in pieces:
                 so_far = None
                 if with_usage:
-                    so_far = TokensSoFar(len(choice.request.prompt_ids), num_tokens)
+                    so_far = TokensSoFar(choice.request.prompt.num_tokens, num_tokens)
                 if choice.index not in begun:
                     begun.add(choice.index)
-                    prompt_ids = choice.request.prompt_ids if request.with_token_ids else ()
+                    prompt_ids = choice.request.prompt.token_ids if request.with_token_ids else ()
                     begun_with = so_far and so_far._replace(num_completion_tokens=0)
                     report = await self._report(answer, choice, request.prompt_options)
                     events.append(stream.begin(choice.index, prompt_ids, begun_with, report))

@@ -28,6 +28,7 @@ from baton.router.requests.relay import Relay
 from baton.router.routing.goals import NO_GOALS, AllowedGoals, Goals
 from baton.wire.errors import InvalidRequest
 from baton.wire.images import PromptImage
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 
 
@@ -63,24 +64,27 @@ class FinalRequests:
 
         Raises `InvalidRequest`, `ContextLengthExceeded`, and `NoNode` when none joins.
         """
-        name, images = asked.model.name, tuple(asked.images)
+        name = asked.model.name
         goals = asked_goals(asked.request, http.headers, self.goals, notes)
         params = await self._with_grammar(asked, _own_params(asked, goals, seed_of_stream(http)))
         _check_number(asked)
         await self.relay.node_wait.for_any_node(name)
-        if images:
+        if asked.images:
             self._require_seen(asked)
         max_model_len = self.max_model_len(name)
-        prompts = [tuple(truncated(asked.request, prompt_ids, max_model_len)) for prompt_ids in asked.prompts]
-        if not asked.request.stream:
-            room = (max_model_len or 0) - max(map(len, prompts))
-            params = bounded(params, asked.num_choices, room, asked.request.output_limit[0])
         salt = cache_salt_of(http.get(IDENTITY), asked.request.cache_salt)
-        found = []
-        for prompt_ids in prompts:
-            limited = self._within_context(asked, params, len(prompt_ids))
-            found.append(RelayRequest(name, prompt_ids, limited, salt, goals=goals, images=images))
-        asked.request.prompt_options.check_size(sum(map(len, prompts)) * asked.request.num_candidates)
+        prompts = [
+            Prompt.of(truncated(asked.request, prompt_ids, max_model_len), salt, asked.images)
+            for prompt_ids in asked.prompts
+        ]
+        if not asked.request.stream:
+            room = (max_model_len or 0) - max(prompt.num_tokens for prompt in prompts)
+            params = bounded(params, asked.num_choices, room, asked.request.output_limit[0])
+        found = [
+            RelayRequest(name, prompt, self._within_context(asked, params, prompt), goals=goals) for prompt in prompts
+        ]
+        num_prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
+        asked.request.prompt_options.check_size(num_prompt_tokens * asked.request.num_candidates)
         return found
 
     async def _with_grammar(self, asked: Asked, params: DecodingParams) -> DecodingParams:
@@ -97,9 +101,9 @@ class FinalRequests:
         if asked.request.truncate_prompt_tokens is not None:
             raise InvalidRequest("a prompt with images is not truncated", "truncate_prompt_tokens")
 
-    def _within_context(self, asked: Asked, params: DecodingParams, num_prompt_tokens: int) -> DecodingParams:
-        name, has_images = asked.model.name, bool(asked.images)
-        most = self.relay.check_size(name, num_prompt_tokens, params.max_tokens, asked.param, has_images=has_images)
+    def _within_context(self, asked: Asked, params: DecodingParams, prompt: Prompt) -> DecodingParams:
+        name, has_images = asked.model.name, bool(prompt.images)
+        most = self.relay.check_size(name, prompt.num_tokens, params.max_tokens, asked.param, has_images=has_images)
         return params.with_at_most(most)
 
 

@@ -58,6 +58,10 @@ class GrammarChecks:
             at = (param if found.part is None else parts[found.part][0]) + found.place
             raise InvalidRequest(f"{at} cannot be served: {found.error}", at)
 
+    def start(self) -> None:
+        """Start the threads that wait for the processes."""
+        self._compilers.start()
+
     def close(self) -> None:
         """End the processes."""
         self._compilers.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -30,6 +29,7 @@ from baton.router.http.openai.prompt_report import prompt_text
 from baton.router.http.openai.request_templates import RequestTemplates
 from baton.router.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from baton.runtime.process import return_freed_memory
+from baton.runtime.threads import StartedThreads
 from baton.wire.errors import InvalidRequest
 from baton.wire.grammar import Grammar
 from baton.wire.images import PromptImage
@@ -56,7 +56,7 @@ class ChatPrompt(NamedTuple):
 class PromptMaker:
     """Turns requests into token ids with one checkpoint's tokenizer and chat template. `request_templates` renders the
     templates that requests bring along; None refuses them. `images`: reads those of requests; None refuses them.
-    `thinks_unless_told`, `thinking_switches`: see `ChatTemplate`. Closed by `close`."""
+    `thinks_unless_told`, `thinking_switches`: see `ChatTemplate`. `start` and `close` go around its use."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -66,7 +66,7 @@ class PromptMaker:
     images: Images | None = None
     thinks_unless_told: bool = False
     thinking_switches: tuple[str, ...] = ()
-    very_long: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "very long prompts"))
+    very_long: StartedThreads = field(default_factory=lambda: StartedThreads(1, "very long prompts"))
 
     @classmethod
     def from_folder(
@@ -90,8 +90,15 @@ class PromptMaker:
             template.thinking_switches(),
         )
 
+    def start(self) -> None:
+        """Start every thread that a request may need."""
+        for each in (self.very_long, self.grammars, self.images):
+            if each is not None:
+                each.start()
+
     def close(self) -> None:
-        """End the processes that were started to check grammars and to read images."""
+        """End the threads, and the processes that were started to check grammars and to read images."""
+        self.very_long.shutdown(wait=False, cancel_futures=True)
         self.grammars.close()
         if self.images is not None:
             self.images.close()

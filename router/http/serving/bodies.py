@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -24,6 +23,7 @@ from baton.router.http.access.guard import IDENTITY
 from baton.router.http.admission.fair_queue import FairQueue
 from baton.router.http.serving.limits import HttpLimits
 from baton.runtime.process import return_freed_memory
+from baton.runtime.threads import StartedThreads
 from baton.wire.errors import Overloaded
 
 MAX_INLINE_BYTES = 2**14
@@ -39,7 +39,8 @@ class Bodies:
         self.num_bytes = 0
         self._limits = limits
         self._bytes_of: Counter[str] = Counter()
-        self._thread = ThreadPoolExecutor(1, "large-bodies")
+        self._thread = StartedThreads(1, "large-bodies")
+        self._thread.start()
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
         self._is_parsing = False
         self._next_return: asyncio.TimerHandle | None = None

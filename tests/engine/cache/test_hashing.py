@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from baton.engine.cache.hashing import HASH_BYTES, extend_hashes, prompt_digest, root_hash
 from baton.wire.images import PromptImage
+from baton.wire.prompt import Prompt
+
+_PLAIN, _SALTED = Prompt((1, 2, 3, 4)), Prompt((1, 2, 3, 4), b"tenant")
 
 
 def hashes_of(token_ids: list[int], block_size: int = 4, root: bytes = b"") -> list[bytes]:
     hashes: list[bytes] = []
-    extend_hashes(hashes, token_ids, block_size, root)
+    extend_hashes(hashes, token_ids, block_size, root, ())
     return hashes
 
 
@@ -35,34 +38,33 @@ def test_equal_blocks_at_different_places_differ() -> None:
 
 
 def test_salt_and_model_separate_equal_tokens() -> None:
-    roots = [root_hash("a" * 32, b""), root_hash("a" * 32, b"tenant"), root_hash("b" * 32, b""), root_hash("", b"")]
+    roots = [root_hash(name, _PLAIN) for name in ("a" * 32, "b" * 32, "")] + [root_hash("a" * 32, _SALTED)]
     assert len({hashes_of([1, 2, 3, 4], root=root)[0] for root in roots}) == len(roots)
 
 
 def test_of_a_long_name_of_a_model_the_first_64_bytes_count() -> None:
-    assert root_hash("a" * 64 + "b", b"") == root_hash("a" * 64, b"") != root_hash("a" * 63, b"")
+    assert root_hash("a" * 64 + "b", _PLAIN) == root_hash("a" * 64, _PLAIN) != root_hash("a" * 63, _PLAIN)
 
 
 def test_hashes_are_128_bit_and_the_same_in_every_process() -> None:
     assert HASH_BYTES == 16
-    assert root_hash("f", b"s").hex() == "45ab183631d9c9771f05a3e527ec094d"
-    hashes: list[bytes] = []
-    extend_hashes(hashes, [1, 2, 3], 3, b"")
-    assert hashes[0].hex() == prompt_digest([1, 2, 3]).hex() == "b30a3c159d7e8193559a42a84f1fcae1"
+    assert root_hash("f", Prompt((1,), b"s")).hex() == "45ab183631d9c9771f05a3e527ec094d"
+    digest = prompt_digest(Prompt((1, 2, 3)))
+    assert hashes_of([1, 2, 3], 3)[0].hex() == digest.hex() == "b30a3c159d7e8193559a42a84f1fcae1"
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.data())
 def test_hashing_in_pieces_gives_the_same_chain(token_ids: list[int], data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(token_ids)))
     hashes = hashes_of(token_ids[:cut])
-    extend_hashes(hashes, token_ids, 4, b"")
+    extend_hashes(hashes, token_ids, 4, b"", ())
     assert hashes == hashes_of(token_ids)
 
 
 def test_different_prompts_have_different_digests() -> None:
     draw = random.Random(0)
     prompts = sorted({tuple(draw.randrange(3) for _ in range(draw.randrange(8))) for _ in range(2000)})
-    digests = sorted(prompt_digest(prompt) for prompt in prompts)
+    digests = sorted(prompt_digest(Prompt(prompt)) for prompt in prompts)
     assert all(one != other for one, other in pairwise(digests))
 
 
@@ -104,5 +106,6 @@ def test_an_image_is_part_of_every_block_that_it_stands_in_and_of_those_behind()
     for stop in (5, 9, 20):
         extend_hashes(pieces, ids[:stop], 4, b"", [_image(6, 5)])
     assert pieces == one
-    digests = {prompt_digest(ids, images) for images in ((), [_image(6, 5)], [_image(6, 5, b"b")], [_image(7, 5)])}
+    seen = ((), [_image(6, 5)], [_image(6, 5, b"b")], [_image(7, 5)])
+    digests = {prompt_digest(Prompt.of(ids, images=images)) for images in seen}
     assert len(digests) == 4

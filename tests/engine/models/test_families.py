@@ -18,7 +18,9 @@ from baton.engine.models.weight_files import SINGLE_FILE
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.request import SampledToken
 from baton.engine.settings import EngineSettings
+from baton.ranks.executor.choose import open_executor
 from baton.wire.errors import InvalidSetting, ModelLoadError
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import write_weights
 from tests.engine.models.families import FAMILIES, VOCAB_SIZE, make_model
@@ -47,19 +49,22 @@ def prompts() -> list[list[int]]:
 def built(folder: Path, **settings: object) -> Engine:
     """Chunks of 8 tokens, blocks of 4."""
     values = {"num_threads": 1, "num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 8, **settings}
-    return build_engine(EngineSettings(model=str(folder), **values), allocate_private)  # type: ignore[arg-type]
+    chosen = EngineSettings(model=str(folder), **values)  # type: ignore[arg-type]
+    return build_engine(chosen, allocate_private, open_executor=open_executor)
 
 
 def answers(engine: Engine, *prompts: list[int]) -> list[Answer]:
     """What greedy sampling gives for the prompts together."""
     found = {key_of(number): Answer(prompt) for number, prompt in enumerate(prompts)}
     for key, answer in found.items():
-        engine.core.add(key, answer.prompt, DecodingParams(temperature=0.0, max_tokens=NUM_OUTPUT, logprobs=3))
+        engine.core.add(
+            key, Prompt.of(answer.prompt), DecodingParams(temperature=0.0, max_tokens=NUM_OUTPUT, logprobs=3)
+        )
     while engine.core.has_work:
         for output in engine.core.step():
             assert not output.has_failed, output.failure
             answer = found[output.key]
-            answer.tokens += [] if output.token is None else [output.token]
+            answer.tokens += output.tokens
             answer.num_cached = max(answer.num_cached, output.num_cached_tokens)
     return list(found.values())
 

@@ -18,6 +18,7 @@ from baton.engine.scheduler.request import RequestOutput
 from baton.node.events import failure_of
 from baton.wire.errors import BatonError, InvalidRequest, Overloaded
 from baton.wire.images import PromptImage, digest_of
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.engine.models.image_files import picture
 from tests.engine.models.seeing import SEEING_FAMILIES, Seeing, make_seeing
@@ -25,7 +26,7 @@ from tests.engine.models.test_families import NUM_OUTPUT, Answer, built
 from tests.request_keys import key_of
 
 
-class Prompt:
+class Composed:
     """Token ids with images among them, put together piece by piece."""
 
     def __init__(self, seeing: Seeing) -> None:
@@ -34,12 +35,12 @@ class Prompt:
         self.pictures: list[Image.Image] = []
         self._facts = seeing.facts
 
-    def text(self, count: int, seed: int) -> Prompt:
+    def text(self, count: int, seed: int) -> Composed:
         """Some tokens of text."""
         self.ids += torch.randint(0, 300, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
         return self
 
-    def image(self, image: Image.Image) -> Prompt:
+    def image(self, image: Image.Image) -> Composed:
         """An image."""
         found = resized(image, self._facts)
         ids = self._facts.token_ids(found.height, found.width)
@@ -50,24 +51,24 @@ class Prompt:
         return self
 
 
-def ask(engine: Engine, *prompts: Prompt) -> list[Answer]:
+def ask(engine: Engine, *prompts: Composed) -> list[Answer]:
     """What greedy sampling gives for the prompts together."""
     found = {key_of(number): Answer(prompt.ids) for number, prompt in enumerate(prompts)}
     params = DecodingParams(temperature=0.0, max_tokens=NUM_OUTPUT, logprobs=3)
     for key, prompt in zip(found, prompts, strict=True):
-        engine.core.add(key, prompt.ids, params, images=prompt.images)
+        engine.core.add(key, Prompt.of(prompt.ids, images=prompt.images), params)
     while engine.core.has_work:
         for output in engine.core.step():
             assert not output.has_failed, output.failure
             answer = found[output.key]
-            answer.tokens += [] if output.token is None else [output.token]
+            answer.tokens += output.tokens
             answer.num_cached = max(answer.num_cached, output.num_cached_tokens)
     engine.core.check()
     return list(found.values())
 
 
 @torch.inference_mode()
-def assert_same(seeing: Seeing, prompt: Prompt, answer: Answer) -> None:
+def assert_same(seeing: Seeing, prompt: Composed, answer: Answer) -> None:
     """Each token is the likeliest for transformers, which is given the image itself, with the same probability."""
     ids = [token.token_id for token in answer.tokens]
     assert len(ids) == NUM_OUTPUT
@@ -90,10 +91,10 @@ def test_tokens_behind_images_equal_those_of_transformers(tmp_path: Path, family
     engine = built(tmp_path, num_blocks=128)
     assert engine.core.sees_images
     one, other = picture(100, 60, 1), picture(60, 100, 2)
-    first = Prompt(seeing).text(9, 1).image(one).text(5, 2)
-    second = Prompt(seeing).text(9, 1).image(other).text(5, 2)
-    both = Prompt(seeing).text(9, 1).image(one).text(3, 4).image(other).text(6, 5)
-    text = Prompt(seeing).text(21, 6)
+    first = Composed(seeing).text(9, 1).image(one).text(5, 2)
+    second = Composed(seeing).text(9, 1).image(other).text(5, 2)
+    both = Composed(seeing).text(9, 1).image(one).text(3, 4).image(other).text(6, 5)
+    text = Composed(seeing).text(21, 6)
     (alone,) = ask(engine, first)
     assert_same(seeing, first, alone)
     together = ask(engine, second, both, first)
@@ -110,7 +111,7 @@ def test_rows_of_an_image_are_kept_for_the_client_who_showed_it(
 ) -> None:
     seeing = make_seeing(tmp_path, "qwen2.5-vl")
     engine = built(tmp_path)
-    prompt = Prompt(seeing).text(3, 1).image(picture(60, 100, 1)).text(2, 2)
+    prompt = Composed(seeing).text(3, 1).image(picture(60, 100, 1)).text(2, 2)
     computed: list[bytes] = []
     compute = Tower._compute
 
@@ -124,7 +125,7 @@ def test_rows_of_an_image_are_kept_for_the_client_who_showed_it(
         # of the other text nothing is cached but the image
         ids = [lead, *prompt.ids[1:]]
         params = DecodingParams(temperature=0.0, max_tokens=1)
-        engine.core.add(key_of(number), ids, params, images=prompt.images, cache_salt=salt)
+        engine.core.add(key_of(number), Prompt.of(ids, cache_salt=salt, images=prompt.images), params)
         while engine.core.has_work:
             engine.core.step()
         found.append(len(computed))
@@ -135,26 +136,26 @@ def test_a_request_whose_images_are_elsewhere_fails_when_its_kv_is_gone_and_no_o
     seeing = make_seeing(tmp_path, "mistral3")
     engine = built(tmp_path, num_blocks=24)
     older, newer, last = key_of(1), key_of(2), key_of(3)
-    engine.core.add(older, list(range(40)), DecodingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
+    engine.core.add(older, Prompt.of(range(40)), DecodingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
     engine.core.step()
-    prompt = Prompt(seeing).text(3, 1).image(picture(60, 100, 1)).text(2, 2)
+    prompt = Composed(seeing).text(3, 1).image(picture(60, 100, 1)).text(2, 2)
     images = [image.without_pixels() for image in prompt.images]
     with pytest.raises(InvalidRequest, match="without its pixels"):
-        engine.core.add(newer, prompt.ids, DecodingParams(), images=images)
-    reservation = engine.core.reserve(newer, prompt.ids, images=images)
+        engine.core.add(newer, Prompt.of(prompt.ids, images=images), DecodingParams())
+    reservation = engine.core.reserve(newer, Prompt.of(prompt.ids, images=images))
     assert reservation is not None
     params = DecodingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     first = [FirstToken(newer, params, 7)]
-    engine.core.add_reserved(reservation, prompt.ids, first, num_prompt_tokens=len(prompt.ids), images=images)
+    engine.core.add_reserved(reservation, Prompt.of(prompt.ids, images=images), first)
     outputs: list[RequestOutput] = []
     while engine.core.has_work:
         if not engine.core.is_live(last) and sum(output.key == older for output in outputs) == 45:
-            engine.core.add(last, list(range(8)), DecodingParams(temperature=0.0, max_tokens=5, ignore_eos=True))
+            engine.core.add(last, Prompt.of(range(8)), DecodingParams(temperature=0.0, max_tokens=5, ignore_eos=True))
         outputs += engine.core.step()
         engine.core.check()
     (failed,) = [output for output in outputs if output.has_failed]
     assert (failed.key, isinstance(failure_of(failed), Overloaded)) == (newer, True)
-    assert sum(output.token is not None for output in outputs if output.key == older) == 50
+    assert sum(len(output.tokens) for output in outputs if output.key == older) == 50
     # nobody waits for the failure until others have ended
     assert [output.key for output in outputs[outputs.index(failed) :]].count(last) >= 4
 
@@ -162,7 +163,7 @@ def test_a_request_whose_images_are_elsewhere_fails_when_its_kv_is_gone_and_no_o
 def test_images_that_are_not_those_of_the_tokens_are_refused(tmp_path: Path) -> None:
     seeing = make_seeing(tmp_path, "mistral3")
     engine = built(tmp_path)
-    prompt = Prompt(seeing).text(3, 1).image(picture(60, 100, 1))
+    prompt = Composed(seeing).text(3, 1).image(picture(60, 100, 1))
     (image,) = prompt.images
     wrong = [
         [replace(image, start=2)],
@@ -171,9 +172,9 @@ def test_images_that_are_not_those_of_the_tokens_are_refused(tmp_path: Path) -> 
     ]
     for images in wrong:
         with pytest.raises(BatonError, match=r"tokens of an image|lie in each other|ends at token"):
-            engine.core.add(key_of(1), prompt.ids, DecodingParams(), images=images)
+            engine.core.add(key_of(1), Prompt.of(prompt.ids, images=images), DecodingParams())
     assert not engine.core.has_work
     without = built(tmp_path, limit_mm_per_prompt="image=0")
     assert not without.core.sees_images
     with pytest.raises(InvalidRequest, match="computes no prompts with images"):
-        without.core.add(key_of(1), prompt.ids, DecodingParams(), images=prompt.images)
+        without.core.add(key_of(1), Prompt.of(prompt.ids, images=prompt.images), DecodingParams())

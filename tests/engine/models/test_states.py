@@ -10,6 +10,7 @@ import pytest
 from baton.engine.models.config import load_config
 from baton.engine.scheduler.request import choices_of
 from baton.wire.errors import InvalidSetting, ModelLoadError
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.engine.models.families import make_model
@@ -51,17 +52,17 @@ def test_choices_of_one_prompt_equal_separate_requests(folder: Path, length: int
     separate: dict[RequestKey, list[int]] = {}
     alone = built(folder, enable_prefix_caching=False).core
     for key, own in choices_of((A, B, C), SAMPLED):
-        alone.add(key, prompt, own)
+        alone.add(key, Prompt.of(prompt), own)
         separate |= run(alone)
     core = built(folder, device=device).core
-    core.add(A, prompt, SAMPLED, forks=(B, C))
+    core.add(A, Prompt.of(prompt), SAMPLED, forks=(B, C))
     assert run(core) == separate
 
 
 def test_a_request_is_handed_over_unless_a_step_changes_its_state(folder: Path) -> None:
     for device, is_handed in (("cpu", True), ("emulated", False)):
         core = built(folder, device=device).core
-        core.add(A, prompts()[0], SAMPLED)
+        core.add(A, Prompt.of(prompts()[0]), SAMPLED)
         found: dict[RequestKey, list[int]] = {}
         while len(found.get(A, ())) < 3:
             note(core.step(), found)

@@ -16,11 +16,11 @@ from baton.device.host import HostStaging
 from baton.engine.attention.base import LayerStored, SequenceShare
 from baton.engine.attention.native_backend import NativeAttention
 from baton.engine.attention.paged_kv import PagedKv
-from baton.engine.executor.noted import NotedCollectives
 from baton.engine.models.collectives import Collectives
 from baton.engine.models.config import load_config
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.loading import load_weights
+from baton.engine.models.noted_collectives import NotedCollectives
 from baton.engine.models.ops.native_ops import NativeOps, NativeWeight
 from baton.engine.models.weight_files import SINGLE_FILE
 from baton.engine.native.library import Kernels

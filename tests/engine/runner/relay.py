@@ -24,7 +24,8 @@ from baton.engine.runner.base import RunningStep
 from baton.engine.runner.limits import RunnerLimits
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.sampler import Sampler
-from baton.engine.scheduler.request import PENDING_TOKEN, SampledToken, ScheduledRequest, Step
+from baton.engine.scheduler.request import PENDING_TOKEN, SampledToken, SampledTokens, ScheduledRequest, Step
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
@@ -124,7 +125,8 @@ def scheduled(
 ) -> ScheduledRequest:
     """A share that samples when it reaches the last token."""
     is_due = start + num_tokens == len(token_ids)
-    return ScheduledRequest(key, start, num_tokens, token_ids, num_prompt_tokens, block_table, params, is_due)
+    prompt = Prompt.of(token_ids[:num_prompt_tokens])
+    return ScheduledRequest(key, start, num_tokens, token_ids, prompt, block_table, params, is_due)
 
 
 @dataclass
@@ -196,9 +198,10 @@ def drive(runner: ModelRunner, streams: Sequence[Stream], steps: Sequence[Sequen
 
 def collect(running: RunningStep, places: Sequence[tuple[Stream, int]]) -> None:
     """Put the tokens of a step where `PENDING_TOKEN` stands."""
-    tokens: Mapping[RequestKey, SampledToken] = running.result()
+    tokens: Mapping[RequestKey, SampledTokens] = running.result()
     assert tokens.keys() == {stream.key for stream, _ in places}
     for stream, place in places:
         assert stream.token_ids[place] == PENDING_TOKEN
-        stream.token_ids[place] = tokens[stream.key].token_id
-        stream.sampled.append(tokens[stream.key])
+        (token,) = tokens[stream.key]
+        stream.token_ids[place] = token.token_id
+        stream.sampled.append(token)

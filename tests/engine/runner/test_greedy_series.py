@@ -12,6 +12,7 @@ from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.request import RequestOutput
 from baton.engine.settings import EngineSettings
 from baton.wire.grammar import Grammar
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
@@ -64,7 +65,7 @@ def test_tokens_are_those_of_steps_without_series(engine: Engine, computed: list
         # of different lengths, so that tables grow in different steps, and some end before others
         for number in range(num_requests):
             params = DecodingParams(temperature=0.0, max_tokens=30 - 2 * (number % 3), ignore_eos=True)
-            engine.core.add(key_of(number), prompt(2 + number), params)
+            engine.core.add(key_of(number), Prompt.of(prompt(2 + number)), params)
         found.append((run(engine, has_series=has_series), len(computed)))
     assert found[0][0] == found[1][0]
     # the first step of a series is planned
@@ -74,19 +75,19 @@ def test_tokens_are_those_of_steps_without_series(engine: Engine, computed: list
 def test_a_request_that_joins_and_one_that_leaves_change_no_tokens(engine: Engine, computed: list[int]) -> None:
     alone = {}
     for key, num_tokens in ((A, 5), (B, 9), (C, 3)):
-        engine.core.add(key, prompt(num_tokens), GREEDY)
-        alone[key] = [output.token for output in run(engine)]
+        engine.core.add(key, Prompt.of(prompt(num_tokens)), GREEDY)
+        alone[key] = [token for output in run(engine) for token in output.tokens]
     computed.clear()
     together: dict[RequestKey, list[object]] = {A: [], B: [], C: []}
     events = {0: (A, 5), 7: (B, 9), 15: (C, 3)}
     for number in range(35):
         if number in events:
             key, num_tokens = events[number]
-            engine.core.add(key, prompt(num_tokens), GREEDY)
+            engine.core.add(key, Prompt.of(prompt(num_tokens)), GREEDY)
         if number == 24:
             engine.core.abort(B)
         for output in engine.core.step():
-            together[output.key].append(output.token)
+            together[output.key] += output.tokens
     assert len(computed) > 20
     assert [len(tokens) for tokens in together.values()] == [35, 17, 20]
     assert all(tokens == alone[key][: len(tokens)] for key, tokens in together.items())
@@ -100,9 +101,9 @@ def test_a_row_that_needs_more_than_the_largest_logit_is_computed_as_ever(
 ) -> None:
     found = []
     for has_series in (True, False):
-        engine.core.add(A, prompt(6), GREEDY)
-        engine.core.add(B, prompt(4), DecodingParams(**{"temperature": 0.0, "max_tokens": 9, **changes}))
-        engine.core.add(C, prompt(4), DecodingParams(temperature=0.0, max_tokens=9))
+        engine.core.add(A, Prompt.of(prompt(6)), GREEDY)
+        engine.core.add(B, Prompt.of(prompt(4)), DecodingParams(**{"temperature": 0.0, "max_tokens": 9, **changes}))
+        engine.core.add(C, Prompt.of(prompt(4)), DecodingParams(temperature=0.0, max_tokens=9))
         found.append(run(engine, has_series=has_series))
     assert found[0] == found[1]
     assert computed  # once the others have left
@@ -115,10 +116,10 @@ def test_rows_in_a_grammar_have_the_tokens_of_steps_without_series(engine: Engin
         for number, (expression, ignore_eos) in enumerate(asked):
             grammar = Grammar.regex(expression) if expression else None
             params = DecodingParams(temperature=0.0, max_tokens=40, ignore_eos=ignore_eos, grammar=grammar)
-            engine.core.add(key_of(number), prompt(3 + number), params)
+            engine.core.add(key_of(number), Prompt.of(prompt(3 + number)), params)
         written: dict[RequestKey, list[object]] = {key_of(number): [] for number in range(len(asked))}
         for output in run(engine, has_series=has_series):  # who has to be compiled first joins later
-            written[output.key].append((output.token, output.finish_reason))
+            written[output.key].append((output.tokens, output.finish_reason))
         found.append(written)
     assert found[0] == found[1]
     assert computed, "some steps are of a series, how many depends on when the grammars are compiled"
@@ -127,16 +128,16 @@ def test_rows_in_a_grammar_have_the_tokens_of_steps_without_series(engine: Engin
 
 
 def test_a_row_without_a_number_fails_its_request_alone(engine: Engine, computed: list[int]) -> None:
-    engine.core.add(A, prompt(6), GREEDY)
-    engine.core.add(B, prompt(4), GREEDY)
+    engine.core.add(A, Prompt.of(prompt(6)), GREEDY)
+    engine.core.add(B, Prompt.of(prompt(4)), GREEDY)
     while len(computed) < 3:
         engine.core.step()
     block = engine.core.block_table(A)[0]
     engine.memory.blocks[block] = 0xFF
     outputs = {output.key: output for output in engine.core.step()}
     assert outputs[A].has_failed
-    assert outputs[A].token is None
-    assert outputs[B].token is not None
+    assert not outputs[A].tokens
+    assert outputs[B].tokens
     assert not engine.core.is_live(A)
     engine.memory.blocks[block] = 0
     engine.core.abort(B)

@@ -172,9 +172,9 @@ def test_a_pending_token_may_end_a_longer_share(decoder: Decoder) -> None:
     for device in (HostDevice(), EmulatedDevice()):
         runner = make_runner(decoder, device, make_kv(decoder))
         first = runner.launch(Step((scheduled(A, 0, 3, [5, 6, 7], 3, [0], GREEDY),)))
-        last = first.result()[A].token_id if not device.is_asynchronous else PENDING_TOKEN
+        last = first.result()[A][0].token_id if not device.is_asynchronous else PENDING_TOKEN
         again = runner.launch(Step((scheduled(A, 0, 4, [5, 6, 7, last], 3, [4], GREEDY),)))
-        tokens.append((first.result()[A].token_id, again.result()[A].token_id))
+        tokens.append((first.result()[A][0].token_id, again.result()[A][0].token_id))
     assert tokens[0] == tokens[1]
 
 

@@ -10,6 +10,7 @@ from baton.engine.core import EngineCore
 from baton.engine.runner.kv_memory import KvMemory, allocate_private
 from baton.engine.scheduler.request import Step
 from baton.engine.settings import EngineSettings
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.request_keys import A
@@ -24,7 +25,7 @@ def engine(tmp_path: Path) -> tuple[EngineCore, KvMemory]:
 
 def test_a_layer_is_told_of_when_its_kv_will_not_change_any_more(engine: tuple[EngineCore, KvMemory]) -> None:
     core, memory = engine
-    core.add(A, list(range(3, 30)), DecodingParams(temperature=0.0, max_tokens=1), first_token_only=True)
+    core.add(A, Prompt.of(list(range(3, 30))), DecodingParams(temperature=0.0, max_tokens=1), first_token_only=True)
     seen: list[torch.Tensor] = []
     tables: list[list[int]] = []
 
@@ -44,5 +45,5 @@ def test_a_layer_is_told_of_when_its_kv_will_not_change_any_more(engine: tuple[E
 
 def test_a_step_can_run_without_a_watch(engine: tuple[EngineCore, KvMemory]) -> None:
     core, _ = engine
-    core.add(A, [5, 6, 7], DecodingParams(temperature=0.0, max_tokens=2))
-    assert core.step()[0].token is not None
+    core.add(A, Prompt.of([5, 6, 7]), DecodingParams(temperature=0.0, max_tokens=2))
+    assert core.step()[0].tokens

@@ -15,6 +15,7 @@ from baton.engine.runner.redraws import redraw_beforehand
 from baton.engine.runner.sampler import Sampler
 from baton.engine.runner.sampling_plan import sampling_bytes
 from baton.engine.scheduler.request import ScheduledRequest
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.engine.native.compiled import LEVELS, kernels
@@ -39,7 +40,7 @@ class Asked(Fixed):
 def requests_of(matcher: Fixed, params: DecodingParams) -> list[ScheduledRequest]:
     """One seed each."""
     key = RequestKey.numbered(1)
-    each = ScheduledRequest(key, 0, 1, (0,), 1, (), params, True, matcher=matcher)  # type: ignore[arg-type]
+    each = ScheduledRequest(key, 0, 1, (0,), Prompt((0,)), (), params, True, matcher=matcher)  # type: ignore[arg-type]
     return [each._replace(params=replace(params, seed=seed)) for seed in range(NUM_ROWS)]
 
 

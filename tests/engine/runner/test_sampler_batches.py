@@ -79,7 +79,7 @@ def choose_logits(choose: random.Random, num_rows: int) -> Tensor:
 
 def reference(logits: npt.NDArray[np.float32], request: ScheduledRequest) -> SampledToken | None:
     """One row [V], one rule after another, in numpy."""
-    params, position = request.params, len(request.token_ids) - request.num_prompt_tokens
+    params, position = request.params, len(request.token_ids) - request.prompt.num_tokens
     row = logits.copy()
     one = np.float32
     for token_id, bias in zip(params.logit_bias_ids, params.logit_bias_values, strict=True):
@@ -88,11 +88,11 @@ def reference(logits: npt.NDArray[np.float32], request: ScheduledRequest) -> Sam
         for token_id in set(request.token_ids):
             penalty = one(params.repetition_penalty)
             row[token_id] = row[token_id] / penalty if row[token_id] > 0 else row[token_id] * penalty
-    for token_id, count in Counter(request.token_ids[request.num_prompt_tokens :]).items():
+    for token_id, count in Counter(request.token_ids[request.prompt.num_tokens :]).items():
         row[token_id] += one(-params.presence_penalty - params.frequency_penalty * count)
     if position < params.min_tokens:
         row[[*params.stop_token_ids, *([] if params.ignore_eos else [EOS])]] = np.finfo(one).min
-    output = request.token_ids[request.num_prompt_tokens :]
+    output = request.token_ids[request.prompt.num_tokens :]
     for *before, last in params.bad_word_ids:
         if not before or list(output)[-len(before) :] == before:
             row[last] = np.finfo(one).min

@@ -11,6 +11,7 @@ from baton.engine.scheduler.limits import SchedulerLimits, require_room_for_imag
 from baton.engine.scheduler.request import Fork, Request
 from baton.wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from baton.wire.images import PromptImage
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import A, key_of
 
@@ -20,7 +21,7 @@ LIMITS = SchedulerLimits(4, max_num_seqs=3, max_num_batched_tokens=16, max_reque
 def request(token_ids: list[int], num_forks: int = 0, **members: Any) -> Request:
     params = DecodingParams(**members)
     forks = tuple(Fork(key_of(number), params) for number in range(num_forks))
-    return Request(A, token_ids, len(token_ids), params, b"", 64, forks=forks)
+    return Request(A, Prompt.of(token_ids), params, b"", 64, forks=forks)
 
 
 def test_what_just_fits_is_taken() -> None:
@@ -45,8 +46,8 @@ def test_what_is_just_too_much_is_refused(refused: Request, error: type[Exceptio
 
 def holding(num_bytes: int) -> Request:
     """A request with two images of so many bytes together."""
-    images = [SimpleNamespace(pixels=range(count)) for count in (num_bytes - 7, 7)]
-    return Request(A, [1], 1, DecodingParams(), b"", 64, images=tuple(cast("PromptImage", image) for image in images))
+    images = [cast("PromptImage", SimpleNamespace(pixels=range(count))) for count in (num_bytes - 7, 7)]
+    return Request(A, Prompt.of([1], images=images), DecodingParams(), b"", 64)
 
 
 def test_images_are_taken_until_those_that_are_there_have_half_a_gibibyte() -> None:

@@ -9,6 +9,7 @@ import pytest
 from baton.engine.cache.block_pool import pack_blocks
 from baton.engine.scheduler.live_requests import LiveRequests
 from baton.engine.scheduler.request import Fork, Request
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import A, B, C, key_of
@@ -21,8 +22,7 @@ def request(key: RequestKey, *, turn_s: float = 0.0, holds: int = 0, forks: tupl
     """A prompt of three tokens, that may hold blocks already."""
     return Request(
         key,
-        [1, 2, 3],
-        3,
+        Prompt((1, 2, 3)),
         PARAMS,
         b"",
         64,

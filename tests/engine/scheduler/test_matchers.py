@@ -9,6 +9,7 @@ from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.request import Matcher, Request, SampledToken
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.wire.grammar import Grammar
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of
@@ -61,16 +62,16 @@ def _scheduler() -> Scheduler:
     return Scheduler(BlockPool(32, prefix_caching=False), SchedulerLimits(4, 4, 16, 64), frozenset())
 
 
-def _request(key: RequestKey, matcher: Matcher | None = None, num_prompt_tokens: int = 5) -> Request:
+def _request(key: RequestKey, matcher: Matcher | None = None) -> Request:
     params = DecodingParams(max_tokens=9, grammar=None if matcher is None else GRAMMAR)
-    return Request(key, list(range(5)), num_prompt_tokens, params, b"", 64, matcher=matcher)
+    return Request(key, Prompt.of(range(5)), params, b"", 64, matcher=matcher)
 
 
 def _step(scheduler: Scheduler, token_id: int) -> list[str]:
     """Compute a step that samples this token for everyone; the finish reasons."""
     step = scheduler.schedule()
     scheduler.advance(step)
-    outputs = scheduler.apply(step, {share.key: SampledToken(token_id, None) for share in step.requests})
+    outputs = scheduler.apply(step, {share.key: (SampledToken(token_id, None),) for share in step.requests})
     for output in outputs:
         if output.has_left:
             scheduler.requests.remove(output.key)
@@ -109,7 +110,7 @@ def test_steps_in_a_grammar_are_a_series_until_it_forces_a_token_or_is_complete(
         step = scheduler.schedule()
         numbers.append((step.number, len(step.shares), step.num_tokens))
         scheduler.advance(step)
-        for output in scheduler.apply(step, {share.key: SampledToken(token_id, None) for share in step.requests}):
+        for output in scheduler.apply(step, {share.key: (SampledToken(token_id, None),) for share in step.requests}):
             if output.has_left:
                 scheduler.requests.remove(output.key)
     # two prompts, a series that a forced token ends, the step that computes it, and one until A is complete

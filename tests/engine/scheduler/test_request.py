@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from baton.engine.cache.block_pool import pack_blocks
 from baton.engine.scheduler.request import MAX_FORCED, BlockCopy, Fork, Request, Step, as_known, choices_of
 from baton.wire.images import PromptImage, digest_of
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.test_matchers import FakeMatcher
 from tests.request_keys import A, B, C
@@ -18,19 +18,21 @@ from tests.request_keys import A, B, C
 PARAMS = DecodingParams(max_tokens=3)
 
 
-def request(num_tokens: int, num_computed_tokens: int = 0, num_prompt_tokens: int = 10) -> Request:
-    tokens = list(range(num_tokens))
-    return Request(A, tokens, num_prompt_tokens, DecodingParams(), b"", 999, num_computed_tokens=num_computed_tokens)
+def request(num_tokens: int, num_computed_tokens: int = 0, *images: PromptImage, **members: Any) -> Request:
+    """The prompt has ten of the tokens, or all where there are fewer."""
+    tokens = range(num_tokens)
+    values: dict[str, Any] = {"params": DecodingParams(), "hash_root": b"", "max_total_tokens": 999, **members}
+    prompt = Prompt.of(tokens[:10], images=images)
+    return Request(A, prompt, output_ids=tokens[10:], num_computed_tokens=num_computed_tokens, **values)
 
 
 @pytest.mark.parametrize(("start", "computes"), [(0, True), (3, True), (4, True), (5, False), (8, False), (9, False)])
 def test_a_share_computes_an_image_if_a_token_of_it_is_in_it(start: int, computes: bool) -> None:
-    share = request(20, start).share(4)  # tokens start .. start + 3
-    for image in (PromptImage(3, 2, 28, 28, b"i" * 16), PromptImage(12, 2, 28, 28, b"i" * 16)):
-        share = share._replace(images=(image,))
+    near, far = PromptImage(3, 2, 28, 28, b"i" * 16), PromptImage(12, 2, 28, 28, b"i" * 16)
+    for image in (near, far):
         is_within = start <= image.stop - 1 and image.start <= start + 3
-        assert share.computes_images is is_within
-    assert share._replace(images=(PromptImage(3, 2, 28, 28, b"i" * 16),)).computes_images is computes
+        assert request(20, start, image).share(4).computes_images is is_within  # tokens start .. start + 3
+    assert request(20, start, near).share(4).computes_images is computes
 
 
 def test_forced_tokens_are_told_from_a_prompt_by_where_they_stand_and_how_many_they_are() -> None:
@@ -54,14 +56,15 @@ IMAGE = PromptImage(3, 4, 28, 28, b"i" * 16)
 
 
 def test_a_share_has_all_that_a_runner_needs_and_tells_whether_it_reaches_the_last_token() -> None:
-    asked = request(20, 8)
-    asked.arrival, asked.block_table, asked.images, asked.matcher = 7, pack_blocks((5, 6)), (IMAGE,), FakeMatcher()
+    asked = request(20, 8, IMAGE)
+    asked.arrival, asked.block_table, asked.matcher = 7, pack_blocks((5, 6)), FakeMatcher()
     asked.forks, asked.hash_root, asked.block_copy = (Fork(B, PARAMS),), b"root", BlockCopy(3, 6)
     share = asked.share(12)
-    assert (share.key, share.start, share.num_tokens, share.context_len, share.num_prompt_tokens) == (A, 8, 12, 20, 10)
+    assert (share.key, share.start, share.num_tokens, share.context_len) == (A, 8, 12, 20)
+    assert share.prompt is asked.prompt
     assert (share.token_ids, share.block_table, share.params) == (asked.token_ids, asked.block_table, asked.params)
     assert (share.needs_sample, asked.share(11).needs_sample) == (True, False)
-    assert (share.arrival, share.forks, share.matcher, share.images) == (7, asked.forks, asked.matcher, (IMAGE,))
+    assert (share.arrival, share.forks, share.matcher) == (7, asked.forks, asked.matcher)
     assert (share.takes_largest, share.hash_root, share.block_copy) == (False, b"root", BlockCopy(3, 6))
     asked.num_steps_in_flight = 1
     assert asked.share(12).block_copy is None, "the step in flight makes it"
@@ -79,8 +82,9 @@ def test_a_step_of_a_series_has_shares_so_many_tokens_further() -> None:
 
 def test_prompt_and_output_have_as_many_tokens_as_both_limits_allow() -> None:
     for max_tokens, most_tokens in ((None, 99), (5, 15), (89, 99), (90, 99)):
-        assert Request(A, [1], 10, DecodingParams(max_tokens=max_tokens), b"", 99).most_tokens == most_tokens
-    assert Request(A, [1], 10, DecodingParams(temperature=0.0), b"", 99).takes_largest
+        asked = request(12, params=DecodingParams(max_tokens=max_tokens), max_total_tokens=99)
+        assert asked.most_tokens == most_tokens
+    assert request(12, params=DecodingParams(temperature=0.0)).takes_largest
 
 
 def test_pending_tokens_are_not_known() -> None:
@@ -94,7 +98,7 @@ def test_pending_tokens_are_not_known() -> None:
     [({}, False), ({"first_token_only": True}, True), ({"is_wanted": False}, True), ({"max_total_tokens": 12}, True)],
 )
 def test_a_request_awaits_its_last_token_only_while_one_is_pending(members: dict[str, Any], awaits: bool) -> None:
-    asked = replace(request(12), **members)
+    asked = request(12, **members)
     assert not asked.awaits_last_token
     asked.num_pending_tokens = 1
     assert asked.awaits_last_token is awaits
@@ -103,37 +107,37 @@ def test_a_request_awaits_its_last_token_only_while_one_is_pending(members: dict
 def test_what_tells_log_probabilities_is_not_reused_until_it_has_told_them() -> None:
     assert request(12).num_reusable_tokens == 11
     for num_scored, reusable in ((1, 0), (9, 8), (10, 11)):
-        asked = Request(A, list(range(12)), 10, DecodingParams(prompt_logprobs=0), b"", 99)
+        asked = request(12, params=DecodingParams(prompt_logprobs=0))
         assert asked.num_scored_tokens == 1
         asked.num_scored_tokens = num_scored
         assert asked.num_reusable_tokens == reusable
 
 
 def test_pixels_are_lacked_until_their_image_is_computed() -> None:
-    asked = replace(request(12), images=(IMAGE,))
+    asked = request(12, 0, IMAGE)
     for num_computed, lacks in ((0, True), (6, True), (7, False)):
         asked.num_computed_tokens = num_computed
         assert asked.lacks_pixels is lacks
     pixels = bytes(3 * 28 * 28)
-    asked.images = (PromptImage(3, 4, 28, 28, digest_of(28, 28, pixels), pixels),)
-    asked.num_computed_tokens = 0
-    assert not asked.lacks_pixels
+    assert not request(12, 0, PromptImage(3, 4, 28, 28, digest_of(28, 28, pixels), pixels)).lacks_pixels
 
 
 def test_a_request_is_ready_when_its_grammar_is() -> None:
     for matcher, is_ready in ((None, True), (FakeMatcher(), True), (FakeMatcher(is_ready=False), False)):
-        assert replace(request(3), matcher=matcher).is_ready is is_ready
+        assert request(3, matcher=matcher).is_ready is is_ready
 
 
 def test_a_fork_goes_on_with_the_prompt_and_its_own_tokens() -> None:
-    asked = replace(request(10), matcher=FakeMatcher(), images=(IMAGE,), hash_root=b"root")
-    forked = asked.forked(Fork(B, PARAMS), [*range(10), 77, 78])
-    assert (forked.key, forked.params, forked.token_ids[10:], forked.num_prompt_tokens) == (B, PARAMS, [77, 78], 10)
-    assert (forked.hash_root, forked.max_total_tokens, forked.images) == (b"root", 999, (IMAGE,))
+    asked = request(11, 0, IMAGE, matcher=FakeMatcher(), hash_root=b"root")
+    asked.token_ids += [90, 91]
+    forked = asked.forked(Fork(B, PARAMS), 11, 78)
+    assert (forked.key, forked.params, forked.token_ids) == (B, PARAMS, [*range(11), 78])
+    assert (forked.hash_root, forked.max_total_tokens) == (b"root", 999)
+    assert forked.prompt is asked.prompt
     assert (forked.num_cached_tokens, forked.forks, forked.is_wanted, forked.first_token_only) == (0, (), True, False)
     assert isinstance(forked.matcher, FakeMatcher)
-    assert forked.matcher.output == [77], "the last one is still to be taken"
-    assert request(10).forked(Fork(B, PARAMS), [1]).matcher is None
+    assert forked.matcher.output == [10], "the last one is still to be taken"
+    assert request(10).forked(Fork(B, PARAMS), 10, 1).matcher is None
 
 
 def test_choices_are_numbered_and_only_the_first_reports_the_prompt() -> None:

@@ -7,13 +7,14 @@ import pytest
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler.request import BlockCopy, Request
 from baton.engine.scheduler.request_blocks import RequestBlocks
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import A, B
 
 
 def request(num_tokens: int, key: RequestKey = A, first: int = 100) -> Request:
-    return Request(key, list(range(first, first + num_tokens)), num_tokens, DecodingParams(), b"root", 999)
+    return Request(key, Prompt.of(range(first, first + num_tokens)), DecodingParams(), b"root", 999)
 
 
 def blocks_of(num_blocks: int, *, has_states: bool = False) -> tuple[RequestBlocks, BlockPool]:
@@ -68,8 +69,7 @@ def test_a_request_that_was_preempted_keeps_the_count_of_its_first_admission() -
 def test_tokens_of_an_earlier_output_are_no_cached_prompt() -> None:
     blocks, _ = blocks_of(8)
     computed(blocks, 9)
-    resumed = request(9, B)
-    resumed.num_prompt_tokens = 6
+    resumed = Request(B, Prompt.of(range(100, 106)), DecodingParams(), b"root", 999, range(106, 109))
     assert blocks.take_for(resumed)
     assert (resumed.num_computed_tokens, resumed.num_cached_tokens) == (8, 6)
 

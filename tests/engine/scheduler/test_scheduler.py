@@ -3,7 +3,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -241,8 +240,7 @@ def test_a_request_ends_with_its_context() -> None:
 
 def test_output_of_an_earlier_attempt_counts_towards_the_limits() -> None:
     simulation = Simulation()
-    request = simulation.request("a", [*prompt(3), *continuation(prompt(3), endless(2), 99)[0]], endless(4))
-    request = replace(request, num_prompt_tokens=3)
+    request = simulation.request("a", prompt(3), endless(4), continuation(prompt(3), endless(2), 99)[0])
     simulation.scheduler.add(request)
     simulation.outputs["a"] = request.token_ids[3:]
     simulation.run()
@@ -277,12 +275,12 @@ def test_there_is_room_beside_a_request_for_what_just_fits(num_blocks: int, has_
 def test_a_request_whose_images_are_not_here_leaves_its_blocks_and_holds_nobody_up() -> None:
     pool = BlockPool(8)
     scheduler = Scheduler(pool, SchedulerLimits(4, 4, 16, 32), frozenset())
-    lost, other = (Simulation().request(name, prompt(9), endless()) for name in ("lost", "other"))
-    lost.images = (PromptImage(2, 2, 28, 28, b"i" * 16),)
+    other = Simulation().request("other", prompt(9), endless())
+    lost = Simulation().request("lost", prompt(9), endless(), images=[PromptImage(2, 2, 28, 28, b"i" * 16)])
     for request in (lost, other):
         scheduler.add(request)
     assert [share.key for share in scheduler.schedule().requests] == [other.key]
-    assert scheduler.take_lost() == [RequestOutput(lost.key, 0, 0, 0, 0, None, "", True, True, IMAGES_GONE)]
+    assert scheduler.take_lost() == [RequestOutput(lost.key, 0, 0, 0, 0, (), "", True, True, IMAGES_GONE)]
     assert (scheduler.take_lost(), scheduler.requests.get(lost.key)) == ([], None)
     pool.check(dict.fromkeys(other.block_table, 1))
 
@@ -290,8 +288,8 @@ def test_a_request_whose_images_are_not_here_leaves_its_blocks_and_holds_nobody_
 def test_only_requests_with_images_are_refused_for_the_images_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.engine.scheduler.limits.MAX_PIXEL_BYTES_HELD", -1)
     scheduler = Scheduler(BlockPool(8), SchedulerLimits(4, 4, 16, 32), frozenset())
-    plain, seeing = (Simulation().request(name, prompt(9), endless()) for name in ("plain", "seeing"))
-    seeing.images = (PromptImage(2, 2, 28, 28, b"i" * 16),)
+    plain = Simulation().request("plain", prompt(9), endless())
+    seeing = Simulation().request("seeing", prompt(9), endless(), images=[PromptImage(2, 2, 28, 28, b"i" * 16)])
     scheduler.add(plain)
     with pytest.raises(Overloaded, match="images of other requests"):
         scheduler.add(seeing)

@@ -15,6 +15,7 @@ from baton.engine.scheduler.request import Request, SampledToken
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step_bound import FIRST_CHUNK, StepBound
 from baton.engine.scheduler.step_costs import StepCosts, work_of
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from baton.wire.step_cost import SMALLEST_CHUNK, StepCost
@@ -27,7 +28,7 @@ TPOT_S, TTFT_S, BUDGET = 0.012, 0.2, 512
 def prompt(num_tokens: int, max_tokens: int = 100, tpot_s: float = 0.0, ttft_s: float = 0.0) -> Request:
     params = DecodingParams(temperature=0.0, max_tokens=max_tokens, goal_tpot_s=tpot_s, goal_ttft_s=ttft_s)
     number = next(NUMBERS)
-    return Request(RequestKey.numbered(number), [number] * num_tokens, num_tokens, params, b"r", 4096)
+    return Request(RequestKey.numbered(number), Prompt((number,) * num_tokens), params, b"r", 4096)
 
 
 class Node:
@@ -51,7 +52,7 @@ class Node:
         self.scheduler.advance(step)
         work = work_of(step)
         self.now_s += COST.seconds(work)
-        self.scheduler.apply(step, {each.key: SampledToken(9, None) for each in step.requests if each.needs_sample})
+        self.scheduler.apply(step, {each.key: (SampledToken(9, None),) for each in step.requests if each.needs_sample})
         return work.num_prompt_tokens, COST.seconds(work)
 
     def begin(self, num_streams: int, max_tokens: int = 100, tpot_s: float = 0.0) -> None:

@@ -12,6 +12,7 @@ import pytest
 from baton.engine.scheduler.request import ScheduledRequest, Step
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts, work_of
 from baton.wire.images import PromptImage
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from baton.wire.step_cost import SMALLEST_CHUNK, StepCost, StepWork
@@ -21,9 +22,9 @@ PAIR = TRUE.prompt_pair_s / TRUE.prompt_token_s
 KEY, PARAMS = RequestKey.numbered(0), DecodingParams()
 
 
-def share(start: int, num_tokens: int) -> ScheduledRequest:
-    tokens = range(start + num_tokens)
-    return ScheduledRequest(KEY, start, num_tokens, tokens, len(tokens), (), PARAMS, True)
+def share(start: int, num_tokens: int, *images: PromptImage) -> ScheduledRequest:
+    prompt = Prompt.of(range(start + num_tokens), images=images)
+    return ScheduledRequest(KEY, start, num_tokens, prompt.token_ids, prompt, (), PARAMS, True)
 
 
 def step(prompts: list[tuple[int, int]], contexts: list[int]) -> Step:
@@ -82,12 +83,12 @@ def test_a_step_that_computes_images_teaches_nothing_and_one_behind_them_does() 
     machine.mix(600, chance)
     known = machine.costs.cost
     image = PromptImage(10, 5, 28, 28, b"i" * 16)
-    seeing = share(0, 12)._replace(images=(image,))
+    seeing = share(0, 12, image)
     for _ in range(100):
         machine.run(Step((seeing,)), 100.0)
         machine.run(Step((seeing, share(10, 20))), 100.0)
     assert machine.costs.cost == known
-    behind = Step((share(15, 12)._replace(images=(image,)),))
+    behind = Step((share(15, 12, image),))
     for _ in range(100):
         machine.run(behind, 100.0)
     assert machine.costs.cost != known
@@ -139,6 +140,12 @@ def test_steps_that_overlap_are_timed_one_after_the_other() -> None:
 def test_a_step_of_a_series_is_known_by_its_number_of_requests_and_their_contexts() -> None:
     shares = (share(100, 1), share(200, 1))
     assert work_of(Step(shares, series=object(), number=3, context=306)) == StepWork(0, 0, 2, 306)
+
+
+def test_drafts_count_as_requests_that_decode_over_one_context() -> None:
+    drafted = share(100, 1).with_drafts([5, 6, 7])
+    assert work_of(Step((drafted, share(200, 1)))) == StepWork(0, 0, 5, 300)
+    assert work_of(Step((drafted, share(10, 4)))) == StepWork(4, 50, 4, 100)
 
 
 def steps_until_a_fit(machine: Machine, each: Step) -> int:

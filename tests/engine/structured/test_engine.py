@@ -16,6 +16,7 @@ from baton.engine.settings import EngineSettings
 from baton.engine.text.tokenizer import Tokenizer
 from baton.wire.errors import InvalidRequest
 from baton.wire.grammar import Grammar
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.engine.structured.answers import GRAMMARS
@@ -42,8 +43,8 @@ def _finished(core: EngineCore) -> dict[RequestKey, list[int]]:
     while core.has_work:
         for output in core.step():
             assert not output.has_failed, output.failure
-            if output.token is not None:
-                found.setdefault(output.key, []).append(output.token.token_id)
+            if output.tokens:
+                found.setdefault(output.key, []).extend(output.token_ids)
         core.check()
     return found
 
@@ -133,10 +134,10 @@ def test_another_engine_goes_on_from_the_ids_alone(num_known: int, core: EngineC
     grammar, obeys = GRAMMARS["compact"]
     params = DecodingParams(temperature=1.5, seed=11, max_tokens=120, grammar=grammar)
     prompt = tokenizer.encode(PROMPT)
-    core.add(key_of("whole"), prompt, params)
+    core.add(key_of("whole"), Prompt.of(prompt), params)
     whole = _finished(core)[key_of("whole")]
     assert len(whole) > num_known
-    core.add(key_of("rest"), [*prompt, *whole[:num_known]], params, num_prompt_tokens=len(prompt))
+    core.add(key_of("rest"), Prompt.of(prompt), params, output_ids=whole[:num_known])
     rest = _finished(core)[key_of("rest")]
     assert whole[:num_known] + rest == whole
     assert obeys(tokenizer.decode(whole))
@@ -146,17 +147,17 @@ def test_the_choices_of_a_prompt_have_a_matcher_each(core: EngineCore, tokenizer
     grammar, obeys = GRAMMARS["compact"]
     params = DecodingParams(temperature=1.5, seed=5, max_tokens=120, grammar=grammar)
     keys = [key_of(name) for name in "abcd"]
-    core.add(keys[0], tokenizer.encode(PROMPT), params, forks=keys[1:])
+    core.add(keys[0], Prompt.of(tokenizer.encode(PROMPT)), params, forks=keys[1:])
     together = _finished(core)
     texts = [tokenizer.decode(together[key]) for key in keys]
     assert all(map(obeys, texts))
     assert len(set(texts)) > 1
-    core.add(keys[2], tokenizer.encode(PROMPT), replace(params, choice=2))
+    core.add(keys[2], Prompt.of(tokenizer.encode(PROMPT)), replace(params, choice=2))
     assert _finished(core)[keys[2]] == together[keys[2]]
 
 
 def test_only_the_first_token_is_drawn_where_another_node_goes_on(core: EngineCore, tokenizer: Tokenizer) -> None:
     key, params = key_of("first"), DecodingParams(temperature=1.5, seed=3, grammar=Grammar.regex("x[0-9]"))
-    core.add(key, tokenizer.encode(PROMPT), params, first_token_only=True)
+    core.add(key, Prompt.of(tokenizer.encode(PROMPT)), params, first_token_only=True)
     assert tokenizer.decode(_finished(core)[key]).startswith("x")
     assert core.release(key)

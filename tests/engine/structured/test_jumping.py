@@ -14,6 +14,7 @@ from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.settings import EngineSettings
 from baton.engine.text.tokenizer import Tokenizer
 from baton.wire.grammar import Grammar
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.engine.structured.answers import GRAMMARS
@@ -68,17 +69,17 @@ def _outputs(core: EngineCore, asked: dict[RequestKey, tuple[list[int], Decoding
     reasons: dict[RequestKey, str] = {}
     num_steps = num_forced = 0
     for key, (prompt, params) in asked.items():
-        core.add(key, prompt, params)
+        core.add(key, Prompt.of(prompt), params)
     while core.has_work:
         outputs = core.step()
         core.check()
         num_steps += bool(outputs)
         for output in outputs:
             assert not output.has_failed, output.failure
-            if output.token is not None:
+            if output.tokens:
                 assert output.output_index == len(tokens[output.key])
-                tokens[output.key] += [output.token.token_id, *output.forced]
-                num_forced += len(output.forced)
+                tokens[output.key] += output.token_ids
+                num_forced += output.num_forced
             if output.finish_reason:
                 reasons[output.key] = output.finish_reason
     return (tokens, reasons), num_steps, num_forced
@@ -109,13 +110,12 @@ def test_an_output_goes_on_at_any_place_with_the_same_tokens(core: EngineCore, t
     params = DecodingParams(temperature=1.5, seed=11, max_tokens=120, grammar=FORCING)
     ((whole,), _), *_ = _whole(core, prompt, params)
     for num_known in range(1, len(whole), 7):
-        known = [*prompt, *whole[:num_known]]
-        core.add(key_of("rest"), known, params, num_prompt_tokens=len(prompt))
+        core.add(key_of("rest"), Prompt.of(prompt), params, output_ids=whole[:num_known])
         rest: list[int] = []
         while core.has_work:
             for output in core.step():
-                if output.token is not None:
-                    rest += [output.token.token_id, *output.forced]
+                if output.tokens:
+                    rest += output.token_ids
         assert whole[:num_known] + rest == whole
 
 
@@ -127,12 +127,12 @@ def _whole(core: EngineCore, prompt: list[int], params: DecodingParams) -> tuple
 def test_choices_of_a_prompt_jump_as_they_would_alone(core: EngineCore, tokenizer: Tokenizer) -> None:
     prompt, keys = tokenizer.encode(PROMPTS[0]), [key_of(name) for name in "abcd"]
     params = DecodingParams(temperature=1.5, seed=5, max_tokens=120, grammar=FORCING)
-    core.add(keys[0], prompt, params, forks=keys[1:])
+    core.add(keys[0], Prompt.of(prompt), params, forks=keys[1:])
     together: dict[RequestKey, list[int]] = {key: [] for key in keys}
     while core.has_work:
         for output in core.step():
-            assert output.token is not None or not output.has_left
-            together[output.key] += [] if output.token is None else [output.token.token_id, *output.forced]
+            assert output.tokens or not output.has_left
+            together[output.key] += output.token_ids
         core.check()
     for number, key in enumerate(keys):
         ((alone,), _), *_ = _whole(core, prompt, replace(params, choice=number, logprobs=0))

@@ -19,6 +19,7 @@ import baton.router.http.images
 from baton.router.http.images import Images
 from baton.wire.errors import InvalidRequest, Overloaded
 from baton.wire.messages import ROUTER_TO_NODE, Prefill
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from baton.wire.session import Session
 from tests.engine.models.image_files import TOKEN_ID, as_file, picture, write_image_facts
@@ -103,7 +104,7 @@ async def test_pixels_of_requests_in_flight_are_counted_and_bounded(
         await images.read([_text(_PICTURE)], "messages")
     # its request is over, and a node has not acknowledged the prompt: the pixels are still there, wherever that is
     session = Session(2**33, ROUTER_TO_NODE)
-    session.frames(Prefill(b"h" * 16, 1, tuple(ids), len(ids), DecodingParams(), b"", "decode-1", 8, (), tuple(placed)))
+    session.frames(Prefill(b"h" * 16, 1, Prompt.of(ids, images=placed), DecodingParams(), "decode-1", 8))
     del placed
     gc.collect()
     with pytest.raises(Overloaded, match="leave no room"):

@@ -78,7 +78,8 @@ async def test_a_chat_prompt_goes_through_the_template(server: Server, prompts: 
     _, decode = await server.rig.pair(_saying(prompts))
     await post_chat(server, messages=[{"role": "user", "content": "Hi"}])
     expected = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert prompts.tokenizer.decode((await decode.expect(Decode)).token_ids, skip_special_tokens=False) == expected
+    prompt = (await decode.expect(Decode)).prompt
+    assert prompts.tokenizer.decode(prompt.token_ids, skip_special_tokens=False) == expected
 
 
 async def test_a_chat_stream(server: Server, prompts: PromptMaker) -> None:
@@ -136,7 +137,7 @@ async def test_what_does_not_fit_behind_each_prompt_is_not_asked_for(server: Ser
     asked: list[tuple[int, int | None]] = []
 
     def script(node: FakeNode, leg: LegMessage) -> None:
-        asked.append((leg.num_prompt_tokens, leg.params.max_tokens))
+        asked.append((leg.prompt.num_tokens, leg.params.max_tokens))
         node.emit(leg, [5], finish="length")
 
     await server.rig.join(DECODE, script)
@@ -156,7 +157,7 @@ async def test_what_does_not_fit_behind_each_prompt_is_not_asked_for(server: Ser
 async def test_a_prompt_is_cut_as_asked(server: Server, members: dict[str, Any], kept: list[int]) -> None:
     decode = await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="length"))
     assert (await post_completion(server, prompt=[*range(10)], **members)).json()["usage"]["prompt_tokens"] == len(kept)
-    assert list((await decode.expect(Decode)).token_ids) == kept
+    assert list((await decode.expect(Decode)).prompt.token_ids) == kept
 
 
 async def test_equal_salts_are_equal_for_the_nodes_and_others_are_not(server: Server) -> None:
@@ -164,7 +165,7 @@ async def test_equal_salts_are_equal_for_the_nodes_and_others_are_not(server: Se
     salts = []
     for members in ({}, {"cache_salt": "a"}, {"cache_salt": "a"}, {"cache_salt": "b"}):
         await post_completion(server, **members)
-        salts.append((await decode.expect(Decode)).cache_salt)
+        salts.append((await decode.expect(Decode)).prompt.cache_salt)
     assert [len(salt) for salt in salts] == [0, 32, 32, 32]
     assert (salts[1] == salts[2], len(set(salts))) == (True, 3)
 
@@ -183,7 +184,7 @@ async def test_a_final_message_is_continued(server: Server, prompts: PromptMaker
     _, decode = await server.rig.pair(_saying(prompts))
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
     await post_chat(server, messages=messages, continue_final_message=True)
-    prompt = prompts.tokenizer.decode((await decode.expect(Decode)).token_ids, skip_special_tokens=False)
+    prompt = prompts.tokenizer.decode((await decode.expect(Decode)).prompt.token_ids, skip_special_tokens=False)
     assert prompt == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWell, "
 
 
@@ -263,7 +264,7 @@ def _naming_the_choice(prompts: PromptMaker) -> Script:
     """Each choice says its prompt's last character, its number and a dot."""
 
     def script(node: FakeNode, leg: LegMessage) -> None:
-        prompt = prompts.tokenizer.decode(leg.token_ids[: leg.num_prompt_tokens])
+        prompt = prompts.tokenizer.decode(leg.prompt.token_ids)
         answering(prompts.tokenizer.encode(f"{prompt[-1]}{leg.params.choice}."), "length")(node, leg)
 
     return script

@@ -84,8 +84,8 @@ async def test_the_other_node_goes_on_behind_the_last_token_that_was_sent() -> N
         hand_over(stage.left, order, len(PROMPT) + 3)
         leg = await stage.other.expect(Decode)
         assert (leg.handoff_id, leg.attempt) == (order.handoff_id, order.next_attempt)
-        assert (leg.token_ids, leg.num_prompt_tokens) == ((*PROMPT, 1, 2, 3), len(PROMPT))
-        assert (leg.params, leg.cache_salt) == (stage.leg.params, stage.leg.cache_salt)
+        assert (leg.prompt.followed_by(leg.output_ids), leg.prompt.num_tokens) == ((*PROMPT, 1, 2, 3), len(PROMPT))
+        assert (leg.params, leg.prompt.cache_salt) == (stage.leg.params, stage.leg.prompt.cache_salt)
         assert leg.prefill_peer is not None
         assert (leg.prefill_peer.epoch, leg.prefill_peer.address) == (stage.left.hello.epoch, ADDRESS)
         await stage.ends_well(stage.other, leg)
@@ -204,7 +204,7 @@ async def test_a_node_that_dies_before_the_answer_costs_an_attempt(who: str) -> 
         leg, node = await _first_leg(survivors)
         stage.rig.member(third).num_legs -= 5
         assert leg.prefill_peer is None, "computed again"
-        assert leg.token_ids == (*PROMPT, 1, 2, 3)
+        assert leg.prompt.followed_by(leg.output_ids) == (*PROMPT, 1, 2, 3)
         assert leg.attempt > order.next_attempt, "the number that the node was told is not used for anything else"
         await stage.ends_well(node, leg)
 
@@ -219,7 +219,7 @@ async def test_a_node_that_dies_in_a_move_costs_an_attempt(who: str) -> None:
         cancelled = await alive.expect(Cancel)
         assert (cancelled.handoff_id, cancelled.attempt) == (moved.handoff_id, moved.attempt)
         leg, node = await _first_leg([third] if who == "other" else [third, stage.other])
-        assert leg.token_ids == (*PROMPT, 1, 2, 3)
+        assert leg.prompt.followed_by(leg.output_ids) == (*PROMPT, 1, 2, 3)
         assert leg.attempt == moved.attempt + 1
         await stage.ends_well(node, leg)
 
@@ -270,7 +270,7 @@ async def test_something_else_was_handed_over_than_the_client_has() -> None:
         hand_over(stage.left, order, len(PROMPT) + 3)
         assert (await stage.left.expect(Cancel)).attempt == order.next_attempt
         leg = await stage.other.expect(Decode)
-        assert (leg.token_ids, leg.prefill_peer) == ((*PROMPT, 1, 2, 3), None)
+        assert (leg.prompt.followed_by(leg.output_ids), leg.prefill_peer) == ((*PROMPT, 1, 2, 3), None)
         await stage.ends_well(stage.other, leg)
 
 
@@ -371,7 +371,7 @@ async def copying(stage: Stage) -> Copying:
     stage.left.live.add(live_key(order.handoff_id, order.next_attempt))
     stage.left.send(HandedOver(stage.left.hello.epoch, order.handoff_id, order.next_attempt, len(PROMPT)))
     leg = await stage.other.expect(Decode)
-    assert (leg.attempt, leg.token_ids) == (order.next_attempt, PROMPT)
+    assert (leg.attempt, leg.prompt.followed_by(leg.output_ids)) == (order.next_attempt, PROMPT)
     assert leg.prefill_peer is not None
     return Copying(order, leg)
 
@@ -399,7 +399,7 @@ async def test_a_long_context_is_copied_ahead_while_the_stream_goes_on_and_then_
         assert order.next_attempt > copy.leg.attempt
         hand_over(stage.left, order, len(PROMPT) + 3)
         leg = await stage.other.expect(Decode)
-        assert leg.token_ids == (*PROMPT, 1, 2, 3)
+        assert leg.prompt.followed_by(leg.output_ids) == (*PROMPT, 1, 2, 3)
         await stage.ends_well(stage.other, leg)
         assert stage.rig.relay.counters.num_retries == 0
 
@@ -437,5 +437,5 @@ async def test_when_the_other_node_is_lost_with_a_copy_the_stream_goes_on_where_
         copy = await copying(stage)
         stage.other.die()
         assert (await stage.left.expect(Cancel)).attempt == copy.leg.attempt
-        await stage.ends_well(stage.left, replace(stage.leg, token_ids=(*PROMPT, 1, 2, 3)))
+        await stage.ends_well(stage.left, replace(stage.leg, output_ids=(1, 2, 3)))
         assert stage.rig.relay.counters.num_retries == 0

@@ -49,7 +49,7 @@ async def test_a_running_request_goes_on_at_a_node_that_comes_back() -> None:
         await rig.loses(DECODE)
         other = await rig.join(DECODE)
         leg = await other.expect(Decode)
-        assert (leg.attempt, leg.token_ids) == (2, (*PROMPT, 1, 2))
+        assert (leg.attempt, leg.prompt.followed_by(leg.output_ids)) == (2, (*PROMPT, 1, 2))
         other.emit(leg, [3], 2, finish="length")
         assert await call.result() == [1, 2, 3]
         await rig.settle()

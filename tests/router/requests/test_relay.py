@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 import baton.router.nodes.control
-from baton.engine.cache.hashing import extend_hashes, root_hash
+from baton.engine.cache.hashing import block_hashes
 from baton.router.requests.inbox import Inbox
 from baton.router.requests.legs import RelayRequest
 from baton.router.routing.policies import LeastLoaded
@@ -25,6 +25,7 @@ from baton.wire.errors import (
     TransferFailed,
 )
 from baton.wire.messages import DECODE, PREFILL, Cancel, Decode, Prefill
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import FINGERPRINT, LAYOUT, FakeNode, LegMessage, answering, first_index, make_hello
 from tests.router.rig import DEFAULTS, MODEL, PROMPT, Call, Rig, relaying
@@ -63,9 +64,7 @@ async def test_both_legs_start_at_once_under_one_name() -> None:
         assert decode_leg.prefill_peer.epoch == prefill.hello.epoch
         assert decode_leg.prefill_peer.address == prefill.hello.peer_address
         for leg in (prefill_leg, decode_leg):
-            assert (leg.token_ids, leg.num_prompt_tokens, leg.params, leg.cache_salt) == (
-                PROMPT, len(PROMPT), params, b"tenant"
-            )  # fmt: skip
+            assert (leg.prompt, leg.output_ids, leg.params) == (Prompt(PROMPT, b"tenant"), (), params)
         assert await _finish(rig, call, decode, decode_leg, 1) == [1]
 
 
@@ -156,8 +155,7 @@ async def test_short_prompts_stay_at_the_decode_node(num_tokens: int, is_local: 
 async def test_prompts_that_a_decode_node_has_cached_stay_there(num_blocks: int, salt: bytes, is_local: bool) -> None:
     async with relaying() as rig:
         _, decode = await rig.pair(answering([1]))
-        hashes: list[bytes] = []
-        extend_hashes(hashes, PROMPT, LAYOUT.block_size, root_hash(FINGERPRINT, b""))
+        hashes = block_hashes(FINGERPRINT, Prompt(PROMPT), (), LAYOUT.block_size)
         decode.report_cache(b"".join(hashes[:num_blocks]))
         await rig.has_heard(decode)
         await rig.call(cache_salt=salt).result()
@@ -191,8 +189,8 @@ async def test_the_next_attempt_continues_after_what_was_sent_and_fences_the_old
         decode.fail(old, NODE_FAILED)
         prefill_leg, decode_leg = await _legs(prefill, decode)
         for leg in (prefill_leg, decode_leg):
-            assert leg.token_ids == (*PROMPT, 1, 2)
-            assert (leg.num_prompt_tokens, first_index(leg)) == (len(PROMPT), 2)
+            assert leg.prompt.followed_by(leg.output_ids) == (*PROMPT, 1, 2)
+            assert (leg.prompt.num_tokens, first_index(leg)) == (len(PROMPT), 2)
         decode.emit(old, [99, 99], 2, finish="stop")
         await rig.has_heard(decode)
         assert rig.member(prefill).load == 1  # those tokens do not end the new prefill leg either
@@ -272,7 +270,11 @@ async def test_a_prefill_node_that_is_lost_before_the_decode_node_generates_is_r
         prefill.die()
         assert await decode.expect(Cancel) == Cancel(decode_leg.handoff_id, 1)
         decode_leg = await decode.expect(Decode)
-        assert (decode_leg.attempt, decode_leg.prefill_peer, decode_leg.token_ids) == (2, None, (*PROMPT, 1))
+        assert (decode_leg.attempt, decode_leg.prefill_peer, decode_leg.prompt.followed_by(decode_leg.output_ids)) == (
+            2,
+            None,
+            (*PROMPT, 1),
+        )
         assert await _finish(rig, call, decode, decode_leg, 2) == [1, 2]
 
 
@@ -307,7 +309,7 @@ async def test_a_lost_decode_node_is_replaced_by_another() -> None:
         other = await rig.join(DECODE)
         decode.die()
         decode_leg = await other.expect(Decode)
-        assert decode_leg.token_ids == (*PROMPT, 1, 2)
+        assert decode_leg.prompt.followed_by(decode_leg.output_ids) == (*PROMPT, 1, 2)
         assert await _finish(rig, call, other, decode_leg, 3) == [1, 2, 3]
 
 
@@ -377,7 +379,7 @@ async def test_a_flight_that_has_ended_is_held_by_nothing() -> None:
         inbox = Inbox()
         gc.disable()
         try:
-            flight = rig.relay.start(RelayRequest(MODEL, PROMPT, DecodingParams(max_tokens=16)), inbox)
+            flight = rig.relay.start(RelayRequest(MODEL, Prompt(PROMPT), DecodingParams(max_tokens=16)), inbox)
             held = weakref.ref(flight)
             while not any(delivery.finish_reason for _, delivery in await inbox.take()):
                 pass
@@ -420,7 +422,7 @@ async def test_a_gap_in_the_output_is_a_failed_attempt() -> None:
         decode.emit(leg, [7], 0)
         decode.emit(leg, [9], 2)
         leg = await decode.expect(Decode)
-        assert (leg.attempt, leg.token_ids) == (2, (*PROMPT, 7))
+        assert (leg.attempt, leg.prompt.followed_by(leg.output_ids)) == (2, (*PROMPT, 7))
         assert await _finish(rig, call, decode, leg, 8) == [7, 8]
 
 
@@ -428,7 +430,7 @@ async def test_what_comes_after_the_end_starts_nothing() -> None:
     async with relaying() as rig:
         decode = await rig.join(DECODE)
         inbox = Inbox()
-        flight = rig.relay.start(RelayRequest(MODEL, PROMPT, DecodingParams(max_tokens=4)), inbox)
+        flight = rig.relay.start(RelayRequest(MODEL, Prompt(PROMPT), DecodingParams(max_tokens=4)), inbox)
         leg = await decode.expect(Decode)
         decode.emit(leg, [1], finish="stop")
         ((_, delivery),) = await inbox.take()
@@ -446,10 +448,10 @@ async def test_requests_do_not_touch_each_other() -> None:
     async with relaying() as rig:
 
         def script(node: FakeNode, leg: LegMessage) -> None:
-            if leg.token_ids[0] % 3 == 0 and leg.attempt == 1:
+            if leg.prompt.followed_by(leg.output_ids)[0] % 3 == 0 and leg.attempt == 1:
                 node.fail(leg, NODE_FAILED)
                 return
-            answering([leg.token_ids[0] + number for number in range(8)])(node, leg)
+            answering([leg.prompt.followed_by(leg.output_ids)[0] + number for number in range(8)])(node, leg)
 
         await rig.pair(script)
         await rig.pair(script)

@@ -61,7 +61,7 @@ async def test_a_connection_that_breaks_more_often_than_a_request_may_fail_costs
         call = rig.call()
         for number in range(4):
             leg = await node.expect(Decode)
-            assert leg.token_ids == (*PROMPT, *range(number))
+            assert leg.prompt.followed_by(leg.output_ids) == (*PROMPT, *range(number))
             node.emit(leg, [number], number)
             await call.has_tokens(number + 1)
             await cut(rig, node)

@@ -17,6 +17,7 @@ from baton.router.requests.timings import ClientTimes, RelayTimes, timings_of
 from baton.runtime.clock import host_clock, now_us
 from baton.wire.errors import RequestFailed
 from baton.wire.messages import DECODE, PREFILL, Decode, Prefill, StepTimes, TokenEvent, Tokens
+from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import FakeNode, LegMessage, Script, answering, first_index
 from tests.router.http_client import (
@@ -184,7 +185,7 @@ async def test_legs_are_stamped_before_the_first_of_them_leaves(monkeypatch: pyt
     async with relaying() as rig:
         await rig.pair()
         monkeypatch.setattr(ControlLink, "send", send_slowly)
-        requests = [RelayRequest(MODEL, PROMPT, DecodingParams(seed=1, choice=number)) for number in range(2)]
+        requests = [RelayRequest(MODEL, Prompt(PROMPT), DecodingParams(seed=1, choice=number)) for number in range(2)]
         flights = rig.relay.start_choices(requests, Inbox(), 0)
         assert len(sending_us) == 2
         for flight in flights:

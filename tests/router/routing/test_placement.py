@@ -10,7 +10,7 @@ import pytest
 from baton.router.nodes.prompt_queue import PromptQueue, QueuedPrompt
 from baton.router.nodes.registry import Node
 from baton.router.routing.goals import Goals
-from baton.router.routing.placement import Placement
+from baton.router.routing.placement import PlacedPrompt, Placement
 from baton.router.routing.route import Route
 from baton.wire.messages import BOTH, DECODE, PREFILL, Decode, Prefill
 from baton.wire.step_cost import StepCost
@@ -22,6 +22,7 @@ SLOWER = StepCost(*(3 * each for each in (1e-3, 2e-4, 5e-8, 1e-4, 2e-8)))
 WITHOUT_PROMPTS = replace(COST, prompt_token_s=0.0, prompt_pair_s=0.0)
 NUM_TOKENS = 512
 ALONE_S = COST.prompt_s(NUM_TOKENS, 0, 512, 0, 0)
+PLACED = PlacedPrompt(NUM_TOKENS, ())
 GOALS = Goals(ttft_s=2 * ALONE_S, tpot_s=0.05)
 
 
@@ -41,7 +42,7 @@ def queued(made: Node, *seconds: float) -> Node:
 
 def choose(goals: Goals, prefills: list[Node], decodes: list[Node], now_s: float = 0.0) -> Route:
     route = Route(decodes[0], prefills[0] if prefills else None)
-    return Placement(goals).choose(route, prefills, decodes, NUM_TOKENS, (), now_s)
+    return Placement(goals).choose(route, prefills, decodes, PLACED, now_s)
 
 
 def test_a_prefill_node_that_is_in_time_computes_the_prompt() -> None:
@@ -70,9 +71,8 @@ def test_a_prompt_that_every_such_node_would_be_late_with_is_known_to_be_late() 
 
 def test_the_goal_of_a_request_counts_in_place_of_the_routers() -> None:
     prefill, decode = queued(node(PREFILL), ALONE_S, ALONE_S), node(DECODE)
-    patient = Placement(GOALS).choose(
-        Route(decode, prefill), [prefill], [decode], NUM_TOKENS, (), 0.0, Goals(4 * ALONE_S, 0.05)
-    )
+    placed = PlacedPrompt(NUM_TOKENS, (), Goals(4 * ALONE_S, 0.05))
+    patient = Placement(GOALS).choose(Route(decode, prefill), [prefill], [decode], placed, 0.0)
     assert patient.prefill is prefill
 
 
@@ -127,7 +127,8 @@ def test_what_is_cached_costs_nothing() -> None:
     hashes = [bytes([number]) * 16 for number in range(100)]
     prefill = node(PREFILL, cached_hashes=set(hashes))
     decode = node(DECODE)
-    route = Placement(GOALS).choose(Route(decode, prefill), [prefill], [decode], NUM_TOKENS, hashes, 0.0)
+    placed = PlacedPrompt(NUM_TOKENS, hashes)
+    route = Placement(GOALS).choose(Route(decode, prefill), [prefill], [decode], placed, 0.0)
     num_cached = 100 * prefill.hello.layout.block_size
     assert route.prompt_s == pytest.approx(COST.prompt_s(NUM_TOKENS - num_cached, num_cached, 512, 0, 0))
 
@@ -162,9 +163,10 @@ def test_an_answer_of_one_token_stays_where_its_prompt_is_computed() -> None:
     helper, decode = mixed(PREFILL), node(DECODE)
     placement, route = Placement(GOALS), Route(decode, helper)
     for max_tokens, expected in ((1, helper), (2, decode), (None, decode)):
-        found = placement.choose(route, [helper], [decode], NUM_TOKENS, (), 0.0, None, max_tokens)
+        found = placement.choose(route, [helper], [decode], replace(PLACED, max_tokens=max_tokens), 0.0)
         assert found.decode is expected
-    plain = placement.choose(Route(decode, node(PREFILL)), [node(PREFILL)], [decode], NUM_TOKENS, (), 0.0, None, 1)
+    one_token = replace(PLACED, max_tokens=1)
+    plain = placement.choose(Route(decode, node(PREFILL)), [node(PREFILL)], [decode], one_token, 0.0)
     assert plain.decode is decode
 
 

@@ -1,20 +1,32 @@
-"""Which nodes may be given a request with images, where only some of a model's nodes see."""
+"""Which nodes may be given a request with images, where only some of the nodes see, and where its KV is looked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.core import EngineCore
+from baton.engine.models.vision.facts import ImageFacts
+from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.scheduler import Scheduler
 from baton.router.nodes.registry import NodeRegistry
 from baton.router.routing.ejection import Ejections
 from baton.router.routing.policies import RoundRobin
-from baton.router.routing.selection import Routing
+from baton.router.routing.selection import RouteRequest, Routing
 from baton.router.routing.suspicion import Probation
 from baton.wire.errors import NoNode
-from baton.wire.images import PromptImage
+from baton.wire.images import PromptImage, digest_of
 from baton.wire.messages import DECODE, PREFILL
-from tests.router.fake_node import make_hello
+from baton.wire.prompt import Prompt
+from baton.wire.sampling import DecodingParams
+from tests.engine.scheduler.simulation import Device
+from tests.request_keys import A, B
+from tests.router.fake_node import FINGERPRINT, LAYOUT, make_hello
 
 MODEL = "m"
 IMAGES = (PromptImage(1, 4, 28, 28, bytes(16)),)
@@ -38,9 +50,8 @@ class Deployment:
         """Prefill and decode node of several requests, "" for no prefill node."""
         found = set()
         for _ in range(8):
-            route = self.routing.choose(
-                MODEL, range(20), b"", avoided, 4, now_s=0.0, allows_handoff=True, images=images
-            )
+            prompt = Prompt.of(range(20), images=images)
+            route = self.routing.choose(RouteRequest(MODEL, prompt, max_tokens=4, avoided=avoided), 0.0)
             found.add((route.prefill.node_id if route.prefill else "", route.decode.node_id))
         return found
 
@@ -82,3 +93,38 @@ def test_images_are_served_as_long_as_a_decode_node_sees_them() -> None:
     nodes.join("Dsees", DECODE, sees=True, tokens=128)
     assert nodes.registry.max_request_tokens(MODEL) == 512
     assert nodes.registry.max_request_tokens_with_images(MODEL) == 128
+
+
+def seeing_core() -> EngineCore:
+    """An engine of the fake nodes' model that takes every image, and computes nothing but the names of blocks."""
+    pool = BlockPool(64)
+    scheduler = Scheduler(pool, SchedulerLimits(LAYOUT.block_size, 8, 64, 256), frozenset())
+    facts = cast("ImageFacts", SimpleNamespace(require_fit=lambda token_ids, image: None))
+    return EngineCore(pool, scheduler, Device(LAYOUT.block_size), FINGERPRINT, image_facts=facts)
+
+
+TEXT, PIXELS = Prompt(tuple(range(10))), bytes(3 * 28 * 28)
+SEEN = replace(TEXT, images=(PromptImage(5, 3, 28, 28, digest_of(28, 28, PIXELS), PIXELS),))
+OTHER = replace(TEXT, images=(replace(SEEN.images[0], digest=bytes(16), pixels=b""),))
+PROMPTS = (TEXT, replace(TEXT, cache_salt=b"a"), replace(TEXT, cache_salt=b"b"), SEEN, replace(SEEN, cache_salt=b"a"))
+
+
+@pytest.mark.parametrize("computed", PROMPTS)
+def test_router_and_engine_name_the_blocks_of_a_prompt_alike(computed: Prompt) -> None:
+    core, output_ids = seeing_core(), list[int]()
+    core.add(A, computed, DecodingParams(max_tokens=7, ignore_eos=True))
+    while core.has_work:
+        output_ids += [token_id for output in core.step() for token_id in output.token_ids]
+    nodes = Deployment()
+    nodes.join("P", PREFILL, sees=True)
+    node = nodes.registry.get(nodes.join("D", DECODE, sees=True))
+    assert node is not None
+    node.cached_hashes = set(core.cached_hashes())
+    assert len(node.cached_hashes) == 4, "of ten tokens of the prompt and six of the output"
+    for asked in (*PROMPTS, OTHER):
+        route = nodes.routing.choose(RouteRequest(MODEL, asked, tuple(output_ids[:6])), 0.0)
+        assert (route.prefill is None) == (asked == computed)
+        reservation = core.reserve(B, asked.without_pixels(), output_ids[:6])
+        assert reservation is not None
+        assert (reservation.num_cached_tokens == 16) == (asked == computed)
+        core.release(B)

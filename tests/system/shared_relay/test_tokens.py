@@ -11,6 +11,7 @@ import pytest
 from baton.engine.build import build_engine
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.settings import EngineSettings
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of
@@ -117,10 +118,10 @@ def _generate_offline(model: str, prompts: Sequence[tuple[int, ...]]) -> list[tu
     params = DecodingParams(max_tokens=24, ignore_eos=True, logprobs=0, **SEEDED)
     outputs: dict[RequestKey, list[int]] = {key_of(index): [] for index in range(len(prompts))}
     for index, prompt in enumerate(prompts):
-        core.add(key_of(index), prompt, params)
+        core.add(key_of(index), Prompt.of(prompt), params)
     while core.has_work:
         for output in core.step():
-            if output.token is not None:
-                outputs[output.key].append(output.token.token_id)
+            if output.tokens:
+                outputs[output.key].extend(output.token_ids)
         core.check()
     return [tuple(token_ids) for token_ids in outputs.values()]

@@ -23,6 +23,7 @@ from baton.engine.models.config import read_config_files
 from baton.engine.text.checkpoint_files import read_json
 from baton.wire.errors import InvalidRequest, ModelLoadError
 from baton.wire.images import MAX_EDGE, PromptImage, require_in_order
+from baton.wire.prompt import Prompt
 
 _BICUBIC = 3
 """Pillow's number."""
@@ -86,14 +87,14 @@ class ImageFacts(ABC):
             raise InvalidRequest("the tokens of an image are not those of its size", "messages")
 
 
-def require_seen(facts: ImageFacts | None, token_ids: Sequence[int], images: Sequence[PromptImage]) -> None:
-    """Raise `InvalidRequest` for images that would fail the step they are computed in. `facts`: None where a node
-    computes none."""
+def require_seen(facts: ImageFacts | None, prompt: Prompt) -> None:
+    """Raise `InvalidRequest` for a prompt whose images would fail the step they are computed in. `facts`: None where a
+    node computes none."""
     if facts is None:
         raise InvalidRequest("this node computes no prompts with images", "messages")
-    require_in_order(images, len(token_ids))
-    for image in images:
-        facts.require_fit(token_ids, image)
+    require_in_order(prompt.images, prompt.num_tokens)
+    for image in prompt.images:
+        facts.require_fit(prompt.token_ids, image)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from baton.kvtransfer.transports.nixl.memory import DRAM
 from baton.kvtransfer.transports.nixl.receiver import NixlReceiver
 from baton.kvtransfer.transports.nixl.wire import DETAILS, NOTICES, Landed, Notices, PoolDetails, Ready, Watch
 from baton.kvtransfer.write_proof import WriteProof
-from baton.wire.kv_share import WHOLE_BLOCK
+from baton.wire.kv_shard import WHOLE_BLOCK
 from tests.request_keys import A, B
 
 BLOCK_BYTES = 64

@@ -25,7 +25,7 @@ from baton.kvtransfer.transports.nixl.wire import (
     WriteEnded,
 )
 from baton.wire.errors import TransferFailed
-from baton.wire.kv_share import KvDivision, KvShare
+from baton.wire.kv_shard import KvDivision, KvShard
 from tests.request_keys import A, B
 
 BLOCK_BYTES, NUM_BLOCKS = 2**20, 400
@@ -257,7 +257,7 @@ def test_an_endpoint_that_is_none_is_refused_by_its_reason(
 
 
 def test_a_part_is_connected_with_its_runs_and_named_with_its_rank(senders: NixlSenders, agent: Agent) -> None:
-    share = KvShare(1, 0, KvDivision(2))
+    share = KvShard(1, 0, KvDivision(2))
     sender = senders.open(endpoint(NUM_BLOCKS * 48), NUM_BLOCKS, Part(24, 48, [(0, 16, 8), (8, 32, 16)], share))
     details = DETAILS.decode(endpoint(NUM_BLOCKS * 48).details)
     assert agent.told == [Connect(1, "peer", details, NUM_BLOCKS, (0, 8), (16, 32), (8, 16))]

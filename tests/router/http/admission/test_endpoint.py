@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.engine.cache.block_pool import BlockPool
-from baton.engine.cache.hashing import extend_hashes, root_hash
+from baton.engine.cache.hashing import block_hashes
 from baton.router.http.access.guard import Guard
 from baton.router.http.access.keys import digest_of
 from baton.router.http.admission.admission import AdmissionSettings
@@ -145,9 +145,7 @@ def _caching(pool: BlockPool) -> Script:
     """A node that computes one token, caches the blocks of prompts as every node does, and tells of them."""
 
     def script(node: FakeNode, leg: LegMessage) -> None:
-        hashes: list[bytes] = []
-        root = root_hash(node.hello.fingerprint, leg.cache_salt)
-        extend_hashes(hashes, leg.token_ids, LAYOUT.block_size, root)
+        hashes = block_hashes(node.hello.fingerprint, leg.prompt, (), LAYOUT.block_size)
         num_known = len(pool.lookup(hashes))
         block_ids = pool.allocate(len(hashes) - num_known)
         for block_id, block_hash in zip(block_ids, hashes[num_known:], strict=True):
@@ -208,7 +206,7 @@ async def test_without_keys_legs_have_no_salt(prompts: PromptMaker) -> None:
     async with serving(prompts) as server:
         decode = await server.rig.join(DECODE, answering([5], "length"))
         assert (await _post(server)).status == 200
-        assert (await decode.expect(Decode)).cache_salt == b""
+        assert (await decode.expect(Decode)).prompt.cache_salt == b""
 
 
 async def test_a_shutdown_answers_those_who_wait(prompts: PromptMaker) -> None:

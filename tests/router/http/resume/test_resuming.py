@@ -83,7 +83,7 @@ async def begin(server: Server, node: FakeNode, connection: Connection, path: st
 
 
 def finish(node: FakeNode, leg: Decode) -> None:
-    first = len(leg.token_ids) - leg.num_prompt_tokens
+    first = len(leg.output_ids)
     for place in range(first, len(IDS)):
         node.emit(leg, [IDS[place]], place, finish="length" if place == len(IDS) - 1 else "")
 
@@ -118,7 +118,7 @@ async def test_a_client_that_lost_its_connection_gets_the_rest_once(
         await node.expect(Cancel)
         asking = asyncio.create_task(resumed(server, path, before[-1][0], again=again))
         leg = await node.expect(Decode)
-        assert list(leg.token_ids[leg.num_prompt_tokens :]) == IDS[:num_tokens]
+        assert list(leg.output_ids) == IDS[:num_tokens]
         assert leg.params.max_tokens == len(IDS)
         finish(node, leg)
         after = events_of((await asking).body)
@@ -199,7 +199,7 @@ async def test_choices_that_have_ended_are_told_and_not_generated_again(prompts:
         sent = {"last-event-id": first_id}
         asking = asyncio.create_task(fetch(server, "POST", COMPLETIONS, body, sent))
         leg = await node.expect(Decode)
-        assert (leg.params.choice, list(leg.token_ids[leg.num_prompt_tokens :])) == (1, IDS[:3])
+        assert (leg.params.choice, list(leg.output_ids)) == (1, IDS[:3])
         finish(node, leg)
         reply = await asking
         assert (reply.status, events_of(reply.body)[-1][1]) == (200, "[DONE]")
@@ -375,7 +375,7 @@ async def test_a_stream_that_is_told_again_is_the_same_to_the_letter(
         ids = prompts.tokenizer.encode(CALL)
         leg = await node.expect(Decode)
         for at, token_id in enumerate(ids):
-            node.emit(leg, [token_id], at, "stop" if at == len(ids) - 1 else "", cached=leg.num_prompt_tokens - 1)
+            node.emit(leg, [token_id], at, "stop" if at == len(ids) - 1 else "", cached=leg.prompt.num_tokens - 1)
         told = _EVENT.findall(re.sub(rb"event: .*\n", b"", (await asking).body))
         assert len(told) > 10
         for number in (0, 1, len(told) // 2, len(told) - 2):

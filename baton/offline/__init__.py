@@ -1,0 +1,1 @@
+"""Offline use: `baton.LLM`, an engine in the process of a script."""

@@ -1,0 +1,57 @@
+"""A prompt says what it is made of, and makes others of it without changing."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from baton.wire.errors import InvalidMessage
+from baton.wire.messages import ROUTER_TO_NODE, Decode
+from baton.wire.prompt import MAX_SALT_BYTES, Prompt
+from baton.wire.sampling import DecodingParams
+from tests.wire.wire_samples import IMAGE
+
+FAR = replace(IMAGE, start=4)
+PROMPT = Prompt((1, 5, 5, 2, 5, 5), b"salt", (IMAGE, FAR))
+
+
+def test_it_is_made_of_whatever_holds_its_parts_and_is_not_changed() -> None:
+    assert Prompt.of(iter([1, 5, 5, 2, 5, 5]), b"salt", [IMAGE, FAR]) == PROMPT
+    assert Prompt.of(range(3)) == Prompt((0, 1, 2), b"", ())
+    with pytest.raises(FrozenInstanceError):
+        PROMPT.cache_salt = b"other"  # type: ignore[misc]
+
+
+def test_what_follows_it_is_not_counted_and_without_that_nothing_is_copied() -> None:
+    assert PROMPT.num_tokens == 6
+    assert PROMPT.followed_by([8, 9]) == (1, 5, 5, 2, 5, 5, 8, 9)
+    assert PROMPT.followed_by(()) is PROMPT.token_ids
+
+
+@pytest.mark.parametrize(("num_tokens", "images"), [(1, ()), (2, (IMAGE,)), (4, (IMAGE,)), (5, (IMAGE, FAR))])
+def test_its_beginning_has_its_salt_and_the_images_that_begin_there(
+    num_tokens: int, images: tuple[object, ...]
+) -> None:
+    first = PROMPT.first(num_tokens)
+    assert (first.token_ids, first.cache_salt) == (PROMPT.token_ids[:num_tokens], b"salt")
+    assert first.images == images
+
+
+def test_without_pixels_it_is_the_same_beside_them() -> None:
+    bare = PROMPT.without_pixels()
+    assert [image.pixels for image in bare.images] == [b"", b""]
+    assert [image.mark for image in bare.images] == [image.mark for image in PROMPT.images]
+    assert replace(bare, images=PROMPT.images) == PROMPT
+    assert (plain := Prompt((1,))).without_pixels() is plain
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_a_salt_is_no_longer_than_the_router_makes_it(excess: int) -> None:
+    message = Decode(b"h" * 16, 1, Prompt((1,), bytes(MAX_SALT_BYTES + excess)), DecodingParams(), None)
+    frame = ROUTER_TO_NODE.encode(message)
+    if not excess:
+        assert ROUTER_TO_NODE.decode(frame) == message
+        return
+    with pytest.raises(InvalidMessage, match="cache_salt"):
+        ROUTER_TO_NODE.decode(frame)
