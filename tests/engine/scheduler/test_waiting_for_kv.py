@@ -12,9 +12,11 @@ import pytest
 from baton.engine.cache.offload import LATENCY_S, REST_S
 from baton.engine.scheduler.request import Request, Step
 from baton.wire.sampling import DecodingParams
+from tests.engine.scheduler.proposers import Guessing
 from tests.engine.scheduler.simulation import Device, Name, Simulation, continuation
 from tests.engine.scheduler.stores import ChanceStore, Clock, TestStore, offload_of
 from tests.engine.scheduler.test_asynchronous import Run, random_traffic
+from tests.engine.scheduler.test_drafts import following
 from tests.request_keys import key_of
 
 PARAMS = DecodingParams(max_tokens=3, ignore_eos=True)
@@ -360,7 +362,9 @@ class Storing(Simulation):
         return super().step()
 
 
-def storing(seed: int, fault_rate: float, *, is_asynchronous: bool, num_stages: int = 1) -> Storing:
+def storing(
+    seed: int, fault_rate: float, *, is_asynchronous: bool, num_stages: int = 1, has_drafts: bool = False
+) -> Storing:
     draw = random.Random(seed)
     block_size = draw.choice((2, 4))
     device = Device(block_size, is_asynchronous, random.Random(seed), 0.03, num_stages)
@@ -372,6 +376,7 @@ def storing(seed: int, fault_rate: float, *, is_asynchronous: bool, num_stages: 
         budget=draw.choice((1, 5, 16, 64)),
         device=device,
         offload=offload_of(store, device, clock),
+        proposer=Guessing(following, 0.5, random.Random(seed)) if has_drafts else None,
     )
     simulation.store, simulation.clock = store, clock
     return simulation
@@ -385,7 +390,7 @@ def test_random_traffic_has_the_tokens_that_computing_gives_whatever_the_store_d
     monkeypatch.setattr("baton.engine.cache.offload.REST_S", 0.02)
     num_given = num_loaded = 0
     for seed in range(12):
-        simulation = storing(seed, fault_rate, is_asynchronous=is_asynchronous)
+        simulation = storing(seed, fault_rate, is_asynchronous=is_asynchronous, has_drafts=seed % 4 == 3)
         run = Run(simulation)
         found = run.serve(random_traffic(random.Random(seed), simulation.limits.max_request_tokens))
         assert found == run.expected
