@@ -22,6 +22,7 @@ from baton.device.memory import MemoryReading, enough_memory, read_memory
 from baton.engine.attention.choose import NATIVE, AttentionChoice
 from baton.engine.attention.native_backend import NativeAttention
 from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.offload import KvOffload
 from baton.engine.core import EngineCore
 from baton.engine.executor.base import Executor
 from baton.engine.executor.uni import open_uni
@@ -47,6 +48,7 @@ from baton.engine.models.ops.native_ops import NativeOps
 from baton.engine.models.shard import Shard
 from baton.engine.models.vision.facts import ImageFacts
 from baton.engine.native.loans import CoreLoans
+from baton.engine.offloading import StoreOpener, open_offload, require_offloadable
 from baton.engine.pool_size import (
     BlockSize,
     DividedBlocks,
@@ -83,8 +85,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine ready to step, and facts about it. The caller of `build_engine` closes `executor` and `device` at the
-    end."""
+    """An engine ready to step, and facts about it. The caller of `build_engine` closes `core`, `executor` and `device`
+    at the end."""
 
     core: EngineCore
     runner: ModelRunner
@@ -111,16 +113,19 @@ def build_engine(
     on_graphs: OnProgress | None = None,
     open_executor: OpenExecutor = open_uni,
     proposer: Proposer | None = None,
+    open_store: StoreOpener | None = None,
 ) -> Engine:
     """Load the checkpoint and build an engine around it.
 
     `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
     recorded graphs. `open_executor`: without it the engine has one rank. `proposer`: guesses tokens; None: as the
-    settings say. Sets the number of torch threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and
-    `DeviceFailed` when a rank does not come up."""
+    settings say. `open_store`: opens the KV store of an only rank; None: a host tier if the settings want one. Sets the
+    number of torch threads of this process.
+    Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up."""
     require_allowed(settings)
     proposer = proposer or proposer_of(settings.speculative_config)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
+    require_offloadable(settings)
     num_cores = len(os.sched_getaffinity(0))
     num_threads = max(1, (settings.num_threads or num_cores) // settings.num_ranks_here)
     if settings.num_ranks_here > num_cores:
@@ -152,7 +157,9 @@ def build_engine(
         kv_dtype = model.layout.dtype if model.layout.has_scales else ""
         fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
         image_facts = None if model.tower is None else model.tower.facts
-        core = _core(basis, fingerprint, memory, runner, grammars, costs, image_facts, proposer)
+        offload = open_offload(settings, memory, open_store)
+        core = _core(basis, fingerprint, memory, runner, grammars, costs, image_facts, proposer, offload)
+        opened.callback(core.close)
         grammars.finish_loading()
         opened.pop_all()
     return Engine(
@@ -274,9 +281,11 @@ def _core(
     costs: StepCosts,
     image_facts: ImageFacts | None,
     proposer: Proposer | None,
+    offload: KvOffload | None,
 ) -> EngineCore:
     settings, capacity, config = basis.settings, basis.capacity, basis.config
-    pool = BlockPool(memory.num_blocks, prefix_caching=settings.enable_prefix_caching)
+    on_evicted = None if offload is None else offload.evicted
+    pool = BlockPool(memory.num_blocks, prefix_caching=settings.enable_prefix_caching, on_evicted=on_evicted)
     limits = SchedulerLimits(
         settings.block_size,
         settings.max_num_seqs,
@@ -292,5 +301,5 @@ def _core(
         _log.warning("drafts are not used: this model has states, which cannot go back behind a wrong one")
     goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
     bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
-    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, proposer)
-    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, image_facts)
+    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, proposer, offload)
+    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, image_facts, offload)

@@ -71,6 +71,12 @@ class EngineSettings:
         "share of a GPU's memory that this process may take; `baton serve` divides it among the nodes of a GPU",
         allowed=SHARE,
     )
+    kv_offloading_size: float = _cache(
+        0.0,
+        "GiB of host memory for KV that does not fit the KV pool any more, and comes back from there instead of being "
+        "computed; 0: none",
+        allowed=Range(0, 2**20),
+    )
     num_blocks: int = _cache(
         0, "blocks of the KV pool; overrides kv-cache-memory-bytes when above 0", allowed=COUNT_OR_NONE
     )

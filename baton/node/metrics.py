@@ -13,7 +13,8 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from baton.engine.scheduler.request import RequestOutput
+from baton.engine.cache.offload import KvOffload
+from baton.engine.scheduler.step import RequestOutput
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.wire.messages import HandoffFigures, NodeStatus
 
@@ -76,6 +77,30 @@ class LinkCollector(Collector):
         """See `Collector`."""
         doc = "Messages of routers that were not understood, or not acted on"
         yield CounterMetricFamily("baton:rejected_messages", doc, self._link.num_rejected_messages)
+
+
+class OffloadCollector(Collector):
+    """Figures of a KV store."""
+
+    def __init__(self, offload: KvOffload) -> None:
+        self._offload = offload
+
+    def collect(self) -> Iterable[Metric]:
+        """See `Collector`."""
+        counted = self._offload.counters
+        doc = "Prompt tokens that the KV store was asked for, and those whose KV it has loaded"
+        yield CounterMetricFamily("baton:external_prefix_cache_queries", doc, counted.num_queried_tokens)
+        yield CounterMetricFamily("baton:external_prefix_cache_hits", doc, counted.num_loaded_tokens)
+        blocks = CounterMetricFamily("baton:kv_offload_blocks", "Evicted blocks: stored or dropped", labels=["end"])
+        blocks.add_metric(["stored"], counted.num_stored_blocks)
+        blocks.add_metric(["dropped"], counted.num_dropped_blocks)
+        yield blocks
+        faults = CounterMetricFamily("baton:kv_offload_faults", "Faults of the KV store", labels=["reason"])
+        faults.add_metric(["failed"], counted.num_failures)
+        faults.add_metric(["late"], counted.num_late_loads)
+        faults.add_metric(["damaged"], counted.num_damaged_blocks)
+        yield faults
+        yield GaugeMetricFamily("baton:kv_offload_cache_usage_perc", "How full it is, 0 to 1", self._offload.usage)
 
 
 class StepCounters:

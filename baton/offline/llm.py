@@ -23,7 +23,7 @@ from baton.engine.build import build_engine
 from baton.engine.models.generation_defaults import AUTO, load_generation_defaults
 from baton.engine.models.identity import find_checkpoint
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
-from baton.engine.scheduler.request import PromptScores, RequestOutput
+from baton.engine.scheduler.step import PromptScores, RequestOutput
 from baton.engine.settings import EngineSettings
 from baton.engine.text.chat_template import ChatTemplate
 from baton.engine.text.choice_text import ChoiceText, TextDelta, TextOptions, join_deltas
@@ -37,7 +37,7 @@ from baton.wire.request_key import RequestKey
 from baton.wire.sampling import SamplingParams
 
 _NOT_A_NUMBER = "the model computed NaN for a prompt: its weights overflow in this dtype"
-_GRAMMAR_WAIT_S = 0.001
+_READINESS_WAIT_S = 0.001
 PromptInput: TypeAlias = str | Sequence[int]
 Messages: TypeAlias = Sequence[Mapping[str, object]]
 
@@ -68,6 +68,7 @@ class LLM:
         engine = build_engine(chosen, allocate, open_executor=open_executor)
         self._core = engine.core
         weakref.finalize(self, engine.executor.close)
+        weakref.finalize(self, engine.core.close)
         folder = find_checkpoint(model)
         self._tokenizer = Tokenizer.from_folder(folder)
         self._template = ChatTemplate.from_folder(folder)
@@ -120,8 +121,8 @@ class LLM:
             with tqdm(total=len(streams), unit="prompt", disable=not show_progress) as bar:
                 while self._core.has_work:
                     outputs = self._core.step()
-                    if not outputs and self._core.awaits_grammar:
-                        time.sleep(_GRAMMAR_WAIT_S)
+                    if not outputs and self._core.awaits_readiness:
+                        time.sleep(_READINESS_WAIT_S)
                     for scores in self._core.take_prompt_scores():
                         streams[scores.key].take_prompt(scores)
                     bar.update(self._apply(outputs, streams))

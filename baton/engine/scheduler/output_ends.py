@@ -13,7 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from baton.engine.scheduler.request import MAX_FORCED, Request, RequestOutput, SampledToken, SampledTokens
+from baton.engine.scheduler.request import MAX_FORCED, Request
+from baton.engine.scheduler.step import RequestOutput, SampledToken, SampledTokens
 from baton.wire.messages import FINISH_COMPLETE, FINISH_LENGTH, FINISH_STOP
 
 MAX_JUMP_S = 0.001

@@ -11,8 +11,8 @@ step, and its first token would wait for the chunk of the prompt behind it. For 
 step only if it ends them all. Beside decoding requests a `StepBound`, where there is one, makes chunks as small as a
 step's time allows; such a small step is filled up with the next prompt.
 
-Blocks: a request is admitted when all its known tokens fit; decoding then grows block by block. When no block is left,
-the newest request is preempted: its blocks are released, and it is computed again later.
+Blocks: a request is admitted when all its known tokens fit and KV that it waits for has come. Decoding grows block by
+block; when none is left, the newest request is preempted: it gives its blocks up, and is computed again later.
 
 A step goes through `schedule` (what to compute), `advance` (it was launched) and `apply` (its result is here); `rewind`
 undoes `advance`. Between the two it is in flight, and the token it samples for a request stands as `PENDING_TOKEN` in
@@ -22,9 +22,8 @@ is found in `apply`; the share of such a request in the next step then has no ow
 
 A step samples one token of a request, or several where a `Proposer` has guessed what follows: see that module.
 
-Forks: choices of one prompt are one request until its first token is sampled. The step that does it samples one for
-each choice, and `apply` makes the forks requests of their own, which share the prompt's blocks. Until then each of them
-counts as a row of the running batch.
+Forks: choices of one prompt are one request, of several rows, until its first token is sampled. The step that does it
+samples one for each choice, and `apply` makes the forks requests of their own, which share the prompt's blocks.
 
 Invariants:
 - the oldest request is never preempted for a newer one, so it always makes progress;
@@ -41,24 +40,16 @@ from heapq import merge
 from itertools import islice
 
 from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.offload import KvOffload
 from baton.engine.scheduler.drafts import Drafts
 from baton.engine.scheduler.limits import SchedulerLimits, require_room_for_images
 from baton.engine.scheduler.live_requests import TURN, LiveRequests
 from baton.engine.scheduler.output_ends import OutputEnds
 from baton.engine.scheduler.prompt_spans import note_scored, span_of
 from baton.engine.scheduler.proposer import Proposer
-from baton.engine.scheduler.request import (
-    IMAGES_GONE,
-    PENDING_TOKEN,
-    PromptScores,
-    PromptSpan,
-    Request,
-    RequestOutput,
-    SampledTokens,
-    ScheduledRequest,
-    Step,
-)
+from baton.engine.scheduler.request import IMAGES_GONE, PENDING_TOKEN, Request, ScheduledRequest
 from baton.engine.scheduler.request_blocks import RequestBlocks
+from baton.engine.scheduler.step import PromptScores, PromptSpan, RequestOutput, SampledTokens, Step
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_series import StepSeries, can_begin
 from baton.wire.errors import Overloaded
@@ -66,11 +57,6 @@ from baton.wire.request_key import RequestKey
 
 _MOST_AWAITED = 64
 """Prompts whose first tokens a step is planned for; those behind them wait for them."""
-
-
-def _failure(request: Request) -> str:
-    """Why no token of `request` could be sampled, as far as its grammar knows."""
-    return "" if request.matcher is None else request.matcher.error
 
 
 class Scheduler:
@@ -83,10 +69,11 @@ class Scheduler:
         eos_token_ids: frozenset[int],
         bound: StepBound | None = None,
         proposer: Proposer | None = None,
+        offload: KvOffload | None = None,
     ) -> None:
         self.limits = limits
         self.requests = LiveRequests()
-        self.blocks = RequestBlocks(pool, limits.block_size, has_states=limits.has_states)
+        self.blocks = RequestBlocks(pool, limits.block_size, has_states=limits.has_states, offload=offload)
         self.num_preemptions = 0
         self._drafts = Drafts(proposer, limits, self.blocks)
         self._ends = OutputEnds(eos_token_ids, jumps_ahead=limits.jumps_ahead)
@@ -260,7 +247,7 @@ class Scheduler:
             finish_reason,
             has_left,
             has_failed,
-            _failure(request) if has_failed else "",
+            request.failure if has_failed else "",
         )
 
     def _fork(
@@ -281,7 +268,7 @@ class Scheduler:
                     self.add_fork(forked, request, num_computed_tokens)
             has_left = not tokens or bool(finish_reason) or request.first_token_only
             index = output.output_index
-            failure = "" if tokens else _failure(request)
+            failure = "" if tokens else request.failure
             forked_output = RequestOutput(
                 fork.key, 0, num_computed_tokens, 0, index, tokens, finish_reason, has_left, not tokens, failure
             )
@@ -353,9 +340,9 @@ class Scheduler:
         return True
 
     def _newest(self) -> Request:
-        """The request to preempt: holders of blocks that are not running go first, then the newest that runs."""
-        candidates = self.requests.waiting_holders() or self.requests.running.values()
-        return max(candidates, key=lambda request: request.arrival)
+        """The request to preempt: of those that hold blocks, the newest."""
+        holders = (*self.requests.running.values(), *self.requests.waiting_holders())
+        return max(holders, key=lambda request: request.arrival)
 
     def _preempt(self, request: Request) -> None:
         if request.num_steps_in_flight:
@@ -371,16 +358,19 @@ class Scheduler:
         return request is not None and bool(request.block_table) and request.num_uncomputed_tokens == 1
 
     def _admit(self) -> Request | None:
-        """Move the next waiting request into the batch if it fits now."""
+        """Move the next waiting request into the batch if it fits now. One that waits for KV counts as a row."""
         while (request := self.requests.first_waiting) is not None:
-            if self.requests.num_rows + len(request.forks) >= self.limits.max_num_seqs:
+            self.blocks.end_load(request)
+            if self.requests.num_rows + self.blocks.num_loads + len(request.forks) >= self.limits.max_num_seqs:
                 return None
-            has_blocks = self._complete_blocks(request) if request.block_table else self.blocks.take_for(request)
-            if not has_blocks:
+            if not (self._complete_blocks(request) if request.block_table else self.blocks.take_for(request)):
                 return None
-            if not request.lacks_pixels:
+            if request.load is not None:
+                self.requests.hold(request)
+            elif not request.lacks_pixels:
                 return self.requests.admit(request)
-            self._lose(request)
+            else:
+                self._lose(request)
         return None
 
     def _lose(self, request: Request) -> None:
@@ -392,9 +382,9 @@ class Scheduler:
     def _complete_blocks(self, request: Request) -> bool:
         """Give a waiting request that holds blocks those that it lacks. False when they do not fit now."""
         while self.blocks.num_available < self.blocks.num_missing(request):
-            others = [waiting for waiting in self.requests.waiting_holders() if waiting is not request]
+            others = [newer for newer in self.requests.waiting_holders() if newer.arrival > request.arrival]
             if self.requests.running or not others:
-                return False  # running requests, or the end of a lease, will free blocks
+                return False  # running requests, older ones, or the end of a lease, will free blocks
             self._preempt(max(others, key=lambda waiting: waiting.arrival))
         self.blocks.extend(request)
         return True

@@ -20,23 +20,14 @@ from typing import Any, TypeAlias
 
 from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.offload import KvOffload
 from baton.engine.core import EngineCore, FirstToken
 from baton.engine.held_blocks import Reservation
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.proposer import Proposer
-from baton.engine.scheduler.request import (
-    PENDING_TOKEN,
-    BlockCopy,
-    PromptScores,
-    Request,
-    RequestOutput,
-    SampledToken,
-    SampledTokens,
-    ScheduledRequest,
-    Step,
-    choices_of,
-)
+from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, Request, ScheduledRequest, choices_of
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import PromptScores, RequestOutput, SampledToken, SampledTokens, Step
 from baton.engine.steps_in_flight import StepFailed
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
@@ -231,13 +222,15 @@ class Simulation:
         prefix_caching: bool = True,
         device: Device | None = None,
         proposer: Proposer | None = None,
+        offload: KvOffload | None = None,
     ) -> None:
         limit = min(max_request_tokens or 10**9, num_blocks * block_size)
         self.device = device or Device(block_size)
         self.limits = SchedulerLimits(block_size, max_num_seqs, budget, limit, num_stages=self.device.num_stages)
-        self.pool = BlockPool(num_blocks, prefix_caching=prefix_caching)
-        self.scheduler = Scheduler(self.pool, self.limits, frozenset({EOS}), proposer=proposer)
-        self.core = EngineCore(self.pool, self.scheduler, self.device, "model")
+        on_evicted = None if offload is None else offload.evicted
+        self.pool = BlockPool(num_blocks, prefix_caching=prefix_caching, on_evicted=on_evicted)
+        self.scheduler = Scheduler(self.pool, self.limits, frozenset({EOS}), proposer=proposer, offload=offload)
+        self.core = EngineCore(self.pool, self.scheduler, self.device, "model", offload=offload)
         self.outputs: dict[Name, list[int]] = {}
         self.finished: dict[Name, str] = {}
         self.cached: dict[Name, int] = {}
