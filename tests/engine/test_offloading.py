@@ -148,7 +148,8 @@ def test_a_handoff_into_blocks_that_were_evicted_leaves_what_was_stored_as_it_wa
         reservation = core.reserve(key_of("handoff"), Prompt.of(PROMPTS[1]))
         assert reservation is not None
         plain.add(key_of("handoff"), Prompt.of(PROMPTS[1]), GREEDY, first_token_only=True)
-        first = [token for _ in range(99) if plain.has_work for output in plain.step() for token in output.token_ids][
+        tokens = [token for _ in range(99) if plain.has_work for output in plain.step() for token in output.token_ids]
+        first = tokens[-1]
             -1
         ]
         sent = plain.block_table(key_of("handoff"))
