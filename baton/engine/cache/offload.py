@@ -53,7 +53,8 @@ class PoolBytes(Protocol):
 
 @dataclass(slots=True)
 class OffloadCounters:
-    """Since the start. Tokens are those of whole blocks."""
+    """Since the start. Tokens are those of whole blocks. Stored and dropped blocks are counted by two threads without a
+    lock, so one of a great many may be missing."""
 
     num_queried_tokens: int = 0
     num_loaded_tokens: int = 0
@@ -130,8 +131,8 @@ class Load:
 
 
 class KvOffload:
-    """See the module. `pool`: the bytes of the blocks, of `block_size` tokens each. All calls come from the engine's
-    thread."""
+    """See the module. `pool`: the bytes of the blocks, of `block_size` tokens each. All calls but `usage` come from the
+    engine's thread."""
 
     def __init__(
         self, store: KvStore, pool: PoolBytes, block_size: int, clock: Callable[[], float] = time.monotonic
