@@ -70,13 +70,13 @@ def engine_of(
 def answers(core: EngineCore, name: str, token_ids: Sequence[int], salt: bytes = b"") -> tuple[list[int], int]:
     """(the tokens of a request, how many of its prompt were cached)."""
     tokens, num_cached = list[int](), 0
-    core.add(key_of(name), Prompt.of(token_ids, cache_salt=salt), GREEDY)
+    core.add(key_of(name), Prompt.of(token_ids, salt), GREEDY)
     while core.has_work:
         outputs = core.step()
         if not outputs and core.awaits_readiness:
             time.sleep(0.001)
         for output in outputs:
-            assert output.tokens or not output.has_left
+            assert not output.has_failed
             tokens += output.token_ids
             num_cached = output.num_cached_tokens
         core.check()
@@ -148,15 +148,11 @@ def test_a_handoff_into_blocks_that_were_evicted_leaves_what_was_stored_as_it_wa
         reservation = core.reserve(key_of("handoff"), Prompt.of(PROMPTS[1]))
         assert reservation is not None
         plain.add(key_of("handoff"), Prompt.of(PROMPTS[1]), GREEDY, first_token_only=True)
-        tokens = [token for _ in range(99) if plain.has_work for output in plain.step() for token in output.token_ids]
-        first = tokens[-1]
-            -1
-        ]
+        (first,) = (token for _ in range(99) if plain.has_work for output in plain.step() for token in output.token_ids)
         sent = plain.block_table(key_of("handoff"))
         for source_id, target_id in zip(sent, reservation.missing_block_ids, strict=True):
             target.memory.blocks[target_id] = source.memory.blocks[source_id]
-        firsts = [FirstToken(key_of("handoff"), GREEDY, first)]
-        core.add_reserved(reservation, Prompt.of(PROMPTS[1]), firsts)
+        core.add_reserved(reservation, Prompt.of(PROMPTS[1]), [FirstToken(key_of("handoff"), GREEDY, first)])
         while core.has_work:
             core.step()
             core.check()
