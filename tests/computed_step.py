@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton.engine.scheduler.request import PromptScores, SampledTokens
+from baton.engine.scheduler.step import PromptScores, SampledTokens
 from baton.wire.request_key import RequestKey
 
 

@@ -120,8 +120,8 @@ def build_engine(
     `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
     recorded graphs. `open_executor`: without it the engine has one rank. `proposer`: guesses tokens; None: as the
     settings say. `open_store`: opens the KV store of an only rank; None: a host tier if the settings want one. Sets the
-    number of torch threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank
-    does not come up."""
+    number of torch threads of this process.
+    Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up."""
     require_allowed(settings)
     proposer = proposer or proposer_of(settings.speculative_config)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)

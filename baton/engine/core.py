@@ -31,8 +31,9 @@ from baton.engine.models.vision.facts import ImageFacts
 from baton.engine.new_requests import NewRequests
 from baton.engine.runner.base import Runner
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import PromptScores, Request, RequestOutput, Step, choices_of
+from baton.engine.scheduler.request import Request, choices_of
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import PromptScores, RequestOutput, Step
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.steps_in_flight import StepsInFlight, StepWatch
 from baton.engine.structured.matcher import Grammars

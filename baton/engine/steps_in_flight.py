@@ -20,8 +20,9 @@ from baton.device.base import DeviceFailed
 from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool, BlockTable
 from baton.engine.runner.base import Runner, RunningStep
-from baton.engine.scheduler.request import PromptScores, Request, RequestOutput, SampledTokens, Step
+from baton.engine.scheduler.request import Request
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import PromptScores, RequestOutput, SampledTokens, Step
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.wire.errors import BatonError
 from baton.wire.request_key import RequestKey

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.engine.scheduler.request import IMAGES_GONE, PromptScores, RequestOutput
+from baton.engine.scheduler.request import IMAGES_GONE
+from baton.engine.scheduler.step import PromptScores, RequestOutput
 from baton.engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
 from baton.wire.errors import BatonError, InvalidRequest, Overloaded, RequestFailed
 from baton.wire.messages import PromptLogprobs, StepTimes, TokenEvent

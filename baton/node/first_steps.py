@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.engine.scheduler.request import RequestOutput
+from baton.engine.scheduler.step import RequestOutput
 from baton.runtime.clock import now_us
 from baton.wire.messages import StepTimes
 from baton.wire.request_key import RequestKey

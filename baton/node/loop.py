@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 
 from baton.engine.attention.base import LayerStored
 from baton.engine.core import EngineCore
-from baton.engine.scheduler.request import RequestOutput, Step
+from baton.engine.scheduler.step import RequestOutput, Step
 from baton.engine.steps_in_flight import StepFailed
 from baton.node.events import failure_of, failure_of_scores
 from baton.node.heartbeat import HeartbeatThread

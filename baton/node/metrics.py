@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from baton.engine.cache.offload import KvOffload
-from baton.engine.scheduler.request import RequestOutput
+from baton.engine.scheduler.step import RequestOutput
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.wire.messages import HandoffFigures, NodeStatus
 

@@ -23,7 +23,7 @@ from baton.engine.build import build_engine
 from baton.engine.models.generation_defaults import AUTO, load_generation_defaults
 from baton.engine.models.identity import find_checkpoint
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
-from baton.engine.scheduler.request import PromptScores, RequestOutput
+from baton.engine.scheduler.step import PromptScores, RequestOutput
 from baton.engine.settings import EngineSettings
 from baton.engine.text.chat_template import ChatTemplate
 from baton.engine.text.choice_text import ChoiceText, TextDelta, TextOptions, join_deltas

@@ -39,7 +39,7 @@ from baton.engine.models.decoder import TORCH_DTYPES
 from baton.engine.models.identity import find_checkpoint
 from baton.engine.native.library import open_kernels
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
-from baton.engine.scheduler.request import RequestOutput
+from baton.engine.scheduler.step import RequestOutput
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.choose import open_executor
 from baton.runtime.process import keep_freed_memory

@@ -15,8 +15,8 @@ from baton.engine.core import EngineCore, FirstToken
 from baton.engine.runner.base import RunningStep
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import RequestOutput, SampledToken, Step
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
 from baton.engine.settings import EngineSettings
 from baton.engine.steps_in_flight import StepFailed
 from baton.wire.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting

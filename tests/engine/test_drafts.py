@@ -17,7 +17,8 @@ from baton.engine.build import Engine, build_engine
 from baton.engine.core import EngineCore
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.proposer import Proposer
-from baton.engine.scheduler.request import Request, SampledToken
+from baton.engine.scheduler.request import Request
+from baton.engine.scheduler.step import SampledToken
 from baton.engine.settings import OWN, SHARED, EngineSettings
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey

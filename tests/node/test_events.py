@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import struct
 
-from baton.engine.scheduler.request import PromptScores, RequestOutput, SampledToken
+from baton.engine.scheduler.step import PromptScores, RequestOutput, SampledToken
 from baton.engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
 from baton.node.events import failure_of, prompt_logprobs, token_event
 from baton.wire.errors import InvalidRequest, RequestFailed

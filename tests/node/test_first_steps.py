@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from baton.engine.scheduler.request import RequestOutput, SampledToken
+from baton.engine.scheduler.step import RequestOutput, SampledToken
 from baton.node.first_steps import FirstSteps
 from baton.wire.messages import StepTimes
 from baton.wire.request_key import RequestKey

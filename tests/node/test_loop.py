@@ -13,8 +13,8 @@ from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import PromptScores, RequestOutput, SampledToken, SampledTokens, Step
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import PromptScores, RequestOutput, SampledToken, SampledTokens, Step
 from baton.node.heartbeat import HeartbeatThread
 from baton.node.lent_cores import LentCores
 from baton.node.loop import EngineLoop, Leg

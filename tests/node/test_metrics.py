@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 from prometheus_client.core import Metric
 
-from baton.engine.scheduler.request import RequestOutput, SampledToken
+from baton.engine.scheduler.step import RequestOutput, SampledToken
 from baton.node.metrics import HandoffTimes, StepCounters
 from baton.wire.messages import HandoffFigures
 from baton.wire.request_key import RequestKey

@@ -20,16 +20,9 @@ from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore
 from baton.engine.runner.base import RunningStep
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import (
-    PENDING_TOKEN,
-    BlockCopy,
-    PromptScores,
-    SampledToken,
-    SampledTokens,
-    ScheduledRequest,
-    Step,
-)
+from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, ScheduledRequest
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import PromptScores, SampledToken, SampledTokens, Step
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.kvtransfer.transports.base import Blocks
 from baton.wire.request_key import RequestKey

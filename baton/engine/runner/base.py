@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from baton.engine.attention.base import LayerStored
-from baton.engine.scheduler.request import PromptScores, SampledTokens, Step
+from baton.engine.scheduler.step import PromptScores, SampledTokens, Step
 from baton.wire.request_key import RequestKey
 
 

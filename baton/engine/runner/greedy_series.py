@@ -20,7 +20,7 @@ from baton.engine.runner.plain_rows import plain_tokens, tokens_by_key
 from baton.engine.runner.recorded_layers import RecordedLayers
 from baton.engine.runner.sampled_rows import GrammarRow
 from baton.engine.runner.sampler import Sampler
-from baton.engine.scheduler.request import PromptScores, SampledToken, SampledTokens, Step
+from baton.engine.scheduler.step import PromptScores, SampledToken, SampledTokens, Step
 from baton.wire.request_key import RequestKey
 
 

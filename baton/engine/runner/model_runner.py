@@ -33,7 +33,8 @@ from baton.engine.runner.prompt_scoring import PromptScoring
 from baton.engine.runner.redraws import redraw_beforehand
 from baton.engine.runner.sampler import Sampler
 from baton.engine.runner.sampling_plan import SamplingPlan
-from baton.engine.scheduler.request import PromptScores, SampledToken, SampledTokens, ScheduledRequest, Step
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import PromptScores, SampledToken, SampledTokens, Step
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, repeat, takewhile
 
-from baton.engine.scheduler.request import SampledToken, SampledTokens
+from baton.engine.scheduler.step import SampledToken, SampledTokens
 from baton.wire.request_key import RequestKey
 
 

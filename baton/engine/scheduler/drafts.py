@@ -13,8 +13,9 @@ from itertools import islice, takewhile
 
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.proposer import Proposer
-from baton.engine.scheduler.request import Request, SampledTokens, ScheduledRequest
+from baton.engine.scheduler.request import Request, ScheduledRequest
 from baton.engine.scheduler.request_blocks import RequestBlocks
+from baton.engine.scheduler.step import SampledTokens
 from baton.wire.request_key import RequestKey
 
 

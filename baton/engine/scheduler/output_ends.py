@@ -13,7 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from baton.engine.scheduler.request import MAX_FORCED, Request, RequestOutput, SampledToken, SampledTokens
+from baton.engine.scheduler.request import MAX_FORCED, Request
+from baton.engine.scheduler.step import RequestOutput, SampledToken, SampledTokens
 from baton.wire.messages import FINISH_COMPLETE, FINISH_LENGTH, FINISH_STOP
 
 MAX_JUMP_S = 0.001
@@ -80,8 +81,3 @@ class OutputEnds:
     def _can_jump(self, request: Request) -> bool:
         params = request.params
         return self._jumps_ahead and params.logprobs is None and not params.allowed_token_ids
-
-
-def failure_of(request: Request) -> str:
-    """Why no token of `request` could be sampled, as far as its grammar knows."""
-    return "" if request.matcher is None else request.matcher.error

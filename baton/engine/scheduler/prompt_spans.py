@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton.engine.scheduler.request import PromptScores, PromptSpan, Request, ScheduledRequest, Step
+from baton.engine.scheduler.request import Request, ScheduledRequest
+from baton.engine.scheduler.step import PromptScores, PromptSpan, Step
 from baton.wire.request_key import RequestKey
 
 

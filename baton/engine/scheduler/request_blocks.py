@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from baton.engine.cache.block_pool import BlockPool, BlockTable, pack_blocks
 from baton.engine.cache.hashing import extend_hashes
 from baton.engine.cache.offload import KvOffload
-from baton.engine.scheduler.request import BlockCopy, Request, Step
+from baton.engine.scheduler.request import BlockCopy, Request
+from baton.engine.scheduler.step import Step
 
 
 class RequestBlocks:

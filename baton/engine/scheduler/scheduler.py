@@ -44,21 +44,12 @@ from baton.engine.cache.offload import KvOffload
 from baton.engine.scheduler.drafts import Drafts
 from baton.engine.scheduler.limits import SchedulerLimits, require_room_for_images
 from baton.engine.scheduler.live_requests import TURN, LiveRequests
-from baton.engine.scheduler.output_ends import OutputEnds, failure_of
+from baton.engine.scheduler.output_ends import OutputEnds
 from baton.engine.scheduler.prompt_spans import note_scored, span_of
 from baton.engine.scheduler.proposer import Proposer
-from baton.engine.scheduler.request import (
-    IMAGES_GONE,
-    PENDING_TOKEN,
-    PromptScores,
-    PromptSpan,
-    Request,
-    RequestOutput,
-    SampledTokens,
-    ScheduledRequest,
-    Step,
-)
+from baton.engine.scheduler.request import IMAGES_GONE, PENDING_TOKEN, Request, ScheduledRequest
 from baton.engine.scheduler.request_blocks import RequestBlocks
+from baton.engine.scheduler.step import PromptScores, PromptSpan, RequestOutput, SampledTokens, Step
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_series import StepSeries, can_begin
 from baton.wire.errors import Overloaded
@@ -256,7 +247,7 @@ class Scheduler:
             finish_reason,
             has_left,
             has_failed,
-            failure_of(request) if has_failed else "",
+            request.failure if has_failed else "",
         )
 
     def _fork(
@@ -277,7 +268,7 @@ class Scheduler:
                     self.add_fork(forked, request, num_computed_tokens)
             has_left = not tokens or bool(finish_reason) or request.first_token_only
             index = output.output_index
-            failure = "" if tokens else failure_of(request)
+            failure = "" if tokens else request.failure
             forked_output = RequestOutput(
                 fork.key, 0, num_computed_tokens, 0, index, tokens, finish_reason, has_left, not tokens, failure
             )

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from baton.engine.scheduler.request import Step
+from baton.engine.scheduler.step import Step
 from baton.wire.step_cost import SMALLEST_CHUNK, StepCost, StepWork
 
 _KEPT, _KEPT_WHEN_WRONG = 0.998, 0.95

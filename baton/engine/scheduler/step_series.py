@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 
-from baton.engine.scheduler.request import PENDING_TOKEN, Request, RequestOutput, SampledTokens, ScheduledRequest, Step
+from baton.engine.scheduler.request import PENDING_TOKEN, Request, ScheduledRequest
 from baton.engine.scheduler.request_blocks import RequestBlocks
+from baton.engine.scheduler.step import RequestOutput, SampledTokens, Step
 from baton.wire.request_key import RequestKey
 
 

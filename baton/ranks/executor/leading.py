@@ -40,7 +40,8 @@ from baton.engine.runner.graphs import GraphForward, ReportProgress
 from baton.engine.runner.inputs import StepInputs
 from baton.engine.runner.model_runner import ModelRunner, PlannedStep, RunnerArguments, due_requests
 from baton.engine.runner.prompt_scoring import PromptScoring, scored_rows
-from baton.engine.scheduler.request import PromptScores, SampledTokens, ScheduledRequest, Step, as_known
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import PromptScores, SampledTokens, Step, as_known
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.messages import Compute, Order, Share

@@ -14,7 +14,7 @@ from baton.engine.build import Engine
 from baton.engine.core import FirstToken
 from baton.engine.models.vision.decoding import resized
 from baton.engine.models.vision.tower import Tower
-from baton.engine.scheduler.request import RequestOutput
+from baton.engine.scheduler.step import RequestOutput
 from baton.node.events import failure_of
 from baton.wire.errors import BatonError, InvalidRequest, Overloaded
 from baton.wire.images import PromptImage, digest_of

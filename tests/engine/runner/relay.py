@@ -24,7 +24,8 @@ from baton.engine.runner.base import RunningStep
 from baton.engine.runner.limits import RunnerLimits
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.sampler import Sampler
-from baton.engine.scheduler.request import PENDING_TOKEN, SampledToken, SampledTokens, ScheduledRequest, Step
+from baton.engine.scheduler.request import PENDING_TOKEN, ScheduledRequest
+from baton.engine.scheduler.step import SampledToken, SampledTokens, Step
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams

@@ -9,7 +9,7 @@ import pytest
 from baton.engine.build import Engine, build_engine
 from baton.engine.runner.greedy_series import GreedySeries
 from baton.engine.runner.kv_memory import allocate_private
-from baton.engine.scheduler.request import RequestOutput
+from baton.engine.scheduler.step import RequestOutput
 from baton.engine.settings import EngineSettings
 from baton.wire.grammar import Grammar
 from baton.wire.prompt import Prompt

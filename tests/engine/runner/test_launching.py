@@ -18,7 +18,8 @@ from baton.engine.runner.inputs import TokenUnknown
 from baton.engine.runner.limits import RunnerLimits, graph_sizes
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.sampler import Sampler
-from baton.engine.scheduler.request import PENDING_TOKEN, PromptSpan, Step
+from baton.engine.scheduler.request import PENDING_TOKEN
+from baton.engine.scheduler.step import PromptSpan, Step
 from baton.wire.sampling import DecodingParams
 from tests.engine.runner.relay import (
     BLOCK_SIZE,

@@ -8,7 +8,7 @@ import torch
 from baton.engine.build import build_engine
 from baton.engine.core import EngineCore
 from baton.engine.runner.kv_memory import KvMemory, allocate_private
-from baton.engine.scheduler.request import Step
+from baton.engine.scheduler.step import Step
 from baton.engine.settings import EngineSettings
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.engine.runner.plain_rows import PlainRows, tokens_by_key
-from baton.engine.scheduler.request import SampledToken
+from baton.engine.scheduler.step import SampledToken
 from tests.request_keys import A, B, C
 
 ONE, TWO, THREE, FOUR = (SampledToken(token_id, None) for token_id in (1, 2, 3, 4))

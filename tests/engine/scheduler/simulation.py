@@ -25,19 +25,9 @@ from baton.engine.core import EngineCore, FirstToken
 from baton.engine.held_blocks import Reservation
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.proposer import Proposer
-from baton.engine.scheduler.request import (
-    PENDING_TOKEN,
-    BlockCopy,
-    PromptScores,
-    Request,
-    RequestOutput,
-    SampledToken,
-    SampledTokens,
-    ScheduledRequest,
-    Step,
-    choices_of,
-)
+from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, Request, ScheduledRequest, choices_of
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import PromptScores, RequestOutput, SampledToken, SampledTokens, Step
 from baton.engine.steps_in_flight import StepFailed
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey

@@ -11,8 +11,9 @@ import pytest
 
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import PENDING_TOKEN, Fork, Request, RequestOutput, SampledToken, Step
+from baton.engine.scheduler.request import PENDING_TOKEN, Fork, Request
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams

@@ -12,8 +12,9 @@ from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler import output_ends
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.output_ends import OutputEnds
-from baton.engine.scheduler.request import MAX_FORCED, Fork, Request, RequestOutput, SampledToken, Step
+from baton.engine.scheduler.request import MAX_FORCED, Fork, Request
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
 from baton.wire.messages import TokenLogprobs
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey

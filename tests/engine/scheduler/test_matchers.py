@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import Matcher, Request, SampledToken
+from baton.engine.scheduler.request import Matcher, Request
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import SampledToken
 from baton.wire.grammar import Grammar
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from baton.engine.scheduler.output_ends import OutputEnds
-from baton.engine.scheduler.request import Request, RequestOutput, SampledToken, SampledTokens
+from baton.engine.scheduler.request import Request
+from baton.engine.scheduler.step import RequestOutput, SampledToken, SampledTokens
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.test_matchers import GRAMMAR, FakeMatcher

@@ -8,9 +8,10 @@ import pytest
 
 from baton.engine.cache.block_pool import BlockPool, pack_blocks
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import IMAGES_GONE, RequestOutput
+from baton.engine.scheduler.request import IMAGES_GONE
 from baton.engine.scheduler.request_blocks import RequestBlocks
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import RequestOutput
 from baton.wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from baton.wire.images import PromptImage
 from baton.wire.sampling import DecodingParams

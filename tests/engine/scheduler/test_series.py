@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from baton.engine.cache.block_pool import BlockPool
-from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, Fork, Request, RequestOutput, SampledToken, Step
+from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, Fork, Request
 from baton.engine.scheduler.request_blocks import RequestBlocks
+from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
 from baton.engine.scheduler.step_series import StepSeries, can_begin
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams

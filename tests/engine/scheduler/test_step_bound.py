@@ -11,8 +11,9 @@ import pytest
 
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import Request, SampledToken
+from baton.engine.scheduler.request import Request
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import SampledToken
 from baton.engine.scheduler.step_bound import FIRST_CHUNK, StepBound
 from baton.engine.scheduler.step_costs import StepCosts, work_of
 from baton.wire.prompt import Prompt

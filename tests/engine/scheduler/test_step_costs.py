@@ -9,7 +9,8 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from baton.engine.scheduler.request import ScheduledRequest, Step
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import Step
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts, work_of
 from baton.wire.images import PromptImage
 from baton.wire.prompt import Prompt

@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from baton.engine.cache.offload import LATENCY_S, REST_S
-from baton.engine.scheduler.request import Request, Step
+from baton.engine.scheduler.request import Request
+from baton.engine.scheduler.step import Step
 from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.proposers import Guessing
 from tests.engine.scheduler.simulation import Device, Name, Simulation, continuation

@@ -13,7 +13,7 @@ from baton.engine.build import Engine, build_engine
 from baton.engine.models.config import load_config
 from baton.engine.models.division import require_divisible
 from baton.engine.runner.kv_memory import allocate_private
-from baton.engine.scheduler.request import PromptScores, Step
+from baton.engine.scheduler.step import PromptScores, Step
 from baton.engine.settings import OWN, SHARED, EngineSettings
 from baton.ranks.executor.choose import open_executor
 from baton.ranks.executor.leading import LEAST_S
