@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tests.campaign.bodies import Sent, make_sent
 
 ANSWERED_S = 100.0
-"""No answer to a random body takes longer, beside the steps of its tokens; one to a good one may wait for a decode node."""
+"""No answer to a random body takes longer, beside its steps; one to a good one may wait for a decode node."""
 PAUSE_S = 0.5
 _CLOSE_S = 2.0
 _HEAD_BYTES = 2**16
