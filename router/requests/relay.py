@@ -15,18 +15,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from baton.router.nodes.registry import Node, NodeRegistry
-from baton.router.requests.flight import Flight
-from baton.router.requests.flight_context import FlightContext, RelayCounters
+from baton.router.requests.attempt import ControlSender, RelayRequest
+from baton.router.requests.flight import Flight, FlightContext, RelayCounters
 from baton.router.requests.inbox import Inbox
-from baton.router.requests.legs import ControlSender, RelayRequest
-from baton.router.requests.moves import Moves
+from baton.router.requests.moves import LeavingNodes
 from baton.router.requests.node_wait import NodeWait
-from baton.router.routing.attainment import Attainment
 from baton.router.routing.ejection import Ejections
-from baton.router.routing.goals import NO_GOALS, Goals
-from baton.router.routing.placement import Placement
+from baton.router.routing.goals import NO_GOALS, Attainment, Goals
+from baton.router.routing.placement import Placement, Route
 from baton.router.routing.policies import Policy
-from baton.router.routing.route import Route
 from baton.router.routing.selection import Routing
 from baton.router.routing.suspicion import Probation
 from baton.runtime.clock import host_clock
@@ -92,7 +89,7 @@ class Relay:
             clock=host_clock(),
         )
         self._flights: dict[bytes, Flight] = {}
-        self._moves = Moves(registry, self._flights)
+        self._leaving = LeavingNodes(registry, self._flights)
 
     @property
     def num_in_flight(self) -> int:
@@ -212,14 +209,14 @@ class Relay:
 
     def on_leaving(self, node: Node) -> None:
         """See `ControlHandler`."""
-        self._moves.begin(node)
+        self._leaving.begin(node)
 
     def drain(self, node: Node, *, starts_again: bool) -> None:
         """Ask a node to finish its work and to end: it gets no more, and other decode nodes go on with what it
         generates."""
         self._registry.leave(node.epoch)
         self._sender.send(node.epoch, Drain(starts_again))
-        self._moves.begin(node)
+        self._leaving.begin(node)
 
     def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
         """See `ControlHandler`."""
@@ -235,7 +232,7 @@ class Relay:
 
     def stop_waiting(self) -> None:
         """The router shuts down: no request waits for a node any more, and none is moved."""
-        self._moves.close()
+        self._leaving.close()
         self.node_wait.close()
         for flight in self._flights.values():
             flight.stop_waiting()

@@ -28,8 +28,8 @@ from baton.router.http.serving.limits import HttpLimits
 from baton.router.http.serving.server import HttpServer
 from baton.router.nodes.control import ControlLink
 from baton.router.nodes.registry import Node, NodeRegistry
+from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.inbox import Inbox
-from baton.router.requests.legs import RelayRequest
 from baton.router.requests.relay import Relay, RelaySettings
 from baton.router.routing.policies import Policy, RoundRobin
 from baton.router.settings import RouterSettings

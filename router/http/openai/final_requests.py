@@ -23,7 +23,7 @@ from baton.router.http.openai.prompts import truncated
 from baton.router.http.openai.schemas import MAX_CHOICES, GenerationRequest
 from baton.router.http.resume.requests import seed_of_stream
 from baton.router.http.served_model import ServedModel
-from baton.router.requests.legs import RelayRequest
+from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.relay import Relay
 from baton.router.routing.goals import NO_GOALS, AllowedGoals, Goals
 from baton.wire.errors import InvalidRequest

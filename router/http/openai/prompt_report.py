@@ -17,7 +17,7 @@ from baton.engine.text.detokenizer import IncrementalDetokenizer
 from baton.engine.text.tokenizer import Tokenizer
 from baton.router.http.openai.logprob_formats import completion_token, finite_logprob
 from baton.router.http.openai.responses import PromptReport
-from baton.router.requests.scored_prompt import ScoredPrompt
+from baton.router.requests.output import ScoredPrompt
 from baton.wire.errors import InvalidRequest
 
 MAX_ENTRIES = 2**17

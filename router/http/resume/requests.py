@@ -21,7 +21,7 @@ from baton.router.http.resume.records import Past, StreamHead, ToldFigures, dige
 from baton.router.http.resume.streams import Kept, Streams
 from baton.router.http.serving.bodies import Place
 from baton.router.http.serving.body import read_body
-from baton.router.requests.journal import Delivery
+from baton.router.requests.output import Delivery
 from baton.wire.errors import InvalidRequest, StreamNotFound
 
 LAST_EVENT_ID = "Last-Event-ID"

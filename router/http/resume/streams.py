@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from baton.router.http.resume.logs import Log, LogPlace
 from baton.router.http.resume.records import Past, StreamHead, ToldFigures, pack, unpack_head, unpack_past
-from baton.router.requests.journal import Delivery
+from baton.router.requests.output import Delivery
 from baton.wire.errors import StreamNotFound
 
 MAX_STREAMS = 4096
