@@ -22,7 +22,7 @@ from baton.engine.text.choice_text import ChoiceText, TextDelta, TextOptions
 from baton.engine.text.tokenizer import Tokenizer
 from baton.router.health.metrics import ModelMetrics, RequestTimer
 from baton.router.http.admission.admission import Admission, Demand, Permit
-from baton.router.http.openai.responses import Usage
+from baton.router.http.openai.replies import Usage
 from baton.router.http.resume.records import Past, ToldFigures
 from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.flight import Flight, FlightFigures

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from enum import Enum
 from typing import Any
 
 from aiohttp import HttpVersion11, web
@@ -20,7 +22,6 @@ from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
-from baton.router.http.serving.connections import ConnectionCounts, Verdict
 from baton.router.http.serving.errors import error_answer, parser_status, raw_answer
 from baton.router.http.serving.limits import HttpLimits
 
@@ -28,6 +29,42 @@ _REFUSED_S = 1.0
 _PROBE_DELAYS_S = (0.05, 0.2, 1.0)
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _log = logging.getLogger(__name__)
+
+
+class Verdict(Enum):
+    """What becomes of a new connection. `REFUSED` ones are told so, `DROPPED` ones are not: there are too many."""
+
+    ADMITTED = "admitted"
+    REFUSED = "refused"
+    DROPPED = "dropped"
+
+
+class ConnectionCounts:
+    """All open connections of a server and of each client address, those that were refused included until they are
+    closed. Lives on one event loop."""
+
+    def __init__(self, max_in_all: int, max_per_address: int) -> None:
+        self.num_open = 0
+        self.num_refused = 0
+        self._max_in_all = max_in_all
+        self._max_per_address = max_per_address
+        self._num_of: Counter[str] = Counter()
+
+    def opened(self, address: str) -> Verdict:
+        """Count a new connection, whatever the verdict."""
+        self.num_open += 1
+        self._num_of[address] += 1
+        if self.num_open <= self._max_in_all and self._num_of[address] <= self._max_per_address:
+            return Verdict.ADMITTED
+        self.num_refused += 1
+        return Verdict.DROPPED if self.num_open > self._max_in_all else Verdict.REFUSED
+
+    def closed(self, address: str) -> None:
+        """The connection from `address` is closed."""
+        self.num_open -= 1
+        self._num_of[address] -= 1
+        if not self._num_of[address]:
+            del self._num_of[address]
 
 
 class Connection(web.RequestHandler):
