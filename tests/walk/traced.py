@@ -1,7 +1,7 @@
 """A program of Baton that notes which functions it calls: `python -m tests.walk.traced FILE MODULE FLAG...`.
 
-A line in FILE for the first call of each function since the last SIGUSR1, which adds a line `MARK`: the time of
-`CLOCK_MONOTONIC`, the path of the source within the repository, and the function.
+A line in FILE for the first call of each function since the last SIGUSR1, which adds a line `MARK`: the thread, the
+path of the source in the repository, and the function.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import runpy
 import signal
 import sys
 import threading
-import time
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -29,15 +28,14 @@ def main() -> None:
 
 def _trace(path: Path) -> None:
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    seen: set[tuple[CodeType, str]] = set()
+    seen: set[CodeType] = set()
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or (source := _source(frame.f_code.co_filename)) is None:
-            return
-        caller = _caller(frame)
-        if (frame.f_code, caller) not in seen:
-            seen.add((frame.f_code, caller))
-            os.write(file, f"{time.monotonic_ns()} {source} {frame.f_code.co_qualname} {caller}\n".encode())
+        code = frame.f_code
+        if event == "call" and code not in seen:
+            seen.add(code)
+            if (source := _source(code.co_filename)) is not None:
+                os.write(file, f"{threading.get_native_id()} {source} {code.co_qualname}\n".encode())
 
     def mark(*_: object) -> None:
         os.write(file, f"{MARK}\n".encode())
@@ -48,19 +46,9 @@ def _trace(path: Path) -> None:
     sys.setprofile(note)
 
 
-def _caller(frame: FrameType) -> str:
-    """The file of Baton that called: past the callbacks of libraries; "-" for none."""
-    above = frame.f_back
-    while above is not None:
-        if (source := _source(above.f_code.co_filename)) is not None:
-            return source
-        above = above.f_back
-    return "-"
-
-
 @cache
 def _source(filename: str) -> str | None:
-    """Where it is within the repository, if it is of Baton itself."""
+    """Where it is in the repository, if it is of Baton itself."""
     path = Path(filename).resolve()
     if path.suffix != ".py" or not path.is_relative_to(ROOT) or path.is_relative_to(ROOT / "tests"):
         return None
