@@ -106,7 +106,7 @@ class _Collected:
     metrics: list[Metric]
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector.collect`."""
+        """The metrics, as a registry gives them."""
         return self.metrics
 
 
@@ -207,7 +207,7 @@ class TokenMetrics(Collector):
         self._counts = counts
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """Tokens that were sent, and the gaps between them, of each model."""
         tokens = CounterMetricFamily("baton:generation_tokens", "Tokens sent", labels=[MODEL_LABEL])
         gaps = HistogramMetricFamily("baton:inter_token_latency_seconds", "Gap between tokens", labels=[MODEL_LABEL])
         bounds = [*map(floatToGoString, _ITL_BUCKETS), "+Inf"]

@@ -210,11 +210,11 @@ class Flight:
 
     @property
     def is_moving(self) -> bool:
-        """See `Movable`."""
+        """Whether a node was asked to hand it over, or the next one has yet to go on."""
         return self._moves.is_under_way or (self._legs is not None and self._legs.is_moving)
 
     def move_from(self, source: Node) -> bool:
-        """See `Movable`."""
+        """Begin to move it away from `source`. False when it does not generate there, or cannot be moved now."""
         if self.is_moving or self._legs is None or not self._legs.generates_on(source.epoch):
             return False
         return self._moves.begin(source, self._avoided)

@@ -63,7 +63,7 @@ class NoText:
     def push(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = (), node_finish_reason: str = ""
     ) -> TextDelta:
-        """See `OutputText`. The first token ends the choice."""
+        """No text: the first token ends the choice."""
         return TextDelta("", (), FINISH_LENGTH)
 
 

@@ -33,7 +33,7 @@ MAX_EDGES = 64
 
 @dataclass(slots=True)
 class RelayView:
-    """See the module. `read` is what a watcher calls; the same bytes mean that nothing has changed."""
+    """Makes the document. `read` is what a watcher calls; the same bytes mean that nothing has changed."""
 
     endpoints: Endpoints
     nodes: NodeRegistry
