@@ -219,7 +219,7 @@ class Relay:
         self._leaving.begin(node)
 
     def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
-        """A node says which attempts it knows. Flights that miss theirs look at that, with each fourth Pong all of them."""
+        """A node says which attempts it knows. Flights that miss theirs look, with each fourth Pong all of them."""
         node.num_pongs += 1
         looks_at_all = node.num_pongs % _PONGS_PER_LOOK == 0
         missed_before = node.missed_ids
