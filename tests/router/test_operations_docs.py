@@ -25,8 +25,7 @@ from baton.router.http.resume.logs import Memory
 from baton.router.http.resume.streams import Streams
 from baton.router.nodes.registry import NodeRegistry
 from baton.router.routing.adaptation import Adaptation
-from baton.router.routing.attainment import Attainment
-from baton.router.routing.goals import Goals
+from baton.router.routing.goals import Attainment, Goals
 from baton.router.settings import RouterSettings
 from baton.runtime.watchdog import Watchdog
 from baton.wire.messages import DECODE

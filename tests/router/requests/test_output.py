@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.requests.journal import Delivery, Journal
+from baton.router.requests.output import Delivery, Output
 from baton.wire.messages import HandoffFigures, PromptLogprobs, StepTimes, TokenEvent, TokenLogprobs
 from baton.wire.prompt_logprobs import row_bytes
 
@@ -26,85 +26,85 @@ def _ids(deliveries: list[Delivery]) -> list[int]:
 
 
 def test_tokens_are_delivered_with_their_logprobs() -> None:
-    (delivery,) = Journal().record(_event(0, 5, 6, finish="stop"))
+    (delivery,) = Output().record(_event(0, 5, 6, finish="stop"))
     assert (delivery.token_ids, delivery.finish_reason) == ((5, 6), "stop")
     assert [entry.logprob for entry in delivery.logprobs] == [-5.0, -6.0]
 
 
 def test_a_repeated_token_is_not_delivered_again() -> None:
-    journal = Journal()
-    assert _ids(journal.record(_event(0, 5))) == [5]
-    assert journal.record(_event(0, 5)) == []
-    (delivery,) = journal.record(_event(0, 5, 6))
+    output = Output()
+    assert _ids(output.record(_event(0, 5))) == [5]
+    assert output.record(_event(0, 5)) == []
+    (delivery,) = output.record(_event(0, 5, 6))
     assert delivery.token_ids == (6,)
     assert [entry.logprob for entry in delivery.logprobs] == [-6.0]
 
 
 def test_a_token_that_comes_early_waits() -> None:
-    journal = Journal()
-    assert journal.record(_event(2, 7, finish="length")) == []
-    assert journal.record(_event(1, 6)) == []
-    deliveries = journal.record(_event(0, 5))
+    output = Output()
+    assert output.record(_event(2, 7, finish="length")) == []
+    assert output.record(_event(1, 6)) == []
+    deliveries = output.record(_event(0, 5))
     assert _ids(deliveries) == [5, 6, 7]
     assert [delivery.finish_reason for delivery in deliveries] == ["", "", "length"]
 
 
 def test_events_with_tokens_in_common_are_joined() -> None:
-    journal = Journal()
-    assert journal.record(_event(3, 8, 9)) == []
-    assert journal.record(_event(1, 6)) == []
-    assert _ids(journal.record(_event(0, 5, 6, 7, 8))) == [5, 6, 7, 8, 9]
+    output = Output()
+    assert output.record(_event(3, 8, 9)) == []
+    assert output.record(_event(1, 6)) == []
+    assert _ids(output.record(_event(0, 5, 6, 7, 8))) == [5, 6, 7, 8, 9]
 
 
 def test_the_longer_of_two_early_events_is_kept() -> None:
     for lengths in ((1, 2), (2, 1)):
-        journal = Journal()
+        output = Output()
         for length in lengths:
-            assert journal.record(_event(1, *(6, 7)[:length])) == []
-        assert _ids(journal.record(_event(0, 5))) == [5, 6, 7]
+            assert output.record(_event(1, *(6, 7)[:length])) == []
+        assert _ids(output.record(_event(0, 5))) == [5, 6, 7]
 
 
 def test_an_old_attempt_changes_nothing() -> None:
-    journal = Journal()
-    journal.record(_event(0, 5))
-    journal.record(_event(2, OLD))
-    assert journal.next_attempt() == 2
-    assert journal.record(_event(1, OLD)) == []
-    assert _ids(journal.record(_event(1, 6, attempt=2))) == [6]
-    assert journal.token_ids == [5, 6]
+    output = Output()
+    output.record(_event(0, 5))
+    output.record(_event(2, OLD))
+    assert output.next_attempt() == 2
+    assert output.record(_event(1, OLD)) == []
+    assert _ids(output.record(_event(1, 6, attempt=2))) == [6]
+    assert output.token_ids == [5, 6]
 
 
 def test_what_comes_after_the_end_changes_nothing() -> None:
-    journal = Journal()
-    assert not journal.has_finished
-    journal.record(_event(0, 5, finish="stop"))
-    assert journal.has_finished
-    assert journal.record(_event(1, 6)) == []
-    assert journal.token_ids == [5]
+    output = Output()
+    assert not output.has_finished
+    output.record(_event(0, 5, finish="stop"))
+    assert output.has_finished
+    assert output.record(_event(1, 6)) == []
+    assert output.token_ids == [5]
 
 
 def test_early_tokens_after_the_end_are_dropped() -> None:
-    journal = Journal()
-    assert journal.record(_event(2, 7)) == []
-    assert journal.record(_event(1, 6, finish="stop")) == []
-    assert _ids(journal.record(_event(0, 5))) == journal.token_ids == [5, 6]
-    assert (journal.has_finished, journal.has_gap) == (True, False)
+    output = Output()
+    assert output.record(_event(2, 7)) == []
+    assert output.record(_event(1, 6, finish="stop")) == []
+    assert _ids(output.record(_event(0, 5))) == output.token_ids == [5, 6]
+    assert (output.has_finished, output.has_gap) == (True, False)
 
 
 def test_the_first_report_about_cached_tokens_counts() -> None:
-    journal = Journal()
-    assert journal.num_cached_tokens is None
-    journal.record(_event(0, 5, cached=3))
-    journal.record(_event(1, 6, cached=9))
-    assert journal.num_cached_tokens == 3
+    output = Output()
+    assert output.num_cached_tokens is None
+    output.record(_event(0, 5, cached=3))
+    output.record(_event(1, 6, cached=9))
+    assert output.num_cached_tokens == 3
 
 
 def test_a_gap_that_cannot_close_is_an_error() -> None:
-    journal = Journal()
+    output = Output()
     for index in range(1, 65):
-        assert journal.record(_event(index, index)) == []
+        assert output.record(_event(index, index)) == []
     with pytest.raises(ValueError, match="output 0 never came, 65 did"):
-        journal.record(_event(65, 65))
+        output.record(_event(65, 65))
 
 
 @st.composite
@@ -139,47 +139,47 @@ def _histories(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, TokenEvent]]
 def test_any_history_delivers_each_output_once_in_order(
     history: tuple[list[int], list[tuple[int, TokenEvent]]],
 ) -> None:
-    output, events = history
-    journal = Journal()
+    expected, events = history
+    output = Output()
     deliveries: list[Delivery] = []
     for attempt, event in events:
-        while journal.attempt < attempt:
-            journal.next_attempt()
-        deliveries += journal.record(event)
-        assert _ids(deliveries) == output[: len(_ids(deliveries))]
-    assert _ids(deliveries) == journal.token_ids == output
+        while output.attempt < attempt:
+            output.next_attempt()
+        deliveries += output.record(event)
+        assert _ids(deliveries) == expected[: len(_ids(deliveries))]
+    assert _ids(deliveries) == output.token_ids == expected
     assert [delivery.finish_reason for delivery in deliveries][-1] == "stop"
     assert all(len(delivery.logprobs) == len(delivery.token_ids) for delivery in deliveries)
 
 
 def test_what_the_handoff_took_is_kept_though_its_token_is_a_repetition() -> None:
-    journal = Journal()
+    output = Output()
     figures = HandoffFigures(4, 4096, 900, 120)
-    journal.record(_event(0, 5))
-    assert journal.handoff is None
-    assert journal.record(replace(_event(0, 5), handoff=figures)) == []
-    journal.record(_event(1, 6))
-    assert journal.handoff == figures
+    output.record(_event(0, 5))
+    assert output.handoff is None
+    assert output.record(replace(_event(0, 5), handoff=figures)) == []
+    output.record(_event(1, 6))
+    assert output.handoff == figures
 
 
 def test_times_are_kept_though_their_token_is_a_repetition_or_early() -> None:
-    journal = Journal()
+    output = Output()
     first, second = StepTimes(None, 1, 2), StepTimes(3, 4, 5)
-    assert journal.record(replace(_event(1, 6), times=second)) == []
-    journal.record(_event(0, 5))
-    assert journal.record(replace(_event(0, 5), times=first)) == []
-    assert (journal.times.first, journal.times.second) == (first, second)
+    assert output.record(replace(_event(1, 6), times=second)) == []
+    output.record(_event(0, 5))
+    assert output.record(replace(_event(0, 5), times=first)) == []
+    assert (output.times.first, output.times.second) == (first, second)
 
 
 def test_times_of_an_old_attempt_are_not_kept() -> None:
-    journal = Journal()
-    journal.next_attempt()
-    journal.record(replace(_event(0, 5), times=StepTimes(None, 1, 2)))
-    assert journal.times.first is None
+    output = Output()
+    output.next_attempt()
+    output.record(replace(_event(0, 5), times=StepTimes(None, 1, 2)))
+    assert output.times.first is None
 
 
 def test_log_probabilities_of_a_prompt_that_nobody_wants_change_nothing() -> None:
-    journal = Journal()
+    output = Output()
     scored = PromptLogprobs(1, HANDOFF, attempt=1, first=1, num_top=0, rows=bytes(row_bytes(0)))
-    assert journal.record_prompt(scored) == []
-    assert _ids(journal.record(_event(0, 5))) == [5]
+    assert output.record_prompt(scored) == []
+    assert _ids(output.record(_event(0, 5))) == [5]

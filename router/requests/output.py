@@ -1,18 +1,20 @@
-"""The journal of one request: what the client has been sent, and what another attempt would need to continue it.
+"""The output of one request: its tokens in order, whatever attempt they came from, and what nodes tell beside them.
 
-Owns the order of tokens. Invariants: each output index is delivered once, in order, whatever attempt it came from; a
-token of an attempt that is not the current one changes nothing, nor does one that comes after the end. Where log
-probabilities of the prompt are wanted, no token is delivered before they are whole.
+Owns the order of tokens, the number of the current attempt, and what the next one needs to continue. Invariants: each
+output index is delivered once, in order; a token of an attempt that is not the current one changes nothing, nor does
+one that comes after the end. Where log probabilities of the prompt are wanted, they are delivered once and whole, and
+no token is before they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from baton.router.requests.scored_prompt import ScoredPrompt
 from baton.router.requests.timings import RelayTimes
-from baton.wire.messages import HandoffFigures, PromptLogprobs, TokenEvent, TokenLogprobs
+from baton.wire.messages import DECODE, PREFILL, HandoffFigures, PromptLogprobs, TokenEvent, TokenLogprobs
+from baton.wire.prompt_logprobs import PromptTokenLogprobs, read_rows
 
 _MAX_EARLY_EVENTS = 64
 
@@ -29,7 +31,45 @@ class Delivery(NamedTuple):
 
 
 @dataclass(slots=True)
-class Journal:
+class ScoredPrompt:
+    """The log probabilities of a prompt of `num_tokens`, as its node tells them. The first token has none, so a prompt
+    of one token is whole at once. They stay bytes until an answer is written (see `baton.wire.prompt_logprobs`)."""
+
+    num_tokens: int
+    num_top: int = 0
+    _num_known: int = 1
+    _pieces: list[bytes] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing."""
+        return self._num_known >= self.num_tokens
+
+    def add(self, scored: PromptLogprobs) -> None:
+        """The next piece. Raises `ValueError` when it is another one, or of another kind."""
+        is_first = not self._pieces
+        if scored.first != self._num_known or self._num_known + scored.num_rows > self.num_tokens:
+            raise ValueError(f"log probabilities of prompt token {self._num_known} never came, {scored.first} did")
+        if not is_first and scored.num_top != self.num_top:
+            raise ValueError("log probabilities of a prompt changed their kind")
+        self.num_top = scored.num_top
+        self._num_known += scored.num_rows
+        self._pieces.append(scored.rows)
+
+    def begin_again(self) -> None:
+        """Another attempt begins, which tells everything anew unless nothing is missing."""
+        if not self.is_whole:
+            self._num_known = 1
+            self._pieces.clear()
+
+    def rows(self) -> Iterator[PromptTokenLogprobs]:
+        """What is known, of the second token and those after it."""
+        for piece in self._pieces:
+            yield from read_rows(piece, self.num_top)
+
+
+@dataclass(slots=True)
+class Output:
     """Everything emitted so far, the number of the current attempt, and the measurements of the request.
 
     `prompt`: its log probabilities as far as they are known, None when nobody wants them.
@@ -130,3 +170,31 @@ class Journal:
         self.token_ids += new_ids
         self.has_finished = bool(event.finish_reason)
         return Delivery(new_ids, event.logprobs[num_known:], event.finish_reason)
+
+
+class CachedTokens:
+    """How many tokens of the prompt its nodes found in their prefix caches; `by_role` has an entry for each role that
+    has reported. `awaits_more` is False once no further report counts.
+
+    A prefill node reports its own number with token 1, which the decode node repeats with that number; the decode node
+    reports its own from token 2 on: the part of the prompt whose KV did not have to be sent. Only a request's first
+    attempt counts, because a later one finds what the first left behind.
+    """
+
+    def __init__(self) -> None:
+        self.by_role: dict[str, int] = {}
+        self.awaits_more = False
+        self._is_split = False
+
+    def begin(self, attempt: int, *, is_split: bool) -> None:
+        """An attempt begins. `is_split`: a prefill node computes its prompt."""
+        self.awaits_more = attempt == 1
+        self._is_split = is_split
+
+    def note(self, event: TokenEvent, *, is_of_decode: bool) -> None:
+        """Take an event of the attempt that began last."""
+        if self._is_split and event.index == 0:
+            self.by_role[PREFILL] = event.num_cached_tokens
+        elif is_of_decode:
+            self.by_role[DECODE] = event.num_cached_tokens
+            self.awaits_more = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.router.http.openai.answer_size import MAX_HELD_LOGPROBS, MAX_HELD_TOKENS, bounded
+from baton.router.http.openai.final_requests import MAX_HELD_LOGPROBS, MAX_HELD_TOKENS, bounded
 from baton.wire.errors import InvalidRequest
 from baton.wire.sampling import DecodingParams
 

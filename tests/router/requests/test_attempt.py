@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 import baton.router.nodes.control
-import baton.router.requests.progress
-from baton.router.requests.progress import MAX_STEPS
+import baton.router.requests.attempt
+from baton.router.requests.attempt import MAX_STEPS
 from baton.wire.messages import DECODE, Cancel, Decode
 from tests.router.fake_node import FakeNode
 from tests.router.rig import Call, Rig, relaying
@@ -22,7 +22,7 @@ LOOKS = 6
 @pytest.fixture(autouse=True)
 def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baton.router.nodes.control, "PING_INTERVAL_S", 0.02)
-    monkeypatch.setattr(baton.router.requests.progress, "STANDS_S", 0.05)
+    monkeypatch.setattr(baton.router.requests.attempt, "STANDS_S", 0.05)
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from baton.engine.text.choice_text import ScoredToken, TextDelta, TokenEntry
 from baton.router.http.openai.logprob_formats import chat_logprobs, completion_logprobs
-from baton.router.http.openai.responses import (
+from baton.router.http.openai.replies import (
     SSE_DONE,
     ChatStream,
     CompletionStream,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from baton.router.http.access.account import Account
-from baton.router.http.access.cache_salt import cache_root_of, cache_salt_of
-from baton.router.http.access.identity import Identity
+from baton.router.http.access.identity import Identity, cache_root_of, cache_salt_of
 from baton.router.http.access.keys import ApiKey
 
 SECRET = b"s" * 32

@@ -1,6 +1,41 @@
+"""Rubbish is counted by connection and minute, and so is how much each connection says."""
+
 from __future__ import annotations
 
-from baton.router.nodes.peer_rates import BYTES_PER_S, MAX_BYTES, MAX_MESSAGES, MESSAGES_PER_S, PeerRates
+import logging
+
+import pytest
+
+from baton.router.nodes.bad_peers import (
+    BYTES_PER_S,
+    MAX_BAD_MESSAGES,
+    MAX_BYTES,
+    MAX_MESSAGES,
+    MESSAGES_PER_S,
+    PERIOD_S,
+    BadPeers,
+    PeerRates,
+)
+
+BAD = ValueError("bad")
+
+
+def test_a_connection_is_cut_off_after_so_much_and_heard_again_in_the_next_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now_s = [0.0]
+    rubbish = BadPeers(lambda: now_s[0])
+    with caplog.at_level(logging.WARNING):
+        assert [rubbish.note(b"a", BAD) for _ in range(MAX_BAD_MESSAGES)] == [*[False] * (MAX_BAD_MESSAGES - 1), True]
+        assert rubbish.is_cut_off(b"a")
+        assert not rubbish.is_cut_off(b"b")
+        assert not rubbish.note(b"b", BAD)
+        now_s[0] = PERIOD_S
+        assert not rubbish.is_cut_off(b"a")
+        assert not rubbish.note(b"a", BAD)
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.split()[0] for text in told] == ["1", str(MAX_BAD_MESSAGES + 1)]
+    assert rubbish.num_bad == MAX_BAD_MESSAGES + 2
 
 
 class Clock:

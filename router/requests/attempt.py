@@ -1,9 +1,14 @@
-"""The legs of one attempt: both are sent to the nodes of a route at the same time, and cancelled when the attempt ends.
+"""One attempt at a request: its legs are sent to the nodes of a route at the same time, and cancelled when it ends.
 
 Owns the load that an attempt puts on its nodes: each leg counts once from its sending until it is over, and its prompt
 is in the queue of the node that computes it until there is a token. Choices of one prompt begin with legs that they
 share: the prompt is computed once, which is the load of one prefill leg, and every choice is generated, so each counts
 at the decode node.
+
+An attempt fails when its decode leg stands still while the node does not. The bound is in steps of the node, so it
+follows the node's speed: a request that a decode node computes gets a token with each of its steps. It is not counted
+while anything waits at the node, because a preempted request waits too, nor before the node has sampled anything of the
+attempt: until then leases bound the handoff.
 """
 
 from __future__ import annotations
@@ -14,12 +19,16 @@ from typing import Protocol
 
 from baton.router.nodes.prompt_queue import QueuedPrompt
 from baton.router.nodes.registry import Node
-from baton.router.requests.progress import Progress
 from baton.router.routing.goals import Goals
-from baton.router.routing.route import Route
+from baton.router.routing.placement import Route
 from baton.wire.messages import Cancel, Decode, Prefill, PrefillPeer, live_key
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
+
+STANDS_S = 10.0
+"""A leg has stood still for so long at least, so that what the node says of itself is newer than the last token."""
+MAX_STEPS = 256
+_MAX_MISSED = 2
 
 
 class ControlSender(Protocol):
@@ -86,7 +95,22 @@ class Attempt:
         )
 
 
-_MAX_MISSED = 2
+class Progress:
+    """Of one decode leg, looked at with every Pong of its node."""
+
+    def __init__(self) -> None:
+        self._num_tokens = -1
+        self._since_s = 0.0
+        self._num_steps = 0
+
+    def has_stopped(self, node: Node, num_tokens: int, now_s: float) -> bool:
+        """Whether nothing has come behind `num_tokens` tokens, although the node has run `MAX_STEPS` steps since, or
+        has nothing to run."""
+        if num_tokens != self._num_tokens or node.status.num_waiting:
+            self._num_tokens, self._since_s, self._num_steps = num_tokens, now_s, node.num_steps
+            return False
+        goes_on = node.num_steps - self._num_steps >= MAX_STEPS or not node.status.num_running
+        return goes_on and now_s - self._since_s >= STANDS_S
 
 
 class Legs:
