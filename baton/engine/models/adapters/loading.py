@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from baton.engine.models.adapters.low_rank import Adapters, LowRank
-from baton.engine.models.adapters.published import WEIGHTS_FILE, AdapterConfig, read_config, read_weights
+from baton.engine.models.adapters.low_rank import AdaptedMatrix, Adapters, LowRank
+from baton.engine.models.adapters.published import WEIGHTS_FILE, read_config, read_weights
 from baton.engine.models.weight_files import listed
 from baton.wire.errors import ModelLoadError
 from baton.wire.prompt import ADAPTER_BYTES
@@ -39,7 +39,7 @@ def load_adapter(folder: Path, adapters: Adapters, dtype: torch.dtype, device: t
     changes = {}
     for name in _modules(tensors, adapters, folder):
         a, b = tensors[f"{_PREFIX}{name}{_A}"], tensors[f"{_PREFIX}{name}{_B}"]
-        _require_fitting(name, a, b, config, adapters, folder)
+        _require_fitting(name, a, b, config.rank, adapters.matrices[name], folder)
         scaled = b.to(torch.float32) * config.scale
         changes[name] = LowRank(a.to(device, dtype), scaled.to(device, dtype))
     adapters.add(digest, changes)
@@ -55,18 +55,17 @@ def _modules(tensors: dict[str, Tensor], adapters: Adapters, folder: Path) -> li
         raise ModelLoadError(f"{path}: tensors that are no part of a LoRA adapter: {listed(unknown)}")
     if missing := sorted(known - tensors.keys()):
         raise ModelLoadError(f"{path} lacks {listed(missing)}")
-    if strange := [module for module in modules if adapters.matrix(module) is None]:
+    if strange := [module for module in modules if module not in adapters.matrices]:
         raise ModelLoadError(f"{path}: this model takes no adapters in {listed(strange)}")
     if not modules:
         raise ModelLoadError(f"{path} has no tensors")
     return modules
 
 
-def _require_fitting(name: str, a: Tensor, b: Tensor, config: AdapterConfig, adapters: Adapters, folder: Path) -> None:
+def _require_fitting(name: str, a: Tensor, b: Tensor, rank: int, matrix: AdaptedMatrix, folder: Path) -> None:
     """Raise `ModelLoadError` where the halves cannot change the matrix, or hold anything but numbers."""
-    matrix, path = adapters.matrix(name), folder / WEIGHTS_FILE
-    assert matrix is not None  # see `_modules`
-    for half, found, expected in ((_A, a, [config.rank, matrix.num_in]), (_B, b, [matrix.num_out, config.rank])):
+    path = folder / WEIGHTS_FILE
+    for half, found, expected in ((_A, a, [rank, matrix.num_in]), (_B, b, [matrix.num_out, rank])):
         if list(found.shape) != expected:
             raise ModelLoadError(f"{path}: {name}{half} has shape {list(found.shape)}, and {expected} fits here")
         if not found.is_floating_point():

@@ -47,27 +47,23 @@ class AdaptedMatrix:
 
 
 class Adapters:
-    """Those of one decoder. `rows`: of the pass that is computed; none, but in a pass that was given some. `num_bytes`:
-    what all of them take."""
+    """Those of one decoder. `matrices`: what adapters may change, by the names of matrices. `rows`: of the pass that is
+    computed; none, but in a pass that was given some. `num_bytes`: what all adapters take."""
 
     def __init__(self) -> None:
+        self.matrices: dict[str, AdaptedMatrix] = {}
         self.rows: AdaptedRows = ()
         self.num_bytes = 0
-        self._matrices: dict[str, AdaptedMatrix] = {}
 
     def offer(self, product: Adaptable, shapes: Mapping[str, tuple[int, int]]) -> None:
         """Adapters may change the matrices of `product`, which have these shapes [out, in]."""
-        self._matrices |= {name: AdaptedMatrix(product, *shape) for name, shape in shapes.items()}
-
-    def matrix(self, name: str) -> AdaptedMatrix | None:
-        """The one of that name; None where adapters cannot change it."""
-        return self._matrices.get(name)
+        self.matrices |= {name: AdaptedMatrix(product, *shape) for name, shape in shapes.items()}
 
     def add(self, digest: bytes, changes: Mapping[str, LowRank]) -> None:
         """Add an adapter that changes matrices of these names, all of which there are."""
         of_products: dict[int, dict[str, LowRank]] = {}
         for name, change in changes.items():
-            of_products.setdefault(id(self._matrices[name].product), {})[name] = change
+            of_products.setdefault(id(self.matrices[name].product), {})[name] = change
             self.num_bytes += change.a.nbytes + change.b.nbytes
         for together in of_products.values():
-            self._matrices[next(iter(together))].product.adapt(digest, together)
+            self.matrices[next(iter(together))].product.adapt(digest, together)
