@@ -139,5 +139,5 @@ def test_adapters_are_refused_where_none_can_be_applied(tmp_path: Path, base: Pa
     make_model(tmp_path, "llama")
     with pytest.raises(InvalidSetting, match="not applied to LlamaForCausalLM, which transformers' modelling code"):
         LLM(str(tmp_path), adapters=adapters, model_impl="transformers", **SMALL)
-    with pytest.raises(ModelLoadError, match="nowhere/adapter_config.json: an adapter's config cannot be read"):
+    with pytest.raises(ModelLoadError, match=r"nowhere/adapter_config\.json: an adapter's config cannot be read"):
         LLM(str(base), adapters={"one": tmp_path / "nowhere"}, **SMALL)

@@ -86,7 +86,7 @@ def write_adapter(
 def merged(
     checkpoint: Path, adapter: Path, into: Path, *, scale: float = ALPHA / RANK, is_transposed: bool = False
 ) -> Path:
-    """A copy of `checkpoint` that has in its weights what the adapter changes. `is_transposed`: as in `write_adapter`."""
+    """A copy of `checkpoint` with what the adapter changes in its weights. `is_transposed`: as in `write_adapter`."""
     shutil.copytree(checkpoint, into)
     tensors, changes = load_file(checkpoint / SINGLE_FILE), load_file(adapter / "adapter_model.safetensors")
     for name, a in changes.items():

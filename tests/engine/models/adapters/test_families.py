@@ -1,4 +1,4 @@
-"""An adapter computes what a checkpoint computes that has its changes in the weights: for each kind of product that there
+"""An adapter computes what a checkpoint with its changes in the weights computes, for each kind of product that there
 is."""
 
 from __future__ import annotations
