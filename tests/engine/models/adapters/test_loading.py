@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -16,9 +17,11 @@ from baton.engine.models.adapters.low_rank import Adapters
 from baton.engine.models.config import load_config
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.ops.torch_ops import TorchOps
+from baton.engine.models.quantization.base import UNQUANTIZED
 from baton.wire.errors import ModelLoadError
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.adapters.adapter_folders import CONFIG, LAYERS, write_adapter
+from tests.engine.models.families import make_model
 
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj"
 
@@ -44,6 +47,15 @@ def load(folder: Path, adapters: Adapters) -> bytes:
 
 def test_every_matrix_of_a_layer_may_be_changed(adapters: Adapters) -> None:
     assert set(adapters.matrices) == set(LAYERS)
+
+
+def test_experts_take_no_adapters_where_each_is_a_product_of_its_own(tmp_path: Path) -> None:
+    make_model(tmp_path, "qwen3-moe")
+    config = load_config(tmp_path)
+    quantized = mock.Mock(wraps=UNQUANTIZED, is_published=True)
+    decoder = Decoder(config, torch.float32, "meta", TorchOps(), quantization=quantized)
+    assert any("experts.0.down" in parameter.name for parameter in decoder.parameters())
+    assert [name for name in decoder.adapters.matrices if "experts" in name] == []
 
 
 @pytest.mark.parametrize(
