@@ -57,11 +57,9 @@ def read_config(folder: Path) -> AdapterConfig:
     if not isinstance(fields, dict):
         raise ModelLoadError(f"{path}: not a JSON object")
     _require_plain(path, fields)
-    rank, alpha = fields.get("r"), fields.get("lora_alpha")
-    if not _is_number(rank) or rank not in range(1, MAX_RANK + 1):
-        raise ModelLoadError(f"{path}: r is {rank!r:.50}, and ranks from 1 to {MAX_RANK} are supported")
-    if not _is_number(alpha) or not math.isfinite(alpha):
-        raise ModelLoadError(f"{path}: lora_alpha is {alpha!r:.50}, which is not a number")
+    rank, alpha = _number(path, fields, "r"), _number(path, fields, "lora_alpha")
+    if rank not in range(1, MAX_RANK + 1):
+        raise ModelLoadError(f"{path}: r is {rank:g}, and ranks from 1 to {MAX_RANK} are supported")
     return AdapterConfig(int(rank), alpha / math.sqrt(rank) if fields.get("use_rslora") else alpha / rank)
 
 
@@ -93,5 +91,8 @@ def _require_plain(path: Path, fields: dict[str, Any]) -> None:
         )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _number(path: Path, fields: dict[str, Any], name: str) -> float:
+    value = fields.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ModelLoadError(f"{path}: {name} is {value!r:.50}, which is not a number")
+    return value

@@ -18,7 +18,7 @@ from baton.engine.models.weight_files import SINGLE_FILE
 from tests.checkpoints import write_weights
 
 RANK, ALPHA = 4, 10
-CONFIG = {
+CONFIG: dict[str, object] = {
     "alora_invocation_tokens": None,
     "alpha_pattern": {},
     "base_model_name_or_path": "/somewhere",
@@ -71,7 +71,7 @@ def write_adapter(
     `config`: changed fields."""
     base, generator = load_file(checkpoint / SINGLE_FILE), torch.Generator().manual_seed(seed)
     rank = int(str(config.get("r", RANK)))
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for module in modules:
         num_out, num_in = base[f"{module}.weight"].shape[:: -1 if is_transposed else 1]
         a = torch.randn(rank, num_in, generator=generator) / math.sqrt(num_in)
