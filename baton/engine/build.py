@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from baton.device.base import Device
 from baton.device.memory import MemoryReading, enough_memory, read_memory
+from baton.engine.adapting import require_adaptable, with_adapters
 from baton.engine.attention.choose import NATIVE, AttentionChoice
 from baton.engine.attention.native_backend import NativeAttention
 from baton.engine.cache.block_pool import BlockPool
@@ -46,7 +47,6 @@ from baton.engine.models.loading import OnProgress
 from baton.engine.models.model_costs import pair_in_tokens
 from baton.engine.models.ops.native_ops import NativeOps
 from baton.engine.models.shard import Shard
-from baton.engine.models.vision.facts import ImageFacts
 from baton.engine.native.loans import CoreLoans
 from baton.engine.offloading import StoreOpener, open_offload, require_offloadable
 from baton.engine.pool_size import (
@@ -59,10 +59,12 @@ from baton.engine.pool_size import (
 )
 from baton.engine.runner.greedy_series import GreedySeries
 from baton.engine.runner.images import StepImages
+from baton.engine.runner.inputs import InputReader
 from baton.engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory, own_kv_memory
 from baton.engine.runner.model_runner import ModelRunner, RunnerArguments
 from baton.engine.runner.recorded_layers import RecordedLayers
 from baton.engine.runner.sampler import Sampler
+from baton.engine.runner.step_adapters import StepAdapters
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.scheduler import Scheduler
@@ -86,7 +88,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Engine:
     """An engine ready to step, and facts about it. The caller of `build_engine` closes `core`, `executor` and `device`
-    at the end."""
+    at the end. `adapters`: the digest of each, by its name."""
 
     core: EngineCore
     runner: ModelRunner
@@ -100,6 +102,7 @@ class Engine:
     tokenizer_digest: str
     executor: Executor
     loans: CoreLoans | None
+    adapters: Mapping[str, bytes]
 
     def learn_costs(self) -> None:
         """Find out what small steps cost. Only before the first request."""
@@ -114,14 +117,15 @@ def build_engine(
     open_executor: OpenExecutor = open_uni,
     proposer: Proposer | None = None,
     open_store: StoreOpener | None = None,
+    adapters: Mapping[str, Path] | None = None,
 ) -> Engine:
     """Load the checkpoint and build an engine around it.
 
     `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
     recorded graphs. `open_executor`: without it the engine has one rank. `proposer`: guesses tokens; None: as the
-    settings say. `open_store`: opens the KV store of an only rank; None: a host tier if the settings want one. Sets the
-    number of torch threads of this process.
-    Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up."""
+    settings say. `open_store`: opens the KV store of an only rank; None: a host tier if the settings want one.
+    `adapters`: their folders, by their names. Sets the number of torch threads of this process. Raises
+    `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up."""
     require_allowed(settings)
     proposer = proposer or proposer_of(settings.speculative_config)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
@@ -134,12 +138,14 @@ def build_engine(
         basis = open_basis(settings, num_threads)
         settings = basis.settings
         config, device = basis.config, basis.device
+        if adapters:
+            require_adaptable(basis)
         grammars = _grammars(basis.folder, config)
         executor = open_executor(basis, num_threads)
         opened.callback(executor.close)
         before = read_memory(device.torch_device) if basis.is_gpu else None
         rank = executor.shard
-        model = load_shard(basis, rank, executor.collectives, on_weights)
+        model = with_adapters(load_shard(basis, rank, executor.collectives, on_weights), adapters or {})
         executor.loaded()
         sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, basis.kernels)
         attention = attention_of(basis, model, rank)
@@ -156,9 +162,8 @@ def build_engine(
         runner.warm_up()
         kv_dtype = model.layout.dtype if model.layout.has_scales else ""
         fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
-        image_facts = None if model.tower is None else model.tower.facts
         offload = open_offload(settings, memory, open_store)
-        core = _core(basis, fingerprint, memory, runner, grammars, costs, image_facts, proposer, offload)
+        core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer, offload)
         opened.callback(core.close)
         grammars.finish_loading()
         opened.pop_all()
@@ -175,6 +180,7 @@ def build_engine(
         tokenizer_digest(basis.folder),
         executor,
         None if basis.kernels is None else basis.kernels.loans,
+        model.adapters,
     )
 
 
@@ -259,11 +265,15 @@ def _runner(
     leading = executor.leading_runner(arguments, run, num_layers_before, costs)
     if leading is not None:
         return _recorded(leading, basis, on_graphs)
-    images = None if model.tower is None else StepImages(model.tower, basis.device.torch_device)
+    readers: list[InputReader] = []
+    if model.tower is not None:
+        readers.append(StepImages(model.tower, basis.device.torch_device))
+    if model.adapters:
+        readers.append(StepAdapters(basis.device.torch_device))
     greedy = None
     if isinstance(run, RecordedLayers) and isinstance(attention, NativeAttention) and not run.needs_torch:
         greedy = GreedySeries(run, attention, run.kernels, sampler)
-    return _recorded(ModelRunner(*arguments, run, images, greedy), basis, on_graphs)
+    return _recorded(ModelRunner(*arguments, run, readers, greedy), basis, on_graphs)
 
 
 def _recorded(runner: ModelRunner, basis: Basis, on_graphs: OnProgress | None) -> ModelRunner:
@@ -274,12 +284,12 @@ def _recorded(runner: ModelRunner, basis: Basis, on_graphs: OnProgress | None) -
 
 def _core(
     basis: Basis,
+    model: ModelShard,
     fingerprint: str,
     memory: KvMemory,
     runner: ModelRunner,
     grammars: Grammars,
     costs: StepCosts,
-    image_facts: ImageFacts | None,
     proposer: Proposer | None,
     offload: KvOffload | None,
 ) -> EngineCore:
@@ -296,10 +306,12 @@ def _core(
         jumps_ahead=not basis.device.records or settings.enforce_eager,
         has_states=memory.layout.has_states,
         num_stages=settings.pipeline_parallel_size,
+        adapters=frozenset(model.adapters.values()),
     )
     if proposer is not None and limits.has_states:
         _log.warning("drafts are not used: this model has states, which cannot go back behind a wrong one")
     goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
     bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, proposer, offload)
+    image_facts = None if model.tower is None else model.tower.facts
     return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, image_facts, offload)

@@ -183,9 +183,10 @@ class EngineCore:
     def reserve(self, key: RequestKey, prompt: Prompt, output_ids: Sequence[int] = ()) -> Reservation | None:
         """Hold blocks for the KV of `prompt` and `output_ids`, reusing cached ones. Returns None when there is no room
         now, or when that would take the room which a request of the engine itself waits for. Raises
-        `ContextLengthExceeded` when there will never be room."""
+        `ContextLengthExceeded` when there will never be room, and `ModelNotFound` without its adapter."""
         num_tokens = prompt.num_tokens + len(output_ids)
         self.check_size(num_tokens)
+        self._scheduler.limits.check_adapter(prompt)
         self._require_new(key)
         waiting = self._scheduler.requests.first_without_blocks
         if waiting is not None and not self._scheduler.blocks.has_room_beside(waiting, num_tokens):

@@ -7,7 +7,8 @@ ranks all of them run this, and where a function computes with the model they ru
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -137,7 +138,7 @@ def node_memory(settings: EngineSettings) -> HostMemory:
 class ModelShard:
     """A loaded share of a model on its device. `layout`: of a block of all ranks; `own`: what this rank has in one.
     `weights_bytes`: of the parameters of all ranks; `quantization`: by what name they are quantized, "" for none.
-    `tower`: of a model that sees images here."""
+    `tower`: of a model that sees images here. `adapters`: the digest of each that is loaded, by its name."""
 
     decoder: RunnableDecoder
     layout: KvLayout
@@ -147,6 +148,7 @@ class ModelShard:
     kernels: Kernels | None
     quantization: str = ""
     tower: Tower | None = None
+    adapters: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def _kernels_for(settings: EngineSettings, device: Device, num_threads: int) -> Kernels | None:

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from tqdm import tqdm
@@ -59,14 +60,17 @@ class Completion:
 class LLM:
     """A model in this process. Keyword arguments are those of `EngineSettings` (`dtype`, `max_model_len`, ...).
 
-    Without a model, the built-in demo model is loaded. Raises `ModelLoadError` and `InvalidSetting`.
+    Without a model, the built-in demo model is loaded. `adapters`: folders of LoRA adapters as PEFT publishes them, by
+    names of your own. Raises `ModelLoadError` and `InvalidSetting`.
     """
 
-    def __init__(self, model: str = "", **settings: Any) -> None:
+    def __init__(self, model: str = "", *, adapters: Mapping[str, str | Path] | None = None, **settings: Any) -> None:
         chosen = EngineSettings(model=model, **settings)
         allocate = allocate_shared if chosen.num_ranks > 1 else allocate_private
-        engine = build_engine(chosen, allocate, open_executor=open_executor)
+        folders = {name: Path(path) for name, path in (adapters or {}).items()}
+        engine = build_engine(chosen, allocate, open_executor=open_executor, adapters=folders)
         self._core = engine.core
+        self._adapters = {"": b"", **engine.adapters}
         weakref.finalize(self, engine.executor.close)
         weakref.finalize(self, engine.core.close)
         folder = find_checkpoint(model)
@@ -80,22 +84,30 @@ class LLM:
         prompts: PromptInput | Sequence[PromptInput],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | Sequence[str] = "",
         show_progress: bool = False,
     ) -> list[Completion]:
         """Continue each prompt, given as text or as token ids. One `SamplingParams` for all, or one each; without any,
-        the sampling that the checkpoint recommends.
+        the sampling that the checkpoint recommends. `adapter`: the name of the one to use, for all or one each; "": the
+        model alone.
 
         Raises `InvalidRequest` before anything is computed when a prompt or a parameter cannot be used.
         """
         listed = _as_list(prompts)
-        return self._run([self._token_ids(prompt) for prompt in listed], params, show_progress)
+        return self._run([self._token_ids(prompt) for prompt in listed], params, adapter, show_progress)
 
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, show_progress: bool = False
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        adapter: str = "",
+        show_progress: bool = False,
     ) -> Completion:
-        """Answer a conversation of {"role", "content"} messages through the model's chat template."""
+        """Answer a conversation of {"role", "content"} messages through the model's chat template. `adapter`: see
+        `generate`."""
         text = self._template.render(list(messages), add_generation_prompt=True)
-        return self._run([self._tokenizer.encode(text, add_special_tokens=False)], params, show_progress)[0]
+        return self._run([self._tokenizer.encode(text, add_special_tokens=False)], params, adapter, show_progress)[0]
 
     def _token_ids(self, prompt: PromptInput) -> list[int]:
         token_ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -109,15 +121,17 @@ class LLM:
         self,
         prompts: Sequence[list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None,
+        adapter: str | Sequence[str],
         show_progress: bool,
     ) -> list[Completion]:
         each = _params_for(prompts, self._defaults if params is None else params)
+        digests = self._digests(prompts, adapter)
         streams: dict[RequestKey, _Stream] = {}
         try:
-            for token_ids, one in zip(prompts, each, strict=True):
+            for token_ids, one, digest in zip(prompts, each, digests, strict=True):
                 self._num_requests += 1
                 key = RequestKey.numbered(self._num_requests)
-                streams[key] = self._start(key, token_ids, one)
+                streams[key] = self._start(key, Prompt.of(token_ids, adapter=digest), one)
             with tqdm(total=len(streams), unit="prompt", disable=not show_progress) as bar:
                 while self._core.has_work:
                     outputs = self._core.step()
@@ -132,11 +146,21 @@ class LLM:
             raise
         return [stream.completion() for stream in streams.values()]
 
-    def _start(self, key: RequestKey, token_ids: list[int], params: SamplingParams) -> _Stream:
+    def _digests(self, prompts: Sequence[list[int]], adapter: str | Sequence[str]) -> list[bytes]:
+        """That of the adapter of each prompt."""
+        names = [adapter] * len(prompts) if isinstance(adapter, str) else list(adapter)
+        if len(names) != len(prompts):
+            raise InvalidRequest(f"{len(names)} adapters for {len(prompts)} prompts", "adapter")
+        for name in names:
+            if name not in self._adapters:
+                raise InvalidRequest(f"there is no adapter {name!r:.50}", "adapter")
+        return [self._adapters[name] for name in names]
+
+    def _start(self, key: RequestKey, prompt: Prompt, params: SamplingParams) -> _Stream:
         params.check_vocabulary(self._tokenizer.vocab_size)
         seeded = params if params.seed is not None else replace(params, seed=secrets.randbits(62))
-        self._core.add(key, Prompt.of(token_ids), seeded.decoding())
-        return _Stream(self._tokenizer, token_ids, seeded)
+        self._core.add(key, prompt, seeded.decoding())
+        return _Stream(self._tokenizer, prompt.token_ids, seeded)
 
     def _apply(self, outputs: Iterable[RequestOutput], streams: Mapping[RequestKey, _Stream]) -> int:
         """Hand a step's tokens to their streams; how many of them ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,12 @@ def test_requests_alone_and_together_have_the_same_bits(checkpoint: Path, temper
     prompts = [[chance.randrange(300) for _ in range(chance.randrange(3, 90))] for _ in range(NUM_PROMPTS)]
     sampling = SamplingParams(temperature=temperature, seed=11, max_tokens=12, ignore_eos=True, logprobs=3)
     # small chunks cut prompts at other places when others share the step
-    settings = {"num_threads": 2, "num_blocks": 512, "max_num_batched_tokens": 48, "enable_prefix_caching": False}
+    settings: dict[str, Any] = {
+        "num_threads": 2,
+        "num_blocks": 512,
+        "max_num_batched_tokens": 48,
+        "enable_prefix_caching": False,
+    }
     llm = LLM(str(checkpoint), batch_invariant=True, **settings)
     alone = [llm.generate(prompt, sampling)[0] for prompt in prompts]
     together = llm.generate(prompts, sampling)
@@ -45,7 +51,7 @@ def test_requests_alone_and_together_have_the_same_bits(checkpoint: Path, temper
         ({"device": "emulated"}, "needs Baton's CPU kernels"),
     ],
 )
-def test_no_engine_starts_that_cannot_promise_it(checkpoint: Path, settings: dict[str, str], reason: str) -> None:
+def test_no_engine_starts_that_cannot_promise_it(checkpoint: Path, settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidSetting, match=reason):
         LLM(str(checkpoint), batch_invariant=True, num_threads=1, num_blocks=64, **settings)
 

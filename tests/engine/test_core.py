@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
 from baton.engine.settings import EngineSettings
 from baton.engine.steps_in_flight import StepFailed
-from baton.wire.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting
+from baton.wire.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting, ModelNotFound
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.computed_step import ComputedStep
+from tests.engine.models.adapters.adapter_folders import merged, write_adapter
 from tests.request_keys import A, B, C, key_of
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -72,9 +73,9 @@ class Reference:
         return self._known[key]
 
 
-def new_engine(folder: Path, **settings: Any) -> Engine:
+def new_engine(folder: Path, adapters: Mapping[str, Path] | None = None, **settings: Any) -> Engine:
     chosen = {"block_size": BLOCK_SIZE, "num_blocks": 64, "num_threads": 1, **settings}
-    return build_engine(EngineSettings(model=str(folder), **chosen), allocate_private)
+    return build_engine(EngineSettings(model=str(folder), **chosen), allocate_private, adapters=adapters)
 
 
 def run(core: EngineCore, max_steps: int = 500) -> dict[RequestKey, list[int]]:
@@ -147,11 +148,14 @@ def test_a_seeded_stream_continues_exactly_after_an_interruption(checkpoint: Pat
     assert run(other)[key_of("rest")] == whole[5:]
 
 
-def hand_over(source: Engine, target: Engine, token_ids: list[int], key: RequestKey = A) -> list[int]:
+def hand_over(
+    source: Engine, target: Engine, token_ids: list[int], key: RequestKey = A, adapter: bytes = b""
+) -> list[int]:
     """Prefill on one engine, copy the KV, continue on the other. Returns all tokens."""
-    reservation = target.core.reserve(key, Prompt.of(token_ids))
+    handed = Prompt.of(token_ids, adapter=adapter)
+    reservation = target.core.reserve(key, handed)
     assert reservation is not None
-    source.core.add(key, Prompt.of(token_ids), GREEDY, first_token_only=True)
+    source.core.add(key, handed, GREEDY, first_token_only=True)
     first = run(source.core)[key]
     target.core.check()
     num_cached_blocks = reservation.num_cached_tokens // BLOCK_SIZE
@@ -161,7 +165,7 @@ def hand_over(source: Engine, target: Engine, token_ids: list[int], key: Request
     assert source.core.release(key)
     source.core.check()
     firsts = [FirstToken(key, GREEDY, first[0])]
-    target.core.add_reserved(reservation, Prompt.of(token_ids), firsts)
+    target.core.add_reserved(reservation, handed, firsts)
     target.core.check()
     return first + run(target.core)[key]
 
@@ -175,6 +179,22 @@ def test_kv_copied_into_reserved_blocks_continues_with_the_same_tokens(
     assert num_held(source.core) == num_held(target.core) == 0
     assert source.core.status().num_cached_blocks == length // BLOCK_SIZE
     assert target.core.status().num_cached_blocks == (length + NUM_NEW - 1) // BLOCK_SIZE
+
+
+def test_a_request_of_an_adapter_goes_on_where_that_is_loaded_and_is_refused_elsewhere(
+    checkpoint: Path, tmp_path: Path, expected: Reference
+) -> None:
+    folder = write_adapter(tmp_path / "adapter", checkpoint)
+    changed = Reference(merged(checkpoint, folder, tmp_path / "merged"))
+    source, target, bare = (new_engine(checkpoint, each) for each in ({"a": folder}, {"b": folder}, None))
+    digest = source.adapters["a"]
+    assert hand_over(source, target, prompt(29), adapter=digest) == changed(prompt(29)) != expected(prompt(29))
+    # what both have of it now is of no use to the base
+    assert hand_over(source, target, prompt(29), B) == expected(prompt(29))
+    for refuse in (bare.core.reserve, lambda key, of: bare.core.add(key, of, GREEDY)):
+        with pytest.raises(ModelNotFound, match=digest.hex()):
+            refuse(A, Prompt.of(prompt(29), adapter=digest))
+    bare.core.check()
 
 
 def test_only_what_the_receiver_lacks_is_reserved_anew(checkpoint: Path, expected: Reference) -> None:

@@ -6,7 +6,7 @@ The same requests on the host, one step after another with plain torch attention
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.attention import flashinfer_stand_in as stand_in
+from tests.engine.models.adapters.adapter_folders import write_adapter
 from tests.request_keys import key_of
 
 MAX_NUM_SEQS = 6
@@ -62,7 +63,7 @@ def choose_stand_in(setting: str, device: Device, shape: AttentionShape, kernels
 
 
 @contextmanager
-def engine(folder: Path, device: str, **settings: Any) -> Iterator[Engine]:
+def engine(folder: Path, device: str, adapters: Mapping[str, Path] | None = None, **settings: Any) -> Iterator[Engine]:
     chosen = {"block_size": 16, "num_blocks": 24, "num_threads": 1, "max_model_len": 160, **settings}
     with (
         mock.patch("baton.engine.model_shard.choose_attention", choose_stand_in)
@@ -70,7 +71,9 @@ def engine(folder: Path, device: str, **settings: Any) -> Iterator[Engine]:
         else mock.MagicMock()
     ):
         built = build_engine(
-            EngineSettings(model=str(folder), device=device, max_num_seqs=MAX_NUM_SEQS, **chosen), allocate_private
+            EngineSettings(model=str(folder), device=device, max_num_seqs=MAX_NUM_SEQS, **chosen),
+            allocate_private,
+            adapters=adapters,
         )
     yield built
     built.device.close()
@@ -78,9 +81,11 @@ def engine(folder: Path, device: str, **settings: Any) -> Iterator[Engine]:
 
 @dataclass
 class Traffic:
-    """Requests that come while others run; `drive` ends some of them early. Tokens by request."""
+    """Requests that come while others run; `drive` ends some of them early. Tokens by request. `adapters`: their own
+    in turn."""
 
     seed: int
+    adapters: Sequence[bytes] = (b"",)
     tokens: dict[RequestKey, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -110,7 +115,8 @@ class Traffic:
                 key, prompt, params = self.waiting.pop()
                 number = len(self.waiting)
                 forks = [key_of(f"{number}.{fork}") for fork in range(0 if number % 5 else 2)]
-                core.add(key, Prompt.of(prompt), params, forks=forks)
+                adapter = self.adapters[number % len(self.adapters)]
+                core.add(key, Prompt.of(prompt, adapter=adapter), params, forks=forks)
             for output in core.step():
                 if output.tokens:
                     self.tokens.setdefault(output.key, []).extend(output.token_ids)
@@ -133,6 +139,20 @@ def test_asynchronous_and_recorded_steps_equal_plain_ones(checkpoint: Path, seed
         assert built.core.status().num_preemptions > 0 or num_blocks > 12
     assert replay.call_count > 10
     assert emulated.tokens == plain.tokens
+
+
+def test_requests_of_adapters_are_preempted_forked_and_computed_ahead_like_others(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folders = {name: write_adapter(tmp_path / name, checkpoint, seed=seed) for name, seed in (("one", 1), ("two", 2))}
+    found = []
+    for device in ("cpu", "emulated"):
+        with engine(checkpoint, device, folders, num_blocks=12) as built:
+            traffic = Traffic(0, [b"", *built.adapters.values()])
+            traffic.drive(built.core)
+            assert built.core.status().num_preemptions > 0
+            found.append(traffic.tokens)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("checkpoint", ["llama"], indirect=True)

@@ -82,7 +82,7 @@ TIMED_EVENT = dataclasses.replace(
     EVENT, handoff=HandoffFigures(3, 4096, 900, 12), times=StepTimes(None, TEN_YEARS_US - 9, TEN_YEARS_US)
 )
 IMAGE = PromptImage(1, 2, 2, 3, digest_of(2, 3, bytes(range(18))), bytes(range(18)))
-SALTED = Prompt((1, 2, 3), b"salt")
+SALTED = Prompt((1, 2, 3), b"salt", (), b"a" * 16)
 NAME = HandoffName(b"h" * 16, 2)
 PROCESS = ProcessIdentity("host", 4711, 99)
 

@@ -1,8 +1,9 @@
 """Identity of a block's content: 128-bit BLAKE2b hashes, chained so that a hash names the whole prefix before it.
 
-The root covers the model fingerprint and the salt of the prompt, so equal tokens of different models or tenants never
-share a hash. Token ids enter as fixed-width 32-bit integers: no two token lists have the same bytes. The tokens of an
-image say nothing of what it shows, so its digest and its place enter with every block that it stands in.
+The root covers the model fingerprint, and the salt and the adapter of the prompt, so equal tokens of different models,
+tenants or adapters never share a hash. Token ids enter as fixed-width 32-bit integers: no two token lists have the same
+bytes. The tokens of an image say nothing of what it shows, so its digest and its place enter with every block that it
+stands in.
 
 This is the only place that knows what of a `Prompt` the names of its blocks depend on: `root_hash` for what all blocks
 do, `extend_hashes` for what stands at a place. Router and nodes both call it.
@@ -22,7 +23,8 @@ HASH_BYTES = 16
 
 def root_hash(fingerprint: str, prompt: Prompt) -> bytes:
     """The parent of the first block of `prompt` on this model: all that KV at any place depends on."""
-    return blake2b(prompt.cache_salt, digest_size=HASH_BYTES, key=fingerprint.encode()[:64]).digest()
+    key = fingerprint.encode()[:64]
+    return blake2b(prompt.cache_salt, digest_size=HASH_BYTES, key=key, person=prompt.adapter).digest()
 
 
 def block_hashes(fingerprint: str, prompt: Prompt, output_ids: Sequence[int], block_size: int) -> list[bytes]:
@@ -62,8 +64,9 @@ def _marks(images: Sequence[PromptImage], block_size: int, first: int) -> dict[i
 
 
 def prompt_digest(prompt: Prompt, output_ids: Sequence[int] = ()) -> bytes:
-    """128-bit digest of all tokens whose KV is moved: what a Commit and its Grant must agree on."""
-    digest = blake2b(array("I", prompt.token_ids).tobytes(), digest_size=HASH_BYTES)
+    """128-bit digest of all tokens whose KV is moved, and of their adapter: what a Commit and its Grant must agree
+    on."""
+    digest = blake2b(array("I", prompt.token_ids).tobytes(), digest_size=HASH_BYTES, person=prompt.adapter)
     digest.update(array("I", output_ids).tobytes())
     for image in prompt.images:
         digest.update(image.mark)

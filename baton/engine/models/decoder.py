@@ -6,9 +6,9 @@ Owns: the parts and the order of operations, which follows transformers. Paramet
 Knows no cache, no batch layout and no sampling: the tokens of all sequences come flattened, and `Attention` knows which
 token attends to which.
 
-Invariants: nothing here keeps state between steps; parameters are written only by loading, before `pack`. All tensors
-are on one device, and nothing is read back from it. The caller runs forward and logits under
-`torch.inference_mode()`.
+Invariants: nothing here keeps state between steps, and each `forward` says anew which rows are those of adapters;
+parameters are written only by loading, before `pack`. All tensors are on one device, and nothing is read back from it.
+The caller runs forward and logits under `torch.inference_mode()`.
 
 Letters: T tokens of the step, N rows that need logits, V vocabulary, E hidden size.
 """
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.base import Attention, LayerRule
+from baton.engine.models.adapters.low_rank import AdaptedRows, Adapters
 from baton.engine.models.collectives import Collectives
 from baton.engine.models.config import ModelConfig
 from baton.engine.models.linear_weights import LinearWeight
@@ -45,7 +46,8 @@ class Decoder:
     """One model, or one rank's share of it, on one device. Construct, load (`baton.engine.models.loading`), then run.
 
     `is_divided`: the parts of several ranks are put together, the logits too. `has_all_layers`: there are no other
-    stages. `has_head`: it computes logits; without, what `forward` returns is the next stage's input.
+    stages. `has_head`: it computes logits; without, what `forward` returns is the next stage's input. `adapters`: what
+    its products may have added.
     """
 
     def __init__(
@@ -67,7 +69,8 @@ class Decoder:
         self.dtype = dtype
         self.device = torch.device(device)
         chosen = choose_ops(self.device) if ops is None else ops
-        setup = PartSetup(dtype, self.device, chosen, shard, collectives, quantization)
+        self.adapters = Adapters()
+        setup = PartSetup(dtype, self.device, chosen, shard, collectives, quantization, self.adapters)
         self.is_divided = collectives is not None
         self.has_all_layers = shard.num_stages == 1
         self.has_head = shard.is_last_stage
@@ -79,15 +82,21 @@ class Decoder:
         self._head = make_head(self._embedding, config, setup) if self.has_head else None
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, attention: Attention, seen: SeenRows | None = None
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attention: Attention,
+        seen: SeenRows | None = None,
+        adapted: AdaptedRows = (),
     ) -> Tensor:
         """Run all layers over the step's tokens.
 
         token_ids and positions: [T] int64 on this decoder's device, sequences one after another, prompts and decodes
         mixed as `attention` has planned. In a later stage, what the stage before has returned takes the place of token
-        ids. `seen`: the tokens of images among them. Returns the residual stream [T, E] before the final norm, which
-        `logits` applies to the rows that need it.
+        ids. `seen`: the tokens of images among them; `adapted`: those of adapters. Returns the residual stream [T, E]
+        before the final norm, which `logits` applies to the rows that need it.
         """
+        self.adapters.rows = adapted
         residual = self.embed(token_ids, positions)
         if seen is not None:
             residual.index_copy_(0, seen.places, seen.rows[0])

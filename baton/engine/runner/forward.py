@@ -18,7 +18,6 @@ from baton.device.base import Staging
 from baton.engine.attention.base import Attention, AttentionBackend, LayerStored, PlannedShare
 from baton.engine.models.base import RunnableDecoder
 from baton.engine.models.decoder import Decoder
-from baton.engine.models.seen import SeenRows
 from baton.engine.runner.inputs import StepInputs, fill_pending
 from baton.engine.runner.prompt_scoring import PromptScoring
 
@@ -68,10 +67,12 @@ def decoded_pass(decoder: RunnableDecoder, attention: Attention) -> ForwardPass:
     return lambda token_ids, positions: DecodedStream(decoder, decoder.forward(token_ids, positions, attention))
 
 
-def seeing_pass(decoder: RunnableDecoder, attention: Attention, seen: SeenRows) -> ForwardPass:
-    """The pass of `decoder` itself over a step with tokens of images. Only Baton's own decoder takes rows for them."""
+def special_pass(decoder: RunnableDecoder, attention: Attention, inputs: StepInputs) -> ForwardPass:
+    """The pass of `decoder` itself over a step with tokens of images or of adapters, which only Baton's own has."""
     assert isinstance(decoder, Decoder)
-    return lambda token_ids, positions: DecodedStream(decoder, decoder.forward(token_ids, positions, attention, seen))
+    return lambda token_ids, positions: DecodedStream(
+        decoder, decoder.forward(token_ids, positions, attention, inputs.seen, inputs.adapted)
+    )
 
 
 class Forward(Protocol):
@@ -127,5 +128,5 @@ class EagerSteps:
         self.attention.plan(shares, self.staging, layer_stored)
         token_ids, positions = self.staging.put(inputs.token_ids), self.staging.put(inputs.positions)
         sources = self.staging.put(inputs.sources) if inputs.has_pending else None
-        run = self.run if inputs.seen is None else seeing_pass(self.decoder, self.attention, inputs.seen)
+        run = self.run if inputs.is_plain else special_pass(self.decoder, self.attention, inputs)
         return EagerForward(self.decoder, run, token_ids, positions, sources, self.sampled, scoring)

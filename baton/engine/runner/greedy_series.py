@@ -66,7 +66,8 @@ class GreedySeries:
             return None
         self._series = None  # unless all goes well
         if largest is None and not all(
-            share.params.takes_largest_allowed and not share.prompt.images for share in step.shares
+            share.params.takes_largest_allowed and not share.prompt.images and not share.prompt.adapter
+            for share in step.shares
         ):
             return None
         stays = self._attention.plan_next()

@@ -41,7 +41,7 @@ class Sees(Protocol):
 
 
 class StepImages:
-    """Finds what `tower` has for the tokens of a step; its rows are on `device`."""
+    """Finds what `tower` has for the tokens of a step; its rows are on `device`. See `InputReader`."""
 
     def __init__(self, tower: Sees, device: torch.device) -> None:
         self._tower = tower

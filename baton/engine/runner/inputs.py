@@ -11,12 +11,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from baton.device.base import Array
+from baton.engine.models.adapters.low_rank import AdaptedRows
 from baton.engine.models.seen import SeenRows
 from baton.engine.scheduler.request import PENDING_TOKEN
 from baton.engine.scheduler.step import Step
@@ -38,7 +40,8 @@ class StepInputs:
 
     A token whose source is not negative is in that row of `sampled`; its token id is 0. `has_pending`: there are some;
     if not, there are no sources.
-    `last_tokens`: for each request of the step the place of its last token. `seen`: what its tokens of images get.
+    `last_tokens`: for each request of the step the place of its last token. `seen`: what its tokens of images get;
+    `adapted`: the rows of adapters.
     """
 
     token_ids: Array
@@ -47,6 +50,20 @@ class StepInputs:
     has_pending: bool
     last_tokens: list[int]
     seen: SeenRows | None = None
+    adapted: AdaptedRows = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens and positions are all that there is to it: others are computed operation by operation."""
+        return self.seen is None and not self.adapted
+
+
+class InputReader(Protocol):
+    """Finds what the requests of some steps need beside their tokens."""
+
+    def read(self, step: Step, inputs: StepInputs) -> StepInputs:
+        """`inputs` with what it finds for them; the same where there is nothing."""
+        ...
 
 
 def read_inputs(step: Step, sampled_rows: Mapping[RequestKey, int]) -> StepInputs:

@@ -25,8 +25,7 @@ from baton.engine.runner.base import RunningStep
 from baton.engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
 from baton.engine.runner.graphs import DecodeGraphs, ReportProgress
 from baton.engine.runner.greedy_series import GreedySeries
-from baton.engine.runner.images import StepImages
-from baton.engine.runner.inputs import StepInputs, read_inputs
+from baton.engine.runner.inputs import InputReader, StepInputs, read_inputs
 from baton.engine.runner.limits import RunnerLimits, staging_bytes
 from baton.engine.runner.plain_rows import tokens_by_key
 from baton.engine.runner.prompt_scoring import PromptScoring
@@ -118,13 +117,13 @@ class ModelRunner:
         device: Device,
         limits: RunnerLimits,
         run: ForwardPass | None = None,
-        images: StepImages | None = None,
+        readers: Sequence[InputReader] = (),
         greedy: GreedySeries | None = None,
     ) -> None:
         """`run`: computes what `decoder` does for the step that `attention` has planned; None: the decoder itself.
-        `images`: finds the rows of images; None: no request has any. `greedy`: computes by `run` the steps of a series
-        that it can."""
-        self._images = images
+        `readers`: of what some requests have beside tokens. `greedy`: computes by `run` the steps of a series that it
+        can."""
+        self._readers = readers
         self.is_asynchronous = device.is_asynchronous
         self._decoder = decoder
         self._attention = attention
@@ -198,8 +197,8 @@ class ModelRunner:
         told = None if layer_stored is None else lambda: self._device.notify(layer_stored)
         with self._inference, self._device.issuing():
             try:
-                if self._images is not None:
-                    inputs = self._images.read(step, inputs)
+                for reader in self._readers:
+                    inputs = reader.read(step, inputs)
                 return self._launch(step, inputs, told)
             except Exception:
                 # blocks of a failed step may get a new owner next: no write and no notice may come after that
@@ -275,7 +274,7 @@ class ModelRunner:
 
     def _graphs_for(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> DecodeGraphs | None:
         """The graphs, where they do all that is wanted of a step."""
-        return self._graphs if layer_stored is None and not step.spans and inputs.seen is None else None
+        return self._graphs if layer_stored is None and not step.spans and inputs.is_plain else None
 
     def _store_sampled(self, requests: Sequence[ScheduledRequest], token_ids: torch.Tensor) -> None:
         """Store sampled tokens for the next step, also when a step between cannot be launched. token_ids: [N]."""

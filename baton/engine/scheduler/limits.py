@@ -5,11 +5,12 @@ Knows no blocks and no steps; which requests there are is the scheduler's knowle
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from baton.engine.scheduler.request import Request
-from baton.wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from baton.wire.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Overloaded
+from baton.wire.prompt import Prompt
 
 MAX_PIXEL_BYTES_HELD = 2**29
 """Of the images of all live requests, beyond which none is taken."""
@@ -22,7 +23,8 @@ class SchedulerLimits:
 
     Token ids lie below `vocab_size`: one that does not would fail the whole step it is computed in. `jumps_ahead`: the
     tokens that a grammar forces are computed as one chunk. `has_states`: a block that is not full holds a state, which
-    only one sequence may use. `num_stages`: see `LiveRequests.by_age`.
+    only one sequence may use. `num_stages`: see `LiveRequests.by_age`. `adapters`: digests of those that are
+    loaded.
     """
 
     block_size: int
@@ -34,6 +36,7 @@ class SchedulerLimits:
     jumps_ahead: bool = True
     has_states: bool = False
     num_stages: int = 1
+    adapters: Collection[bytes] = ()
 
     def check_size(self, num_tokens: int) -> None:
         """Raise `ContextLengthExceeded` when `num_tokens` leave no room for output, `InvalidRequest` when it is 0."""
@@ -45,9 +48,16 @@ class SchedulerLimits:
                 f"at most {self.max_request_tokens} tokens of prompt and output fit this node"
             )
 
+    def check_adapter(self, prompt: Prompt) -> None:
+        """Raise `ModelNotFound` when the adapter of `prompt` is not here."""
+        if prompt.adapter and prompt.adapter not in self.adapters:
+            raise ModelNotFound(f"the adapter {prompt.adapter.hex()} is not loaded here", "model")
+
     def check(self, request: Request) -> None:
-        """Raise as `check_size`, and `InvalidRequest` for token ids outside the vocabulary and too many choices."""
+        """Raise as `check_size` and `check_adapter`, and `InvalidRequest` for token ids outside the vocabulary and too
+        many choices."""
         self.check_size(len(request.token_ids))
+        self.check_adapter(request.prompt)
         if len(request.forks) >= self.max_num_seqs:
             raise InvalidRequest(f"{1 + len(request.forks)} choices, a step has {self.max_num_seqs} at most", "n")
         if max(request.token_ids) >= self.vocab_size:

@@ -14,6 +14,9 @@ from baton.wire.images import PromptImage
 from baton.wire.prompt import Prompt
 
 _PLAIN, _SALTED = Prompt((1, 2, 3, 4)), Prompt((1, 2, 3, 4), b"tenant")
+_ADAPTED = [
+    Prompt.of(_PLAIN.token_ids, salt, adapter=digest * 16) for salt in (b"", b"tenant") for digest in (b"a", b"b")
+]
 
 
 def hashes_of(token_ids: list[int], block_size: int = 4, root: bytes = b"") -> list[bytes]:
@@ -37,8 +40,9 @@ def test_equal_blocks_at_different_places_differ() -> None:
     assert len(set(hashes)) == len(hashes) == 10
 
 
-def test_salt_and_model_separate_equal_tokens() -> None:
-    roots = [root_hash(name, _PLAIN) for name in ("a" * 32, "b" * 32, "")] + [root_hash("a" * 32, _SALTED)]
+def test_salt_model_and_adapter_separate_equal_tokens() -> None:
+    roots = [root_hash(name, _PLAIN) for name in ("a" * 32, "b" * 32, "")]
+    roots += [root_hash("a" * 32, prompt) for prompt in (_SALTED, *_ADAPTED)]
     assert len({hashes_of([1, 2, 3, 4], root=root)[0] for root in roots}) == len(roots)
 
 
@@ -66,6 +70,10 @@ def test_different_prompts_have_different_digests() -> None:
     prompts = sorted({tuple(draw.randrange(3) for _ in range(draw.randrange(8))) for _ in range(2000)})
     digests = sorted(prompt_digest(Prompt(prompt)) for prompt in prompts)
     assert all(one != other for one, other in pairwise(digests))
+
+
+def test_a_handoff_says_which_adapter_computed_its_kv() -> None:
+    assert len({prompt_digest(prompt, (5,)) for prompt in (_PLAIN, _ADAPTED[0], _ADAPTED[1])}) == 3
 
 
 def _image(start: int, num_tokens: int, digest: bytes = b"a") -> PromptImage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,7 +10,7 @@ import pytest
 
 from baton.engine.scheduler.limits import SchedulerLimits, require_room_for_images
 from baton.engine.scheduler.request import Fork, Request
-from baton.wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from baton.wire.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Overloaded
 from baton.wire.images import PromptImage
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
@@ -42,6 +43,15 @@ def test_what_just_fits_is_taken() -> None:
 def test_what_is_just_too_much_is_refused(refused: Request, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         LIMITS.check(refused)
+
+
+def test_a_prompt_of_an_adapter_that_is_not_here_is_refused_by_its_digest() -> None:
+    limits = replace(LIMITS, adapters=frozenset({b"a" * 16}))
+    for adapter in (b"", b"a" * 16):
+        limits.check_adapter(Prompt((1,), adapter=adapter))
+    unknown = Request(A, Prompt((1,), adapter=b"b" * 16), DecodingParams(), b"", 64)
+    with pytest.raises(ModelNotFound, match=f"the adapter {'62' * 16} is not loaded here"):
+        limits.check(unknown)
 
 
 def holding(num_bytes: int) -> Request:

@@ -7,12 +7,13 @@ checkpoint they are made of. A layer of another kind is made of other parts, and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from baton.engine.models.adapters.low_rank import Adapters
 from baton.engine.models.collectives import Collectives
 from baton.engine.models.ops.base import DecoderOps
 from baton.engine.models.parameters import Parameter
@@ -26,7 +27,7 @@ class PartSetup:
     `quantization`: of the weights of products.
 
     `collectives`: by which parts put the shares of all ranks together; None: a part's result is this rank's share of
-    it, and the vocabulary is not divided.
+    it, and the vocabulary is not divided. `adapters`: to which products offer their matrices.
     """
 
     dtype: torch.dtype
@@ -35,6 +36,7 @@ class PartSetup:
     shard: Shard
     collectives: Collectives | None = None
     quantization: Quantization = UNQUANTIZED
+    adapters: Adapters = field(default_factory=Adapters)
 
     def empty(self, *shape: int) -> Tensor:
         """Memory for a parameter that is still to be loaded."""

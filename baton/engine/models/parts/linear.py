@@ -3,21 +3,23 @@
 Owns which rows and columns of which matrices lie where in the weight. How the weight lies in memory is its format
 (`baton.engine.models.linear_weights`), and which format and which kernel a device multiplies with is `DecoderOps`.
 Matrices that a checkpoint has quantized are loaded one by one as its method says; plain ones fill one weight. An
-adapter adds to what `__call__` returns.
+adapter adds to what `__call__` returns, in the rows of its tokens.
 
-Letters: T tokens of the step.
+Letters: T tokens of the step, R rank of an adapter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from baton.engine.models.adapters.low_rank import LowRank
 from baton.engine.models.collectives import Collectives
 from baton.engine.models.linear_weights import LinearWeight, LoadedWeight, PlainWeight, StackedWeight
-from baton.engine.models.parameters import Parameter, Source
+from baton.engine.models.parameters import Parameter, Source, slices
 from baton.engine.models.parts.base import PartSetup
 from baton.engine.models.quantization.base import Piece, Unread, joined, reordered
 
@@ -49,6 +51,9 @@ class Linear:
         self._added = None if bias is None or bias.tensor.numel() == 0 else bias.tensor
         self._ops = setup.ops
         self._quantization = setup.quantization
+        self._adapters = setup.adapters
+        self._matrices: Sequence[Matrix] = ()
+        self._changes: dict[bytes, tuple[LinearWeight, LinearWeight]] = {}
 
     @classmethod
     def column_parallel(
@@ -66,7 +71,9 @@ class Linear:
         [in, out]. `row_order`: see `__init__`."""
         unread = unread_weight(name, matrices, num_in, range(num_in), setup, is_transposed=is_transposed)
         bias = _bias(name, matrices, setup) if has_bias else None
-        return cls(unread, bias, setup, row_order)
+        linear = cls(unread, bias, setup, row_order)
+        linear._offer(matrices, num_in)
+        return linear
 
     @classmethod
     def row_parallel(
@@ -87,13 +94,47 @@ class Linear:
         unread = unread_weight(name, all_rows, num_in, columns, setup, is_transposed=is_transposed)
         rows = range(num_out) if setup.shard.rank == 0 else range(0)
         bias = _bias(name, [Matrix(matrix, num_out, rows)], setup) if has_bias else None
-        if setup.collectives is None:
-            return cls(unread, bias, setup)
-        return SummedLinear(unread, bias, setup, setup.collectives)
+        if setup.collectives is not None:
+            return SummedLinear(unread, bias, setup, setup.collectives)
+        linear = cls(unread, bias, setup)
+        linear._offer(all_rows, num_in)
+        return linear
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, out] of x [T, in]."""
-        return self._ops.linear(x, self.weight, self._added)
+        out = self._ops.linear(x, self.weight, self._added)
+        if self._changes:
+            self._add_changes(out, x)
+        return out
+
+    def adapt(self, digest: bytes, changes: Mapping[str, LowRank]) -> None:
+        """See `Adaptable`. A fused product has all ranks beside each other, and zeros where a rank is another matrix's.
+        After `pack`."""
+        a = torch.cat([change.a for change in changes.values()])
+        b = torch.cat([self._spread(name, change.b) for name, change in changes.items()], dim=1)
+        if self._row_order is not None:
+            b = b[self._row_order.to(b.device)]
+        self._changes[digest] = (self._ops.pack(PlainWeight(a)), self._ops.pack(PlainWeight(b)))
+
+    def _spread(self, name: str, b: Tensor) -> Tensor:
+        """The rows of `b` [num_out, R] where those of the matrix `name` lie, [out, R]; zeros in the other rows."""
+        regions = _regions(self._matrices)
+        spread = b.new_zeros(regions[-1].stop, b.shape[1])
+        for matrix, region in zip(self._matrices, regions, strict=True):
+            if matrix.name == name:
+                spread[slices((region,))] = b[slices((matrix.rows,))]
+        return spread
+
+    def _offer(self, matrices: Sequence[Matrix], num_in: int) -> None:
+        self._matrices = matrices
+        self._adapters.offer(self, {matrix.name: (matrix.num_rows, num_in) for matrix in matrices})
+
+    def _add_changes(self, out: Tensor, x: Tensor) -> None:
+        """Add to `out` [T, out], in the rows of each adapter, x A^T B^T."""
+        for digest, rows in self._adapters.rows:
+            if (change := self._changes.get(digest)) is not None:
+                a, b = change
+                out[rows] += self._ops.linear(self._ops.linear(x[rows], a, None), b, None)
 
     @property
     def weight(self) -> LinearWeight:

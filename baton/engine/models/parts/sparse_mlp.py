@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from baton.engine.models.adapters.low_rank import Adapters
 from baton.engine.models.config import ModelConfig
 from baton.engine.models.expert_settings import ExpertSettings
 from baton.engine.models.parameters import Parameter
@@ -34,7 +35,9 @@ class SparseMlp:
         kind: type[ClampedExperts | SeparateExperts | Experts] = Experts
         if settings.is_clamped or setup.quantization.is_published:
             kind = ClampedExperts if settings.is_clamped else SeparateExperts
-        self._experts = kind(f"{name}.experts", f"{tensors}.experts", settings, config, setup)
+        # an expert has other rows than the step
+        alone = replace(setup, adapters=Adapters())
+        self._experts = kind(f"{name}.experts", f"{tensors}.experts", settings, config, alone)
         self._shared: GatedMlp | None = None
         self._shared_gate: Linear | None = None
         if settings.shared_size:
