@@ -48,7 +48,7 @@ def answer(folder: Path, adapter: Path | None = None) -> list[SampledToken]:
     engine.core.add(key_of(0), Prompt.of(PROMPT, adapter=engine.adapters.get("mine", b"")), params)
     found = []
     while engine.core.has_work:
-        found += [output.token for output in engine.core.step() if output.token is not None]
+        found += [token for output in engine.core.step() for token in output.tokens]
     return found
 
 
