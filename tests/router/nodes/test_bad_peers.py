@@ -78,3 +78,15 @@ def test_the_number_of_connections_is_bounded() -> None:
     for number in range(10_000):
         rates.allows(number.to_bytes(4, "big"), 1)
     assert len(rates._by_peer) <= 4096
+
+
+def test_a_connection_that_floods_is_not_heard_until_the_next_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.router.nodes.bad_peers.MAX_MESSAGES", 2.0)
+    clock = Clock()
+    peers = BadPeers(clock)
+    assert [peers.floods(b"a", 1) for _ in range(3)] == [False, False, True]
+    assert peers.is_cut_off(b"a")
+    assert not peers.is_cut_off(b"b")
+    assert peers.num_bad == 0
+    clock.now_s += PERIOD_S
+    assert not peers.is_cut_off(b"a")
