@@ -26,7 +26,8 @@ from baton.engine.attention.base import LayerStored
 from baton.engine.cache.hashing import prompt_digest
 from baton.engine.core import EngineCore, FirstToken
 from baton.engine.held_blocks import Reservation
-from baton.engine.scheduler.request import RequestOutput, Step, choices_of
+from baton.engine.scheduler.request import choices_of
+from baton.engine.scheduler.step import RequestOutput, Step
 from baton.kvtransfer.commands import (
     CancelReceiving,
     Delivered,

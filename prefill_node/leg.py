@@ -21,7 +21,7 @@ from prometheus_client.core import Metric
 from baton.engine.attention.base import LayerStored
 from baton.engine.cache.hashing import prompt_digest
 from baton.engine.core import EngineCore
-from baton.engine.scheduler.request import RequestOutput, Step
+from baton.engine.scheduler.step import RequestOutput, Step
 from baton.kvtransfer.commands import (
     BeginHandoff,
     CancelSending,

@@ -38,12 +38,12 @@ from baton.router.http.openai.request_templates import RequestTemplates
 from baton.router.http.request_log import Observer
 from baton.router.http.resume.logs import Folder, Memory
 from baton.router.http.resume.streams import Streams
-from baton.router.http.served_model import ServedModel, load_served_models
+from baton.router.http.served_model import ModelOptions, ServedModel, load_served_models
 from baton.router.http.serving.inherited import inherited_sockets
 from baton.router.http.serving.limits import HttpLimits
 from baton.router.http.serving.server import HttpServer
 from baton.router.lives import Lives
-from baton.router.nodes.control import ControlLink
+from baton.router.nodes.control import ControlLink, ControlPort
 from baton.router.nodes.registry import NodeRegistry
 from baton.router.requests.relay import Relay, RelaySettings
 from baton.router.routing.adaptation import Adaptation
@@ -77,19 +77,15 @@ _COLLECT_AFTER = (700, 10, 100)
 def _load(settings: RouterSettings) -> list[ServedModel]:
     """What of a start takes long and is the same in every life. Raises `BatonError`."""
     configure_logging(settings.log_level, settings.log_format)
-    templates = RequestTemplates() if settings.trust_request_chat_template else None
-    parsers = ParserNames(settings.tool_call_parser, settings.reasoning_parser)
-    return load_served_models(
-        settings.model,
-        settings.served_model_name,
-        settings.more_models,
-        int(time.time()),
-        templates,
-        parsers,
+    options = ModelOptions(
+        RequestTemplates() if settings.trust_request_chat_template else None,
+        ParserNames(settings.tool_call_parser, settings.reasoning_parser),
         settings.generation_config,
         settings.model_impl,
         settings.limit_mm_per_prompt,
     )
+    started = int(time.time())
+    return load_served_models(settings.model, settings.served_model_name, settings.more_models, started, options)
 
 
 async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None:
@@ -111,17 +107,8 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
         authenticator = start_authenticator(context, keys)
         if authenticator is not None:
             stack.callback(authenticator.stop)
-        control_host, control_fd = _control_address(settings)
         try:
-            control = ControlLink(
-                context,
-                control_host,
-                settings.control_port,
-                links.LinkSettings(cluster_key=keys.towards(PREFILL) if keys else None),
-                registry,
-                control_fd,
-                is_of_role=keys.is_of if keys and keys.tells_roles else None,
-            )
+            control = ControlLink(context, _control_port(settings, keys), registry)
         except InvalidSetting as error:
             raise InvalidSetting(f"--control-host, --control-port: {error}") from None
         stack.push_async_callback(control.close)
@@ -223,12 +210,14 @@ def _http_limits(settings: RouterSettings) -> HttpLimits:
     )
 
 
-def _control_address(settings: RouterSettings) -> tuple[str, int]:
-    """Where nodes dial, and the descriptor that ZMQ takes over, -1 without one. Raises `InvalidSetting`."""
-    if settings.control_fd < 0:
-        return settings.control_host, -1
-    (inherited,) = inherited_sockets([settings.control_fd], "--control-fd")
-    return str(inherited.getsockname()[0]), inherited.detach()
+def _control_port(settings: RouterSettings, keys: KeyRing | None) -> ControlPort:
+    """Where nodes dial. Raises `InvalidSetting`."""
+    host, fd = settings.control_host, -1
+    if settings.control_fd >= 0:
+        (inherited,) = inherited_sockets([settings.control_fd], "--control-fd")
+        host, fd = str(inherited.getsockname()[0]), inherited.detach()
+    link = links.LinkSettings(cluster_key=keys.towards(PREFILL) if keys else None)
+    return ControlPort(host, settings.control_port, link, fd, keys.is_of if keys and keys.tells_roles else None)
 
 
 def _guard(settings: RouterSettings, hosts: Sequence[str], keys: KeyRing | None) -> Guard | None:

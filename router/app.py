@@ -20,7 +20,7 @@ from baton.router.http.cors import CorsPolicy
 from baton.router.http.docs.serving import add_docs
 from baton.router.http.openai.endpoints import Endpoints
 from baton.router.http.openai.errors import error_body, http_layer_body, retry_after, status_of
-from baton.router.http.openai.responses import json_bytes
+from baton.router.http.openai.replies import json_bytes
 from baton.router.http.openai.tokenizing import Tokenizing
 from baton.router.http.operators.admin import Admin
 from baton.router.http.operators.debug_endpoints import DebugEndpoints
@@ -28,8 +28,14 @@ from baton.router.http.operators.operations import Operations
 from baton.router.http.page.last_ends import LastEnds
 from baton.router.http.page.relay_view import RelayView
 from baton.router.http.page.serving import Page
-from baton.router.http.request_ids import REQUEST_ID, choose_request_id
-from baton.router.http.request_log import DEFAULT_NUM_KEPT, Observer, RequestLog, log_request
+from baton.router.http.request_log import (
+    DEFAULT_NUM_KEPT,
+    REQUEST_ID,
+    Observer,
+    RequestLog,
+    choose_request_id,
+    log_request,
+)
 from baton.router.http.resume.requests import add_resuming
 from baton.router.http.resume.streams import Streams
 from baton.router.http.serving.bodies import BODIES, Bodies

@@ -32,7 +32,8 @@ _log = logging.getLogger(__name__)
 
 
 class Lives:
-    """See the module. To be used on the main thread, before there is any other."""
+    """Forks one life after the other, and waits for its end. To be used on the main thread, before there is any
+    other."""
 
     def __init__(self, run: Callable[[], int]) -> None:
         """`run` is one life; it returns an exit status."""

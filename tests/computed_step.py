@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton.engine.scheduler.request import PromptScores, SampledToken
+from baton.engine.scheduler.step import PromptScores, SampledTokens
 from baton.wire.request_key import RequestKey
 
 
@@ -13,9 +13,9 @@ from baton.wire.request_key import RequestKey
 class ComputedStep:
     """A `RunningStep` whose tokens were sampled before its launch returned."""
 
-    tokens: Mapping[RequestKey, SampledToken]
+    tokens: Mapping[RequestKey, SampledTokens]
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         """See `RunningStep.result`."""
         return self.tokens
 

@@ -23,6 +23,7 @@ from baton.engine.adapting import require_adaptable, with_adapters
 from baton.engine.attention.choose import NATIVE, AttentionChoice
 from baton.engine.attention.native_backend import NativeAttention
 from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.offload import KvOffload
 from baton.engine.core import EngineCore
 from baton.engine.executor.base import Executor
 from baton.engine.executor.uni import open_uni
@@ -47,6 +48,7 @@ from baton.engine.models.model_costs import pair_in_tokens
 from baton.engine.models.ops.native_ops import NativeOps
 from baton.engine.models.shard import Shard
 from baton.engine.native.loans import CoreLoans
+from baton.engine.offloading import StoreOpener, open_offload, require_offloadable
 from baton.engine.pool_size import (
     BlockSize,
     DividedBlocks,
@@ -64,10 +66,12 @@ from baton.engine.runner.recorded_layers import RecordedLayers
 from baton.engine.runner.sampler import Sampler
 from baton.engine.runner.step_adapters import StepAdapters
 from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts
 from baton.engine.settings import EngineSettings
+from baton.engine.speculation import proposer_of
 from baton.engine.structured.matcher import Grammars
 from baton.engine.structured.vocabulary import Vocabulary, is_large
 from baton.engine.text.tokenizer_digest import tokenizer_digest
@@ -83,8 +87,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine ready to step, and facts about it. The caller of `build_engine` closes `executor` and `device` at the
-    end. `adapters`: the digest of each, by its name."""
+    """An engine ready to step, and facts about it. The caller of `build_engine` closes `core`, `executor` and `device`
+    at the end. `adapters`: the digest of each, by its name."""
 
     core: EngineCore
     runner: ModelRunner
@@ -111,16 +115,21 @@ def build_engine(
     on_weights: OnProgress | None = None,
     on_graphs: OnProgress | None = None,
     open_executor: OpenExecutor = open_uni,
+    proposer: Proposer | None = None,
+    open_store: StoreOpener | None = None,
     adapters: Mapping[str, Path] | None = None,
 ) -> Engine:
     """Load the checkpoint and build an engine around it.
 
     `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
-    recorded graphs. `open_executor`: without it the engine has one rank. `adapters`: their folders, by their names.
-    Sets the number of torch threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when
-    a rank does not come up."""
+    recorded graphs. `open_executor`: without it the engine has one rank. `proposer`: guesses tokens; None: as the
+    settings say. `open_store`: opens the KV store of an only rank; None: a host tier if the settings want one.
+    `adapters`: their folders, by their names. Sets the number of torch threads of this process.
+    Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up."""
     require_allowed(settings)
+    proposer = proposer or proposer_of(settings.speculative_config)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
+    require_offloadable(settings)
     num_cores = len(os.sched_getaffinity(0))
     num_threads = max(1, (settings.num_threads or num_cores) // settings.num_ranks_here)
     if settings.num_ranks_here > num_cores:
@@ -153,7 +162,9 @@ def build_engine(
         runner.warm_up()
         kv_dtype = model.layout.dtype if model.layout.has_scales else ""
         fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
-        core = _core(basis, model, fingerprint, memory, runner, grammars, costs)
+        offload = open_offload(settings, memory, open_store)
+        core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer, offload)
+        opened.callback(core.close)
         grammars.finish_loading()
         opened.pop_all()
     return Engine(
@@ -279,9 +290,12 @@ def _core(
     runner: ModelRunner,
     grammars: Grammars,
     costs: StepCosts,
+    proposer: Proposer | None,
+    offload: KvOffload | None,
 ) -> EngineCore:
     settings, capacity, config = basis.settings, basis.capacity, basis.config
-    pool = BlockPool(memory.num_blocks, prefix_caching=settings.enable_prefix_caching)
+    on_evicted = None if offload is None else offload.evicted
+    pool = BlockPool(memory.num_blocks, prefix_caching=settings.enable_prefix_caching, on_evicted=on_evicted)
     limits = SchedulerLimits(
         settings.block_size,
         settings.max_num_seqs,
@@ -294,8 +308,10 @@ def _core(
         num_stages=settings.pipeline_parallel_size,
         adapters=frozenset(model.adapters.values()),
     )
+    if proposer is not None and limits.has_states:
+        _log.warning("drafts are not used: this model has states, which cannot go back behind a wrong one")
     goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
     bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
-    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound)
+    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, proposer, offload)
     image_facts = None if model.tower is None else model.tower.facts
-    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, image_facts)
+    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, image_facts, offload)

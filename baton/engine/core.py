@@ -25,13 +25,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
+from baton.engine.cache.offload import KvOffload
 from baton.engine.held_blocks import HeldBlocks, Reservation
 from baton.engine.models.vision.facts import ImageFacts
 from baton.engine.new_requests import NewRequests
 from baton.engine.runner.base import Runner
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import PromptScores, Request, RequestOutput, Step, choices_of
+from baton.engine.scheduler.request import Request, choices_of
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import PromptScores, RequestOutput, Step
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.steps_in_flight import StepsInFlight, StepWatch
 from baton.engine.structured.matcher import Grammars
@@ -73,7 +75,7 @@ def watch_nothing(step: Step) -> None:
 
 class EngineCore:
     """One model on one device. Without `grammars` requests with a grammar are refused, and those with images without
-    `image_facts`. `costs` learns what its steps cost."""
+    `image_facts`. `costs` learns what its steps cost. `offload`: that of `pool` and `scheduler`, for reading."""
 
     def __init__(
         self,
@@ -84,7 +86,9 @@ class EngineCore:
         grammars: Grammars | None = None,
         costs: StepCosts | None = None,
         image_facts: ImageFacts | None = None,
+        offload: KvOffload | None = None,
     ) -> None:
+        self.offload = offload
         self._held = HeldBlocks(pool)
         self._pool = pool
         self._scheduler = scheduler
@@ -108,8 +112,9 @@ class EngineCore:
         return len(self._in_flight)
 
     @property
-    def awaits_grammar(self) -> bool:
-        """Whether a request waits for its grammar, which a thread compiles: `step` may find work at any moment."""
+    def awaits_readiness(self) -> bool:
+        """Whether a request waits for its grammar or for KV of a store, which threads make: `step` may find work at any
+        moment."""
         return self._scheduler.requests.awaits_readiness
 
     @property
@@ -191,6 +196,7 @@ class EngineCore:
         if taken is None:
             return None
         block_table, num_cached_tokens = taken
+        self._scheduler.blocks.give_away(block_table[num_cached_tokens // self._scheduler.limits.block_size :])
         return self._held.reserve(key, block_table, num_cached_tokens, self._scheduler.limits.block_size)
 
     def add_reserved(
@@ -342,6 +348,12 @@ class EngineCore:
     def cached_hashes(self) -> list[bytes]:
         """All findable prefix blocks."""
         return self._pool.published_hashes()
+
+    def close(self) -> None:
+        """End what threads of a KV store do with the pool's memory, before that is gone. Nothing is computed any
+        more."""
+        if self.offload is not None:
+            self.offload.close()
 
     def check(self) -> None:
         """Raise `RuntimeError` when blocks are leaked, shared wrongly or freed while in use. O(pool), for tests."""

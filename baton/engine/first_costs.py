@@ -10,7 +10,8 @@ import time
 
 from baton.engine.runner.base import Runner
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import ScheduledRequest, Step
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import Step
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey

@@ -71,6 +71,12 @@ class EngineSettings:
         "share of a GPU's memory that this process may take; `baton serve` divides it among the nodes of a GPU",
         allowed=SHARE,
     )
+    kv_offloading_size: float = _cache(
+        0.0,
+        "GiB of host memory for KV that does not fit the KV pool any more, and comes back from there instead of being "
+        "computed; 0: none",
+        allowed=Range(0, 2**20),
+    )
     num_blocks: int = _cache(
         0, "blocks of the KV pool; overrides kv-cache-memory-bytes when above 0", allowed=COUNT_OR_NONE
     )
@@ -127,6 +133,13 @@ class EngineSettings:
     )
     batch_invariant: bool = _steps(
         False, "do not start unless tokens cannot depend on what else is in a batch: Baton's own kernels on a CPU"
+    )
+    speculative_config: str = _steps(
+        "",
+        "what guesses several tokens for a step to verify, as vLLM's JSON; "
+        '{"method": "ngram", "num_speculative_tokens": N, "prompt_lookup_max": N, "prompt_lookup_min": N}: what came '
+        "behind the last tokens before",
+        metavar="JSON",
     )
     limit_mm_per_prompt: str = _model(
         "image=4", "images that a request may have, where the model sees; image=0: none, and no tower is loaded"

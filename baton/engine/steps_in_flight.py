@@ -20,8 +20,9 @@ from baton.device.base import DeviceFailed
 from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool, BlockTable
 from baton.engine.runner.base import Runner, RunningStep
-from baton.engine.scheduler.request import PromptScores, Request, RequestOutput, SampledToken, Step
+from baton.engine.scheduler.request import Request
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import PromptScores, RequestOutput, SampledTokens, Step
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.wire.errors import BatonError
 from baton.wire.request_key import RequestKey
@@ -52,7 +53,7 @@ class _NotLaunched:
 
     error: Exception
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         """See `RunningStep.result`."""
         raise self.error
 
@@ -92,6 +93,7 @@ class StepsInFlight:
 
     def launch(self, step: Step, watch: StepWatch) -> None:
         """Begin to compute a step that was just scheduled. Raises `DeviceFailed` only."""
+        self._scheduler.blocks.before(step)
         layer_stored = watch(step)
         self._costs.launched(step)
         try:
@@ -126,7 +128,8 @@ class StepsInFlight:
         return scores
 
     def release(self, request: Request) -> None:
-        """Release the blocks of a request that has left, once no step writes into them."""
+        """Release the blocks of a request that has left, once nothing writes into them."""
+        self._scheduler.blocks.end_load(request)
         if request.num_steps_in_flight:
             self._steps[-1].tables.append(request.held_blocks)
         else:

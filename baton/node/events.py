@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from baton.engine.scheduler.request import IMAGES_GONE, PromptScores, RequestOutput
+from baton.engine.scheduler.request import IMAGES_GONE
+from baton.engine.scheduler.step import PromptScores, RequestOutput
 from baton.engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
 from baton.wire.errors import BatonError, InvalidRequest, Overloaded, RequestFailed
 from baton.wire.messages import PromptLogprobs, StepTimes, TokenEvent
@@ -45,18 +46,16 @@ def prompt_logprobs(scores: PromptScores, epoch: int) -> Iterator[PromptLogprobs
 
 
 def token_event(output: RequestOutput, times: StepTimes | None = None) -> TokenEvent | None:
-    """The token that a step sampled for a router's request, with those that its grammar forced behind it; None when it
-    sampled none."""
-    if output.token is None:
+    """The new tokens of a router's request; None where there are none."""
+    if not output.tokens:
         return None
     handoff_id, attempt = output.key
-    token_id, logprobs = output.token
     return TokenEvent(
         handoff_id,
         attempt,
         output.output_index,
-        (token_id, *output.forced),
-        () if logprobs is None else (logprobs,),
+        tuple(output.token_ids),
+        tuple([token.logprobs for token in output.tokens if token.logprobs is not None]),
         output.finish_reason,
         output.num_cached_tokens,
         times=times,

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.engine.scheduler.request import RequestOutput
+from baton.engine.scheduler.step import RequestOutput
 from baton.runtime.clock import now_us
 from baton.wire.messages import StepTimes
 from baton.wire.request_key import RequestKey
@@ -76,7 +76,7 @@ class FirstSteps:
         if watched.begun_us is None:
             watched.begun_us = self._begun_us
         times = None
-        if output.token is not None:
+        if output.tokens:
             times = StepTimes(watched.ready_us, watched.begun_us, self._ended_us)
             watched.num_tokens -= 1
             watched.ready_us = watched.begun_us = None

@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 
 from baton.engine.attention.base import LayerStored
 from baton.engine.core import EngineCore
-from baton.engine.scheduler.request import RequestOutput, Step
+from baton.engine.scheduler.step import RequestOutput, Step
 from baton.engine.steps_in_flight import StepFailed
 from baton.node.events import failure_of, failure_of_scores
 from baton.node.heartbeat import HeartbeatThread
@@ -30,8 +30,8 @@ from baton.wire.messages import Cancel, Drain, HandOver, TokenEvent
 from baton.wire.request_key import RequestKey
 
 _TICK_S = 0.25
-_GRAMMAR_TICK_S = 0.002
-"""While a request waits for its grammar, which a thread compiles: mostly for less than that."""
+_READINESS_TICK_S = 0.002
+"""While a request waits for its grammar or for KV, which threads make: mostly for less than that."""
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class EngineLoop:
         self._heartbeat = heartbeat
         self._stopper = stopper
         self._could_step = False
-        self._awaits_grammar = False
+        self._awaits_readiness = False
         self._is_leaving = False
         self._poller = zmq.Poller()
         for source in (*routers.sockets, stopper.wakeup, *leg.wait_on()):
@@ -155,7 +155,7 @@ class EngineLoop:
         """For how long the next round may wait if nothing comes."""
         if self._could_step:
             return max(0.0, self._rests_until_s - self._clock())
-        return _GRAMMAR_TICK_S if self._awaits_grammar else _TICK_S
+        return _READINESS_TICK_S if self._awaits_readiness else _TICK_S
 
     def turn(self) -> bool:
         """One round, without its wait. Returns False when it was the last. Raises as `run`."""
@@ -207,7 +207,7 @@ class EngineLoop:
                 self._routers.send_failed(handoff_id, request.attempt, error)
 
     def _step(self, now_s: float) -> None:
-        is_resting, self._could_step, self._awaits_grammar = now_s < self._rests_until_s, False, False
+        is_resting, self._could_step, self._awaits_readiness = now_s < self._rests_until_s, False, False
         if not self._core.has_work:
             return
         if is_resting:
@@ -224,7 +224,7 @@ class EngineLoop:
             return
         # a step whose requests were all aborted has no outputs, but there may be room now
         self._could_step = was_in_flight or bool(outputs)
-        self._awaits_grammar = self._core.awaits_grammar
+        self._awaits_readiness = self._core.awaits_readiness
         done_s = self._clock()
         self._rests_until_s = done_s + self._cores.rest_s(done_s - now_s)
         for output in outputs:

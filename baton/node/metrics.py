@@ -13,7 +13,8 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from baton.engine.scheduler.request import RequestOutput
+from baton.engine.cache.offload import KvOffload
+from baton.engine.scheduler.step import RequestOutput
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.wire.messages import HandoffFigures, NodeStatus
 
@@ -78,6 +79,30 @@ class LinkCollector(Collector):
         yield CounterMetricFamily("baton:rejected_messages", doc, self._link.num_rejected_messages)
 
 
+class OffloadCollector(Collector):
+    """Figures of a KV store."""
+
+    def __init__(self, offload: KvOffload) -> None:
+        self._offload = offload
+
+    def collect(self) -> Iterable[Metric]:
+        """See `Collector`."""
+        counted = self._offload.counters
+        doc = "Prompt tokens that the KV store was asked for, and those whose KV it has loaded"
+        yield CounterMetricFamily("baton:external_prefix_cache_queries", doc, counted.num_queried_tokens)
+        yield CounterMetricFamily("baton:external_prefix_cache_hits", doc, counted.num_loaded_tokens)
+        blocks = CounterMetricFamily("baton:kv_offload_blocks", "Evicted blocks: stored or dropped", labels=["end"])
+        blocks.add_metric(["stored"], counted.num_stored_blocks)
+        blocks.add_metric(["dropped"], counted.num_dropped_blocks)
+        yield blocks
+        faults = CounterMetricFamily("baton:kv_offload_faults", "Faults of the KV store", labels=["reason"])
+        faults.add_metric(["failed"], counted.num_failures)
+        faults.add_metric(["late"], counted.num_late_loads)
+        faults.add_metric(["damaged"], counted.num_damaged_blocks)
+        yield faults
+        yield GaugeMetricFamily("baton:kv_offload_cache_usage_perc", "How full it is, 0 to 1", self._offload.usage)
+
+
 class StepCounters:
     """Steps, and tokens by where their KV came from, each prompt token once."""
 
@@ -95,12 +120,11 @@ class StepCounters:
         """Count one step, or if that is counted elsewhere some of its outputs."""
         self._steps.inc(is_step)
         self._computed.inc(sum([output.num_step_tokens for output in outputs]))
-        sampled = [output for output in outputs if output.token is not None]
-        num_forced = sum([len(output.forced) for output in sampled])
-        self._generated.inc(len(sampled) + num_forced)
-        if num_forced:
+        self._generated.inc(sum([len(output.tokens) for output in outputs]))
+        if num_forced := sum([output.num_forced for output in outputs]):
             self._forced.inc(num_forced)
-        if num_cached := sum([output.num_cached_tokens for output in sampled if output.output_index == 0]):
+        firsts = [output for output in outputs if output.output_index == 0 and output.tokens]
+        if num_cached := sum([output.num_cached_tokens for output in firsts]):
             self._cached.inc(num_cached)
 
     def count_delivered(self, num_tokens: int, num_cached_tokens: int) -> None:

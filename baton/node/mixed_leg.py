@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from prometheus_client.core import Metric
 
 from baton.engine.attention.base import LayerStored
-from baton.engine.scheduler.request import RequestOutput, Step
+from baton.engine.scheduler.step import RequestOutput, Step
 from baton.kvtransfer.commands import SendingNotice
 from baton.node.choices import choice_keys
 from baton.node.loop import Leg

@@ -26,7 +26,7 @@ from baton.node.health import HealthServer
 from baton.node.heartbeat import HeartbeatThread
 from baton.node.lent_cores import LentCores
 from baton.node.loop import EngineLoop
-from baton.node.metrics import LinkCollector, NodeCollector
+from baton.node.metrics import LinkCollector, NodeCollector, OffloadCollector
 from baton.node.pool import Context, NodeParts, NodePool
 from baton.node.role import Role
 from baton.node.router_link import RouterLink
@@ -94,6 +94,7 @@ def _serve(
         engine = build_engine(settings, pool.allocate, *progress, partial(open_executor, starter=pool.ranks))
         stack.callback(engine.device.close)
         stack.callback(engine.executor.close)
+        stack.callback(engine.core.close)
         engine.learn_costs()
         watchdog = Watchdog()
         watch = partial(watchdog.beat, limit_s=THREAD_LIMIT_S)
@@ -106,6 +107,8 @@ def _serve(
         health = HealthServer(settings.host, settings.http_port, collector, lambda: watchdog.complaint)
         stack.callback(health.close)
         health.watch(watchdog)
+        if core.offload is not None:
+            health.watch(OffloadCollector(core.offload))
         hello = _hello(role, parts, settings, peer_address, health.address, begun_s)
         dialled = [RouterLink(context, each, to_router, hello, core.status, time.monotonic()) for each in addresses]
         routers = RouterLinks(dialled)

@@ -19,7 +19,7 @@ from typing import Any
 
 import zmq
 
-from baton.engine.scheduler.request import PromptScores
+from baton.engine.scheduler.step import PromptScores
 from baton.node.events import prompt_logprobs
 from baton.wire import links
 from baton.wire.errors import BatonError, InvalidMessage, Refused

@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from baton.engine.scheduler.request import PromptScores
+from baton.engine.scheduler.step import PromptScores
 from baton.node.router_link import RouterLink
 from baton.wire.errors import BatonError, InvalidMessage, InvalidSetting, Refused
 from baton.wire.messages import Decode, Drain, HandOver, Prefill, TokenEvent

@@ -24,7 +24,7 @@ from baton.engine.build import build_engine
 from baton.engine.models.generation_defaults import AUTO, load_generation_defaults
 from baton.engine.models.identity import find_checkpoint
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
-from baton.engine.scheduler.request import PromptScores, RequestOutput
+from baton.engine.scheduler.step import PromptScores, RequestOutput
 from baton.engine.settings import EngineSettings
 from baton.engine.text.chat_template import ChatTemplate
 from baton.engine.text.choice_text import ChoiceText, TextDelta, TextOptions, join_deltas
@@ -38,7 +38,7 @@ from baton.wire.request_key import RequestKey
 from baton.wire.sampling import SamplingParams
 
 _NOT_A_NUMBER = "the model computed NaN for a prompt: its weights overflow in this dtype"
-_GRAMMAR_WAIT_S = 0.001
+_READINESS_WAIT_S = 0.001
 PromptInput: TypeAlias = str | Sequence[int]
 Messages: TypeAlias = Sequence[Mapping[str, object]]
 
@@ -72,6 +72,7 @@ class LLM:
         self._core = engine.core
         self._adapters = {"": b"", **engine.adapters}
         weakref.finalize(self, engine.executor.close)
+        weakref.finalize(self, engine.core.close)
         folder = find_checkpoint(model)
         self._tokenizer = Tokenizer.from_folder(folder)
         self._template = ChatTemplate.from_folder(folder)
@@ -134,8 +135,8 @@ class LLM:
             with tqdm(total=len(streams), unit="prompt", disable=not show_progress) as bar:
                 while self._core.has_work:
                     outputs = self._core.step()
-                    if not outputs and self._core.awaits_grammar:
-                        time.sleep(_GRAMMAR_WAIT_S)
+                    if not outputs and self._core.awaits_readiness:
+                        time.sleep(_READINESS_WAIT_S)
                     for scores in self._core.take_prompt_scores():
                         streams[scores.key].take_prompt(scores)
                     bar.update(self._apply(outputs, streams))
@@ -167,7 +168,7 @@ class LLM:
         for output in outputs:
             if output.has_failed:
                 raise InvalidRequest(output.failure, "grammar") if output.failure else BatonError(_NOT_A_NUMBER)
-            if output.token is None:
+            if not output.tokens:
                 continue
             stream = streams[output.key]
             stream.take(output)
@@ -203,14 +204,11 @@ class _Stream:
 
     def take(self, output: RequestOutput) -> None:
         """Add the tokens of a step."""
-        if output.token is None:
-            return
         self._num_cached_tokens = output.num_cached_tokens
-        token_ids = (output.token.token_id, *output.forced)
-        self._deltas.append(self._text.push(token_ids, (), output.finish_reason))
-        self._token_ids += token_ids[: self._text.num_completion_tokens - len(self._token_ids)]
-        if output.token.logprobs is not None:
-            self._logprobs.append(output.token.logprobs)
+        self._deltas.append(self._text.push(output.token_ids, (), output.finish_reason))
+        taken = output.tokens[: self._text.num_completion_tokens - len(self._token_ids)]
+        self._token_ids += [token.token_id for token in taken]
+        self._logprobs += [token.logprobs for token in taken if token.logprobs is not None]
 
     def completion(self) -> Completion:
         """The result. Raises `BatonError` when the request never finished."""

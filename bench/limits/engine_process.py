@@ -39,7 +39,7 @@ from baton.engine.models.decoder import TORCH_DTYPES
 from baton.engine.models.identity import find_checkpoint
 from baton.engine.native.library import open_kernels
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
-from baton.engine.scheduler.request import RequestOutput
+from baton.engine.scheduler.step import RequestOutput
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.choose import open_executor
 from baton.runtime.process import keep_freed_memory
@@ -124,7 +124,7 @@ class EngineSteps:
             self._core.add(key, Prompt.of(self._tokens(num_prompt)), params)
         num_generated = 0
         while self._core.has_work:
-            num_generated += sum(output.token is not None for output in self._core.step())
+            num_generated += sum(len(output.tokens) for output in self._core.step())
         return num_generated / (time.perf_counter() - begin_s)
 
     def advance(self, batch: int, num_steps: int) -> None:
@@ -155,7 +155,7 @@ class EngineSteps:
         for _ in range(_MAX_EMPTY_STEPS * self._num_stages):
             outputs = self._core.step()
             found += outputs
-            if len(found) == batch and all(output.token is not None for output in found):
+            if len(found) == batch and all(output.tokens for output in found):
                 return found
             if outputs and (self._num_stages == 1 or len(found) > batch):
                 raise RequestFailed(f"a step held {len(outputs)} of {batch} requests")

@@ -47,7 +47,7 @@ class LoopLag(Collector):
             self._timer.cancel()
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """The lags as a histogram, the worst one, and the worst that the loop itself was to blame for."""
         bounds = [*map(floatToGoString, _BUCKETS), "+Inf"]
         buckets = [*zip(bounds, accumulate(self._counts), strict=True)]
         doc = "How late the event loop ran a timer"

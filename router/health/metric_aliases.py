@@ -44,7 +44,7 @@ class VllmAliases(Collector):
         self._source = source
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """Every metric with an alias, under the alias."""
         for family in self._source.collect():
             for alias in VLLM_NAMES.get(family.name, ()):
                 yield _renamed(family, alias)

@@ -24,12 +24,11 @@ from baton.router.health.loop_lag import LoopLag
 from baton.router.health.metric_aliases import MODEL_LABEL, VllmAliases
 from baton.router.nodes.control import ControlLink
 from baton.router.nodes.registry import NodeRegistry
-from baton.router.requests.flight_context import FlightFigures
+from baton.router.requests.flight import FlightFigures
 from baton.router.requests.relay import Relay
 from baton.router.requests.timings import ClientTimes, RelayTimes
 from baton.router.requests.trace import CURRENT_TRACE
-from baton.router.routing.attainment import Attainment
-from baton.router.routing.goals import Goals
+from baton.router.routing.goals import Attainment, Goals
 from baton.wire.messages import DECODE, PREFILL
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -107,7 +106,7 @@ class _Collected:
     metrics: list[Metric]
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector.collect`."""
+        """The metrics, as a registry gives them."""
         return self.metrics
 
 
@@ -208,7 +207,7 @@ class TokenMetrics(Collector):
         self._counts = counts
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """Tokens that were sent, and the gaps between them, of each model."""
         tokens = CounterMetricFamily("baton:generation_tokens", "Tokens sent", labels=[MODEL_LABEL])
         gaps = HistogramMetricFamily("baton:inter_token_latency_seconds", "Gap between tokens", labels=[MODEL_LABEL])
         bounds = [*map(floatToGoString, _ITL_BUCKETS), "+Inf"]

@@ -3,11 +3,17 @@
 Owns the beginning and the end of each record, and the bounds of what is kept: a number of ended requests, and of
 flights in them, because one request may have many. Only requests for an answer of the model are recorded: a POST to a
 route below `/v1/`. Whoever wants to know of every ended request is an observer.
+
+Owns the ids of requests too: the client's own `X-Request-Id` where it is sane, otherwise a random one. Ids are labels:
+they are echoed, logged and looked up, and never reach a node. Two requests may have the same id, because requests in
+flight are told apart by their handoff ids, which the router makes itself.
 """
 
 from __future__ import annotations
 
 import logging
+import re
+import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -15,11 +21,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from baton.router.http.openai.errors import status_of
-from baton.router.http.request_ids import REQUEST_ID
 from baton.router.requests.trace import CURRENT_TRACE, RequestTrace
 from baton.runtime.clock import now_us
 from baton.runtime.process import FIELDS
 
+HEADER = "X-Request-Id"
+REQUEST_ID = web.RequestKey("request_id", str)
+_SANE = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
 DEFAULT_NUM_KEPT = 1000
 _FLIGHTS_PER_REQUEST = 4
 Observer = Callable[[RequestTrace], None]
@@ -117,3 +125,9 @@ def request_fields(trace: RequestTrace) -> dict[str, object]:
         "ttft_s": trace.after_us(trace.first_token_us),
         "duration_s": trace.after_us(trace.ended_us),
     }
+
+
+def choose_request_id(http: web.Request) -> str:
+    """The id that this request has from now on. An id with other characters, or a second one, is not used."""
+    given = http.headers.getall(HEADER, ())
+    return given[0] if len(given) == 1 and _SANE.fullmatch(given[0]) else secrets.token_hex(16)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -49,60 +48,48 @@ class ServedModel:
         return request.model_copy(update=missing) if missing else request
 
 
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What all models of a router are loaded with. `templates`: as in `PromptMaker`. `generation_config`: where the
+    defaults of requests come from. `image_limit`: the setting `limit_mm_per_prompt`."""
+
+    templates: RequestTemplates | None = None
+    parsers: ParserNames = _AUTO
+    generation_config: str = AUTO
+    model_impl: str = AUTO
+    image_limit: str = "image=0"
+
+
+_DEFAULT_OPTIONS = ModelOptions()
+
+
 def load_served_models(
-    model: str,
-    served_name: str,
-    more_models: Sequence[str],
-    started: int,
-    request_templates: RequestTemplates | None = None,
-    parsers: ParserNames = _AUTO,
-    generation_config: str = AUTO,
-    model_impl: str = AUTO,
-    limit_mm_per_prompt: str = "image=0",
+    model: str, served_name: str, more_models: Sequence[str], started: int, options: ModelOptions = _DEFAULT_OPTIONS
 ) -> list[ServedModel]:
-    """The model of the `model` setting and those of `more_models`, each written NAME=CHECKPOINT. `request_templates` is
-    as in `PromptMaker`; `parsers`, `generation_config`,
-    `model_impl` and `limit_mm_per_prompt` are those of all models.
+    """The model of the `model` setting and those of `more_models`, each written NAME=CHECKPOINT; served since
+    `started`, in seconds since 1970.
 
     Raises `InvalidSetting`, and `ModelLoadError` for a checkpoint without a usable tokenizer.
     """
-    load = partial(
-        _load,
-        started=started,
-        templates=request_templates,
-        parsers=parsers,
-        defaults_of=generation_config,
-        model_impl=model_impl,
-        image_setting=limit_mm_per_prompt,
-    )
-    found = [load(model_name(model, served_name), model)]
+    found = [_load(model_name(model, served_name), model, started, options)]
     for item in more_models:
         name, _, checkpoint = item.partition("=")
         if not name or not checkpoint:
             raise InvalidSetting(f"--more-models: {item!r:.200} is not NAME=CHECKPOINT")
-        found.append(load(name, checkpoint))
+        found.append(_load(name, checkpoint, started, options))
     _require_distinct(found)
     return found
 
 
-def _load(
-    name: str,
-    checkpoint: str,
-    *,
-    started: int,
-    templates: RequestTemplates | None,
-    parsers: ParserNames,
-    defaults_of: str,
-    model_impl: str,
-    image_setting: str,
-) -> ServedModel:
+def _load(name: str, checkpoint: str, started: int, options: ModelOptions) -> ServedModel:
     folder = find_checkpoint(checkpoint, weights=False)
-    defaults = load_generation_defaults(defaults_of, folder)
+    defaults = load_generation_defaults(options.generation_config, folder)
     if defaults != _NO_DEFAULTS:
         _log.info("requests to %s that do not say otherwise have %s (see --generation-config)", name, defaults)
-    images = Images.of_checkpoint(folder, image_setting)
-    prompts = PromptMaker.from_folder(folder, templates, parsers, images)
-    return ServedModel(name, prompts, _fingerprint(folder, model_impl), started, tokenizer_digest(folder), defaults)
+    images = Images.of_checkpoint(folder, options.image_limit)
+    prompts = PromptMaker.from_folder(folder, options.templates, options.parsers, images)
+    fingerprint = _fingerprint(folder, options.model_impl)
+    return ServedModel(name, prompts, fingerprint, started, tokenizer_digest(folder), defaults)
 
 
 def _fingerprint(folder: Path, model_impl: str) -> str | None:

@@ -20,9 +20,8 @@ from typing import Any, Protocol
 
 import zmq
 
-from baton.router.nodes.peer_rates import PeerRates
+from baton.router.nodes.bad_peers import MAX_STRANGER_BYTES, BadPeers
 from baton.router.nodes.registry import Node, NodeRegistry
-from baton.router.nodes.rubbish import MAX_STRANGER_BYTES, RubbishLog
 from baton.wire import links
 from baton.wire.errors import BatonError, InvalidMessage, Refused
 from baton.wire.messages import (
@@ -101,28 +100,33 @@ class _Reading:
     pinger: asyncio.Task[None]
 
 
+@dataclass(frozen=True, slots=True)
+class ControlPort:
+    """Where nodes dial: 0 lets the system choose the `number`; `fd` is of a socket that listens there already, -1 for
+    none. `is_of_role`: whether a public key is one of a role, where roles have different keys."""
+
+    host: str
+    number: int
+    link: links.LinkSettings
+    fd: int = -1
+    is_of_role: Callable[[bytes, str], bool] | None = None
+
+
 class ControlLink:
     """All control connections. Lives on one event loop."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
-        host: str,
-        port: int,
-        settings: links.LinkSettings,
+        port: ControlPort,
         registry: NodeRegistry,
-        fd: int = -1,
         clock: Callable[[], float] = time.monotonic,
-        is_of_role: Callable[[bytes, str], bool] | None = None,
     ) -> None:
-        """Listens, with the inherited socket `fd` if there is one; what nodes send waits for `start`. `is_of_role`:
-        whether a public key is one of a role, where roles have different keys. Raises `InvalidSetting` when the address
-        cannot be used."""
-        self._is_of_role = is_of_role
+        """Listens; what nodes send waits for `start`. Raises `InvalidSetting` when the address cannot be used."""
+        self._is_of_role = port.is_of_role
         self._clock = clock
-        self._rubbish = RubbishLog(clock)
-        self._rates = PeerRates(clock)
-        self._socket, self.address = links.listen(context, zmq.ROUTER, host, port, settings, fd)
+        self._bad_peers = BadPeers(clock)
+        self._socket, self.address = links.listen(context, zmq.ROUTER, port.host, port.number, port.link, port.fd)
         self._registry = registry
         self._reading: _Reading | None = None
         self._next_read: asyncio.Handle | None = None
@@ -131,7 +135,7 @@ class ControlLink:
     @property
     def num_rejected_messages(self) -> int:
         """Messages that could not be understood or did not fit."""
-        return self._rubbish.num_bad
+        return self._bad_peers.num_bad
 
     def start(self, handler: ControlHandler) -> None:
         """Begin to read messages and hand them to `handler`. Must be called on the event loop."""
@@ -193,10 +197,10 @@ class ControlLink:
                 identity, frames, key = self._receive()
             except zmq.Again:
                 return
-            if self._rubbish.is_cut_off(identity):
+            if self._bad_peers.is_cut_off(identity):
                 continue
-            if not self._rates.allows(identity, sum(map(len, frames))):
-                self._cut_off(identity, handler)
+            if self._bad_peers.floods(identity, sum(map(len, frames))):
+                self._lose_sender(identity, "it floods the control port", handler)
                 continue
             try:
                 num_events += self._dispatch(identity, frames, key, handler)
@@ -222,16 +226,13 @@ class ControlLink:
     def _reject(self, identity: bytes, error: BatonError, handler: ControlHandler) -> None:
         if isinstance(error, Refused):
             self._send(identity, Refusal(str(error)[:1000]))
-        if self._rubbish.note(identity, error):
-            node = self._registry.get(epoch_of_identity(identity) or 0)
-            self._lose([node] if node is not None else [], "it sends rubbish", handler)
+        if self._bad_peers.note(identity, error):
+            self._lose_sender(identity, "it sends rubbish", handler)
 
-    def _cut_off(self, identity: bytes, handler: ControlHandler) -> None:
-        """Somebody says more than a node has to say."""
-        self._rubbish.cut_off(identity)
-        _log.warning("a connection floods the control port, and is not listened to for a minute")
+    def _lose_sender(self, identity: bytes, reason: str, handler: ControlHandler) -> None:
+        """A connection is cut off: if it is a node's, the node is lost."""
         node = self._registry.get(epoch_of_identity(identity) or 0)
-        self._lose([node] if node is not None else [], "it floods the control port", handler)
+        self._lose([node] if node is not None else [], reason, handler)
 
     def _dispatch(self, identity: bytes, frames: list[bytes], key: bytes, handler: ControlHandler) -> int:
         """Handle one message from a holder of `key`; the number of its token events."""

@@ -31,7 +31,8 @@ class QueuedPrompt:
 
 @dataclass(slots=True)
 class PromptQueue:
-    """See the module. Times are of one clock. `factor`: what to multiply a predicted TTFT by."""
+    """The prompts that one node has yet to compute, the oldest first. Times are of one clock. `factor`: what to
+    multiply a predicted TTFT by."""
 
     factor: float = 1.0
     _prompts: dict[QueuedPrompt, None] = field(default_factory=dict)

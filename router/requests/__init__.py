@@ -1,1 +1,1 @@
-"""The life of a request: admitted, given to nodes, tried again, moved, and told to its client from a journal."""
+"""The life of a request: admitted, given to nodes, tried again, moved, and told to its client in order."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from baton.router.requests.journal import Delivery
+from baton.router.requests.output import Delivery
 from baton.wire.errors import BatonError
 
 MAX_DUE = 1024

@@ -21,8 +21,9 @@ NUM_STARTS = 4
 
 
 class NodeWait:
-    """See the module. `has_node` says whether a model has any node; at most `max_waiting` requests wait here.
-    `num_paused`: requests that wait for their readers, and so are at no node."""
+    """How long requests wait for a node, and who waits for the first one. `has_node` says whether a model has any node;
+    at most `max_waiting` requests wait here. `num_paused`: requests that wait for their readers, and so are at no
+    node."""
 
     def __init__(self, has_node: Callable[[str], bool], timeout_s: float | None, max_waiting: int) -> None:
         self.num_paused = 0

@@ -15,18 +15,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from baton.router.nodes.registry import Node, NodeRegistry
-from baton.router.requests.flight import Flight
-from baton.router.requests.flight_context import FlightContext, RelayCounters
+from baton.router.requests.attempt import ControlSender, RelayRequest
+from baton.router.requests.flight import Flight, FlightContext, RelayCounters
 from baton.router.requests.inbox import Inbox
-from baton.router.requests.legs import ControlSender, RelayRequest
-from baton.router.requests.moves import Moves
+from baton.router.requests.moves import LeavingNodes
 from baton.router.requests.node_wait import NodeWait
-from baton.router.routing.attainment import Attainment
 from baton.router.routing.ejection import Ejections
-from baton.router.routing.goals import NO_GOALS, Goals
-from baton.router.routing.placement import Placement
+from baton.router.routing.goals import NO_GOALS, Attainment, Goals
+from baton.router.routing.placement import Placement, Route
 from baton.router.routing.policies import Policy
-from baton.router.routing.route import Route
 from baton.router.routing.selection import Routing
 from baton.router.routing.suspicion import Probation
 from baton.runtime.clock import host_clock
@@ -92,7 +89,7 @@ class Relay:
             clock=host_clock(),
         )
         self._flights: dict[bytes, Flight] = {}
-        self._moves = Moves(registry, self._flights)
+        self._leaving = LeavingNodes(registry, self._flights)
 
     @property
     def num_in_flight(self) -> int:
@@ -179,7 +176,7 @@ class Relay:
             flight.fail(error)
 
     def on_tokens(self, tokens: Tokens) -> None:
-        """See `ControlHandler`."""
+        """A node has sampled tokens for these flights. It is to stop what belongs to none."""
         for event in tokens.events:
             flight = self._flights.get(event.handoff_id)
             if flight is None:
@@ -189,7 +186,7 @@ class Relay:
                 flight.on_event(event, tokens.epoch)
 
     def on_prompt_logprobs(self, scored: PromptLogprobs) -> None:
-        """See `ControlHandler`."""
+        """A node tells log probabilities of a prompt, for the flight that asked for them."""
         flight = self._flights.get(scored.handoff_id)
         if flight is None:
             self._sender.send(scored.epoch, Cancel(scored.handoff_id, scored.attempt))
@@ -197,13 +194,13 @@ class Relay:
             flight.on_prompt_logprobs(scored)
 
     def on_failed(self, failed: Failed, epoch: int) -> None:
-        """See `ControlHandler`."""
+        """A node reports that an attempt has failed."""
         flight = self._flights.get(failed.handoff_id)
         if flight is not None:
             flight.on_failed(failed, epoch)
 
     def on_handed_over(self, handed: HandedOver, node: Node) -> None:
-        """See `ControlHandler`."""
+        """A node answers whether it hands a request over. Nobody takes it when the request has ended."""
         flight = self._flights.get(handed.handoff_id)
         if flight is not None:
             flight.on_handed_over(handed, node)
@@ -211,18 +208,18 @@ class Relay:
             self._sender.send(node.epoch, Cancel(handed.handoff_id, handed.attempt))
 
     def on_leaving(self, node: Node) -> None:
-        """See `ControlHandler`."""
-        self._moves.begin(node)
+        """A node finishes what it has: its requests are moved to others."""
+        self._leaving.begin(node)
 
     def drain(self, node: Node, *, starts_again: bool) -> None:
         """Ask a node to finish its work and to end: it gets no more, and other decode nodes go on with what it
         generates."""
         self._registry.leave(node.epoch)
         self._sender.send(node.epoch, Drain(starts_again))
-        self._moves.begin(node)
+        self._leaving.begin(node)
 
     def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
-        """See `ControlHandler`."""
+        """A node says which attempts it knows. Flights that miss theirs look, with each fourth Pong all of them."""
         node.num_pongs += 1
         looks_at_all = node.num_pongs % _PONGS_PER_LOOK == 0
         missed_before = node.missed_ids
@@ -235,19 +232,19 @@ class Relay:
 
     def stop_waiting(self) -> None:
         """The router shuts down: no request waits for a node any more, and none is moved."""
-        self._moves.close()
+        self._leaving.close()
         self.node_wait.close()
         for flight in self._flights.values():
             flight.stop_waiting()
 
     def on_node_joined(self, node: Node) -> None:
-        """See `ControlHandler`."""
+        """A node can be given legs: those that wait for one go on."""
         self.node_wait.on_node_joined(node.hello.start_ms / 1000)
         for flight in self._flights.values():
             flight.on_node_joined(node.epoch)
 
     def on_node_lost(self, node: Node, reason: str) -> None:
-        """See `ControlHandler`."""
+        """A node is lost: the flights that have a leg there are told."""
         for flight in self._flights_on(node):
             flight.on_node_lost(node, reason)
 

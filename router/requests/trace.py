@@ -14,7 +14,7 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from baton.router.requests.journal import Journal
+from baton.router.requests.output import Output
 from baton.router.requests.timings import RelayTimes
 from baton.runtime.clock import now_us
 from baton.wire.messages import HandoffFigures
@@ -54,7 +54,7 @@ class FlightTrace:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     handoff: HandoffFigures | None = None
-    _journal: Journal | None = None
+    _output: Output | None = None
 
     def attempt_sent(self, sent_us: int, prefill_node: str, decode_node: str) -> None:
         """The legs of the next attempt were sent; `sent_us` is from before the first of them left."""
@@ -80,20 +80,20 @@ class FlightTrace:
 
     def so_far(self) -> FlightTrace:
         """This trace with the counts of now."""
-        self._read_journal()
+        self._read_output()
         return self
 
     def _end(self, end: str) -> None:
         if not self.end:
-            self._read_journal()
+            self._read_output()
             self.attempt_ended(end)
-            self.end, self.ended_us, self._journal = end, now_us(), None
+            self.end, self.ended_us, self._output = end, now_us(), None
 
-    def _read_journal(self) -> None:
-        journal = self._journal
-        if journal is not None:
-            self.num_cached_tokens, self.handoff = journal.num_cached_tokens or 0, journal.handoff
-            self.num_output_tokens = len(journal.token_ids)
+    def _read_output(self) -> None:
+        output = self._output
+        if output is not None:
+            self.num_cached_tokens, self.handoff = output.num_cached_tokens or 0, output.handoff
+            self.num_output_tokens = len(output.token_ids)
 
 
 @dataclass(slots=True)
@@ -143,11 +143,11 @@ class RequestTrace:
         return None if at_us is None else (at_us - self.received_us) / 1e6
 
 
-def begin_flight(handoff_id: bytes, index: int, num_prompt_tokens: int, journal: Journal) -> FlightTrace:
+def begin_flight(handoff_id: bytes, index: int, num_prompt_tokens: int, output: Output) -> FlightTrace:
     """The trace of a flight that begins; it belongs to the request that the running task answers, if any."""
     request = CURRENT_TRACE.get()
     request_id = "" if request is None else request.request_id
-    trace = FlightTrace(request_id, handoff_id.hex(), index, num_prompt_tokens, journal.times, _journal=journal)
+    trace = FlightTrace(request_id, handoff_id.hex(), index, num_prompt_tokens, output.times, _output=output)
     if request is not None:
         request.flights.append(trace)
     return trace

@@ -1,7 +1,15 @@
 """Adaptation: every few seconds the router looks at what goals were met, and lets a mixed node prefer another role.
 
-Owns the clock of it, and what is applied, logged and counted; `baton.router.routing.ratio_control` decides. Lives on
-one event loop.
+Owns the clock of it, what is applied, logged and counted, and the decision for one model: how many mixed nodes prefer
+to compute prompts, and how many to generate. When first tokens come too late while streams keep their pace, a node
+that generates is to compute prompts, and the other way round; when both miss their goals there is too much to do, and
+nothing that a change could mend.
+
+Hysteresis: what is wrong has to be so in several windows in a row, more of them for a change that takes the last one
+back. After a change some windows are not looked at, because requests of before end in them. One change at a time, and
+of each kind one node is left.
+
+Lives on one event loop.
 """
 
 from __future__ import annotations
@@ -9,22 +17,84 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from baton.router.nodes.registry import NodeRegistry
-from baton.router.routing.attainment import Attainment
-from baton.router.routing.ratio_control import MixedNode, RatioControl, Window
+from baton.router.routing.goals import Attainment, Window
 from baton.wire.messages import DECODE, PREFILL
 
 WINDOW_S = 15.0
+MISSED, MET = 0.9, 0.93
+"""Below the first share a goal is missed, from the second on it is met with something to spare."""
+MIN_REQUESTS = 10
+"""A window with fewer says nothing."""
+_WINDOWS, _WINDOWS_BACK, _SETTLING = 2, 6, 2
 _log = logging.getLogger(__name__)
 
 
+class MixedNode(NamedTuple):
+    """A node whose preference may change."""
+
+    epoch: int
+    preference: str
+    load: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The node of that epoch is to prefer another role."""
+
+    epoch: int
+    preference: str
+    reason: str
+
+
+class RatioControl:
+    """Decides for one model, from one window after another. Knows nodes by three numbers, and neither clocks nor
+    messages."""
+
+    def __init__(self) -> None:
+        self._wanted = ""
+        self._num_windows = 0
+        self._num_settling = 0
+        self._last = ""
+
+    def decide(self, window: Window, nodes: Sequence[MixedNode]) -> Change | None:
+        """The change to make at the end of a window, if any."""
+        if self._num_settling:
+            self._num_settling -= 1
+            return None
+        wanted = _wanted(window)
+        self._num_windows = self._num_windows + 1 if wanted == self._wanted else 1
+        self._wanted = wanted
+        if not wanted or self._num_windows < (_WINDOWS_BACK if self._last not in ("", wanted) else _WINDOWS):
+            return None
+        others = [node for node in nodes if node.preference != wanted]
+        if len(others) < 2:
+            return None
+        chosen = min(others, key=lambda node: node.load)
+        self._last, self._num_settling, self._num_windows = wanted, _SETTLING, 0
+        return Change(chosen.epoch, wanted, "late_first_tokens" if wanted == PREFILL else "slow_streams")
+
+
+def _wanted(window: Window) -> str:
+    """The role of which there is too little, "" when that is neither or both."""
+    if window.num_first < MIN_REQUESTS or window.num_streams < MIN_REQUESTS:
+        return ""
+    in_time, kept_pace = window.num_in_time / window.num_first, window.num_kept_pace / window.num_streams
+    if in_time < MISSED and kept_pace >= MET:
+        return PREFILL
+    return DECODE if kept_pace < MISSED and in_time >= MET else ""
+
+
 class Adaptation(Collector):
-    """See the module. `attainments`: of each model. Without `adapts` it only counts and shows."""
+    """Ends the windows, applies what is decided, and shows it as metrics. `attainments`: of each model. Without
+    `adapts` it only counts and shows."""
 
     def __init__(self, registry: NodeRegistry, attainments: Mapping[str, Attainment], *, adapts: bool) -> None:
         self._registry = registry
@@ -69,7 +139,7 @@ class Adaptation(Collector):
                 _log.info(text, nodes[change.epoch].node_id, change.preference, change.reason, *shares)
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """The metrics of goals, preferences and predictions."""
         goals = CounterMetricFamily(
             "baton:goal_requests", "Requests by goal and whether it was met", labels=["model_name", "goal", "met"]
         )

@@ -35,7 +35,7 @@ class _Record:
 
 
 class Ejections:
-    """See the module. `num_ejections` counts all of them."""
+    """Which nodes are given no requests because they failed too many; `num_ejections` counts how often."""
 
     def __init__(self, registry: NodeRegistry) -> None:
         self.num_ejections = 0

@@ -26,7 +26,6 @@ from typing import NamedTuple
 from baton.router.nodes.registry import Node
 from baton.router.routing.goals import Goals
 from baton.router.routing.policies import num_cached_blocks
-from baton.router.routing.route import Route
 from baton.wire.messages import DECODE
 from baton.wire.step_cost import PLANNED_SHARE, SMALLEST_CHUNK, StepCost
 
@@ -42,6 +41,23 @@ _SLOW_LATE_S = 1.0
 _SHORT_ANSWER = 1
 """Tokens that a prefill node keeps: one comes with the prompt. Each further one would bound the chunks of other prompts
 there by the goal between tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The nodes that one attempt runs on. Without a prefill node the decode node computes the prompt too. `prompt_s`:
+    how long that is expected to take. `is_kept`: the decode node computes it although a prefill node could, because
+    that serves the goals. `ttft_s`: when the first token is expected, where that is to be compared with what comes of
+    it; 0: it is not. `late_s`: in so many seconds it could be expected to meet its goals, 0: it can now. `is_slow`: the
+    goal between tokens is missed."""
+
+    decode: Node
+    prefill: Node | None
+    prompt_s: float = 0.0
+    is_kept: bool = False
+    ttft_s: float = 0.0
+    late_s: float = 0.0
+    is_slow: bool = False
 
 
 class _Offer(NamedTuple):
@@ -68,7 +84,7 @@ class PlacedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """See the module."""
+    """Decides who computes a prompt so that `goals` are met, where the request has none of its own."""
 
     goals: Goals
 

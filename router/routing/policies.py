@@ -45,7 +45,7 @@ class Prefix:
     one is passed over: a popular prefix must not send all requests to the same node."""
 
     def choose(self, candidates: Sequence[CandidateT], prompt_hashes: Sequence[bytes]) -> CandidateT:
-        """See `Policy`."""
+        """The candidate with the most of the prompt cached that is not too busy."""
         by_load = sorted(candidates, key=attrgetter("load"))
         chosen, limit = by_load[0], by_load[0].load + _MAX_EXTRA_LOAD
         most = num_cached_blocks(chosen, prompt_hashes)
@@ -62,7 +62,7 @@ class LeastLoaded:
     """The node with the fewest legs in flight. Ignores caches. The first of equals wins."""
 
     def choose(self, candidates: Sequence[CandidateT], prompt_hashes: Sequence[bytes]) -> CandidateT:
-        """See `Policy`."""
+        """The first candidate with the fewest legs."""
         return min(candidates, key=lambda node: node.load)
 
 
@@ -73,7 +73,7 @@ class RoundRobin:
         self._turn = 0
 
     def choose(self, candidates: Sequence[CandidateT], prompt_hashes: Sequence[bytes]) -> CandidateT:
-        """See `Policy`."""
+        """The candidate behind the one that was chosen last."""
         self._turn += 1
         return candidates[(self._turn - 1) % len(candidates)]
 

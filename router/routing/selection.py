@@ -1,8 +1,8 @@
-"""Routing: which decode node takes a request, and whether a prefill node computes its prompt.
+"""Selection of nodes: which decode node takes a request, and whether a prefill node computes its prompt.
 
-Owns the choice, not the membership (`router/nodes/registry.py`) and not the legs (`router/requests/legs.py`). A decode
-node computes a prompt itself when it lacks few tokens of it, when there is no prefill node, when its handoffs have
-failed, and when that serves the goals for latency (`router/routing/placement.py`).
+Owns the choice, not the membership (`router/nodes/registry.py`) and not the legs (`router/requests/attempt.py`). A
+decode node computes a prompt itself when it lacks few tokens of it, when there is no prefill node, when its handoffs
+have failed, and when that serves the goals for latency (`router/routing/placement.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from baton.engine.cache.hashing import block_hashes
 from baton.router.nodes.registry import Node, NodeRegistry
 from baton.router.routing.ejection import Ejections
 from baton.router.routing.goals import Goals
-from baton.router.routing.placement import PlacedPrompt, Placement
+from baton.router.routing.placement import PlacedPrompt, Placement, Route
 from baton.router.routing.policies import Policy, num_cached_blocks
-from baton.router.routing.route import Route
 from baton.router.routing.suspicion import Confinement, Probation
 from baton.wire.errors import NoNode
 from baton.wire.images import PromptImage

@@ -50,7 +50,7 @@ class Confinement:
 
 
 class Suspicion:
-    """See the module; of one request."""
+    """The nodes that were lost with one request, and what follows for its next attempt."""
 
     def __init__(self) -> None:
         self._losses: dict[int, _Loss] = {}

@@ -116,7 +116,8 @@ async def _run_faults(
             timeline.found(finding, results.BODY)
 
     load = Load(entries, client, settings.seed, done)
-    strangers = Strangers(deployment.http_port, settings.seed, answered, sees=settings.sees)
+    longest_s = _MAX_POSITION * settings.step_s
+    strangers = Strangers(deployment.http_port, settings.seed, answered, sees=settings.sees, longest_s=longest_s)
     growth = Growth(timeline.footprints)
     async with measured(judge.pace):
         load.start(settings.num_clients)

@@ -21,7 +21,7 @@ import torch
 from baton.engine.attention.base import LayerStored
 from baton.engine.runner.base import RunningStep
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduler.request import Step
+from baton.engine.scheduler.step import Step
 from baton.wire import links
 from tests.campaign import poison
 from tests.stations.node_stamps import stamped

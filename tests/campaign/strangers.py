@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tests.campaign.bodies import Sent, make_sent
 
 ANSWERED_S = 100.0
-"""No answer to a random body takes longer; one to a good one may wait for a decode node."""
+"""No answer to a random body takes longer, beside its steps; one to a good one may wait for a decode node."""
 PAUSE_S = 0.5
 _CLOSE_S = 2.0
 _HEAD_BYTES = 2**16
@@ -50,12 +50,16 @@ class Answered:
 
 
 class Strangers:
-    """See the module. `statuses` counts all answers; `done` is called for each."""
+    """See the module. `statuses` counts all answers; `done` is called for each. `longest_s`: what the tokens of the
+    longest answer take, because a body may ask for a whole context."""
 
-    def __init__(self, port: int, seed: int, done: Callable[[Answered], None], *, sees: bool) -> None:
+    def __init__(
+        self, port: int, seed: int, done: Callable[[Answered], None], *, sees: bool, longest_s: float = 0.0
+    ) -> None:
         self.statuses: Counter[int] = Counter()
         self.worst_s = 0.0
         self._port, self._seed, self._done, self._sees = port, seed, done, sees
+        self._answered_s = ANSWERED_S + longest_s
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
 
@@ -77,21 +81,21 @@ class Strangers:
         rng = random.Random(f"stranger {self._seed} {number}")
         while not self._is_over:
             sent = await asyncio.to_thread(make_sent, rng, sees=self._sees)
-            answered = await answer_to(sent, self._port)
+            answered = await answer_to(sent, self._port, self._answered_s)
             self.statuses[answered.status] += 1
             self.worst_s = max(self.worst_s, (answered.ended_s or 0) - answered.begun_s)
             self._done(answered)
             await asyncio.sleep(PAUSE_S * 2 * rng.random())
 
 
-async def answer_to(sent: Sent, port: int) -> Answered:
+async def answer_to(sent: Sent, port: int, within_s: float = ANSWERED_S) -> Answered:
     """Send it on a connection of its own; what comes, up to the end of its first piece."""
     answered = Answered(sent, time.monotonic())
     try:
-        async with asyncio.timeout(ANSWERED_S):
+        async with asyncio.timeout(within_s):
             await _exchange(answered, port)
     except TimeoutError:
-        answered.message = f"nothing after {ANSWERED_S:g} s"
+        answered.message = f"nothing after {within_s:g} s"
     except OSError as error:
         answered.message = answered.message or repr(error)
     answered.ended_s = time.monotonic()

@@ -15,8 +15,8 @@ from baton.engine.core import EngineCore, FirstToken
 from baton.engine.runner.base import RunningStep
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import RequestOutput, SampledToken, Step
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
 from baton.engine.settings import EngineSettings
 from baton.engine.steps_in_flight import StepFailed
 from baton.wire.errors import ContextLengthExceeded, InvalidRequest, InvalidSetting, ModelNotFound
@@ -91,8 +91,8 @@ def run(core: EngineCore, max_steps: int = 500) -> dict[RequestKey, list[int]]:
 
 def note(outputs: Iterable[RequestOutput], tokens: dict[RequestKey, list[int]]) -> None:
     for output in outputs:
-        if output.token is not None:
-            tokens.setdefault(output.key, []).append(output.token.token_id)
+        if output.tokens:
+            tokens.setdefault(output.key, []).extend(output.token_ids)
 
 
 def num_held(core: EngineCore) -> int:
@@ -302,7 +302,7 @@ class FlakyRunner:
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         if self.is_broken:
             raise OSError("device lost")
-        return ComputedStep({request.key: SampledToken(1, None) for request in step.requests if request.needs_sample})
+        return ComputedStep({each.key: (SampledToken(1, None),) for each in step.requests if each.needs_sample})
 
 
 def flaky_core() -> tuple[EngineCore, FlakyRunner]:
@@ -340,10 +340,10 @@ def test_a_request_of_nan_leaves_with_its_blocks_and_fails_no_other(first_token_
     core.add(key_of("bad"), Prompt.of(prompt(5)), GREEDY, first_token_only=first_token_only)
     core.add(key_of("good"), Prompt.of(prompt(5)), GREEDY)
     outputs = {output.key: output for output in core.step()}
-    assert (outputs[key_of("bad")].has_failed, outputs[key_of("bad")].has_left, outputs[key_of("bad")].token) == (
+    assert (outputs[key_of("bad")].has_failed, outputs[key_of("bad")].has_left, outputs[key_of("bad")].tokens) == (
         True,
         True,
-        None,
+        (),
     )
     assert (outputs[key_of("good")].has_failed, outputs[key_of("good")].has_left) == (False, False)
     core.check()
@@ -383,7 +383,7 @@ def test_a_delivered_request_joins_at_once_beside_prompts_that_fill_every_step()
     reservation = core.reserve(A, Prompt.of(prompt(8)))
     assert reservation is not None
     core.add_reserved(reservation, Prompt.of(prompt(8)), [FirstToken(A, GREEDY, 1)])
-    assert [output.key for output in core.step() if output.token is not None] == [A]
+    assert [output.key for output in core.step() if output.tokens] == [A]
     core.check()
 
 

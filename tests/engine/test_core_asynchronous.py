@@ -13,8 +13,9 @@ from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore, FirstToken
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import PENDING_TOKEN, PromptScores, SampledToken, Step
+from baton.engine.scheduler.request import PENDING_TOKEN
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import PromptScores, SampledToken, SampledTokens, Step
 from baton.engine.steps_in_flight import StepFailed
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
@@ -35,9 +36,9 @@ class LateStep:
     number: int
     keys: list[RequestKey]
     blocks: dict[int, int]
-    tokens: dict[RequestKey, SampledToken]
+    tokens: Mapping[RequestKey, SampledTokens]
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         self.runner.write(self)
         error = self.runner.result_errors.pop(self.number, None)
         if error is not None:
@@ -74,7 +75,7 @@ class LateRunner:
         assert len(self.in_flight) < 2
         blocks = {block: self.pool.generation(block) for share in step.requests for block in share.block_table}
         tokens = {
-            share.key: SampledToken(self.sample(share.key, len(share.token_ids)), None)
+            share.key: (SampledToken(self.sample(share.key, len(share.token_ids)), None),)
             for share in step.requests
             if share.needs_sample
         }
@@ -336,7 +337,7 @@ def test_a_next_step_that_cannot_be_launched_costs_the_one_before_nothing() -> N
     core.add(A, Prompt.of(prompt(5)), ENDLESS)
     core.add(B, Prompt.of(prompt(5, 200)), ENDLESS)
     (first,) = core.step()
-    assert (first.key, first.token) == (A, SampledToken(5, None))
+    assert (first.key, first.token_ids) == (A, [5])
     assert core.num_steps_in_flight
     with pytest.raises(StepFailed) as caught:
         core.step()

@@ -118,8 +118,8 @@ class Traffic:
                 adapter = self.adapters[number % len(self.adapters)]
                 core.add(key, Prompt.of(prompt, adapter=adapter), params, forks=forks)
             for output in core.step():
-                if output.token is not None:
-                    self.tokens.setdefault(output.key, []).append(output.token.token_id)
+                if output.tokens:
+                    self.tokens.setdefault(output.key, []).extend(output.token_ids)
             core.check()
 
 

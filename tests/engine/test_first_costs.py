@@ -11,7 +11,7 @@ from baton.engine.first_costs import measure_first_costs
 from baton.engine.runner.base import RunningStep
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import Step
+from baton.engine.scheduler.step import Step
 from baton.engine.scheduler.step_costs import StepCosts, work_of
 from baton.engine.settings import EngineSettings
 from baton.wire.step_cost import StepCost

@@ -124,8 +124,8 @@ def test_log_probabilities_are_those_of_separate_requests(checkpoint: Path) -> N
                 core.add(key, Prompt.of(prompt(13)), own)
         while core.has_work:
             for output in core.step():
-                if output.token is not None:
-                    found[is_forked].setdefault(output.key, []).append(output.token.logprobs)
+                if output.tokens:
+                    found[is_forked].setdefault(output.key, []).extend(token.logprobs for token in output.tokens)
     for key in KEYS:
         for forked, alone in zip(found[True][key], found[False][key], strict=True):
             assert forked is not None

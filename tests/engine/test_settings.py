@@ -22,6 +22,7 @@ from tests.checkpoints import make_checkpoint
 NUMBERS = {field.name: field for field in dataclasses.fields(EngineSettings) if type(field.default) in (int, float)}
 REFUSED = {
     ("kv_cache_memory_bytes", "most"): "needs .* GiB, and .* are free",
+    ("kv_offloading_size", "most"): "needs as many GiB beside the KV pool",
     ("cpu_memory_utilization", "least"): "leaves nothing for KV",
     ("max_model_len", "most"): "above the model's limit of 512",
     ("num_blocks", "most"): "needs .* GiB, and .* are free",

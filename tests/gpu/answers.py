@@ -14,7 +14,7 @@ from typing import Any
 from baton.engine.build import Engine, build_engine
 from baton.engine.core import EngineCore
 from baton.engine.runner.kv_memory import allocate_private
-from baton.engine.scheduler.request import SampledToken
+from baton.engine.scheduler.step import SampledToken
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.choose import open_executor
 from baton.wire.prompt import Prompt
@@ -54,8 +54,8 @@ def generated(core: EngineCore, requests: Requests) -> Answers:
         core.add(key, Prompt.of(prompt), params)
     while core.has_work:
         for output in core.step():
-            if output.token is not None:
-                found[output.key].append(output.token)
+            if output.tokens:
+                found[output.key] += output.tokens
     core.check()
     return list(found.values())
 

@@ -18,7 +18,7 @@ from baton.engine.runner.redraws import redraw_beforehand
 from baton.engine.runner.sampled_rows import MaskSource
 from baton.engine.runner.sampler import Sampler
 from baton.engine.runner.sampling_plan import sampling_bytes
-from baton.engine.scheduler.request import SampledToken
+from baton.engine.scheduler.step import SampledToken
 from baton.kvtransfer.integrity import DOT64
 from baton.kvtransfer.parts import part_runs
 from baton.kvtransfer.pools.base import Checksums

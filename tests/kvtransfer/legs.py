@@ -278,7 +278,7 @@ def undisturbed(
     core.add(RequestKey.numbered(0), Prompt.of(token_ids), replace(params(max_tokens, stop_token_ids), choice=choice))
     found = []
     while core.has_work:
-        found += [output.token.token_id for output in core.step() if output.token is not None]
+        found += [token_id for output in core.step() for token_id in output.token_ids]
     return found
 
 

@@ -13,8 +13,9 @@ from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore
 from baton.engine.runner.base import RunningStep
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, PromptScores, SampledToken, ScheduledRequest, Step
+from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, ScheduledRequest
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import PromptScores, SampledToken, SampledTokens, Step
 from baton.kvtransfer.transports.base import Blocks
 from baton.wire.request_key import RequestKey
 from tests.computed_step import ComputedStep
@@ -54,7 +55,7 @@ class OracleRunner:
     forced_token: int | None = None
     num_slots_written: int = 0
     num_launched: int = 0
-    sampled: Mapping[RequestKey, SampledToken] = field(default_factory=dict)
+    sampled: Mapping[RequestKey, SampledTokens] = field(default_factory=dict)
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         self.num_launched += 1
@@ -66,7 +67,7 @@ class OracleRunner:
         late = _LateStep(self, rows, layer_stored)
         return late if self.is_asynchronous else ComputedStep(late.result())
 
-    def compute(self, rows: Sequence[_Row], layer_stored: LayerStored | None) -> Mapping[RequestKey, SampledToken]:
+    def compute(self, rows: Sequence[_Row], layer_stored: LayerStored | None) -> Mapping[RequestKey, SampledTokens]:
         """Compute one step; the one before it is complete."""
         if self.error is not None:
             raise self.error
@@ -86,7 +87,7 @@ class OracleRunner:
         """The row with the token that the step before has sampled."""
         if row.token_ids[-1] != PENDING_TOKEN:
             return row
-        return replace(row, token_ids=(*row.token_ids[:-1], self.sampled[row.key].token_id))
+        return replace(row, token_ids=(*row.token_ids[:-1], self.sampled[row.key][0].token_id))
 
     def _write(self, row: _Row) -> None:
         for position in range(row.start, row.start + row.num_tokens):
@@ -95,13 +96,13 @@ class OracleRunner:
             self.blocks[block_id, slot * _SLOT_BYTES : (slot + 1) * _SLOT_BYTES] = np.frombuffer(content, np.uint8)
             self.num_slots_written += 1
 
-    def _sample(self, row: _Row, choice: int) -> SampledToken:
+    def _sample(self, row: _Row, choice: int) -> SampledTokens:
         if self.forced_token is not None:
-            return SampledToken(self.forced_token, None)
+            return (SampledToken(self.forced_token, None),)
         num_tokens = row.start + row.num_tokens
         kv = self.blocks[list(row.block_table)].tobytes()[: num_tokens * _SLOT_BYTES]
         token_id = int.from_bytes(blake2b(kv + bytes(choice), digest_size=8).digest()) % _VOCABULARY
-        return SampledToken(token_id, None)
+        return (SampledToken(token_id, None),)
 
 
 def _row(share: ScheduledRequest) -> _Row:
@@ -125,7 +126,7 @@ class _LateStep:
     rows: Sequence[_Row]
     layer_stored: LayerStored | None
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         return self.runner.compute(self.rows, self.layer_stored)
 
     def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:

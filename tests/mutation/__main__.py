@@ -35,13 +35,14 @@ _ENGINE = [
     f"tests/engine/test_{name}.py" for name in ("core", "core_asynchronous", "forks", "capacity", "prompt_logprobs")
 ]
 _ROUTER = [
-    f"tests/router/test_{name}.py" for name in ("inbox", "journal", "moves", "prompt_logprobs", "relay", "retries")
+    *(f"tests/router/requests/test_{name}.py" for name in ("inbox", "moves", "output", "relay", "retries")),
+    "tests/router/test_prompt_logprobs.py",
 ]
 AREAS: dict[str, tuple[list[str], list[str]]] = {
     "baton/engine/cache": (["baton/engine/cache"], ["tests/engine/cache", "tests/engine/scheduler", *_SCHEDULES]),
     "baton/engine/scheduler": (["baton/engine/scheduler"], ["tests/engine/scheduler", *_ENGINE, *_SCHEDULES]),
-    "router/requests/journal": (
-        ["router/requests/journal.py", "router/http/resume"],
+    "router/requests/output": (
+        ["router/requests/output.py", "router/http/resume"],
         ["tests/router/http/resume", *_ROUTER, *_SCHEDULES],
     ),
     "kvtransfer": (["kvtransfer"], ["tests/kvtransfer", *_SCHEDULES]),

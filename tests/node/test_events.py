@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import struct
 
-from baton.engine.scheduler.request import PromptScores, RequestOutput, SampledToken
+from baton.engine.scheduler.step import PromptScores, RequestOutput, SampledToken
 from baton.engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
 from baton.node.events import failure_of, prompt_logprobs, token_event
 from baton.wire.errors import InvalidRequest, RequestFailed
@@ -27,14 +27,15 @@ def test_a_long_prompt_is_told_in_messages_of_bounded_size() -> None:
 
 
 def test_forced_tokens_are_told_with_the_token_before_them() -> None:
-    output = RequestOutput(A, 1, 9, 0, 4, SampledToken(7, None), "complete", True, has_failed=False, forced=(8, 9))
+    tokens = tuple(SampledToken(token_id, None) for token_id in (7, 8, 9))
+    output = RequestOutput(A, 1, 9, 0, 4, tokens, "complete", True, has_failed=False, num_forced=2)
     event = token_event(output)
     assert event is not None
     assert (event.index, event.token_ids, event.finish_reason) == (4, (7, 8, 9), "complete")
 
 
 def test_a_grammar_that_one_node_cannot_compile_may_be_tried_at_another() -> None:
-    failed = RequestOutput(A, 1, 9, 0, 4, None, "", False, has_failed=True, failure=OUT_OF_RESOURCES)
+    failed = RequestOutput(A, 1, 9, 0, 4, (), "", False, has_failed=True, failure=OUT_OF_RESOURCES)
     assert isinstance(failure_of(failed), RequestFailed)
     assert isinstance(failure_of(failed._replace(failure=WORN_OUT)), RequestFailed)
     assert isinstance(failure_of(failed._replace(failure="a token does not fit")), InvalidRequest)

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from baton.engine.scheduler.request import RequestOutput, SampledToken
+from baton.engine.scheduler.step import RequestOutput, SampledToken
 from baton.node.first_steps import FirstSteps
 from baton.wire.messages import StepTimes
 from baton.wire.request_key import RequestKey
@@ -26,7 +26,7 @@ def steps(clock: Iterator[int]) -> FirstSteps:
 
 
 def output(*, token: bool = True, key: RequestKey = KEY, has_left: bool = False) -> RequestOutput:
-    sampled = SampledToken(5, None) if token else None
+    sampled = (SampledToken(5, None),) if token else ()
     return RequestOutput(key, 1, 1, 0, 0, sampled, "", has_left, has_failed=False)
 
 

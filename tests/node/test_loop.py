@@ -13,8 +13,8 @@ from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import PromptScores, RequestOutput, SampledToken, Step
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import PromptScores, RequestOutput, SampledToken, SampledTokens, Step
 from baton.node.heartbeat import HeartbeatThread
 from baton.node.lent_cores import LentCores
 from baton.node.loop import EngineLoop, Leg
@@ -41,7 +41,7 @@ class Runner:
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> Launched:
         self.num_launched += 1
-        tokens = {share.key: SampledToken(1, None) for share in step.requests if share.needs_sample}
+        tokens = {share.key: (SampledToken(1, None),) for share in step.requests if share.needs_sample}
         scores = {
             span.key: PromptScores(span.key, span.first_row + 1, 0, bytes(8 * span.num_rows), self.scores_are_valid)
             for span in step.spans
@@ -51,11 +51,11 @@ class Runner:
 
 @dataclass
 class Launched:
-    tokens: dict[RequestKey, SampledToken]
+    tokens: Mapping[RequestKey, SampledTokens]
     error: Exception | None
     scores: dict[RequestKey, PromptScores]
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         if self.error is not None:
             raise self.error
         return self.tokens

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 from prometheus_client.core import Metric
 
-from baton.engine.scheduler.request import RequestOutput, SampledToken
+from baton.engine.scheduler.step import RequestOutput, SampledToken
 from baton.node.metrics import HandoffTimes, StepCounters
 from baton.wire.messages import HandoffFigures
 from baton.wire.request_key import RequestKey
@@ -23,8 +23,8 @@ def values(metrics: Iterable[Metric]) -> dict[str, float]:
 
 
 def output(index: int, *, num_step_tokens: int, num_cached_tokens: int = 0, sampled: bool = True) -> RequestOutput:
-    token = SampledToken(5, None) if sampled else None
-    return RequestOutput(KEY, num_step_tokens, 0, num_cached_tokens, index, token, "", False, has_failed=False)
+    tokens = (SampledToken(5, None),) if sampled else ()
+    return RequestOutput(KEY, num_step_tokens, 0, num_cached_tokens, index, tokens, "", False, has_failed=False)
 
 
 def test_tokens_are_counted_by_where_their_kv_came_from_each_once() -> None:
@@ -43,7 +43,8 @@ def test_tokens_are_counted_by_where_their_kv_came_from_each_once() -> None:
 
 def test_forced_tokens_are_counted_as_tokens_of_outputs_too() -> None:
     counters = StepCounters()
-    counters.count([output(3, num_step_tokens=1)._replace(forced=(6, 7)), output(3, num_step_tokens=1)])
+    three = (SampledToken(5, None), SampledToken(6, None), SampledToken(7, None))
+    counters.count([output(3, num_step_tokens=1)._replace(tokens=three, num_forced=2), output(3, num_step_tokens=1)])
     counted = values(counters.metrics())
     assert (counted["generation_tokens_total"], counted["forced_tokens_total"]) == (4, 2)
 

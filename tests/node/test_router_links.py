@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import zmq
 
-from baton.engine.scheduler.request import PromptScores
+from baton.engine.scheduler.step import PromptScores
 from baton.node.router_link import FIRST_RETRY_S, ROUTER_TIMEOUT_S, RouterLink
 from baton.node.router_links import Heard, RouterLinks
 from baton.wire.errors import InvalidSetting, Refused, RequestFailed

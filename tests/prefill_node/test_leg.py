@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.engine.scheduler.request import ScheduledRequest, Step
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import Step
 from baton.kvtransfer.layers import LayerProgress
 from baton.kvtransfer.messages import Commit, Grant, Release
 from baton.runtime.clock import now_us

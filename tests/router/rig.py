@@ -26,10 +26,10 @@ from baton.router.http.resume.streams import Streams
 from baton.router.http.served_model import ServedModel
 from baton.router.http.serving.limits import HttpLimits
 from baton.router.http.serving.server import HttpServer
-from baton.router.nodes.control import ControlLink
+from baton.router.nodes.control import ControlLink, ControlPort
 from baton.router.nodes.registry import Node, NodeRegistry
+from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.inbox import Inbox
-from baton.router.requests.legs import RelayRequest
 from baton.router.requests.relay import Relay, RelaySettings
 from baton.router.routing.policies import Policy, RoundRobin
 from baton.router.settings import RouterSettings
@@ -185,7 +185,7 @@ async def relaying(
     """A running relay without nodes. `models`: see `NodeRegistry`."""
     context: Context = zmq.Context()
     registry = NodeRegistry(models)
-    control = ControlLink(context, "127.0.0.1", port, links.LinkSettings(), registry)
+    control = ControlLink(context, ControlPort("127.0.0.1", port, links.LinkSettings()), registry)
     relay = Relay(registry, control, RoundRobin(), decode_policy or RoundRobin(), settings)
     control.start(relay)
     rig = Rig(context, registry, relay, control)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from baton.router.http.openai.prompts import PromptMaker
-from baton.router.http.serving import body
+from baton.router.http.serving import body_reader
 from baton.router.http.serving.limits import HttpLimits
 from baton.wire.messages import DECODE, Decode
 from tests.router.http_client import Reply, chat_body, completion_body, connected, fetch, parse_reply, request_bytes
@@ -268,15 +268,15 @@ async def test_a_body_that_never_ends_times_out(prompts: PromptMaker) -> None:
 async def test_the_time_that_the_router_needs_for_a_body_is_not_the_clients(
     prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = body._Plain.add
+    take = body_reader._Plain.add
 
-    async def take_slowly(intake: body._Plain, piece: bytes) -> None:
+    async def take_slowly(intake: body_reader._Plain, piece: bytes) -> None:
         await asyncio.sleep(0.3)
         await take(intake, piece)
 
     async def send(server: Server) -> Reply:
         with monkeypatch.context() as slow:
-            slow.setattr(body._Plain, "add", take_slowly)
+            slow.setattr(body_reader._Plain, "add", take_slowly)
             return await fetch(server, "POST", CHAT, b"{")
 
     reply = await _beside_a_stream(prompts, send, replace(LIMITS, body_stall_s=0.2))

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.flight import Flight
 from baton.router.requests.inbox import Inbox
-from baton.router.requests.legs import RelayRequest
 from baton.wire.errors import BatonError, NoNode, Overloaded, RequestFailed, TransferFailed
 from baton.wire.messages import DECODE, PREFILL, Cancel, Decode, Prefill
 from baton.wire.prompt import Prompt

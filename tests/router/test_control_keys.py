@@ -11,7 +11,7 @@ from pathlib import Path
 import zmq
 
 from baton.launch.key import role_file, write_role_keys
-from baton.router.nodes.control import ControlLink
+from baton.router.nodes.control import ControlLink, ControlPort
 from baton.router.nodes.registry import NodeRegistry
 from baton.router.requests.relay import Relay
 from baton.router.routing.policies import RoundRobin
@@ -68,7 +68,7 @@ async def deployed(folder: Path) -> AsyncIterator[Deployment]:
     authenticator = start_authenticator(context, keys)
     assert authenticator is not None
     registry, settings = NodeRegistry({MODEL: FINGERPRINT}), LinkSettings(cluster_key=keys.towards(PREFILL))
-    control = ControlLink(context, "127.0.0.1", 0, settings, registry, is_of_role=keys.is_of)
+    control = ControlLink(context, ControlPort("127.0.0.1", 0, settings, is_of_role=keys.is_of), registry)
     control.start(Relay(registry, control, RoundRobin(), RoundRobin(), DEFAULTS))
     try:
         yield Deployment(context, folder, control, registry)

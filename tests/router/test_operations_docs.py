@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.launch.settings import ServeSettings
-from baton.node.metrics import LinkCollector, NodeCollector
+from baton.node.metrics import LinkCollector, NodeCollector, OffloadCollector
 from baton.node.settings import MixedNodeSettings, NodeSettings
 from baton.ranks.settings import RankSettings
 from baton.router.health.metric_aliases import VLLM_NAMES
@@ -25,12 +25,13 @@ from baton.router.http.resume.logs import Memory
 from baton.router.http.resume.streams import Streams
 from baton.router.nodes.registry import NodeRegistry
 from baton.router.routing.adaptation import Adaptation
-from baton.router.routing.attainment import Attainment
-from baton.router.routing.goals import Goals
+from baton.router.routing.goals import Attainment, Goals
 from baton.router.settings import RouterSettings
 from baton.runtime.watchdog import Watchdog
 from baton.wire.messages import DECODE
 from baton.wire.step_cost import StepCost
+from tests.engine.scheduler.simulation import Device
+from tests.engine.scheduler.stores import TestStore, offload_of
 from tests.kvtransfer.legs import open_relay
 from tests.router.fake_node import STATUS, answering, make_hello
 from tests.router.http_client import fetch, post_completion
@@ -105,6 +106,7 @@ def test_every_metric_of_the_nodes_is_documented() -> None:
             families = [
                 *NodeCollector(lambda: STATUS, costs, node.leg.metrics).collect(),
                 *LinkCollector(_Link()).collect(),
+                *OffloadCollector(offload_of(TestStore(), Device(4))).collect(),
                 *_watchdog().collect(),
             ]
             assert _shown(families) == _documented("Every node", section)

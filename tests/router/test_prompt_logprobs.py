@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from baton.engine.cache.hashing import block_hashes
+from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.flight import Flight
 from baton.router.requests.inbox import Inbox
-from baton.router.requests.legs import RelayRequest
 from baton.wire.errors import RequestFailed
 from baton.wire.messages import DECODE, Cancel, Decode, Prefill
 from baton.wire.prompt import Prompt

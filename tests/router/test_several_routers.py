@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from baton.router.requests.retries import Retries
+from baton.router.requests.retries import FailureReasons
 from baton.router.routing.policies import LeastLoaded
 from baton.wire.errors import Overloaded, RequestFailed
 from baton.wire.messages import DECODE, Decode, Pong, Welcome
@@ -75,10 +75,10 @@ async def test_a_node_that_has_no_room_costs_no_attempt() -> None:
 
 
 def test_refusals_are_no_failures_and_wait_longer_each_time() -> None:
-    retries = Retries(2)
-    delays = [retries.failed(0.0, Overloaded("no room")) for _ in range(10)]
-    assert retries.allow_another
+    reasons = FailureReasons(2)
+    delays = [reasons.failed(0.0, Overloaded("no room")) for _ in range(10)]
+    assert reasons.allow_another
     assert delays == sorted(delays)
-    retries.failed(0.0, RequestFailed("no luck"))
-    retries.failed(0.0, RequestFailed("no luck"))
-    assert not retries.allow_another
+    reasons.failed(0.0, RequestFailed("no luck"))
+    reasons.failed(0.0, RequestFailed("no luck"))
+    assert not reasons.allow_another

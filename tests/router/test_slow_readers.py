@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.inbox import MAX_DUE, Inbox
-from baton.router.requests.legs import RelayRequest
 from baton.wire.messages import DECODE, Cancel, Decode
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams

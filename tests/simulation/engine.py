@@ -20,8 +20,9 @@ from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore
 from baton.engine.runner.base import RunningStep
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, PromptScores, SampledToken, ScheduledRequest, Step
+from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, ScheduledRequest
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import PromptScores, SampledToken, SampledTokens, Step
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.kvtransfer.transports.base import Blocks
 from baton.wire.request_key import RequestKey
@@ -61,7 +62,7 @@ class SimRunner:
     blocks: Blocks
     is_asynchronous: bool = False
     num_failing: int = 0
-    sampled: Mapping[RequestKey, SampledToken] = field(default_factory=dict)
+    sampled: Mapping[RequestKey, SampledTokens] = field(default_factory=dict)
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
         """See `Runner`. Raises `Crash`."""
@@ -73,7 +74,7 @@ class SimRunner:
         late = _LateStep(self, [_row(share) for share in step.requests], layer_stored)
         return late if self.is_asynchronous else ComputedStep(late.result())
 
-    def compute(self, rows: Sequence[_Row], layer_stored: LayerStored | None) -> Mapping[RequestKey, SampledToken]:
+    def compute(self, rows: Sequence[_Row], layer_stored: LayerStored | None) -> Mapping[RequestKey, SampledTokens]:
         """Compute a step; the one before it is complete."""
         rows = [self._complete(row) for row in rows]
         for row in rows:
@@ -83,7 +84,7 @@ class SimRunner:
             self._write(row)
         if layer_stored is not None:
             layer_stored()
-        sampled: dict[RequestKey, SampledToken] = {}
+        sampled: dict[RequestKey, SampledTokens] = {}
         for row in rows:
             if row.choices:
                 sampled |= self._sample(row)
@@ -94,7 +95,7 @@ class SimRunner:
         """The row with the token that the step before has sampled."""
         if row.token_ids[-1] != PENDING_TOKEN:
             return row
-        return row._replace(token_ids=(*row.token_ids[:-1], self.sampled[row.key].token_id))
+        return row._replace(token_ids=(*row.token_ids[:-1], self.sampled[row.key][0].token_id))
 
     def _write(self, row: _Row) -> None:
         for position in range(row.start, row.start + row.num_tokens):
@@ -102,10 +103,10 @@ class SimRunner:
             content = np.frombuffer(_kv(row.token_ids[: position + 1]), np.uint8)
             self.blocks[row.block_table[position // BLOCK_SIZE], first : first + _SLOT_BYTES] = content
 
-    def _sample(self, row: _Row) -> Mapping[RequestKey, SampledToken]:
+    def _sample(self, row: _Row) -> Mapping[RequestKey, SampledTokens]:
         num_tokens = row.start + row.num_tokens
         kv = self.blocks[list(row.block_table)].tobytes()[: num_tokens * _SLOT_BYTES]
-        return {key: SampledToken(_token(kv, choice), None) for key, choice in row.choices}
+        return {key: (SampledToken(_token(kv, choice), None),) for key, choice in row.choices}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class _LateStep:
     rows: Sequence[_Row]
     layer_stored: LayerStored | None
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         """See `RunningStep`."""
         return self.runner.compute(self.rows, self.layer_stored)
 

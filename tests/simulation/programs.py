@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from baton.router.nodes.control import ControlLink
+from baton.router.nodes.control import ControlLink, ControlPort
 from baton.router.nodes.registry import NodeRegistry
 from baton.router.requests.relay import Relay, RelaySettings
 from baton.router.routing.policies import LeastLoaded
@@ -133,7 +133,9 @@ class RouterProgram(Program):
         self.threads = [self._thread]
         self.registry = NodeRegistry({MODEL: FINGERPRINT}, epoch=around.chance.getrandbits(63))
         context = cast(Any, Context(around.network, self.host, self._signal))
-        self.control = ControlLink(context, "127.0.0.1", 9000 + number, SETTINGS, self.registry, clock=around.clock)
+        self.control = ControlLink(
+            context, ControlPort("127.0.0.1", 9000 + number, SETTINGS), self.registry, around.clock
+        )
         settings = replace(RELAY_SETTINGS, max_attempts=around.max_attempts)
         self.relay = Relay(self.registry, self.control, LeastLoaded(), LeastLoaded(), settings)
         self.call(lambda: self.control.start(self.relay))

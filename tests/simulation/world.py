@@ -24,10 +24,10 @@ import baton.kvtransfer.pusher
 import baton.kvtransfer.receiving
 from baton.kvtransfer.messages import ProcessIdentity
 from baton.router.requests import inbox as inboxes
-from baton.router.requests import moving
+from baton.router.requests import moves
+from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.flight import Flight
 from baton.router.requests.inbox import Inbox
-from baton.router.requests.legs import RelayRequest
 from baton.router.requests.relay import Relay
 from baton.router.routing.suspicion import MAX_SUSPICIOUS
 from baton.wire.errors import BatonError
@@ -532,7 +532,7 @@ class World:
             (baton.kvtransfer.receiving, "_SLICE_S", _NEVER_S),
             (baton.kvtransfer.pusher, "_SLICE_S", _NEVER_S),
             (inboxes, "MAX_DUE", _INBOX_BOUND),
-            (moving, "AHEAD_TOKENS", _AHEAD_TOKENS),
+            (moves, "AHEAD_TOKENS", _AHEAD_TOKENS),
             (secrets, "token_bytes", self.chance.randbytes),
             (secrets, "randbelow", self.chance.randrange),
         ]

@@ -108,9 +108,9 @@ class EngineAnswers:
                 assert not output.has_failed, output.failure
                 number = numbers[output.key]
                 ids, _, num_forced = found[number]
-                if output.token is not None:
-                    ids += [output.token.token_id, *output.forced]
-                    found[number] = (ids, output.finish_reason, num_forced + len(output.forced))
+                if output.tokens:
+                    ids += output.token_ids
+                    found[number] = (ids, output.finish_reason, num_forced + output.num_forced)
                     self.num_cached_tokens += output.num_cached_tokens if output.output_index == 0 else 0
         core.check()
         return found

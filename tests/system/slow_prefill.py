@@ -19,7 +19,7 @@ import torch
 from baton.engine.attention.base import LayerStored
 from baton.engine.runner.base import RunningStep
 from baton.engine.runner.model_runner import ModelRunner
-from baton.engine.scheduler.request import Step
+from baton.engine.scheduler.step import Step
 from baton.kvtransfer.messages import PeerHello
 from baton.kvtransfer.transports.base import Move, Sender
 from baton.kvtransfer.transports.registry import SenderFactory

@@ -39,9 +39,10 @@ def test_a_pool_full_of_nan_changes_no_token(checkpoints: Checkpoints, reference
         )
     while core.has_work:
         for output in core.step():
-            if output.token is not None:
-                outputs[output.key].append(output.token.token_id)
-                assert output.token.logprobs is not None
-                assert np.isfinite(output.token.logprobs.logprob)
+            if output.tokens:
+                outputs[output.key].extend(output.token_ids)
+                for token in output.tokens:
+                    assert token.logprobs is not None
+                    assert np.isfinite(token.logprobs.logprob)
     expected = [list(references("llama").greedy(prompt).token_ids) for prompt in prompts]
     assert list(outputs.values()) == expected

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import TypeAlias
@@ -32,6 +32,11 @@ _MAX_EXTRA = 64
 
 BlockTable: TypeAlias = "array[int]"
 """The blocks of a sequence, in order. Packed, because attention needs those of a whole batch as one array each step."""
+
+
+OnEvicted: TypeAlias = "Callable[[Sequence[tuple[int, bytes]]], None]"
+"""Called once for an allocation that evicts, with each block and its hash: nobody finds it from now on, and its new
+owner has not written into it yet."""
 
 
 class NoFreeBlocks(Overloaded):
@@ -76,9 +81,10 @@ def _in_fewest_runs(candidates: Sequence[int], count: int) -> list[int]:
 class BlockPool:
     """Hands out, shares and takes back blocks 0 .. num_blocks - 1."""
 
-    def __init__(self, num_blocks: int, *, prefix_caching: bool = True) -> None:
+    def __init__(self, num_blocks: int, *, prefix_caching: bool = True, on_evicted: OnEvicted | None = None) -> None:
         self.num_blocks = num_blocks
         self.prefix_caching = prefix_caching
+        self._on_evicted = on_evicted
         self._references = [0] * num_blocks
         self._generations = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
@@ -114,6 +120,10 @@ class BlockPool:
             raise NoFreeBlocks(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} available")
         num_candidates = max(count, min(2 * count + _MAX_EXTRA, len(self._free) // 4)) if count > 1 else count
         taken = _in_fewest_runs(sorted(islice(self._free, num_candidates)), count)
+        if self._on_evicted is not None:
+            evicted = [(each, known) for each in taken if (known := self._hashes[each]) is not None]
+            if evicted:
+                self._on_evicted(evicted)
         for block_id in taken:
             del self._free[block_id]
             self._forget(block_id)

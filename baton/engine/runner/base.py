@@ -9,18 +9,20 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from baton.engine.attention.base import LayerStored
-from baton.engine.scheduler.request import PromptScores, SampledToken, Step
+from baton.engine.scheduler.step import PromptScores, SampledTokens, Step
 from baton.wire.request_key import RequestKey
 
 
 class RunningStep(Protocol):
     """A step that was launched."""
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
-        """Wait until it is computed; a token for each request whose share `needs_sample`.
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
+        """Wait until it is computed; a token for each request whose share `needs_sample`, and one for each of its
+        drafts behind that.
 
-        A request for which the model computed NaN gets no token. Raises whatever the device raises; the KV of the step
-        must not be used then, and nothing writes into its blocks any more. After `DeviceFailed` no KV must be used.
+        A request gets no token behind a place for which the model computed NaN, and none at all where that is the
+        first. Raises whatever the device raises; the KV of the step must not be used then, and nothing writes into its
+        blocks any more. After `DeviceFailed` no KV must be used.
         """
         ...
 

@@ -16,11 +16,11 @@ from baton.engine.attention.native_backend import NativeAttention
 from baton.engine.native.library import Kernels
 from baton.engine.runner.forward import DueRows
 from baton.engine.runner.native_sampling import LargestTokens
-from baton.engine.runner.plain_rows import plain_tokens
+from baton.engine.runner.plain_rows import plain_tokens, tokens_by_key
 from baton.engine.runner.recorded_layers import RecordedLayers
 from baton.engine.runner.sampled_rows import GrammarRow
 from baton.engine.runner.sampler import Sampler
-from baton.engine.scheduler.request import PromptScores, SampledToken, Step
+from baton.engine.scheduler.step import PromptScores, SampledToken, SampledTokens, Step
 from baton.wire.request_key import RequestKey
 
 
@@ -31,9 +31,9 @@ class SampledStep:
     keys: Sequence[RequestKey]
     tokens: Sequence[SampledToken | None]
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         """See `RunningStep.result`."""
-        return {key: token for key, token in zip(self.keys, self.tokens, strict=True) if token is not None}
+        return tokens_by_key(self.keys, self.tokens)
 
     def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
         """See `RunningStep.prompt_scores`: such a step has nothing of a prompt."""

@@ -21,7 +21,8 @@ from baton.device.base import Array
 from baton.engine.models.seen import SeenRows
 from baton.engine.models.vision.facts import ImageFacts
 from baton.engine.runner.inputs import StepInputs
-from baton.engine.scheduler.request import ScheduledRequest, Step
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import Step
 from baton.wire.images import PromptImage
 
 

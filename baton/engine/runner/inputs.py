@@ -20,7 +20,8 @@ from torch import Tensor
 from baton.device.base import Array
 from baton.engine.models.adapters.low_rank import AdaptedRows
 from baton.engine.models.seen import SeenRows
-from baton.engine.scheduler.request import PENDING_TOKEN, Step
+from baton.engine.scheduler.request import PENDING_TOKEN
+from baton.engine.scheduler.step import Step
 from baton.wire.errors import BatonError
 from baton.wire.request_key import RequestKey
 

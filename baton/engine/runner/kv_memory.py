@@ -144,6 +144,13 @@ def allocate_shared(num_bytes: int) -> SharedRegion:
     return SharedRegion(np.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=np.uint8), descriptor)
 
 
+def populated(num_bytes: int) -> ByteArray:
+    """As `allocate_private`, with all its pages."""
+    memory = allocate_private(num_bytes)
+    _populate(memory)
+    return memory
+
+
 def allocate_private(num_bytes: int) -> ByteArray:
     """Anonymous memory of this process, in huge pages where the system has them."""
     region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

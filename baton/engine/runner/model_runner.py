@@ -27,11 +27,13 @@ from baton.engine.runner.graphs import DecodeGraphs, ReportProgress
 from baton.engine.runner.greedy_series import GreedySeries
 from baton.engine.runner.inputs import InputReader, StepInputs, read_inputs
 from baton.engine.runner.limits import RunnerLimits, staging_bytes
+from baton.engine.runner.plain_rows import tokens_by_key
 from baton.engine.runner.prompt_scoring import PromptScoring
 from baton.engine.runner.redraws import redraw_beforehand
 from baton.engine.runner.sampler import Sampler
 from baton.engine.runner.sampling_plan import SamplingPlan
-from baton.engine.scheduler.request import PromptScores, SampledToken, ScheduledRequest, Step
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import PromptScores, SampledToken, SampledTokens, Step
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -62,17 +64,16 @@ class FetchedRows:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """See `RunningStep`. `keys` are the requests of the sampled rows. `scored`: what the step found out about prompts,
-    and a copy of that."""
+    """See `RunningStep`. `keys` are the requests of the sampled rows, one row after another. `scored`: what the step
+    found out about prompts, and a copy of that."""
 
     keys: Sequence[RequestKey]
     rows: SampledRows
     scored: tuple[PromptScoring, HostCopy] | None = None
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         """See `RunningStep.result`."""
-        sampled = zip(self.keys, self.rows.tokens(), strict=True)
-        return {key: token for key, token in sampled if token is not None}
+        return tokens_by_key(self.keys, self.rows.tokens())
 
     def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
         """See `RunningStep.prompt_scores`."""
@@ -283,15 +284,15 @@ class ModelRunner:
 
 
 def due_requests(step: Step, inputs: StepInputs) -> tuple[list[int], Sequence[ScheduledRequest]]:
-    """The places of the last tokens of what samples in this step, and what does: requests, and each of their forks as
-    a request."""
-    alone = [request for request in step.requests if request.needs_sample and not request.forks]
+    """The places behind which this step samples, and what does: requests, and each of their forks, and each place that
+    is behind a draft or before it, as a request."""
+    alone = [each for each in step.requests if each.needs_sample and not (each.forks or each.num_drafts)]
     if len(alone) == len(step.requests):
         return inputs.last_tokens, alone
     ends: list[int] = []
     due: list[ScheduledRequest] = []
     for end, request in zip(inputs.last_tokens, step.requests, strict=True):
         if request.needs_sample:
-            due += (request, *(request._replace(key=fork.key, params=fork.params) for fork in request.forks))
-            ends += [end] * (1 + len(request.forks))
+            due += (*request.rows(), *(request._replace(key=fork.key, params=fork.params) for fork in request.forks))
+            ends += (*range(end - request.num_drafts, end + 1), *(end for _ in request.forks))
     return ends, due

@@ -1,15 +1,17 @@
-"""The tokens of rows that took their largest logit, or were drawn from all, on a host whose kernels found them.
+"""The tokens of rows that took their largest logit, or were drawn from all, on a host whose kernels found them; and
+whose tokens they are.
 
-Knows no requests. Most rows are such rows, so nothing of torch is in their way.
+Most rows are such rows, and most requests have one, so nothing of torch is in their way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import groupby, repeat, takewhile
 
-from baton.engine.scheduler.request import SampledToken
+from baton.engine.scheduler.step import SampledToken, SampledTokens
+from baton.wire.request_key import RequestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +33,20 @@ def plain_tokens(token_ids: Sequence[int], is_number: Sequence[int]) -> list[Sam
         return list(map(tuple.__new__, repeat(SampledToken), zip(token_ids, repeat(None))))
     pairs = zip(token_ids, is_number, strict=True)
     return [SampledToken(token_id, None) if valid else None for token_id, valid in pairs]
+
+
+def tokens_by_key(
+    keys: Sequence[RequestKey], tokens: Sequence[SampledToken | None]
+) -> Mapping[RequestKey, SampledTokens]:
+    """What each request has sampled; `keys`: of the rows, those of a request beside each other. Behind a row without a
+    number it has none."""
+    found = {key: (token,) for key, token in zip(keys, tokens, strict=True) if token is not None}
+    return found if len(found) == len(tokens) else _grouped(keys, tokens)
+
+
+def _grouped(keys: Sequence[RequestKey], tokens: Sequence[SampledToken | None]) -> dict[RequestKey, SampledTokens]:
+    found: dict[RequestKey, SampledTokens] = {}
+    for key, rows in groupby(zip(keys, tokens, strict=True), lambda row: row[0]):
+        if valid := tuple(token for _, token in takewhile(lambda row: row[1] is not None, rows) if token is not None):
+            found[key] = valid
+    return found

@@ -19,7 +19,8 @@ from baton.engine.runner.prompt_scoring import PromptScoring, score_pieces
 from baton.engine.runner.redraws import redraw_beforehand
 from baton.engine.runner.sampled_rows import MaskSource
 from baton.engine.runner.sampler import Sampler
-from baton.engine.scheduler.request import PromptSpan, ScheduledRequest, Step
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import PromptSpan, Step
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import MAX_TOP_LOGPROBS, DecodingParams

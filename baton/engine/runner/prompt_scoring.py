@@ -17,7 +17,8 @@ from torch import Tensor
 
 from baton.device.base import Array, Staging
 from baton.engine.models.base import RunnableDecoder
-from baton.engine.scheduler.request import PromptScores, PromptSpan, ScheduledRequest, Step
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import PromptScores, PromptSpan, Step
 from baton.wire.prompt_logprobs import row_words
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import MAX_TOP_LOGPROBS

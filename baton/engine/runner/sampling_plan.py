@@ -7,9 +7,8 @@ Arrays with a few values a row come first in the staging memory and have a fixed
 lies where it lay in the step before. Lists of changed logits come last. What grammars need comes after the step, see
 `baton.engine.runner.redraws`.
 
-Lists (bias, penalties, withheld and allowed tokens) have no useful bound: a penalty names every token of a long
-context. They share `CHANGE_BYTES` of staging memory, as masks do `MASK_BYTES`; what finds no room there stays on the
-host, and sampling brings it over with a plain, slow copy.
+Lists (bias, penalties, withheld and allowed tokens) have no useful bound: a penalty names every token of a context.
+They share `CHANGE_BYTES` of staging memory, as masks do `MASK_BYTES`. What finds no room there is copied slowly.
 
 Letters: N rows (requests that sample in this step), R rows of one group, C changed logits, V vocabulary.
 """
@@ -31,7 +30,8 @@ from baton.device.base import Array, Staging
 from baton.device.staging import staged_bytes
 from baton.engine.runner.plain_rows import plain_tokens
 from baton.engine.runner.sampled_rows import GrammarRow, MaskSource, SampledRow, uniform_noise
-from baton.engine.scheduler.request import PENDING_TOKEN, SampledToken
+from baton.engine.scheduler.request import PENDING_TOKEN
+from baton.engine.scheduler.step import SampledToken
 from baton.wire.messages import TokenLogprobs
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.runner.inputs import StepInputs
-from baton.engine.scheduler.request import Step
+from baton.engine.scheduler.step import Step
 
 
 class StepAdapters:

@@ -4,12 +4,14 @@ Owns the two lists and their order, and knows by their keys the forks that wait 
 changes no state of a request but its place here and its forks, and knows neither steps nor blocks, except whether a
 request holds any.
 
-The waiting ones stand in the order in which they are admitted: those that came with their KV in the order of their
-arrival, then those that lost their blocks while they ran, then all others by their turns, or as they came.
+The waiting ones stand in the order in which they are admitted: those that hold blocks, because they came with their KV
+or wait for it, in the order of their arrival; then those that lost their blocks, then all others by their turns, or as
+they came. So nobody who needs room stands before one who gives it back when it was served.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from operator import attrgetter
@@ -100,7 +102,7 @@ class LiveRequests:
         request.arrival = self._num_arrivals
         place = len(self._waiting)
         if request.block_table:
-            place = next((i for i, waiting in enumerate(self._waiting) if not waiting.block_table), place)
+            place = self._num_holders()
         else:
             while place and (before := self._waiting[place - 1]).turn_s > request.turn_s and not before.block_table:
                 place -= 1
@@ -141,11 +143,18 @@ class LiveRequests:
         return request
 
     def preempt(self, request: Request) -> None:
-        """Let a running request wait again, ahead of all others; one that waits keeps its place."""
+        """Let a request that has lost its blocks wait ahead of all others that hold none."""
         self.num_changes += 1
         if self.running.pop(request.key, None) is not None:
             self._num_running_forks -= len(request.forks)
-            self._waiting.appendleft(request)
+        else:
+            self._waiting.remove(request)
+        self._waiting.insert(self._num_holders(), request)
+
+    def hold(self, request: Request) -> None:
+        """Let a waiting request that was given blocks wait among the others that hold some."""
+        self._waiting.remove(request)
+        self._waiting.insert(self._num_holders(request.arrival), request)
 
     def waiting_holders(self) -> list[Request]:
         """The waiting requests that hold blocks already."""
@@ -170,6 +179,11 @@ class LiveRequests:
             at_most = -(-len(decoding) // num_stages)
             decoding = [request for request in decoding if not request.num_pending_tokens][:at_most]
         return decoding, prompts
+
+    def _num_holders(self, before: float = math.inf) -> int:
+        """Waiting requests that hold blocks, of the arrivals `before`: they stand first."""
+        others = (i for i, each in enumerate(self._waiting) if not each.block_table or each.arrival >= before)
+        return next(others, len(self._waiting))
 
     def _keep_forks(self, request: Request, forks: tuple[Fork, ...]) -> None:
         """Forget the forks of `request` that are not among `forks`."""

@@ -1,4 +1,4 @@
-"""What follows from a token that was sampled: whether it ends its request, and which tokens a grammar forces behind it.
+"""What follows from tokens that were sampled: which of them ends its request, and which tokens a grammar forces behind.
 
 Owns the rules of an end, and jumping ahead: a token that is the only one which the grammar allows would be sampled in
 any case, so it is taken without a step of its own, and computed with the next one as a chunk. The tokens of an output
@@ -13,7 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from baton.engine.scheduler.request import MAX_FORCED, Request, RequestOutput
+from baton.engine.scheduler.request import MAX_FORCED, Request
+from baton.engine.scheduler.step import RequestOutput, SampledToken, SampledTokens
 from baton.wire.messages import FINISH_COMPLETE, FINISH_LENGTH, FINISH_STOP
 
 MAX_JUMP_S = 0.001
@@ -30,6 +31,18 @@ class OutputEnds:
         self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._jumps_ahead = jumps_ahead
+
+    def take(self, request: Request, tokens: SampledTokens) -> tuple[SampledTokens, str]:
+        """Make `tokens`, which were sampled, those of `request`: the first in the last known place, which is there
+        already, and the others behind all. Those up to the first that ends the request, and why it does."""
+        request.token_ids[request.num_known_tokens - 1] = tokens[0].token_id
+        finish_reason, num_taken = self.finish_reason(request), 1
+        for token in tokens[1:]:
+            if finish_reason:
+                break
+            request.token_ids.append(token.token_id)
+            finish_reason, num_taken = self.finish_reason(request), num_taken + 1
+        return tokens[:num_taken], finish_reason
 
     def finish_reason(self, request: Request) -> str:
         """Why the last known token of `request`, which is new, ends it, or ""."""
@@ -48,21 +61,22 @@ class OutputEnds:
         """`output`, the newest of `request`, with the tokens that its grammar forces next; they are added to
         `request`, which no step in flight samples for."""
         matcher = request.matcher
-        if matcher is None or output.token is None or output.has_left or not self._can_jump(request):
+        if matcher is None or not output.tokens or output.has_left or not self._can_jump(request):
             return output
         token_id = matcher.forced_token()
         if token_id is None:
             return output
-        forced: list[int] = []
+        forced: list[SampledToken] = []
         finish_reason, deadline_s = "", self._clock() + MAX_JUMP_S
         while token_id is not None:
-            forced.append(token_id)
+            forced.append(SampledToken(token_id, None))
             request.token_ids.append(token_id)
             finish_reason = self.finish_reason(request)
             if finish_reason or len(forced) == MAX_FORCED or self._clock() > deadline_s:
                 break
             token_id = matcher.forced_token()
-        return output._replace(forced=tuple(forced), finish_reason=finish_reason, has_left=bool(finish_reason))
+        tokens, has_left = (*output.tokens, *forced), bool(finish_reason)
+        return output._replace(tokens=tokens, num_forced=len(forced), finish_reason=finish_reason, has_left=has_left)
 
     def _can_jump(self, request: Request) -> bool:
         params = request.params

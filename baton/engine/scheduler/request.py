@@ -1,4 +1,4 @@
-"""One request inside the engine, and the values that scheduler and runner hand each other each step.
+"""One request inside the engine, and its share of a step.
 
 Values that a step has once for each request are named tuples: a frozen dataclass takes four times as long to construct.
 """
@@ -6,14 +6,14 @@ Values that a step has once for each request are named tuples: a frozen dataclas
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field, replace
-from functools import cached_property, partial
-from itertools import islice
-from typing import NamedTuple, Protocol, overload
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from baton.engine.cache.block_pool import BlockTable, pack_blocks
-from baton.wire.messages import TokenLogprobs
+from baton.engine.cache.offload import Load
+from baton.engine.scheduler.first_tokens import FirstTokens
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -114,13 +114,15 @@ class Request:
     reservation. `most_tokens`: prompt and output together can have no more. `takes_largest`: what the parameters say.
 
     While steps are in flight, their tokens count as computed, and the last `num_pending_tokens` of `token_ids` are
-    `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`.
+    `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`. `has_drafts`: the newest of them has drafts
+    of it, which are no tokens of the request.
 
     `num_scored_tokens` of the prompt need no log probability any more: the first has none, and those of the others are
     known. It matters with `prompt_logprobs` only, and never falls, so that nothing is reported twice.
     `forks` are there until the first token is sampled. With `is_wanted` false only they are wanted of it, and it leaves
     then. `block_copy` is to be made by its first step: the source, which it holds until then, has the KV that belongs
     into the last block of its table. `matcher` is there for parameters with a grammar.
+    With a `load` it waits for KV: a store's thread writes into blocks of its table behind what is computed.
 
     `first_due_s`, `last_due_s`: when its first and its last token have to be there for its goals to be met, see
     `baton.engine.scheduler.step_bound`; the second is None until there is a first token, and -inf when that was late.
@@ -142,11 +144,13 @@ class Request:
     num_published_blocks: int = 0
     num_pending_tokens: int = 0
     num_steps_in_flight: int = 0
+    has_drafts: bool = False
     num_scored_tokens: int = 1
     forks: tuple[Fork, ...] = ()
     is_wanted: bool = True
     block_copy: BlockCopy | None = None
     matcher: Matcher | None = None
+    load: Load | None = None
     first_due_s: float = math.inf
     last_due_s: float | None = None
     turn_s: float = 0.0
@@ -165,8 +169,14 @@ class Request:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can be admitted as soon as there is room: its grammar, if it has one, is compiled."""
-        return self.matcher is None or self.matcher.is_ready
+        """Whether it can be admitted as soon as there is room: its grammar, if it has one, is compiled, and it does not
+        wait for KV."""
+        return (self.matcher is None or self.matcher.is_ready) and (self.load is None or self.load.is_over)
+
+    @property
+    def failure(self) -> str:
+        """Why no token of it could be sampled, as far as its grammar knows."""
+        return "" if self.matcher is None else self.matcher.error
 
     @property
     def lacks_pixels(self) -> bool:
@@ -255,6 +265,9 @@ class ScheduledRequest(NamedTuple):
     `block_copy` is made before anything is computed. `matcher` knows which tokens may be sampled, None: all.
     `takes_largest`: that of `params`, so that it is not found out in every step; where it is false they say.
     `hash_root`: that of the request, so that nothing that is kept of an image is found by another client.
+
+    The last `num_drafts` tokens are guesses (see `baton.engine.scheduler.proposer`), in a list that is the share's own.
+    A token is sampled behind the last one before them and behind each of them, as if all before it were known.
     """
 
     key: RequestKey
@@ -271,6 +284,7 @@ class ScheduledRequest(NamedTuple):
     matcher: Matcher | None = None
     takes_largest: bool = False
     hash_root: bytes = b""
+    num_drafts: int = 0
 
     @property
     def computes_images(self) -> bool:
@@ -282,112 +296,15 @@ class ScheduledRequest(NamedTuple):
         """Tokens that the last one of the share attends to, itself included."""
         return self.start + self.num_tokens
 
+    def with_drafts(self, drafts: Sequence[int]) -> ScheduledRequest:
+        """The same, with drafts behind the last token, whose value is known."""
+        num_tokens, token_ids = self.num_tokens + len(drafts), [*self.token_ids, *drafts]
+        return self._replace(num_tokens=num_tokens, token_ids=token_ids, num_drafts=len(drafts))
 
-class PromptSpan(NamedTuple):
-    """The tokens of one request's share whose rows tell the log probability of the next prompt token: `num_rows` tokens
-    from `first_row` on, counted in the request's tokens. `num_top`: alternatives to report beside each."""
-
-    key: RequestKey
-    arrival: int
-    first_row: int
-    num_rows: int
-    num_top: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """Everything the runner needs for one iteration. `spans`: of the requests that want log probabilities of their
-    prompt.
-
-    The steps of one `series` have the same `shares`, each `number` tokens further, and `context` tokens before all of
-    them together (see `baton.engine.scheduler.step_series`); others have no series."""
-
-    shares: tuple[ScheduledRequest, ...]
-    spans: tuple[PromptSpan, ...] = ()
-    series: object | None = None
-    number: int = 0
-    context: int = 0
-
-    @cached_property
-    def requests(self) -> tuple[ScheduledRequest, ...]:
-        """The share of each request."""
-        if not self.number:
-            return self.shares
-        return tuple([share._replace(start=share.start + self.number) for share in self.shares])
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens computed in this step, over all requests."""
-        return sum(share.num_tokens for share in self.shares)
-
-
-def as_known(step: Step) -> Step:
-    """`step` for a runner that plans it later than it launches it: the tokens of its requests are those of now."""
-    return Step(tuple([share._replace(token_ids=_FirstTokens(share.token_ids)) for share in step.requests]), step.spans)
-
-
-class _FirstTokens(Sequence[int]):
-    """The tokens that a list has now; others may come behind them."""
-
-    def __init__(self, tokens: Sequence[int]) -> None:
-        self._tokens, self._count = tokens, len(tokens)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[int]:
-        return islice(self._tokens, self._count)
-
-    @overload
-    def __getitem__(self, place: int) -> int: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
-        if isinstance(place, slice):
-            return self._tokens[slice(*place.indices(self._count))]
-        return self._tokens[range(self._count)[place]]
-
-
-class SampledToken(NamedTuple):
-    """A token chosen by the sampler. `logprobs` is None unless the request asked for them."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
-
-
-class PromptScores(NamedTuple):
-    """Log probabilities of prompt tokens from place `first` on, as rows of `baton.wire.prompt_logprobs`.
-
-    `is_valid`: the model computed numbers for all of them.
-    """
-
-    key: RequestKey
-    first: int
-    num_top: int
-    rows: bytes
-    is_valid: bool
-
-
-class RequestOutput(NamedTuple):
-    """The output of a step for one request.
-
-    `token` is the token sampled, if any, the `output_index`-th of the output. `finish_reason` is "" unless it ended the
-    request; `has_left` also when it leaves because only its first token was wanted, or because it `has_failed`: a token
-    was due and the model computed NaN, or `failure` says what else went wrong. Its KV reaches over
-    `num_computed_tokens`, `num_step_tokens` of them computed in this step. The first output of a fork counts no token
-    of the prompt as computed or cached: the request it was forked from has counted them. `forced`: the tokens behind
-    `token` that its grammar forced; the last of all ended the request, if it ended."""
-
-    key: RequestKey
-    num_step_tokens: int
-    num_computed_tokens: int
-    num_cached_tokens: int
-    output_index: int
-    token: SampledToken | None
-    finish_reason: str
-    has_left: bool
-    has_failed: bool
-    failure: str = ""
-    forced: tuple[int, ...] = ()
+    def rows(self) -> list[ScheduledRequest]:
+        """What is sampled of it: the share itself, and with drafts one after each of them and one before them, which
+        know no more tokens than their place."""
+        if not self.num_drafts:
+            return [self]
+        num_tokens, first = len(self.token_ids), len(self.token_ids) - self.num_drafts
+        return [self._replace(token_ids=FirstTokens(self.token_ids, n)) for n in range(first, num_tokens + 1)]

@@ -1,8 +1,11 @@
 """The blocks of a request: how many it needs, where they come from, and when they are published in the prefix cache.
 
 Owns the step from tokens to blocks, on both sides: taking them from the block pool, and publishing full ones in the
-prefix cache. It is the only place that decides where the KV of a prompt's beginning comes from, which today is this
-node's prefix cache. Knows nothing of batches, budgets or the order of requests.
+prefix cache. It is the only place that decides where the KV of a prompt's beginning comes from: first from this node's
+prefix cache, and what comes behind that from the KV store, if there is one. Knows nothing of batches, budgets or the
+order of requests.
+
+Invariant: the blocks of a request with a `load` are released only after that was closed.
 """
 
 from __future__ import annotations
@@ -11,15 +14,18 @@ from collections.abc import Sequence
 
 from baton.engine.cache.block_pool import BlockPool, BlockTable, pack_blocks
 from baton.engine.cache.hashing import extend_hashes
+from baton.engine.cache.offload import KvOffload
 from baton.engine.scheduler.request import BlockCopy, Request
+from baton.engine.scheduler.step import Step
 
 
 class RequestBlocks:
     """Takes blocks of `block_size` tokens from `pool` for requests, and releases them. `has_states`: see
-    `SchedulerLimits`."""
+    `SchedulerLimits`. `offload`: where the pool's evicted blocks go."""
 
-    def __init__(self, pool: BlockPool, block_size: int, *, has_states: bool) -> None:
+    def __init__(self, pool: BlockPool, block_size: int, *, has_states: bool, offload: KvOffload | None = None) -> None:
         self._pool = pool
+        self._offload = offload
         self.block_size = block_size
         self._has_states = has_states
 
@@ -27,6 +33,11 @@ class RequestBlocks:
     def num_available(self) -> int:
         """Blocks that can be taken now."""
         return self._pool.num_available
+
+    @property
+    def num_loads(self) -> int:
+        """Requests that wait for KV."""
+        return 0 if self._offload is None else self._offload.num_loads
 
     def take(self, hashes: Sequence[bytes], max_cached_tokens: int, num_tokens: int) -> tuple[BlockTable, int] | None:
         """Blocks for `num_tokens` tokens: (block table, tokens whose KV is already in it), or None when out of blocks.
@@ -42,7 +53,8 @@ class RequestBlocks:
         return pack_blocks(cached + self._pool.allocate(num_missing)), len(cached) * self.block_size
 
     def take_for(self, request: Request) -> bool:
-        """Give a request without blocks those for all its tokens. False when they do not fit now."""
+        """Give a request without blocks those for all its tokens. False when they do not fit now. It waits for KV then
+        if the store has some, see `Request.load`."""
         self._extend_hashes(request, request.token_ids)
         taken = self.take(request.block_hashes, request.num_reusable_tokens, len(request.token_ids))
         if taken is None:
@@ -50,10 +62,45 @@ class RequestBlocks:
         request.block_table, num_cached_tokens = taken
         request.num_computed_tokens = num_cached_tokens
         request.num_published_blocks = num_cached_tokens // self.block_size
-        # what is found again after a preemption was computed by this request itself
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = min(num_cached_tokens, request.num_prompt_tokens)
+        self._begin_load(request)
+        if request.load is None:
+            _count_cached(request)
         return True
+
+    def _begin_load(self, request: Request) -> None:
+        first, end = request.num_published_blocks, request.num_reusable_tokens // self.block_size
+        if self._offload is None or first >= end:
+            return
+        wanted = request.block_hashes[first:end]
+        num_found = self._offload.lookup(wanted)
+        if num_found:
+            blocks = request.block_table[first : first + num_found]
+            request.load = self._offload.load(wanted[:num_found], blocks)
+
+    def end_load(self, request: Request) -> None:
+        """If `request` waits for KV it does not any longer: what has come is its own, the rest is to be computed."""
+        if request.load is not None:
+            self._close_load(request)
+            _count_cached(request)
+
+    def _close_load(self, request: Request) -> None:
+        load, request.load = request.load, None
+        if self._offload is not None and load is not None:
+            request.num_computed_tokens += self._offload.end(load) * self.block_size
+            self.publish(request, request.num_computed_tokens)
+
+    def before(self, step: Step) -> None:
+        """`step` is about to be launched: save what its blocks hold."""
+        if self._offload is not None and self._offload.has_unsaved:
+            size = self.block_size
+            for share in step.requests:
+                written = share.block_table[share.start // size : -(-share.context_len // size)]
+                self._offload.overwriting(written)
+
+    def give_away(self, block_ids: Sequence[int]) -> None:
+        """Another node is about to write into these blocks."""
+        if self._offload is not None:
+            self._offload.give_away(block_ids)
 
     def has_room_beside(self, request: Request, num_tokens: int) -> bool:
         """Whether blocks for so many tokens can be taken now, and those that `request` lacks as well."""
@@ -67,9 +114,21 @@ class RequestBlocks:
         """Blocks that `request` lacks for its tokens."""
         return self._num_blocks(len(request.token_ids)) - len(request.block_table)
 
-    def extend(self, request: Request) -> None:
-        """Give `request` the blocks that it lacks. Raises `NoFreeBlocks`."""
-        request.block_table.extend(self._pool.allocate(self.num_missing(request)))
+    def num_slots_behind(self, request: Request) -> int:
+        """Slots behind the tokens of `request`, in its blocks and in all that can be taken now."""
+        return (len(request.block_table) + self.num_available) * self.block_size - len(request.token_ids)
+
+    def extend(self, request: Request, num_behind: int = 0) -> None:
+        """Give `request` the blocks that it lacks for its tokens and `num_behind` slots more. Raises `NoFreeBlocks`."""
+        num_blocks = self._num_blocks(len(request.token_ids) + num_behind)
+        request.block_table.extend(self._pool.allocate(num_blocks - len(request.block_table)))
+
+    def trim(self, request: Request) -> None:
+        """Release the blocks of `request` behind those that have its tokens. No step writes into them."""
+        num_blocks = self._num_blocks(len(request.token_ids))
+        if excess := request.block_table[num_blocks:]:
+            self._pool.release(excess)
+            del request.block_table[num_blocks:]
 
     def fork(self, request: Request, source: Request, num_computed_tokens: int) -> None:
         """Give `request`, which has none, the blocks of `source` that hold the KV of their first `num_computed_tokens`
@@ -115,9 +174,16 @@ class RequestBlocks:
 
     def release_all(self, request: Request) -> None:
         """Release the blocks of `request`; it has nothing computed any more."""
+        self._close_load(request)
         self._pool.release(request.held_blocks)
         request.block_table, request.block_copy = pack_blocks(()), None
         request.num_computed_tokens = request.num_published_blocks = 0
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+
+def _count_cached(request: Request) -> None:
+    # what is found again after a preemption was computed by this request itself
+    if request.num_cached_tokens is None:
+        request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)

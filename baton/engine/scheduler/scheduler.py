@@ -11,18 +11,19 @@ step, and its first token would wait for the chunk of the prompt behind it. For 
 step only if it ends them all. Beside decoding requests a `StepBound`, where there is one, makes chunks as small as a
 step's time allows; such a small step is filled up with the next prompt.
 
-Blocks: a request is admitted when all its known tokens fit; decoding then grows block by block. When no block is left,
-the newest request is preempted: its blocks are released, and it is computed again later.
+Blocks: a request is admitted when all its known tokens fit and KV that it waits for has come. Decoding grows block by
+block; when none is left, the newest request is preempted: it gives its blocks up, and is computed again later.
 
 A step goes through `schedule` (what to compute), `advance` (it was launched) and `apply` (its result is here); `rewind`
 undoes `advance`. Between the two it is in flight, and the token it samples for a request stands as `PENDING_TOKEN` in
 `token_ids`, so that `schedule_ahead` can plan the next step meanwhile. What needs results never happens ahead:
-preemption, and sampling with penalties or a grammar. What only a result can tell (a stop token, a row of NaN) is found
-in `apply`; the share of such a request in the next step then has no owner and is skipped.
+preemption, sampling with penalties or a grammar, and drafts. What only a result can tell (a stop token, a row of NaN)
+is found in `apply`; the share of such a request in the next step then has no owner and is skipped.
 
-Forks: choices of one prompt are one request until its first token is sampled. The step that does it samples one for
-each choice, and `apply` makes the forks requests of their own, which share the prompt's blocks. Until then each of them
-counts as a row of the running batch.
+A step samples one token of a request, or several where a `Proposer` has guessed what follows: see that module.
+
+Forks: choices of one prompt are one request, of several rows, until its first token is sampled. The step that does it
+samples one for each choice, and `apply` makes the forks requests of their own, which share the prompt's blocks.
 
 Invariants:
 - the oldest request is never preempted for a newer one, so it always makes progress;
@@ -39,21 +40,16 @@ from heapq import merge
 from itertools import islice
 
 from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.offload import KvOffload
+from baton.engine.scheduler.drafts import Drafts
 from baton.engine.scheduler.limits import SchedulerLimits, require_room_for_images
 from baton.engine.scheduler.live_requests import TURN, LiveRequests
 from baton.engine.scheduler.output_ends import OutputEnds
-from baton.engine.scheduler.request import (
-    IMAGES_GONE,
-    PENDING_TOKEN,
-    PromptScores,
-    PromptSpan,
-    Request,
-    RequestOutput,
-    SampledToken,
-    ScheduledRequest,
-    Step,
-)
+from baton.engine.scheduler.prompt_spans import note_scored, span_of
+from baton.engine.scheduler.proposer import Proposer
+from baton.engine.scheduler.request import IMAGES_GONE, PENDING_TOKEN, Request, ScheduledRequest
 from baton.engine.scheduler.request_blocks import RequestBlocks
+from baton.engine.scheduler.step import PromptScores, PromptSpan, RequestOutput, SampledTokens, Step
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_series import StepSeries, can_begin
 from baton.wire.errors import Overloaded
@@ -61,20 +57,6 @@ from baton.wire.request_key import RequestKey
 
 _MOST_AWAITED = 64
 """Prompts whose first tokens a step is planned for; those behind them wait for them."""
-
-
-def _failure(request: Request) -> str:
-    """Why no token of `request` could be sampled, as far as its grammar knows."""
-    return "" if request.matcher is None else request.matcher.error
-
-
-def _span(request: Request, share: ScheduledRequest) -> PromptSpan | None:
-    """The rows of `share` that tell the log probabilities of prompt tokens which nothing has told yet."""
-    first = max(share.start, request.num_scored_tokens - 1)
-    num_rows = min(share.start + share.num_tokens, request.num_prompt_tokens - 1) - first
-    if num_rows <= 0:
-        return None
-    return PromptSpan(share.key, share.arrival, first, num_rows, request.params.prompt_logprobs or 0)
 
 
 class Scheduler:
@@ -86,11 +68,14 @@ class Scheduler:
         limits: SchedulerLimits,
         eos_token_ids: frozenset[int],
         bound: StepBound | None = None,
+        proposer: Proposer | None = None,
+        offload: KvOffload | None = None,
     ) -> None:
         self.limits = limits
         self.requests = LiveRequests()
-        self.blocks = RequestBlocks(pool, limits.block_size, has_states=limits.has_states)
+        self.blocks = RequestBlocks(pool, limits.block_size, has_states=limits.has_states, offload=offload)
         self.num_preemptions = 0
+        self._drafts = Drafts(proposer, limits, self.blocks)
         self._ends = OutputEnds(eos_token_ids, jumps_ahead=limits.jumps_ahead)
         self._eos_token_ids = eos_token_ids
         self._bound = bound
@@ -141,19 +126,19 @@ class Scheduler:
         if len(step.shares) != len(running) or self.requests.num_waiting or step.spans:
             return None
         requests = [running[share.key] for share in step.shares]
-        if not can_begin(step.shares, requests):
+        if not can_begin(step.shares, requests) or self._drafts.follows_any(requests):
             return None
         return StepSeries(step.shares, requests, self.blocks, self._eos_token_ids, self.requests.num_changes)
 
     def schedule_ahead(self, *, expects_streams: bool = False) -> Step | None:
         """The step after the one that is in flight, if it can be known before that one's result, as `schedule`.
 
-        Requests whose next token needs the value of the one before it (penalties, grammars) are left out as long as
-        that is not known, and the others go on without them. None when room for the step needs a preemption, or when
-        there is nothing to compute. To be asked again once the result was applied.
+        Requests whose next token needs the value of the one before it (penalties, grammars, drafts) are left out as
+        long as that is not known, and the others go on without them. None when room for the step needs a preemption, or
+        when there is nothing to compute. To be asked again once the result was applied.
         """
         everyone, prompts = self.requests.by_age(self.limits.num_stages)
-        decoding = [each for each in everyone if not (each.num_pending_tokens and each.params.needs_last_token)]
+        decoding = [each for each in everyone if not (each.num_pending_tokens and self._drafts.needs_last_token(each))]
         if not self.requests.running:
             return None
         first, blocks = [*decoding, *prompts], self.blocks
@@ -171,15 +156,16 @@ class Scheduler:
         running = self.requests.running
         for share in step.requests:
             request = running[share.key]
-            request.num_computed_tokens = share.start + share.num_tokens
+            request.num_computed_tokens = share.start + share.num_tokens - share.num_drafts
+            request.has_drafts = share.num_drafts > 0
             request.num_steps_in_flight += 1
             if share.needs_sample:
                 request.token_ids.append(PENDING_TOKEN)
                 request.num_pending_tokens += 1
 
-    def apply(self, step: Step, sampled: Mapping[RequestKey, SampledToken]) -> list[RequestOutput]:
-        """Record that `step`, the oldest in flight, was computed and what it sampled; a due token that is missing ends
-        its request. Requests that were removed since it was launched are skipped.
+    def apply(self, step: Step, sampled: Mapping[RequestKey, SampledTokens]) -> list[RequestOutput]:
+        """Record that `step`, the oldest in flight, was computed and what it sampled; where no token is there of those
+        that were due, the request ends. Requests that were removed since it was launched are skipped.
 
         The caller removes those that have left.
         """
@@ -192,7 +178,7 @@ class Scheduler:
         for share in step.requests:
             if (request := running.get(share.key)) is None or request.arrival != share.arrival:
                 continue
-            output = self._apply(request, share, sampled.get(share.key))
+            output = self._apply(request, share, sampled.get(share.key, ()))
             if share.needs_sample and share.forks:
                 outputs += self._fork(output, request, sampled)
             elif request.matcher is None or request.matcher.leaves_choice:
@@ -210,13 +196,7 @@ class Scheduler:
     def score(self, step: Step, scores: Mapping[RequestKey, PromptScores]) -> list[PromptScores]:
         """Record what `step`, the oldest in flight, found out about prompts; to be called before `apply`. Returns what
         concerns requests that were not removed since it was launched."""
-        found = []
-        for span in step.spans:
-            request = self.requests.running.get(span.key)
-            if request is not None and request.arrival == span.arrival:
-                request.num_scored_tokens = span.first_row + span.num_rows + 1
-                found.append(scores[span.key])
-        return found
+        return note_scored(self.requests.running, step, scores)
 
     def rewind(self, step: Step) -> None:
         """Record that `step`, the newest in flight, was not computed: its requests are where they were before it."""
@@ -229,62 +209,68 @@ class Scheduler:
             if share.needs_sample:
                 request.token_ids.pop()
                 request.num_pending_tokens -= 1
+            if share.num_drafts:
+                self._drafts.drop(request)
 
     def keys_of(self, step: Step) -> list[RequestKey]:
         """Keys of the requests of `step` that are still live, and of their forks."""
         requests = [request for share in step.requests if (request := self.requests.owner(share)) is not None]
         return [key for request in requests for key in (request.key, *(fork.key for fork in request.forks))]
 
-    def _apply(self, request: Request, share: ScheduledRequest, token: SampledToken | None) -> RequestOutput:
+    def _apply(self, request: Request, share: ScheduledRequest, tokens: SampledTokens) -> RequestOutput:
         request.num_steps_in_flight -= 1
         if share.block_copy is not None:
             self.blocks.end_copy(request)
         num_known, finish_reason = len(request.token_ids) - request.num_pending_tokens, ""
         if share.needs_sample:
             request.num_pending_tokens -= 1
-            if token is not None:
-                request.token_ids[num_known] = token.token_id
+            if tokens:
                 if self._bound is not None and request.last_due_s is None:
                     self._bound.begun(request)
-                finish_reason = self._ends.finish_reason(request)
+                if share.num_drafts:
+                    tokens = self._drafts.accepted(request, share, tokens)
+                tokens, finish_reason = self._ends.take(request, tokens)
         num_computed_tokens = share.start + share.num_tokens
+        if share.num_drafts:
+            num_computed_tokens = request.num_computed_tokens = len(request.token_ids) - 1
+            self._drafts.drop(request)
         self.blocks.publish(request, num_computed_tokens)
-        has_failed = token is None and share.needs_sample
-        has_left = bool(finish_reason) or has_failed or (token is not None and request.first_token_only)
+        has_failed = share.needs_sample and not tokens
+        has_left = bool(finish_reason) or has_failed or (request.first_token_only and bool(tokens))
         return RequestOutput(
             request.key,
             share.num_tokens,
             num_computed_tokens,
             request.num_cached_tokens or 0,
             num_known - request.num_prompt_tokens,
-            token,
+            tokens,
             finish_reason,
             has_left,
             has_failed,
-            _failure(request) if has_failed else "",
+            request.failure if has_failed else "",
         )
 
     def _fork(
-        self, output: RequestOutput, request: Request, sampled: Mapping[RequestKey, SampledToken]
+        self, output: RequestOutput, request: Request, sampled: Mapping[RequestKey, SampledTokens]
     ) -> list[RequestOutput]:
         """Make requests of the forks of `request`, whose first token has just been sampled. The outputs of all of its
         choices; `output` is its own."""
         if not request.is_wanted:
-            output = output._replace(token=None, finish_reason="", has_left=True, has_failed=False)
+            output = output._replace(tokens=(), finish_reason="", has_left=True, has_failed=False)
         outputs = [self._ends.jump(request, output)]
         for fork in self.requests.take_forks(request):
-            token, num_computed_tokens = sampled.get(fork.key), output.num_computed_tokens
+            tokens, num_computed_tokens = sampled.get(fork.key, ()), output.num_computed_tokens
             finish_reason, forked = "", None
-            if token is not None:
-                forked = request.forked(fork, num_computed_tokens, token.token_id)
+            if tokens:
+                forked = request.forked(fork, num_computed_tokens, tokens[0].token_id)
                 finish_reason = self._ends.finish_reason(forked)
                 if not finish_reason and not request.first_token_only:
                     self.add_fork(forked, request, num_computed_tokens)
-            has_left = token is None or bool(finish_reason) or request.first_token_only
+            has_left = not tokens or bool(finish_reason) or request.first_token_only
             index = output.output_index
-            failure = _failure(request) if token is None else ""
+            failure = "" if tokens else request.failure
             forked_output = RequestOutput(
-                fork.key, 0, num_computed_tokens, 0, index, token, finish_reason, has_left, token is None, failure
+                fork.key, 0, num_computed_tokens, 0, index, tokens, finish_reason, has_left, not tokens, failure
             )
             outputs.append(forked_output if forked is None else self._ends.jump(forked, forked_output))
         return outputs
@@ -317,6 +303,7 @@ class Scheduler:
                 break  # the one before it ends in this step, and is not to wait for a part of this one
             budget -= self._share(following, budget, shares, spans)
             is_first = False
+        self._drafts.add(shares, running, self.requests.num_rows, budget)
         return Step(tuple(shares.values()), tuple(spans))
 
     def _next_prompt(self, begun: deque[Request]) -> Request | None:
@@ -337,7 +324,7 @@ class Scheduler:
         if count > 0:
             share = shares[request.key] = request.share(count)
             # a request that decodes has nothing to tell of its prompt, so its shares are not looked at
-            if request.params.prompt_logprobs is not None and (span := _span(request, share)) is not None:
+            if request.params.prompt_logprobs is not None and (span := span_of(request, share)) is not None:
                 spans.append(span)
         return count
 
@@ -353,9 +340,9 @@ class Scheduler:
         return True
 
     def _newest(self) -> Request:
-        """The request to preempt: holders of blocks that are not running go first, then the newest that runs."""
-        candidates = self.requests.waiting_holders() or self.requests.running.values()
-        return max(candidates, key=lambda request: request.arrival)
+        """The request to preempt: of those that hold blocks, the newest."""
+        holders = (*self.requests.running.values(), *self.requests.waiting_holders())
+        return max(holders, key=lambda request: request.arrival)
 
     def _preempt(self, request: Request) -> None:
         if request.num_steps_in_flight:
@@ -371,30 +358,33 @@ class Scheduler:
         return request is not None and bool(request.block_table) and request.num_uncomputed_tokens == 1
 
     def _admit(self) -> Request | None:
-        """Move the next waiting request into the batch if it fits now."""
+        """Move the next waiting request into the batch if it fits now. One that waits for KV counts as a row."""
         while (request := self.requests.first_waiting) is not None:
-            if self.requests.num_rows + len(request.forks) >= self.limits.max_num_seqs:
+            self.blocks.end_load(request)
+            if self.requests.num_rows + self.blocks.num_loads + len(request.forks) >= self.limits.max_num_seqs:
                 return None
-            has_blocks = self._complete_blocks(request) if request.block_table else self.blocks.take_for(request)
-            if not has_blocks:
+            if not (self._complete_blocks(request) if request.block_table else self.blocks.take_for(request)):
                 return None
-            if not request.lacks_pixels:
+            if request.load is not None:
+                self.requests.hold(request)
+            elif not request.lacks_pixels:
                 return self.requests.admit(request)
-            self._lose(request)
+            else:
+                self._lose(request)
         return None
 
     def _lose(self, request: Request) -> None:
         self.blocks.release_all(request)
         self.requests.remove(request.key)
         index = len(request.token_ids) - request.num_prompt_tokens
-        self._lost.append(RequestOutput(request.key, 0, 0, 0, index, None, "", True, True, IMAGES_GONE))
+        self._lost.append(RequestOutput(request.key, 0, 0, 0, index, (), "", True, True, IMAGES_GONE))
 
     def _complete_blocks(self, request: Request) -> bool:
         """Give a waiting request that holds blocks those that it lacks. False when they do not fit now."""
         while self.blocks.num_available < self.blocks.num_missing(request):
-            others = [waiting for waiting in self.requests.waiting_holders() if waiting is not request]
+            others = [newer for newer in self.requests.waiting_holders() if newer.arrival > request.arrival]
             if self.requests.running or not others:
-                return False  # running requests, or the end of a lease, will free blocks
+                return False  # running requests, older ones, or the end of a lease, will free blocks
             self._preempt(max(others, key=lambda waiting: waiting.arrival))
         self.blocks.extend(request)
         return True

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from baton.engine.scheduler.request import Step
+from baton.engine.scheduler.step import Step
 from baton.wire.step_cost import SMALLEST_CHUNK, StepCost, StepWork
 
 _KEPT, _KEPT_WHEN_WRONG = 0.998, 0.95
@@ -47,11 +47,12 @@ _SMALLEST_S = 1e-6
 
 
 def work_of(step: Step) -> StepWork:
-    """What `step` computes. The last token of a prompt alone counts as decoding, which it is like."""
+    """What `step` computes. The last token of a prompt alone counts as decoding, which it is like. So does each draft,
+    but a request reads its context once."""
     if step.series is not None:
         return StepWork(0, 0, len(step.shares), step.context)
-    chunks = [share for share in step.requests if share.num_tokens != 1]
-    decodes = len(step.requests) - len(chunks)
+    chunks = [share for share in step.requests if share.num_tokens != 1 + share.num_drafts]
+    decodes = len(step.requests) - len(chunks) + sum([share.num_drafts for share in step.requests])
     context = sum([share.start for share in step.requests])
     prompt = pairs = 0
     for share in chunks:

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 
-from baton.engine.scheduler.request import PENDING_TOKEN, Request, RequestOutput, SampledToken, ScheduledRequest, Step
+from baton.engine.scheduler.request import PENDING_TOKEN, Request, ScheduledRequest
 from baton.engine.scheduler.request_blocks import RequestBlocks
+from baton.engine.scheduler.step import RequestOutput, SampledTokens, Step
 from baton.wire.request_key import RequestKey
 
 
@@ -101,7 +102,7 @@ class StepSeries:
             request.num_pending_tokens += 1
             request.token_ids.append(PENDING_TOKEN)
 
-    def apply(self, sampled: Mapping[RequestKey, SampledToken]) -> list[RequestOutput] | None:
+    def apply(self, sampled: Mapping[RequestKey, SampledTokens]) -> list[RequestOutput] | None:
         """See `Scheduler.apply`, of the newest step, when nothing else is in flight. None where a request may end, and
         where a grammar may, or forces a token: then the series is over."""
         self.is_applied = True
@@ -109,7 +110,7 @@ class StepSeries:
         if number >= self._first_limit or len(sampled) != len(keys):
             return None
         tokens = [sampled[key] for key in keys]
-        token_ids = [token.token_id for token in tokens]
+        token_ids = [token.token_id for (token,) in tokens]
         for place, matcher in self._matchers:
             if not matcher.goes_on_with(token_ids[place]):
                 self.is_applied = False
@@ -135,7 +136,7 @@ class StepSeries:
             repeat(False),
             repeat(False),
             repeat(""),
-            repeat(()),
+            repeat(0),
         )
         # as calling the class, in a third of the time
         return list(map(tuple.__new__, repeat(RequestOutput), values))

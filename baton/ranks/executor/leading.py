@@ -40,7 +40,8 @@ from baton.engine.runner.graphs import GraphForward, ReportProgress
 from baton.engine.runner.inputs import StepInputs
 from baton.engine.runner.model_runner import ModelRunner, PlannedStep, RunnerArguments, due_requests
 from baton.engine.runner.prompt_scoring import PromptScoring, scored_rows
-from baton.engine.scheduler.request import PromptScores, SampledToken, ScheduledRequest, Step, as_known
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import PromptScores, SampledTokens, Step, as_known
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.messages import Compute, Order, Share
@@ -274,7 +275,7 @@ class _EnteredStep:
     layer_stored: LayerStored | None
     launched: RunningStep | None = None
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         """See `RunningStep.result`."""
         self.reach(self)
         assert self.launched is not None
@@ -291,7 +292,7 @@ class _AwaitedStep:
     def __init__(self, together: Callable[[], AbstractContextManager[None]], launched: RunningStep) -> None:
         self._together, self._launched = together, launched
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         """See `RunningStep.result`."""
         with self._together():
             return self._launched.result()

@@ -20,8 +20,7 @@ from typing import Final
 from aiohttp import web
 
 from baton.router.http.access.account import Account
-from baton.router.http.access.cache_salt import cache_root_of
-from baton.router.http.access.identity import Identity
+from baton.router.http.access.identity import Identity, cache_root_of
 from baton.router.http.access.keys import KEY_VARIABLE, ApiKey, KeyTable, digest_of, read_key_file
 from baton.wire.errors import InvalidSetting, RateLimited
 from baton.wire.links import is_loopback

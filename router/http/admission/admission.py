@@ -99,7 +99,8 @@ class _Ticket:
 
 
 class Admission:
-    """See the module."""
+    """Admits requests as long as `capacity()` has room, lets a bounded number wait for their turn, and refuses
+    others."""
 
     def __init__(
         self, settings: AdmissionSettings, capacity: Callable[[], int], clock: Callable[[], float] = time.monotonic

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from baton.router.http.docs.openapi import openapi_document
 from baton.router.http.docs.page import CONTENT_POLICY, docs_page
-from baton.router.http.openai.responses import json_bytes
+from baton.router.http.openai.replies import json_bytes
 
 
 def add_docs(app: web.Application) -> None:

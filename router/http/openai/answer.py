@@ -22,15 +22,13 @@ from baton.engine.text.choice_text import ChoiceText, TextDelta, TextOptions
 from baton.engine.text.tokenizer import Tokenizer
 from baton.router.health.metrics import ModelMetrics, RequestTimer
 from baton.router.http.admission.admission import Admission, Demand, Permit
-from baton.router.http.openai.responses import Usage
+from baton.router.http.openai.replies import Usage
 from baton.router.http.resume.records import Past, ToldFigures
-from baton.router.requests.flight import Flight
-from baton.router.requests.flight_context import FlightFigures
+from baton.router.requests.attempt import RelayRequest
+from baton.router.requests.flight import Flight, FlightFigures
 from baton.router.requests.inbox import Inbox
-from baton.router.requests.journal import Delivery
-from baton.router.requests.legs import RelayRequest
+from baton.router.requests.output import Delivery, ScoredPrompt
 from baton.router.requests.relay import Relay
-from baton.router.requests.scored_prompt import ScoredPrompt
 from baton.wire.messages import FINISH_LENGTH, TokenLogprobs
 
 _MAX_PAST = 64
@@ -65,7 +63,7 @@ class NoText:
     def push(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = (), node_finish_reason: str = ""
     ) -> TextDelta:
-        """See `OutputText`. The first token ends the choice."""
+        """No text: the first token ends the choice."""
         return TextDelta("", (), FINISH_LENGTH)
 
 

@@ -77,7 +77,8 @@ class AnswerBlocks:
         return self._parts.num_reasoning_tokens
 
     def warnings(self, shown_by: str, budget: str) -> tuple[str, ...]:
-        """See `ChoiceParts`."""
+        """What is to be said of an answer that is empty because its reasoning is not shown; as
+        `ChoiceParts.warnings`."""
         return () if self._shows_reasoning else self._parts.warnings(shown_by, budget)
 
     @property

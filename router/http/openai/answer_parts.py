@@ -16,7 +16,7 @@ from baton.engine.text.answers.deltas import Delta, JoinedAnswer, Reasoning, joi
 from baton.engine.text.answers.reader import AnswerParser
 from baton.engine.text.choice_text import TextDelta
 from baton.router.http.openai.logprob_formats import chat_logprobs
-from baton.router.http.openai.responses import (
+from baton.router.http.openai.replies import (
     ChatStream,
     FinishedChoice,
     ReplyHead,

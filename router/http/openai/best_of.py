@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from baton.router.http.openai.responses import FinishedChoice
+from baton.router.http.openai.replies import FinishedChoice
 from baton.router.http.openai.schemas import CompletionRequest
 
 

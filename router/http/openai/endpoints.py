@@ -34,8 +34,7 @@ from baton.router.http.openai.final_requests import Asked, FinalRequests
 from baton.router.http.openai.ignored import IgnoredFields
 from baton.router.http.openai.model_objects import model_list, model_object
 from baton.router.http.openai.prompt_report import PromptOptions, report_prompt
-from baton.router.http.openai.request_body import read_request
-from baton.router.http.openai.responses import (
+from baton.router.http.openai.replies import (
     NO_REPORT,
     CompletionStream,
     FinishedChoice,
@@ -48,12 +47,13 @@ from baton.router.http.openai.responses import (
     json_bytes,
     text_completion,
 )
+from baton.router.http.openai.request_body import read_request
 from baton.router.http.openai.responses_api import ResponseWriter
 from baton.router.http.openai.responses_request import ResponsesRequest
 from baton.router.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from baton.router.http.openai.strict_model import Strict
 from baton.router.http.openai.translation import AnswerWriter, TranslatedRequest
-from baton.router.http.request_ids import REQUEST_ID
+from baton.router.http.request_log import REQUEST_ID
 from baton.router.http.resume.requests import body_of, followed, name_stream
 from baton.router.http.served_model import ServedModel
 from baton.router.http.serving.json_answer import json_answer

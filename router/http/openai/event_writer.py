@@ -43,7 +43,7 @@ class EventWriter(BodyWriter):
         self._num_events = num_events
 
     async def break_off(self, piece: bytes) -> None:
-        """See `BodyWriter`."""
+        """Send an event that tells an error, without a number, and end the connection. Raises as `BodyWriter.write`."""
         self._ids = None
         await super().break_off(piece)
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from aiohttp import web
 
-from baton.router.http.access.cache_salt import cache_salt_of
 from baton.router.http.access.guard import IDENTITY
+from baton.router.http.access.identity import cache_salt_of
 from baton.router.http.images import refused_images
-from baton.router.http.openai.answer_size import bounded
 from baton.router.http.openai.fields import UNSUPPORTED
 from baton.router.http.openai.ignored import IgnoredFields
 from baton.router.http.openai.latency_goals import asked_goals
@@ -23,13 +22,18 @@ from baton.router.http.openai.prompts import truncated
 from baton.router.http.openai.schemas import MAX_CHOICES, GenerationRequest
 from baton.router.http.resume.requests import seed_of_stream
 from baton.router.http.served_model import ServedModel
-from baton.router.requests.legs import RelayRequest
+from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.relay import Relay
 from baton.router.routing.goals import NO_GOALS, AllowedGoals, Goals
 from baton.wire.errors import InvalidRequest
 from baton.wire.images import PromptImage
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
+
+MAX_HELD_TOKENS = 2**22
+MAX_HELD_LOGPROBS = 2**20
+"""An answer that is not streamed stays in memory until its last token. Text is cheap and log probabilities are not, so
+each has a limit of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +130,27 @@ def _check_number(asked: Asked) -> None:
     if asked.num_choices > MAX_CHOICES:
         name = "n" if asked.request.num_candidates == asked.request.n else "best_of"
         raise InvalidRequest(f"{asked.num_choices} choices over all prompts is more than {MAX_CHOICES}", name)
+
+
+def bounded(params: DecodingParams, num_choices: int, room: int, limit_name: str) -> DecodingParams:
+    """`params` for an answer of `num_choices` choices that is not streamed. `room`: the tokens that fit into the
+    context behind the longest prompt; `limit_name`: what the client calls `max_tokens`. A request that names none is
+    never refused: its choices end with "length" where the limit is.
+
+    Raises `InvalidRequest` when choices x max_tokens, or with log probabilities choices x max_tokens x
+    (1 + top_logprobs), is more than one answer may hold.
+    """
+    num_per_token = 0 if params.logprobs is None else 1 + params.logprobs
+    most_tokens = MAX_HELD_TOKENS // num_choices
+    if num_per_token:
+        most_tokens = min(most_tokens, MAX_HELD_LOGPROBS // (num_choices * num_per_token))
+    if params.max_tokens is None:
+        return params if room <= most_tokens else replace(params, max_tokens=max(most_tokens, params.min_tokens))
+    if params.max_tokens <= most_tokens:
+        return params
+    wanted = f"{num_choices} choices x {params.max_tokens} tokens"
+    if num_per_token:
+        what = f"{wanted} x {num_per_token} log probabilities is more than the {MAX_HELD_LOGPROBS}"
+    else:
+        what = f"{wanted} is more than the {MAX_HELD_TOKENS}"
+    raise InvalidRequest(f"{limit_name}: {what} that an answer may hold; ask for less, or for a stream", limit_name)

@@ -16,8 +16,8 @@ from baton.engine.text.choice_text import ScoredToken
 from baton.engine.text.detokenizer import IncrementalDetokenizer
 from baton.engine.text.tokenizer import Tokenizer
 from baton.router.http.openai.logprob_formats import completion_token, finite_logprob
-from baton.router.http.openai.responses import PromptReport
-from baton.router.requests.scored_prompt import ScoredPrompt
+from baton.router.http.openai.replies import PromptReport
+from baton.router.requests.output import ScoredPrompt
 from baton.wire.errors import InvalidRequest
 
 MAX_ENTRIES = 2**17
@@ -90,7 +90,7 @@ async def report_prompt(
 def _lists(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], text: str, scored: ScoredPrompt, num_top: int
 ) -> dict[str, list[Any]]:
-    """Parallel lists as `responses.completion_logprobs` makes them. The first token has no log probability."""
+    """Parallel lists as `logprob_formats.completion_logprobs` makes them. The first token has no log probability."""
     token = _Tokens(tokenizer)
     tokens, logprobs, tops = [token.text(prompt_ids[0])], [None], [None]
     lists: dict[str, list[Any]] = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops}

@@ -18,7 +18,7 @@ from baton.router.http.openai import ignored
 from baton.router.http.openai.fields import FIELD_ERROR
 from baton.router.http.openai.strict_json import member_path, parse_object, shown
 from baton.router.http.serving.bodies import BODIES, Place
-from baton.router.http.serving.body import read_body
+from baton.router.http.serving.body_reader import read_body
 from baton.wire.errors import InvalidRequest, UnsupportedMediaType
 
 BodySource = Callable[[web.Request, Place], Awaitable[tuple[bytes, str | None]]]

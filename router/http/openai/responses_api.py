@@ -15,7 +15,7 @@ from baton.engine.text.choice_text import TextDelta, TokenEntry
 from baton.router.http.openai.answer_blocks import CALL, REASONING, TEXT, AnswerBlocks, Block, BlockEvent, Change
 from baton.router.http.openai.errors import error_body
 from baton.router.http.openai.logprob_formats import chat_logprobs
-from baton.router.http.openai.responses import (
+from baton.router.http.openai.replies import (
     NO_REPORT,
     PromptReport,
     ReplyHead,

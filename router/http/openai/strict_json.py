@@ -2,7 +2,7 @@
 
 Owns the rules for the JSON text itself: UTF-8 (a byte order mark is skipped), one object at the top, no duplicate keys,
 finite numbers below 2**64, at most 64 levels deep, strings that can be written out again (no lone surrogates), no more
-in it than `json_count` allows. Does not know any field. Invariants: whatever the bytes are, the only error is
+in it than one body may hold. Does not know any field. Invariants: whatever the bytes are, the only error is
 `InvalidRequest`, and its text never carries more of the input than a short repr. Costs are linear in the length of the
 body. No step but those of one string takes longer than a few milliseconds, so a thread that does this lets others run.
 """
@@ -14,10 +14,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from baton.router.http.openai.json_count import check_counts
 from baton.router.http.openai.long_json import parse_long
+from baton.router.http.serving.limits import MAX_JSON_TEXTS, MAX_JSON_VALUES
 from baton.wire.errors import InvalidRequest
 
+SLICE_BYTES = 2**15
+"""Of a text whose members are counted before anything of it is built."""
 MAX_DEPTH = 64
 MAX_INTEGER = 2**64
 _MAX_SHOWN = 64
@@ -47,6 +49,33 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise _invalid("the request body must be a JSON object")
     _check(value, "", 1)
     return value
+
+
+def check_counts(body: bytes) -> int:
+    """Count what a JSON text would become, before anything of it is built: a few bytes of text can become a hundred of
+    memory. Returns how many slices were looked at. Raises `InvalidRequest` at the slice that goes beyond the limits.
+
+    Nothing is held for a member before it is known to be allowed. What stands before the first fault of a text is
+    counted right, and nothing is built of what stands behind it.
+    """
+    if len(body) <= MAX_JSON_TEXTS:  # each costs a byte at least
+        return 0
+    num_quotes = num_opened = num_commas = num_slices = 0
+    is_inside, carried = False, b""
+    for start in range(0, len(body), SLICE_BYTES):
+        piece = carried + body[start : start + SLICE_BYTES]
+        whole = piece.rstrip(b"\\")
+        carried = b"\\" * ((len(piece) - len(whole)) % 2)  # it says of what comes next that it is escaped
+        parts = whole.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[is_inside::2])
+        num_quotes += len(parts) - 1
+        is_inside = num_quotes % 2 == 1
+        num_opened += outside.count(b"[") + outside.count(b"{")
+        num_commas += outside.count(b",")
+        num_slices += 1
+        _check_count(num_quotes // 2 + num_opened, MAX_JSON_TEXTS, "names, strings, lists and objects")
+        _check_count(num_commas + 1, MAX_JSON_VALUES, "values")
+    return num_slices
 
 
 def shown(value: object) -> str:
@@ -136,3 +165,8 @@ def _check_text(text: str, path: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise _invalid(f"{path}: character {error.start} is a lone surrogate, not text", path) from None
+
+
+def _check_count(number: int, limit: int, what: str) -> None:
+    if number > limit:
+        raise InvalidRequest(f"the request body holds more than {limit:,} {what}", None, "invalid_json")

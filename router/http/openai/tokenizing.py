@@ -16,8 +16,8 @@ from baton.engine.text.tokenizer import Tokenizer
 from baton.router.http.openai.endpoints import Endpoints
 from baton.router.http.openai.fields import MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, field_error
 from baton.router.http.openai.messages import Message
+from baton.router.http.openai.replies import json_bytes
 from baton.router.http.openai.request_body import read_request
-from baton.router.http.openai.responses import json_bytes
 from baton.router.http.openai.schemas import MAX_MESSAGES, MAX_MODEL_NAME, ChatCompletionRequest
 from baton.router.http.openai.strict_json import extremes, holds_only_integers
 from baton.router.http.openai.strict_model import Strict

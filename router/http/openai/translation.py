@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Protocol
 
 from baton.engine.text.choice_text import TextDelta
-from baton.router.http.openai.responses import ReplyStream, Usage
+from baton.router.http.openai.replies import ReplyStream, Usage
 from baton.router.http.openai.schemas import ChatCompletionRequest
 from baton.router.http.openai.strict_model import Strict
 

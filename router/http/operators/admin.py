@@ -17,8 +17,8 @@ from pydantic import Field
 
 from baton.router.http.access.guard import IDENTITY
 from baton.router.http.openai.errors import INVALID, envelope
+from baton.router.http.openai.replies import json_bytes
 from baton.router.http.openai.request_body import read_request
-from baton.router.http.openai.responses import json_bytes
 from baton.router.http.openai.strict_model import Strict
 from baton.router.nodes.registry import NodeRegistry
 from baton.router.requests.relay import Relay

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from aiohttp import web
 
 from baton.router.http.openai.errors import INVALID, envelope
-from baton.router.http.openai.responses import json_bytes
+from baton.router.http.openai.replies import json_bytes
 from baton.router.http.request_log import RequestLog, request_fields
 from baton.router.requests.trace import FlightTrace, RequestTrace
 

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from baton.router.http.openai.endpoints import Endpoints
 from baton.router.http.openai.errors import INVALID, envelope
-from baton.router.http.openai.responses import json_bytes
+from baton.router.http.openai.replies import json_bytes
 from baton.router.nodes.registry import Node, NodeRegistry
 from baton.router.settings import RouterSettings
 from baton.wire.codec import PROTOCOL_VERSION

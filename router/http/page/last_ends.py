@@ -18,7 +18,7 @@ _HARMLESS = frozenset({"", FINISHED, CANCELLED})
 
 
 class LastEnds:
-    """See the module. Newest last."""
+    """The last requests that ended, and the last that something went wrong with; newest last."""
 
     def __init__(self) -> None:
         self.ended: deque[RequestTrace] = deque(maxlen=NUM_ENDED)

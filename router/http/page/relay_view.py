@@ -14,7 +14,7 @@ from itertools import islice, takewhile
 
 from baton.router.health.metrics import RouterMetrics
 from baton.router.http.openai.endpoints import Endpoints
-from baton.router.http.openai.responses import json_bytes
+from baton.router.http.openai.replies import json_bytes
 from baton.router.http.operators.operations import node_info
 from baton.router.http.page.last_ends import LastEnds
 from baton.router.http.page.rows import LEGS, PREFILL, QUEUED, TRANSFER, failure_row, leg_of, request_row
@@ -33,7 +33,7 @@ MAX_EDGES = 64
 
 @dataclass(slots=True)
 class RelayView:
-    """See the module. `read` is what a watcher calls; the same bytes mean that nothing has changed."""
+    """Makes the document. `read` is what a watcher calls; the same bytes mean that nothing has changed."""
 
     endpoints: Endpoints
     nodes: NodeRegistry

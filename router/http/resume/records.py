@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from baton.router.requests.journal import Delivery
+from baton.router.requests.output import Delivery
 from baton.wire.messages import HandoffFigures
 
 _PREFIX = struct.Struct("<IQ")

@@ -20,8 +20,8 @@ from baton.router.http.access.guard import IDENTITY, RESUME_ROUTE
 from baton.router.http.resume.records import Past, StreamHead, ToldFigures, digest_of
 from baton.router.http.resume.streams import Kept, Streams
 from baton.router.http.serving.bodies import Place
-from baton.router.http.serving.body import read_body
-from baton.router.requests.journal import Delivery
+from baton.router.http.serving.body_reader import read_body
+from baton.router.requests.output import Delivery
 from baton.wire.errors import InvalidRequest, StreamNotFound
 
 LAST_EVENT_ID = "Last-Event-ID"

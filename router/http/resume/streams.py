@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from baton.router.http.resume.logs import Log, LogPlace
 from baton.router.http.resume.records import Past, StreamHead, ToldFigures, pack, unpack_head, unpack_past
-from baton.router.requests.journal import Delivery
+from baton.router.requests.output import Delivery
 from baton.wire.errors import StreamNotFound
 
 MAX_STREAMS = 4096
@@ -50,7 +50,7 @@ class Kept:
 
 
 class Streams(Collector):
-    """See the module. `keep_s` is in seconds. Lives on one event loop."""
+    """The journals of one router, kept for `keep_s` seconds after their connections ended. Lives on one event loop."""
 
     def __init__(self, place: LogPlace, keep_s: float) -> None:
         self._place = place
@@ -135,7 +135,7 @@ class Streams(Collector):
         self._place.close()
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """How many journals there are, their bytes, and what became of streams."""
         yield GaugeMetricFamily("baton:stream_journals", "Streams that can be resumed", len(self._kept))
         yield GaugeMetricFamily("baton:stream_journal_bytes", "Size of their journals", self._num_bytes)
         yield CounterMetricFamily("baton:streams_resumed", "Streams that were resumed", self._num_resumed)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from enum import Enum
 from typing import Any
 
 from aiohttp import HttpVersion11, web
@@ -20,7 +22,6 @@ from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
-from baton.router.http.serving.connections import ConnectionCounts, Verdict
 from baton.router.http.serving.errors import error_answer, parser_status, raw_answer
 from baton.router.http.serving.limits import HttpLimits
 
@@ -28,6 +29,42 @@ _REFUSED_S = 1.0
 _PROBE_DELAYS_S = (0.05, 0.2, 1.0)
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _log = logging.getLogger(__name__)
+
+
+class Verdict(Enum):
+    """What becomes of a new connection. `REFUSED` ones are told so, `DROPPED` ones are not: there are too many."""
+
+    ADMITTED = "admitted"
+    REFUSED = "refused"
+    DROPPED = "dropped"
+
+
+class ConnectionCounts:
+    """All open connections of a server and of each client address, those that were refused included until they are
+    closed. Lives on one event loop."""
+
+    def __init__(self, max_in_all: int, max_per_address: int) -> None:
+        self.num_open = 0
+        self.num_refused = 0
+        self._max_in_all = max_in_all
+        self._max_per_address = max_per_address
+        self._num_of: Counter[str] = Counter()
+
+    def opened(self, address: str) -> Verdict:
+        """Count a new connection, whatever the verdict."""
+        self.num_open += 1
+        self._num_of[address] += 1
+        if self.num_open <= self._max_in_all and self._num_of[address] <= self._max_per_address:
+            return Verdict.ADMITTED
+        self.num_refused += 1
+        return Verdict.DROPPED if self.num_open > self._max_in_all else Verdict.REFUSED
+
+    def closed(self, address: str) -> None:
+        """The connection from `address` is closed."""
+        self.num_open -= 1
+        self._num_of[address] -= 1
+        if not self._num_of[address]:
+            del self._num_of[address]
 
 
 class Connection(web.RequestHandler):
@@ -74,7 +111,7 @@ class Connection(web.RequestHandler):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
+        """A client has connected: it is counted, and refused when there are too many."""
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else ""
         self._verdict = self._counts.opened(self._address)
@@ -85,7 +122,7 @@ class Connection(web.RequestHandler):
             self._refuse(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """See `asyncio.Protocol`."""
+        """The connection is closed, by whoever; `exc`: None for a regular end."""
         self._counts.closed(self._address)
         self._cancel_head_timer()
         if self._timer is not None:
@@ -94,7 +131,7 @@ class Connection(web.RequestHandler):
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Bytes have come: they are parsed, and whatever is no HTTP ends the connection with an answer."""
         if self._verdict is not Verdict.ADMITTED:
             return
         if self._request is None and self._head_timer is None:
@@ -110,7 +147,7 @@ class Connection(web.RequestHandler):
                 self._parse_failed()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """See `asyncio.Protocol`: True keeps the connection open for the answers that are due."""
+        """The client sends no more. True keeps the connection open for the answers that are due."""
         if self._verdict is not Verdict.ADMITTED or not self._num_due or not self._last_body.is_eof():
             return False
         if self.ssl_context is not None or (self._request is not None and self._request.writer.output_size > 0):

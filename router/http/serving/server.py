@@ -18,8 +18,7 @@ from typing import Self
 from aiohttp import web
 
 from baton.router.http.access.guard import LIFE_ROUTES
-from baton.router.http.serving.connection import Connection
-from baton.router.http.serving.connections import ConnectionCounts
+from baton.router.http.serving.connection import Connection, ConnectionCounts
 from baton.router.http.serving.errors import error_answer
 from baton.router.http.serving.limits import HTTP_LIMITS, HttpLimits
 from baton.router.http.serving.listener import MAX_WAITING, Listener

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -299,3 +299,21 @@ def test_a_block_with_another_number_of_owners_than_expected_is_found() -> None:
         pool.check({block_id: 2})
     with pytest.raises(RuntimeError, match="block 0 has 0 owners, 1 are counted"):
         pool.check({})
+
+
+def test_who_wants_to_know_is_told_once_of_all_that_an_allocation_evicts_while_it_can_be_read() -> None:
+    told: list[list[tuple[int, bytes]]] = []
+
+    def note(evicted: Sequence[tuple[int, bytes]]) -> None:
+        told.append(list(evicted))
+
+    pool = BlockPool(4, on_evicted=note)
+    blocks = cached_prompt(pool, 0, 3)
+    pool.allocate(1)
+    assert told == []
+    pool.allocate(2)
+    assert told == [[(blocks[1], block_hash(1)), (blocks[2], block_hash(2))]]
+    with pytest.raises(NoFreeBlocks):
+        pool.allocate(2)
+    assert len(told) == 1
+    pool.check()

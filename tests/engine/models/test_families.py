@@ -16,7 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from baton.engine.build import Engine, build_engine
 from baton.engine.models.weight_files import SINGLE_FILE
 from baton.engine.runner.kv_memory import allocate_private
-from baton.engine.scheduler.request import SampledToken
+from baton.engine.scheduler.step import SampledToken
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.choose import open_executor
 from baton.wire.errors import InvalidSetting, ModelLoadError
@@ -64,7 +64,7 @@ def answers(engine: Engine, *prompts: list[int]) -> list[Answer]:
         for output in engine.core.step():
             assert not output.has_failed, output.failure
             answer = found[output.key]
-            answer.tokens += [] if output.token is None else [output.token]
+            answer.tokens += output.tokens
             answer.num_cached = max(answer.num_cached, output.num_cached_tokens)
     return list(found.values())
 

@@ -24,7 +24,8 @@ from baton.engine.runner.base import RunningStep
 from baton.engine.runner.limits import RunnerLimits
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.sampler import Sampler
-from baton.engine.scheduler.request import PENDING_TOKEN, SampledToken, ScheduledRequest, Step
+from baton.engine.scheduler.request import PENDING_TOKEN, ScheduledRequest
+from baton.engine.scheduler.step import SampledToken, SampledTokens, Step
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -198,9 +199,10 @@ def drive(runner: ModelRunner, streams: Sequence[Stream], steps: Sequence[Sequen
 
 def collect(running: RunningStep, places: Sequence[tuple[Stream, int]]) -> None:
     """Put the tokens of a step where `PENDING_TOKEN` stands."""
-    tokens: Mapping[RequestKey, SampledToken] = running.result()
+    tokens: Mapping[RequestKey, SampledTokens] = running.result()
     assert tokens.keys() == {stream.key for stream, _ in places}
     for stream, place in places:
         assert stream.token_ids[place] == PENDING_TOKEN
-        stream.token_ids[place] = tokens[stream.key].token_id
-        stream.sampled.append(tokens[stream.key])
+        (token,) = tokens[stream.key]
+        stream.token_ids[place] = token.token_id
+        stream.sampled.append(token)

@@ -9,7 +9,7 @@ import pytest
 from baton.engine.build import Engine, build_engine
 from baton.engine.runner.greedy_series import GreedySeries
 from baton.engine.runner.kv_memory import allocate_private
-from baton.engine.scheduler.request import RequestOutput
+from baton.engine.scheduler.step import RequestOutput
 from baton.engine.settings import EngineSettings
 from baton.wire.grammar import Grammar
 from baton.wire.prompt import Prompt
@@ -76,7 +76,7 @@ def test_a_request_that_joins_and_one_that_leaves_change_no_tokens(engine: Engin
     alone = {}
     for key, num_tokens in ((A, 5), (B, 9), (C, 3)):
         engine.core.add(key, Prompt.of(prompt(num_tokens)), GREEDY)
-        alone[key] = [output.token for output in run(engine)]
+        alone[key] = [token for output in run(engine) for token in output.tokens]
     computed.clear()
     together: dict[RequestKey, list[object]] = {A: [], B: [], C: []}
     events = {0: (A, 5), 7: (B, 9), 15: (C, 3)}
@@ -87,7 +87,7 @@ def test_a_request_that_joins_and_one_that_leaves_change_no_tokens(engine: Engin
         if number == 24:
             engine.core.abort(B)
         for output in engine.core.step():
-            together[output.key].append(output.token)
+            together[output.key] += output.tokens
     assert len(computed) > 20
     assert [len(tokens) for tokens in together.values()] == [35, 17, 20]
     assert all(tokens == alone[key][: len(tokens)] for key, tokens in together.items())
@@ -119,7 +119,7 @@ def test_rows_in_a_grammar_have_the_tokens_of_steps_without_series(engine: Engin
             engine.core.add(key_of(number), Prompt.of(prompt(3 + number)), params)
         written: dict[RequestKey, list[object]] = {key_of(number): [] for number in range(len(asked))}
         for output in run(engine, has_series=has_series):  # who has to be compiled first joins later
-            written[output.key].append((output.token, output.finish_reason))
+            written[output.key].append((output.tokens, output.finish_reason))
         found.append(written)
     assert found[0] == found[1]
     assert computed, "some steps are of a series, how many depends on when the grammars are compiled"
@@ -136,8 +136,8 @@ def test_a_row_without_a_number_fails_its_request_alone(engine: Engine, computed
     engine.memory.blocks[block] = 0xFF
     outputs = {output.key: output for output in engine.core.step()}
     assert outputs[A].has_failed
-    assert outputs[A].token is None
-    assert outputs[B].token is not None
+    assert not outputs[A].tokens
+    assert outputs[B].tokens
     assert not engine.core.is_live(A)
     engine.memory.blocks[block] = 0
     engine.core.abort(B)

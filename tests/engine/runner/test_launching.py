@@ -18,7 +18,8 @@ from baton.engine.runner.inputs import TokenUnknown
 from baton.engine.runner.limits import RunnerLimits, graph_sizes
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.sampler import Sampler
-from baton.engine.scheduler.request import PENDING_TOKEN, PromptSpan, Step
+from baton.engine.scheduler.request import PENDING_TOKEN
+from baton.engine.scheduler.step import PromptSpan, Step
 from baton.wire.sampling import DecodingParams
 from tests.engine.runner.relay import (
     BLOCK_SIZE,
@@ -172,9 +173,9 @@ def test_a_pending_token_may_end_a_longer_share(decoder: Decoder) -> None:
     for device in (HostDevice(), EmulatedDevice()):
         runner = make_runner(decoder, device, make_kv(decoder))
         first = runner.launch(Step((scheduled(A, 0, 3, [5, 6, 7], 3, [0], GREEDY),)))
-        last = first.result()[A].token_id if not device.is_asynchronous else PENDING_TOKEN
+        last = first.result()[A][0].token_id if not device.is_asynchronous else PENDING_TOKEN
         again = runner.launch(Step((scheduled(A, 0, 4, [5, 6, 7, last], 3, [4], GREEDY),)))
-        tokens.append((first.result()[A].token_id, again.result()[A].token_id))
+        tokens.append((first.result()[A][0].token_id, again.result()[A][0].token_id))
     assert tokens[0] == tokens[1]
 
 

@@ -13,7 +13,8 @@ from baton.engine.runner.kv_memory import allocate_private, host_kv_memory
 from baton.engine.runner.limits import RunnerLimits, graph_size, graph_sizes, staging_bytes
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.sampler import Sampler
-from baton.engine.scheduler.request import PromptSpan, ScheduledRequest, Step
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import PromptSpan, Step
 from baton.wire.layout import KvLayout
 from baton.wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, DecodingParams
 from tests.engine.runner.relay import BLOCK_SIZE, MAX_BLOCKS, load_decoder, scheduled

@@ -8,7 +8,7 @@ import torch
 from baton.engine.build import build_engine
 from baton.engine.core import EngineCore
 from baton.engine.runner.kv_memory import KvMemory, allocate_private
-from baton.engine.scheduler.request import Step
+from baton.engine.scheduler.step import Step
 from baton.engine.settings import EngineSettings
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
@@ -46,4 +46,4 @@ def test_a_layer_is_told_of_when_its_kv_will_not_change_any_more(engine: tuple[E
 def test_a_step_can_run_without_a_watch(engine: tuple[EngineCore, KvMemory]) -> None:
     core, _ = engine
     core.add(A, Prompt.of([5, 6, 7]), DecodingParams(temperature=0.0, max_tokens=2))
-    assert core.step()[0].token is not None
+    assert core.step()[0].tokens

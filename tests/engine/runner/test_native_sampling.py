@@ -12,7 +12,8 @@ from torch import Tensor
 from baton.device.host import HostStaging
 from baton.engine.native.library import Kernels
 from baton.engine.runner.sampler import Sampler
-from baton.engine.scheduler.request import SampledToken, ScheduledRequest
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import SampledToken
 from baton.wire.sampling import DecodingParams
 from tests.engine.native.compiled import LEVELS, kernels, needs_kernels
 from tests.engine.runner.test_grammar_masks import Fixed

@@ -16,7 +16,8 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from baton.device.host import HostDevice
 from baton.engine.runner.sampled_rows import uniform_noise
 from baton.engine.runner.sampler import Sampler
-from baton.engine.scheduler.request import SampledToken, ScheduledRequest
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import SampledToken
 from baton.wire.sampling import DecodingParams
 from tests.engine.runner.relay import scheduled
 from tests.request_keys import A

@@ -20,7 +20,8 @@ from baton.device.host import HostDevice
 from baton.engine.runner.sampled_rows import uniform_noise
 from baton.engine.runner.sampler import Sampler
 from baton.engine.runner.sampling_plan import sampling_bytes
-from baton.engine.scheduler.request import PENDING_TOKEN, SampledToken, ScheduledRequest
+from baton.engine.scheduler.request import PENDING_TOKEN, ScheduledRequest
+from baton.engine.scheduler.step import SampledToken
 from baton.wire.messages import TokenLogprobs
 from baton.wire.sampling import DecodingParams
 from tests.engine.runner.relay import scheduled

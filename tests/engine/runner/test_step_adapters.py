@@ -7,7 +7,8 @@ import torch
 
 from baton.engine.runner.inputs import StepInputs, read_inputs
 from baton.engine.runner.step_adapters import StepAdapters
-from baton.engine.scheduler.request import ScheduledRequest, Step
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import Step
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of

@@ -20,21 +20,14 @@ from typing import Any, TypeAlias
 
 from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.offload import KvOffload
 from baton.engine.core import EngineCore, FirstToken
 from baton.engine.held_blocks import Reservation
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import (
-    PENDING_TOKEN,
-    BlockCopy,
-    PromptScores,
-    Request,
-    RequestOutput,
-    SampledToken,
-    ScheduledRequest,
-    Step,
-    choices_of,
-)
+from baton.engine.scheduler.proposer import Proposer
+from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, Request, ScheduledRequest, choices_of
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import PromptScores, RequestOutput, SampledToken, SampledTokens, Step
 from baton.engine.steps_in_flight import StepFailed
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
@@ -81,6 +74,11 @@ class Row:
     needs_sample: bool
     choices: tuple[tuple[RequestKey, int], ...]
     block_copy: BlockCopy | None
+    num_drafts: int
+
+    def places(self, token_ids: Sequence[int]) -> list[Sequence[int]]:
+        """`token_ids`, its own, up to each of those behind which a token is sampled."""
+        return [token_ids[: len(token_ids) - num_behind] for num_behind in reversed(range(self.num_drafts + 1))]
 
 
 def _row(share: ScheduledRequest) -> Row:
@@ -94,6 +92,7 @@ def _row(share: ScheduledRequest) -> Row:
         share.needs_sample,
         tuple((key, params.choice) for key, params in choices),
         share.block_copy,
+        share.num_drafts,
     )
 
 
@@ -103,11 +102,11 @@ class LaunchedStep:
 
     device: Device
     rows: list[Row]
-    tokens: dict[RequestKey, SampledToken] = field(default_factory=dict)
+    tokens: dict[RequestKey, SampledTokens] = field(default_factory=dict)
     is_computed: bool = False
     has_failed: bool = False
 
-    def result(self) -> Mapping[RequestKey, SampledToken]:
+    def result(self) -> Mapping[RequestKey, SampledTokens]:
         self.device.collect(self)
         if self.has_failed:
             raise InjectedFailure("the device could not compute a step")
@@ -130,7 +129,7 @@ class Device:
     num_computed_tokens: int = 0
     most_in_flight: int = 0
     _launched: deque[LaunchedStep] = field(default_factory=deque)
-    _sampled: dict[RequestKey, SampledToken] = field(default_factory=dict)
+    _sampled: dict[RequestKey, SampledTokens] = field(default_factory=dict)
 
     def write(self, token_ids: Sequence[int], block_table: Sequence[int], start: int, stop: int) -> None:
         for position in range(start, stop):
@@ -166,7 +165,7 @@ class Device:
         if launched.is_computed:
             return
         launched.is_computed = True
-        sampled: dict[RequestKey, SampledToken] = {}
+        sampled: dict[RequestKey, SampledTokens] = {}
         for row in launched.rows:
             if row.block_copy is not None:
                 self._copy(*row.block_copy)
@@ -180,7 +179,7 @@ class Device:
             self.num_computed_tokens += row.num_tokens
             if row.needs_sample:
                 for key, choice in row.choices:
-                    sampled[key] = SampledToken(next_token(token_ids, choice), None)
+                    sampled[key] = tuple(SampledToken(next_token(each, choice), None) for each in row.places(token_ids))
         if launched.has_failed:
             for later in self._launched:
                 later.has_failed = later.has_failed or not later.is_computed
@@ -189,7 +188,7 @@ class Device:
     def _known(self, row: Row) -> tuple[int, ...]:
         if row.token_ids[-1] != PENDING_TOKEN:
             return row.token_ids
-        return (*row.token_ids[:-1], self._sampled[row.key].token_id)
+        return (*row.token_ids[:-1], self._sampled[row.key][-1].token_id)
 
     def _copy(self, source: int, target: int) -> None:
         for slot in range(self.block_size):
@@ -222,13 +221,16 @@ class Simulation:
         max_request_tokens: int | None = None,
         prefix_caching: bool = True,
         device: Device | None = None,
+        proposer: Proposer | None = None,
+        offload: KvOffload | None = None,
     ) -> None:
         limit = min(max_request_tokens or 10**9, num_blocks * block_size)
         self.device = device or Device(block_size)
         self.limits = SchedulerLimits(block_size, max_num_seqs, budget, limit, num_stages=self.device.num_stages)
-        self.pool = BlockPool(num_blocks, prefix_caching=prefix_caching)
-        self.scheduler = Scheduler(self.pool, self.limits, frozenset({EOS}))
-        self.core = EngineCore(self.pool, self.scheduler, self.device, "model")
+        on_evicted = None if offload is None else offload.evicted
+        self.pool = BlockPool(num_blocks, prefix_caching=prefix_caching, on_evicted=on_evicted)
+        self.scheduler = Scheduler(self.pool, self.limits, frozenset({EOS}), proposer=proposer, offload=offload)
+        self.core = EngineCore(self.pool, self.scheduler, self.device, "model", offload=offload)
         self.outputs: dict[Name, list[int]] = {}
         self.finished: dict[Name, str] = {}
         self.cached: dict[Name, int] = {}
@@ -236,6 +238,7 @@ class Simulation:
         self.num_steps_ahead = 0
         self.num_rows_wasted = 0
         self.num_just_ended = 0
+        self.follows_all = proposer is not None
         self._reserved: dict[Name, tuple[Reservation, list[int]]] = {}
         self._launched: list[Step] = []
         self._in_flight: deque[Step] = deque()
@@ -350,10 +353,12 @@ class Simulation:
         self._check_oldest_keeps_its_blocks()
 
     def _check_step(self, step: Step) -> None:
-        budget, chunks = self.limits.max_num_batched_tokens, [share.num_tokens for share in step.requests]
+        budget, num_drafts = self.limits.max_num_batched_tokens, sum(share.num_drafts for share in step.requests)
+        chunks = [share.num_tokens - (share.num_drafts > 0) for share in step.requests]
         assert sum(count for count in chunks if count > 1) <= budget
         assert step.num_tokens < budget + self.limits.max_num_seqs
         assert len({share.key for share in step.requests}) == len(step.requests) <= self.limits.max_num_seqs
+        assert self.scheduler.requests.num_rows + num_drafts <= self.limits.max_num_seqs or not num_drafts
         assert self.scheduler.requests.num_running <= self.limits.max_num_seqs
         for share in step.requests:
             assert share.num_tokens >= 1
@@ -370,7 +375,8 @@ class Simulation:
         num_tokens = len(request.token_ids)
         is_full = num_tokens - request.num_prompt_tokens == request.params.max_tokens
         is_last = is_full or num_tokens == self.limits.max_request_tokens or not request.is_wanted
-        return request.token_ids[-1] == PENDING_TOKEN and (is_last or request.params.needs_last_token)
+        needs_last = self.follows_all or request.has_drafts or request.params.needs_last_token
+        return request.token_ids[-1] == PENDING_TOKEN and (is_last or needs_last)
 
     def _check_oldest_keeps_its_blocks(self) -> None:
         oldest = min(self.live(), key=lambda request: request.arrival, default=None)
@@ -380,8 +386,8 @@ class Simulation:
     def _note(self, output: RequestOutput) -> None:
         name = self._names[output.key]
         assert output.output_index == len(self.outputs[name])
-        if output.token is not None:
-            self.outputs[name].append(output.token.token_id)
+        if output.tokens:
+            self.outputs[name].extend(output.token_ids)
         self.cached[name] = output.num_cached_tokens
         if output.has_left:
             self.num_just_ended += 1

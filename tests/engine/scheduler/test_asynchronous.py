@@ -11,15 +11,17 @@ import pytest
 
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import PENDING_TOKEN, Request, SampledToken, Step
+from baton.engine.scheduler.proposer import Proposer
+from baton.engine.scheduler.request import PENDING_TOKEN, Request
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import SampledToken, Step
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.simulation import EOS, Device, Name, Simulation, continuation
 from tests.request_keys import A, B, key_of
 
-TOKEN = SampledToken(7, None)
+TOKEN = (SampledToken(7, None),)
 
 
 def endless(max_tokens: int = 4, **others: Any) -> DecodingParams:
@@ -67,7 +69,7 @@ def test_the_step_ahead_computes_the_pending_token() -> None:
     assert shares(second) == [(A, 5, 1)]
     scheduler.apply(first, {A: TOKEN})
     assert one.token_ids[5:] == [7, PENDING_TOKEN]
-    (output,) = scheduler.apply(second, {A: SampledToken(9, None)})
+    (output,) = scheduler.apply(second, {A: (SampledToken(9, None),)})
     assert one.token_ids[5:] == [7, 9]
     assert (output.output_index, output.num_computed_tokens, output.num_step_tokens) == (1, 6, 1)
 
@@ -78,7 +80,7 @@ def test_chunks_of_a_prompt_follow_each_other_ahead() -> None:
     steps = [launched(scheduler), ahead(scheduler)]
     assert [shares(step) for step in steps] == [[(A, 0, 4)], [(A, 4, 4)]]
     (output,) = scheduler.apply(steps[0], {})
-    assert (output.num_computed_tokens, output.output_index, output.token) == (4, 0, None)
+    assert (output.num_computed_tokens, output.output_index, output.tokens) == (4, 0, ())
     assert shares(ahead(scheduler)) == [(A, 8, 2)]
 
 
@@ -187,7 +189,7 @@ def test_the_share_of_the_next_step_is_dropped_after_a_stop_token() -> None:
     one = request(A, params=DecodingParams(max_tokens=9))
     scheduler.add(one)
     first, second = launched(scheduler), ahead(scheduler)
-    (output,) = scheduler.apply(first, {A: SampledToken(EOS, None)})
+    (output,) = scheduler.apply(first, {A: (SampledToken(EOS, None),)})
     assert (output.finish_reason, output.has_left) == ("stop", True)
     assert scheduler.requests.remove(A) is one
     assert scheduler.apply(second, {A: TOKEN}) == []
@@ -198,7 +200,7 @@ def test_a_row_of_nan_leaves_though_the_next_step_was_launched() -> None:
     scheduler.add(request(A))
     first, second = launched(scheduler), ahead(scheduler)
     (output,) = scheduler.apply(first, {})
-    assert (output.has_failed, output.has_left, output.token) == (True, True, None)
+    assert (output.has_failed, output.has_left, output.tokens) == (True, True, ())
     scheduler.requests.remove(A)
     assert scheduler.apply(second, {A: TOKEN}) == []
 
@@ -213,8 +215,8 @@ def test_the_result_of_an_old_step_does_not_reach_a_new_request_of_that_key() ->
     step = launched(scheduler)
     assert scheduler.apply(old, {A: TOKEN}) == []
     assert new.token_ids[3:] == [PENDING_TOKEN]
-    (output,) = scheduler.apply(step, {A: SampledToken(9, None)})
-    assert (output.output_index, output.token) == (0, SampledToken(9, None))
+    (output,) = scheduler.apply(step, {A: (SampledToken(9, None),)})
+    assert (output.output_index, output.token_ids) == (0, [9])
     assert new.token_ids == [300, 301, 302, 9]
 
 
@@ -348,7 +350,12 @@ class Run:
 
 
 def simulate(
-    seed: int, failure_rate: float, *, is_asynchronous: bool = False, num_stages: int = 1
+    seed: int,
+    failure_rate: float,
+    *,
+    is_asynchronous: bool = False,
+    num_stages: int = 1,
+    proposer: Proposer | None = None,
 ) -> tuple[Run, Traffic]:
     """An engine and a traffic that depend on nothing but `seed`."""
     draw = random.Random(seed)
@@ -360,6 +367,7 @@ def simulate(
         budget=draw.choice((1, 5, 16, 64)),
         prefix_caching=draw.random() < 0.7,
         device=Device(block_size, is_asynchronous, random.Random(seed), failure_rate, num_stages),
+        proposer=proposer,
     )
     return Run(simulation), random_traffic(draw, simulation.limits.max_request_tokens)
 

@@ -12,8 +12,9 @@ from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler import output_ends
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.output_ends import OutputEnds
-from baton.engine.scheduler.request import MAX_FORCED, Fork, Request, RequestOutput, SampledToken, Step
+from baton.engine.scheduler.request import MAX_FORCED, Fork, Request
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
 from baton.wire.messages import TokenLogprobs
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
@@ -42,12 +43,16 @@ def _request(key: RequestKey, forced: Sequence[int], **members: Any) -> Request:
     return Request(key, Prompt.of(range(5)), params, b"", 64, matcher=matcher)
 
 
+def forced_of(output: RequestOutput) -> list[int]:
+    return output.token_ids[len(output.tokens) - output.num_forced :]
+
+
 def _step(scheduler: Scheduler, token_id: int) -> tuple[Step, list[RequestOutput]]:
     step = scheduler.schedule()
     scheduler.advance(step)
     scores = TokenLogprobs(-1.0, (), ())
     sampled = {
-        key: SampledToken(token_id, scores if share.params.logprobs is not None else None)
+        key: (SampledToken(token_id, scores if share.params.logprobs is not None else None),)
         for share in step.requests
         if share.needs_sample
         for key in (share.key, *(fork.key for fork in share.forks))
@@ -60,11 +65,11 @@ def test_forced_tokens_come_with_the_sampled_one_and_are_computed_as_one_chunk()
     request = _request(A, [8, 9, 10])
     scheduler.add(request)
     _, (output,) = _step(scheduler, 7)
-    assert (output.token, output.forced, output.output_index) == (SampledToken(7, None), (8, 9, 10), 0)
+    assert (output.token_ids, output.num_forced, output.output_index) == ([7, 8, 9, 10], 3, 0)
     step, (output,) = _step(scheduler, 11)
     (share,) = step.requests
     assert (share.start, share.num_tokens, share.needs_sample) == (5, 4, True)
-    assert (output.output_index, output.forced, output.num_computed_tokens) == (4, (), 9)
+    assert (output.output_index, output.num_forced, output.num_computed_tokens) == (4, 0, 9)
     assert request.token_ids[5:] == [7, 8, 9, 10, 11]
     assert len(request.block_table) * 4 >= 9
     step, _ = _step(scheduler, 12)
@@ -85,17 +90,17 @@ def test_a_chunk_of_forced_tokens_keeps_to_the_budget_and_holds_up_nobody_who_de
 @pytest.mark.parametrize(
     ("members", "forced", "reason"),
     [
-        ({"max_tokens": 3}, (8, 9), "length"),
-        ({"stop_token_ids": (9,)}, (8, 9), "stop"),
-        ({}, (8, 9, EOS), "stop"),
-        ({"min_tokens": 9}, (8, 9, EOS, 11), ""),
+        ({"max_tokens": 3}, [8, 9], "length"),
+        ({"stop_token_ids": (9,)}, [8, 9], "stop"),
+        ({}, [8, 9, EOS], "stop"),
+        ({"min_tokens": 9}, [8, 9, EOS, 11], ""),
     ],
 )
-def test_an_end_among_forced_tokens_is_the_end(members: dict[str, Any], forced: tuple[int, ...], reason: str) -> None:
+def test_an_end_among_forced_tokens_is_the_end(members: dict[str, Any], forced: list[int], reason: str) -> None:
     scheduler = _scheduler()
     scheduler.add(_request(A, [8, 9, EOS, 11], **members))
     _, (output,) = _step(scheduler, 7)
-    assert (output.forced, output.finish_reason, output.has_left) == (forced, reason, bool(reason))
+    assert (forced_of(output), output.finish_reason, output.has_left) == (forced, reason, bool(reason))
 
 
 def test_the_last_forced_token_may_complete_the_output() -> None:
@@ -104,23 +109,23 @@ def test_the_last_forced_token_may_complete_the_output() -> None:
     matcher.forced = [8, 9, 10]
     scheduler.add(replace(_request(A, []), matcher=matcher))
     _, (output,) = _step(scheduler, 7)
-    assert (output.forced, output.finish_reason, output.has_left) == ((8, 9), "complete", True)
+    assert (forced_of(output), output.finish_reason, output.has_left) == ([8, 9], "complete", True)
 
 
 def test_a_grammar_that_forces_for_ever_is_followed_piece_by_piece() -> None:
     request = replace(_request(A, [8] * 500, max_tokens=None), max_total_tokens=1000)
     request.token_ids.append(7)
-    sampled = RequestOutput(A, 1, 5, 0, 0, SampledToken(7, None), "", has_left=False, has_failed=False)
+    sampled = RequestOutput(A, 1, 5, 0, 0, (SampledToken(7, None),), "", has_left=False, has_failed=False)
     ends = OutputEnds(frozenset(), jumps_ahead=True, clock=lambda: 0.0)
-    assert len(ends.jump(request, sampled).forced) == MAX_FORCED
+    assert ends.jump(request, sampled).num_forced == MAX_FORCED
 
 
 def test_a_jump_that_takes_long_goes_on_behind_the_next_step() -> None:
     request, clock = _request(A, [8] * 9), iter(range(99))
     request.token_ids.append(7)
-    sampled = RequestOutput(A, 1, 5, 0, 0, SampledToken(7, None), "", has_left=False, has_failed=False)
+    sampled = RequestOutput(A, 1, 5, 0, 0, (SampledToken(7, None),), "", has_left=False, has_failed=False)
     ends = OutputEnds(frozenset(), jumps_ahead=True, clock=lambda: 24.0 * next(clock))
-    assert ends.jump(request, sampled).forced == (8, 8, 8)
+    assert forced_of(ends.jump(request, sampled)) == [8, 8, 8]
     assert request.token_ids[5:] == [7, 8, 8, 8]
 
 
@@ -129,7 +134,7 @@ def test_who_needs_more_than_the_ids_takes_a_step_for_each_token(members: dict[s
     scheduler = _scheduler(jumps_ahead=members is not None)
     scheduler.add(_request(A, [8, 9], **(members or {})))
     _, (output,) = _step(scheduler, 7)
-    assert output.forced == ()
+    assert forced_of(output) == []
     step, _ = _step(scheduler, 8)
     assert [share.num_tokens for share in step.requests] == [1]
 
@@ -138,7 +143,7 @@ def test_a_request_of_which_one_token_is_wanted_does_not_jump() -> None:
     scheduler = _scheduler()
     scheduler.add(replace(_request(A, [8, 9]), first_token_only=True))
     _, (output,) = _step(scheduler, 7)
-    assert (output.forced, output.has_left) == ((), True)
+    assert (forced_of(output), output.has_left) == ([], True)
 
 
 def test_each_choice_jumps_by_itself() -> None:
@@ -146,7 +151,7 @@ def test_each_choice_jumps_by_itself() -> None:
     request = _request(A, [8, 9])
     scheduler.add(replace(request, forks=(Fork(B, request.params),)))
     _, outputs = _step(scheduler, 7)
-    assert [(output.key, output.forced) for output in outputs] == [(A, (8, 9)), (B, ())]
+    assert [(output.key, forced_of(output)) for output in outputs] == [(A, [8, 9]), (B, [])]
     step, _ = _step(scheduler, 11)
     assert {share.key: share.num_tokens for share in step.requests} == {A: 3, B: 1}
 
@@ -172,9 +177,9 @@ def test_a_step_ahead_waits_where_forced_tokens_need_a_preemption() -> None:
     assert ahead is not None
     assert [share.key for share in ahead.requests] == [B]
     scheduler.advance(ahead)
-    scheduler.apply(first, {key: SampledToken(7, None) for key in (A, B)})
+    scheduler.apply(first, {key: (SampledToken(7, None),) for key in (A, B)})
     assert scheduler.schedule_ahead() is None
-    scheduler.apply(ahead, {B: SampledToken(8, None)})
+    scheduler.apply(ahead, {B: (SampledToken(8, None),)})
     assert [share.key for share in scheduler.schedule().requests] == [B]
     assert scheduler.num_preemptions == 1
 

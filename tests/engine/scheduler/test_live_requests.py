@@ -107,14 +107,6 @@ def test_others_wait_by_their_turns_and_as_they_came_where_these_are_the_same() 
     assert live.first_waiting is live.get(A)
 
 
-def test_a_request_that_waits_keeps_its_place_when_it_loses_its_blocks() -> None:
-    live = LiveRequests()
-    for key in (A, B):
-        live.add(request(key, holds=1))
-    live.preempt(live.remove(C) or next(each for each in live if each.key == B))
-    assert (waiting(live), live.num_running) == ([A, B], 0)
-
-
 def test_the_owner_of_a_share_is_the_request_that_had_the_key_then() -> None:
     live = admitted(first := request(A))
     share = first.share(3)
@@ -168,3 +160,26 @@ def test_each_of_several_stages_gets_its_part_of_those_whose_tokens_are_known() 
     assert live.by_age(2) == (requests[2:], [])
     assert live.by_age(5) == (requests[2:3], [])
     assert live.by_age(1) == (requests, [])
+
+
+def test_who_is_given_blocks_while_it_waits_stands_among_the_others_that_hold_some_by_arrival() -> None:
+    live = LiveRequests()
+    for key in (A, B, C):
+        live.add(request(key))
+    live.add(request(FIRST, holds=1))
+    second = next(each for each in live if each.key == B)
+    second.block_table = pack_blocks([7])
+    live.hold(second)
+    assert waiting(live) == [B, FIRST, A, C]
+
+
+def test_who_loses_its_blocks_stands_behind_all_that_hold_some() -> None:
+    live = admitted(lost := request(A))
+    live.add(other := request(B, holds=1))
+    live.add(request(C, holds=1))
+    live.add(request(FIRST))
+    live.preempt(lost)
+    assert waiting(live) == [B, C, A, FIRST]
+    other.block_table = pack_blocks(())
+    live.preempt(other)
+    assert waiting(live) == [C, B, A, FIRST]

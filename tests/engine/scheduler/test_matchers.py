@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import Matcher, Request, SampledToken
+from baton.engine.scheduler.request import Matcher, Request
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import SampledToken
 from baton.wire.grammar import Grammar
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
@@ -71,7 +72,7 @@ def _step(scheduler: Scheduler, token_id: int) -> list[str]:
     """Compute a step that samples this token for everyone; the finish reasons."""
     step = scheduler.schedule()
     scheduler.advance(step)
-    outputs = scheduler.apply(step, {share.key: SampledToken(token_id, None) for share in step.requests})
+    outputs = scheduler.apply(step, {share.key: (SampledToken(token_id, None),) for share in step.requests})
     for output in outputs:
         if output.has_left:
             scheduler.requests.remove(output.key)
@@ -110,7 +111,7 @@ def test_steps_in_a_grammar_are_a_series_until_it_forces_a_token_or_is_complete(
         step = scheduler.schedule()
         numbers.append((step.number, len(step.shares), step.num_tokens))
         scheduler.advance(step)
-        for output in scheduler.apply(step, {share.key: SampledToken(token_id, None) for share in step.requests}):
+        for output in scheduler.apply(step, {share.key: (SampledToken(token_id, None),) for share in step.requests}):
             if output.has_left:
                 scheduler.requests.remove(output.key)
     # two prompts, a series that a forced token ends, the step that computes it, and one until A is complete

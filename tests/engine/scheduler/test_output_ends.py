@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from baton.engine.scheduler.output_ends import OutputEnds
-from baton.engine.scheduler.request import Request, RequestOutput, SampledToken
+from baton.engine.scheduler.request import Request
+from baton.engine.scheduler.step import RequestOutput, SampledToken, SampledTokens
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.test_matchers import GRAMMAR, FakeMatcher
 from tests.request_keys import A
 
-EOS, TOKEN = 60, SampledToken(7, None)
+EOS, SAMPLED = 60, (SampledToken(7, None),)
 
 
 def request(*output: int, num_pending: int = 0, matcher: FakeMatcher | None = None, **members: Any) -> Request:
@@ -55,26 +56,28 @@ def test_the_last_known_token_ends_a_request_or_not(asked: Request, reason: str)
 
 
 def jumped(
-    forced: list[int], made: OutputEnds, *, token: SampledToken | None = TOKEN, has_left: bool = False
-) -> tuple[int, ...]:
+    forced: list[int], made: OutputEnds, *, sampled: SampledTokens = SAMPLED, has_left: bool = False
+) -> list[int]:
     """The tokens that are forced behind a first one."""
     matcher = FakeMatcher(length=99)
     matcher.forced = forced
     asked = request(7, matcher=matcher, max_tokens=50)
-    output = made.jump(asked, RequestOutput(A, 1, 5, 0, 0, token, "", has_left, has_failed=False))
-    assert asked.token_ids[6:] == list(output.forced)
-    return output.forced
+    output = made.jump(asked, RequestOutput(A, 1, 5, 0, 0, sampled, "", has_left, has_failed=False))
+    forced = output.token_ids[len(sampled) :]
+    assert asked.token_ids[6:] == forced
+    assert output.num_forced == len(forced)
+    return forced
 
 
 def test_a_jump_ends_as_soon_as_it_has_taken_more_than_a_millisecond() -> None:
     quarters = (each * 0.25e-3 for each in count())
-    assert jumped([8] * 9, ends(quarters)) == (8,) * 5
-    assert jumped([8] * 9, ends(iter([0.0, 1e-3, 2e-3]))) == (8, 8)
+    assert jumped([8] * 9, ends(quarters)) == [8] * 5
+    assert jumped([8] * 9, ends(iter([0.0, 1e-3, 2e-3]))) == [8, 8]
 
 
 def test_nobody_jumps_who_has_no_token_has_left_or_may_not() -> None:
-    assert jumped([8], ends()) == (8,)
-    assert jumped([], ends()) == ()
-    assert jumped([8], ends(), token=None) == ()
-    assert jumped([8], ends(), has_left=True) == ()
-    assert jumped([8], ends(jumps_ahead=False)) == ()
+    assert jumped([8], ends()) == [8]
+    assert jumped([], ends()) == []
+    assert jumped([8], ends(), sampled=()) == []
+    assert jumped([8], ends(), has_left=True) == []
+    assert jumped([8], ends(jumps_ahead=False)) == []

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from baton.engine.cache.block_pool import pack_blocks
-from baton.engine.scheduler.request import MAX_FORCED, BlockCopy, Fork, Request, Step, as_known, choices_of
+from baton.engine.scheduler.request import MAX_FORCED, BlockCopy, Fork, Request, choices_of
+from baton.engine.scheduler.step import Step, as_known
 from baton.wire.images import PromptImage, digest_of
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams

@@ -8,9 +8,10 @@ import pytest
 
 from baton.engine.cache.block_pool import BlockPool, pack_blocks
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import IMAGES_GONE, RequestOutput
+from baton.engine.scheduler.request import IMAGES_GONE
 from baton.engine.scheduler.request_blocks import RequestBlocks
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import RequestOutput
 from baton.wire.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from baton.wire.images import PromptImage
 from baton.wire.sampling import DecodingParams
@@ -280,7 +281,7 @@ def test_a_request_whose_images_are_not_here_leaves_its_blocks_and_holds_nobody_
     for request in (lost, other):
         scheduler.add(request)
     assert [share.key for share in scheduler.schedule().requests] == [other.key]
-    assert scheduler.take_lost() == [RequestOutput(lost.key, 0, 0, 0, 0, None, "", True, True, IMAGES_GONE)]
+    assert scheduler.take_lost() == [RequestOutput(lost.key, 0, 0, 0, 0, (), "", True, True, IMAGES_GONE)]
     assert (scheduler.take_lost(), scheduler.requests.get(lost.key)) == ([], None)
     pool.check(dict.fromkeys(other.block_table, 1))
 

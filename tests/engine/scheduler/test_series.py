@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from baton.engine.cache.block_pool import BlockPool
-from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, Fork, Request, RequestOutput, SampledToken, Step
+from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, Fork, Request
 from baton.engine.scheduler.request_blocks import RequestBlocks
+from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
 from baton.engine.scheduler.step_series import StepSeries, can_begin
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
@@ -176,7 +177,7 @@ def series_of(*requests: Request, num_blocks: int = 16) -> tuple[StepSeries, Req
 
 def sampled(series: StepSeries, *token_ids: int) -> list[RequestOutput] | None:
     keys = [share.key for share in series.first_step().shares]
-    return series.apply({key: SampledToken(token, None) for key, token in zip(keys, token_ids, strict=True)})
+    return series.apply({key: (SampledToken(token, None),) for key, token in zip(keys, token_ids, strict=True)})
 
 
 def test_steps_of_a_series_and_their_outputs_are_each_a_token_further() -> None:
@@ -197,10 +198,10 @@ def test_steps_of_a_series_and_their_outputs_are_each_a_token_further() -> None:
             assert (request.num_pending_tokens, request.num_steps_in_flight) == (1, 1)
             assert (len(request.token_ids), request.token_ids[-1]) == (num_tokens + number, PENDING_TOKEN)
             assert request.num_computed_tokens == num_tokens - 1 + number
-        token = SampledToken(20 + number, None)
+        tokens = (SampledToken(20 + number, None),)
         assert sampled(series, 20 + number, 20 + number) == [
-            RequestOutput(one.key, 1, 6 + number, 0, 1 + number, token, "", False, False),
-            RequestOutput(other.key, 1, 8 + number, 3, 3 + number, token, "", False, False),
+            RequestOutput(one.key, 1, 6 + number, 0, 1 + number, tokens, "", False, False),
+            RequestOutput(other.key, 1, 8 + number, 3, 3 + number, tokens, "", False, False),
         ]
         assert series.is_applied
         assert (one.num_pending_tokens, one.num_steps_in_flight, one.token_ids[-1]) == (0, 0, 20 + number)
@@ -247,5 +248,5 @@ def test_where_a_request_may_end_nothing_has_changed(members: dict[str, Any], to
 def test_a_token_that_is_missing_is_no_matter_of_a_series() -> None:
     request = asked("a", 1)
     series, _ = series_of(request, asked("b", 2))
-    assert series.apply({request.key: SampledToken(20, None)}) is None
+    assert series.apply({request.key: (SampledToken(20, None),)}) is None
     assert request.token_ids[-1] == PENDING_TOKEN

@@ -11,8 +11,9 @@ import pytest
 
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import Request, SampledToken
+from baton.engine.scheduler.request import Request
 from baton.engine.scheduler.scheduler import Scheduler
+from baton.engine.scheduler.step import SampledToken
 from baton.engine.scheduler.step_bound import FIRST_CHUNK, StepBound
 from baton.engine.scheduler.step_costs import StepCosts, work_of
 from baton.wire.prompt import Prompt
@@ -52,7 +53,7 @@ class Node:
         self.scheduler.advance(step)
         work = work_of(step)
         self.now_s += COST.seconds(work)
-        self.scheduler.apply(step, {each.key: SampledToken(9, None) for each in step.requests if each.needs_sample})
+        self.scheduler.apply(step, {each.key: (SampledToken(9, None),) for each in step.requests if each.needs_sample})
         return work.num_prompt_tokens, COST.seconds(work)
 
     def begin(self, num_streams: int, max_tokens: int = 100, tpot_s: float = 0.0) -> None:

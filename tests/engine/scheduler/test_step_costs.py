@@ -9,7 +9,8 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from baton.engine.scheduler.request import ScheduledRequest, Step
+from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.step import Step
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts, work_of
 from baton.wire.images import PromptImage
 from baton.wire.prompt import Prompt
@@ -140,6 +141,12 @@ def test_steps_that_overlap_are_timed_one_after_the_other() -> None:
 def test_a_step_of_a_series_is_known_by_its_number_of_requests_and_their_contexts() -> None:
     shares = (share(100, 1), share(200, 1))
     assert work_of(Step(shares, series=object(), number=3, context=306)) == StepWork(0, 0, 2, 306)
+
+
+def test_drafts_count_as_requests_that_decode_over_one_context() -> None:
+    drafted = share(100, 1).with_drafts([5, 6, 7])
+    assert work_of(Step((drafted, share(200, 1)))) == StepWork(0, 0, 5, 300)
+    assert work_of(Step((drafted, share(10, 4)))) == StepWork(4, 50, 4, 100)
 
 
 def steps_until_a_fit(machine: Machine, each: Step) -> int:

@@ -43,8 +43,8 @@ def _finished(core: EngineCore) -> dict[RequestKey, list[int]]:
     while core.has_work:
         for output in core.step():
             assert not output.has_failed, output.failure
-            if output.token is not None:
-                found.setdefault(output.key, []).append(output.token.token_id)
+            if output.tokens:
+                found.setdefault(output.key, []).extend(output.token_ids)
         core.check()
     return found
 

@@ -76,10 +76,10 @@ def _outputs(core: EngineCore, asked: dict[RequestKey, tuple[list[int], Decoding
         num_steps += bool(outputs)
         for output in outputs:
             assert not output.has_failed, output.failure
-            if output.token is not None:
+            if output.tokens:
                 assert output.output_index == len(tokens[output.key])
-                tokens[output.key] += [output.token.token_id, *output.forced]
-                num_forced += len(output.forced)
+                tokens[output.key] += output.token_ids
+                num_forced += output.num_forced
             if output.finish_reason:
                 reasons[output.key] = output.finish_reason
     return (tokens, reasons), num_steps, num_forced
@@ -114,8 +114,8 @@ def test_an_output_goes_on_at_any_place_with_the_same_tokens(core: EngineCore, t
         rest: list[int] = []
         while core.has_work:
             for output in core.step():
-                if output.token is not None:
-                    rest += [output.token.token_id, *output.forced]
+                if output.tokens:
+                    rest += output.token_ids
         assert whole[:num_known] + rest == whole
 
 
@@ -131,8 +131,8 @@ def test_choices_of_a_prompt_jump_as_they_would_alone(core: EngineCore, tokenize
     together: dict[RequestKey, list[int]] = {key: [] for key in keys}
     while core.has_work:
         for output in core.step():
-            assert output.token is not None or not output.has_left
-            together[output.key] += [] if output.token is None else [output.token.token_id, *output.forced]
+            assert output.tokens or not output.has_left
+            together[output.key] += output.token_ids
         core.check()
     for number, key in enumerate(keys):
         ((alone,), _), *_ = _whole(core, prompt, replace(params, choice=number, logprobs=0))

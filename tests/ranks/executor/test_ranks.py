@@ -70,7 +70,7 @@ def answer(engine: Engine, number: int = 1) -> list[int]:
     engine.core.add(key_of(number), Prompt.of([*range(7, 29)]), DecodingParams(temperature=0.0, max_tokens=5))
     found = []
     while engine.core.has_work:
-        found += [output.token.token_id for output in engine.core.step() if output.token is not None]
+        found += [token_id for output in engine.core.step() for token_id in output.token_ids]
     return found
 
 

@@ -13,7 +13,7 @@ from baton.engine.build import Engine, build_engine
 from baton.engine.models.config import load_config
 from baton.engine.models.division import require_divisible
 from baton.engine.runner.kv_memory import allocate_private
-from baton.engine.scheduler.request import PromptScores, Step
+from baton.engine.scheduler.step import PromptScores, Step
 from baton.engine.settings import OWN, SHARED, EngineSettings
 from baton.ranks.executor.choose import open_executor
 from baton.ranks.executor.leading import LEAST_S
@@ -46,8 +46,8 @@ def tokens(engine: Engine, watch: Callable[[Step], LayerStored | None] | None = 
     while engine.core.has_work:
         for output in engine.core.step() if watch is None else engine.core.step(watch):
             assert not output.has_failed, output.failure
-            if output.token is not None:
-                found.setdefault(output.key, []).append(output.token.token_id)
+            if output.tokens:
+                found.setdefault(output.key, []).extend(output.token_ids)
         engine.core.check()
     return found
 

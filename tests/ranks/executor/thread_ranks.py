@@ -26,6 +26,7 @@ from baton.engine.models.shard import Shard
 from baton.engine.runner.forward import ForwardPass, decoded_pass
 from baton.engine.runner.kv_memory import KvMemory, allocate_shared, mapped_kv, own_kv_memory
 from baton.engine.runner.model_runner import ModelRunner, RunnerArguments
+from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.following import Follower
@@ -242,12 +243,15 @@ def built(
     size: int,
     num_stages: int = 1,
     executor: type[ThreadExecutor] = ThreadExecutor,
+    proposer: Proposer | None = None,
     **settings: Any,
 ) -> tuple[Engine, ThreadExecutor]:
     """An engine whose ranks are threads. Blocks of 4 tokens, steps of 8."""
     values = {"num_threads": 1, "num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 8, **settings}
     values |= {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages}
-    made = build_engine(EngineSettings(str(folder), **values), allocate_shared, open_executor=executor)
+    made = build_engine(
+        EngineSettings(str(folder), **values), allocate_shared, open_executor=executor, proposer=proposer
+    )
     found = made.executor
     assert isinstance(found, ThreadExecutor)
     assert not isinstance(found, MpExecutor)

@@ -11,7 +11,7 @@ import pytest
 
 from baton.engine.models.generation_defaults import GenerationDefaults
 from baton.router.http.openai.prompts import PromptMaker
-from baton.router.http.served_model import load_served_models
+from baton.router.http.served_model import ModelOptions, load_served_models
 from baton.wire.errors import InvalidSetting
 from baton.wire.messages import DECODE, PREFILL, Decode, Prefill
 from tests.checkpoints import make_checkpoint
@@ -86,7 +86,7 @@ def test_the_defaults_of_a_checkpoint_are_said_at_start(tmp_path: Path, caplog: 
         (model,) = load_served_models(str(folder), "first", [], 7)
     assert model.defaults.values == {"temperature": 0.6}
     assert "requests to first that do not say otherwise have temperature 0.6 (see --generation-config)" in caplog.text
-    (without,) = load_served_models(str(folder), "first", [], 7, generation_config="none")
+    (without,) = load_served_models(str(folder), "first", [], 7, ModelOptions(generation_config="none"))
     assert without.defaults == GenerationDefaults()
 
 

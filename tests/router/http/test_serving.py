@@ -16,7 +16,7 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.router.http.openai.prompts import PromptMaker
-from baton.router.http.openai.responses import CompletionStream
+from baton.router.http.openai.replies import CompletionStream
 from baton.router.http.serving.limits import HttpLimits
 from baton.wire.errors import RequestFailed
 from baton.wire.messages import DECODE, Cancel, Decode, Prefill, TokenEvent, Tokens

@@ -16,9 +16,9 @@ import xxhash
 import zmq
 
 import baton.router.nodes.registry
-from baton.router.nodes.control import ControlLink
+from baton.router.nodes.bad_peers import MAX_BAD_MESSAGES
+from baton.router.nodes.control import ControlLink, ControlPort
 from baton.router.nodes.registry import NodeRegistry
-from baton.router.nodes.rubbish import MAX_BAD_MESSAGES
 from baton.wire import links
 from baton.wire.codec import PROTOCOL_VERSION
 from baton.wire.errors import InvalidSetting
@@ -231,7 +231,7 @@ async def test_a_node_that_sends_nothing_but_rubbish_is_lost() -> None:
 
 
 async def test_a_node_that_floods_the_router_with_what_is_right_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.router.nodes.peer_rates.MAX_MESSAGES", 50.0)
+    monkeypatch.setattr("baton.router.nodes.bad_peers.MAX_MESSAGES", 50.0)
     async with relaying() as rig:
         flooding, good = await rig.join(DECODE), await rig.join(DECODE, answering([1, 2]))
         for _ in range(600):
@@ -357,7 +357,7 @@ async def test_a_port_in_use_is_an_error_with_its_name() -> None:
     async with relaying() as rig:
         port = int(rig.control.address.rpartition(":")[2])
         with pytest.raises(InvalidSetting, match=f"127.0.0.1:{port}"):
-            ControlLink(rig.context, "127.0.0.1", port, links.LinkSettings(), NodeRegistry({MODEL: None}))
+            ControlLink(rig.context, ControlPort("127.0.0.1", port, links.LinkSettings()), NodeRegistry({MODEL: None}))
 
 
 async def test_a_node_that_cannot_be_reached_is_reported() -> None:

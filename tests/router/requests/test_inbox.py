@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from baton.router.requests.inbox import Inbox
-from baton.router.requests.journal import Delivery
+from baton.router.requests.output import Delivery
 from baton.wire.errors import DeadlineExceeded, NoNode
 
 

@@ -127,7 +127,7 @@ async def test_what_the_node_said_before_it_was_asked_is_not_lost_with_late_even
 
 
 async def test_a_node_that_cannot_hand_over_now_goes_on_and_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.router.requests.moving.ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr("baton.router.requests.moves.ASK_AGAIN_S", 0.01)
     async with generating() as stage:
         order = await stage.ordered()
         hand_over(stage.left, order, 0)
@@ -378,7 +378,7 @@ async def copying(stage: Stage) -> Copying:
 
 @pytest.fixture
 def _copies_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.router.requests.moving.AHEAD_TOKENS", 8)
+    monkeypatch.setattr("baton.router.requests.moves.AHEAD_TOKENS", 8)
 
 
 @pytest.mark.usefixtures("_copies_ahead")
@@ -409,7 +409,7 @@ async def test_a_copy_that_does_not_come_is_given_up() -> None:
     async with generating() as stage:
         copy = await copying(stage)
         (flight,) = stage.rig.relay._flights.values()
-        flight._moving._copy_until_s = 1e-9  # its time is over
+        flight._moves._copy_until_s = 1e-9  # its time is over
         order = await stage.left.expect(HandOver)
         assert not order.goes_on
         assert (await stage.left.expect(Cancel)).attempt == copy.leg.attempt
@@ -432,7 +432,7 @@ async def test_a_client_that_leaves_ends_the_copy_at_both_nodes() -> None:
 async def test_when_the_other_node_is_lost_with_a_copy_the_stream_goes_on_where_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("baton.router.requests.moving.MAX_AHEAD_S", 1e6)
+    monkeypatch.setattr("baton.router.requests.moves.MAX_AHEAD_S", 1e6)
     async with generating() as stage:
         copy = await copying(stage)
         stage.other.die()

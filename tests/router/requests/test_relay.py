@@ -12,8 +12,8 @@ import pytest
 
 import baton.router.nodes.control
 from baton.engine.cache.hashing import block_hashes
+from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.inbox import Inbox
-from baton.router.requests.legs import RelayRequest
 from baton.router.routing.policies import LeastLoaded
 from baton.wire.errors import (
     ContextLengthExceeded,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import baton.router.nodes.control
-from baton.router.requests.retries import FIRST_DELAY_S, LAST_DELAY_S, QUIET_S, Retries
+from baton.router.requests.retries import FIRST_DELAY_S, LAST_DELAY_S, QUIET_S, FailureReasons
 from baton.wire.errors import Overloaded, RequestFailed, TransferFailed
 from baton.wire.messages import DECODE, Decode
 from tests.router.rig import DEFAULTS, PROMPT, relaying
@@ -18,36 +18,36 @@ STEP_FAILED, KV_LOST = RequestFailed("no luck"), RequestFailed("no KV", Transfer
 
 
 def test_a_lost_node_is_one_reason_and_none_when_it_comes_back() -> None:
-    retries = Retries(2)
+    reasons = FailureReasons(2)
     for _ in range(3):
-        retries.failed(0.0, STEP_FAILED, 7)
-    assert retries.allow_another
-    retries.failed(0.0, STEP_FAILED, 8)
-    assert not retries.allow_another
-    retries.is_back(7)
-    assert retries.allow_another
-    retries.failed(0.0, STEP_FAILED)
-    assert not retries.allow_another
-    retries.is_back(9)
-    assert not retries.allow_another
+        reasons.failed(0.0, STEP_FAILED, 7)
+    assert reasons.allow_another
+    reasons.failed(0.0, STEP_FAILED, 8)
+    assert not reasons.allow_another
+    reasons.is_back(7)
+    assert reasons.allow_another
+    reasons.failed(0.0, STEP_FAILED)
+    assert not reasons.allow_another
+    reasons.is_back(9)
+    assert not reasons.allow_another
 
 
 def test_two_handoffs_that_fail_are_one_reason_and_a_refusal_is_none() -> None:
-    retries = Retries(2)
+    reasons = FailureReasons(2)
     for error in (KV_LOST, Overloaded("no room"), KV_LOST):
-        retries.failed(0.0, error)
-    assert retries.allow_another
-    retries.failed(0.0, KV_LOST)
-    assert not retries.allow_another, "a node for which nothing but handoffs fails is not asked for ever"
+        reasons.failed(0.0, error)
+    assert reasons.allow_another
+    reasons.failed(0.0, KV_LOST)
+    assert not reasons.allow_another, "a node for which nothing but handoffs fails is not asked for ever"
 
 
 def test_failures_in_a_row_wait_longer_each_time_and_a_quiet_time_ends_the_row() -> None:
-    retries = Retries(100)
-    first = [retries.failed(0.0, STEP_FAILED) for _ in range(7)]
+    reasons = FailureReasons(100)
+    first = [reasons.failed(0.0, STEP_FAILED) for _ in range(7)]
     assert first[:4] == [0.0, FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
     assert first[-1] == LAST_DELAY_S
-    assert retries.failed(QUIET_S, STEP_FAILED) == LAST_DELAY_S
-    assert retries.failed(2 * QUIET_S + 0.1, STEP_FAILED) == 0.0
+    assert reasons.failed(QUIET_S, STEP_FAILED) == LAST_DELAY_S
+    assert reasons.failed(2 * QUIET_S + 0.1, STEP_FAILED) == 0.0
 
 
 async def test_a_connection_that_breaks_more_often_than_a_request_may_fail_costs_no_request(

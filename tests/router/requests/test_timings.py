@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.nodes.control import ControlLink
+from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.inbox import Inbox
-from baton.router.requests.legs import RelayRequest
 from baton.router.requests.timings import ClientTimes, RelayTimes, timings_of
 from baton.runtime.clock import host_clock, now_us
 from baton.wire.errors import RequestFailed

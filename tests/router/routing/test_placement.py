@@ -10,8 +10,7 @@ import pytest
 from baton.router.nodes.prompt_queue import PromptQueue, QueuedPrompt
 from baton.router.nodes.registry import Node
 from baton.router.routing.goals import Goals
-from baton.router.routing.placement import PlacedPrompt, Placement
-from baton.router.routing.route import Route
+from baton.router.routing.placement import PlacedPrompt, Placement, Route
 from baton.wire.messages import BOTH, DECODE, PREFILL, Decode, Prefill
 from baton.wire.step_cost import StepCost
 from tests.router.fake_node import STATUS, make_hello

@@ -114,7 +114,7 @@ def test_router_and_engine_name_the_blocks_of_a_prompt_alike(computed: Prompt) -
     core, output_ids = seeing_core(), list[int]()
     core.add(A, computed, DecodingParams(max_tokens=7, ignore_eos=True))
     while core.has_work:
-        output_ids += [output.token.token_id for output in core.step() if output.token is not None]
+        output_ids += [token_id for output in core.step() for token_id in output.token_ids]
     nodes = Deployment()
     nodes.join("P", PREFILL, sees=True)
     node = nodes.registry.get(nodes.join("D", DECODE, sees=True))

@@ -150,7 +150,7 @@ async def test_a_handoff_that_failed_first_does_not_hide_that_its_prefill_node_h
         await rig.loses_all_but(PREFILL, 0)
         (flight,) = rig.relay._flights.values()
         for _ in range(2):
-            flight._next.begin()  # the delay is over
+            flight._retries.begin()  # the delay is over
             await decode.expect(Decode)
             await lost(rig, DECODE, decode)
             decode = await rig.join(DECODE, node_id="d0")
@@ -192,7 +192,7 @@ async def test_however_long_it_takes_a_confined_request_waits_for_its_turn() -> 
         calls, node = await two_confined(rig)
         leg = await node.expect(Decode)
         for _ in range(3):
-            (waits,) = [flight._next for flight in rig.relay._flights.values() if flight._next._node_deadline]
+            (waits,) = [flight._retries for flight in rig.relay._flights.values() if flight._retries._node_deadline]
             waits._waited_in_vain(NoNode("its time is over"))
         node.emit(leg, [1], 0, finish="stop")
         node.emit(await node.expect(Decode), [1], 0, finish="stop")

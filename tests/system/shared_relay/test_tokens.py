@@ -121,7 +121,7 @@ def _generate_offline(model: str, prompts: Sequence[tuple[int, ...]]) -> list[tu
         core.add(key_of(index), Prompt.of(prompt), params)
     while core.has_work:
         for output in core.step():
-            if output.token is not None:
-                outputs[output.key].append(output.token.token_id)
+            if output.tokens:
+                outputs[output.key].extend(output.token_ids)
         core.check()
     return [tuple(token_ids) for token_ids in outputs.values()]

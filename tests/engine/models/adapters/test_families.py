@@ -17,7 +17,7 @@ from baton.engine.models.decoder import Decoder
 from baton.engine.models.ops.torch_ops import TorchOps
 from baton.engine.models.weight_files import SINGLE_FILE
 from baton.engine.runner.kv_memory import allocate_private
-from baton.engine.scheduler.request import SampledToken
+from baton.engine.scheduler.step import SampledToken
 from baton.engine.settings import EngineSettings
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
@@ -48,7 +48,7 @@ def answer(folder: Path, adapter: Path | None = None) -> list[SampledToken]:
     engine.core.add(key_of(0), Prompt.of(PROMPT, adapter=engine.adapters.get("mine", b"")), params)
     found = []
     while engine.core.has_work:
-        found += [output.token for output in engine.core.step() if output.token is not None]
+        found += [token for output in engine.core.step() for token in output.tokens]
     return found
 
 

@@ -32,7 +32,7 @@ def answer(folder: Path, **settings: object) -> tuple[list[int], Tensor]:
     values = {"num_threads": 1, "num_blocks": 64, "block_size": 4, "max_num_batched_tokens": 8, **settings}
     engine = build_engine(EngineSettings(model=str(folder), **values), allocate_private)  # type: ignore[arg-type]
     engine.core.add(key_of(0), Prompt.of(PROMPT), DecodingParams(temperature=0.0, max_tokens=NUM_OUTPUT, logprobs=3))
-    tokens = [output.token for _ in range(NUM_OUTPUT + 2) for output in engine.core.step() if output.token is not None]
+    tokens = [token for _ in range(NUM_OUTPUT + 2) for output in engine.core.step() for token in output.tokens]
     engine.device.close()
     logprobs = torch.tensor([token.logprobs.top_logprobs for token in tokens if token.logprobs is not None])
     return [token.token_id for token in tokens], logprobs

@@ -514,7 +514,7 @@ def test_any_object_is_a_request_or_the_clients_mistake(is_chat: bool, members: 
 
 
 def test_the_dialect_is_imported_without_torch() -> None:
-    modules = "baton.router.http.openai.schemas, baton.router.http.openai.responses"
+    modules = "baton.router.http.openai.schemas, baton.router.http.openai.replies"
     script = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     root = Path(__file__).parents[4]
     assert subprocess.run([sys.executable, "-c", script], cwd=root, check=False).returncode == 0

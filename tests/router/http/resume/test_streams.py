@@ -15,7 +15,7 @@ from baton.router.http.resume import streams as module
 from baton.router.http.resume.logs import Folder, Log, Memory
 from baton.router.http.resume.records import StreamHead, pack
 from baton.router.http.resume.streams import Kept, Streams
-from baton.router.requests.journal import Delivery
+from baton.router.requests.output import Delivery
 from baton.wire.errors import InvalidSetting, StreamNotFound
 from baton.wire.messages import TokenLogprobs
 

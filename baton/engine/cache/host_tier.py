@@ -1,0 +1,130 @@
+"""The host tier: a `KvStore` in a bounded piece of host memory, the least recently used blocks of which give way.
+
+Owns which block lies in which slot of the memory it was given, and a thread that copies blocks out of it. Blocks are
+copied in by whoever puts them.
+
+Invariant: a slot is free, or it holds the block of one hash. While the thread reads a slot it is not given to another
+block.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baton.engine.cache.store import BlockBytes, Landing, StoredBlock
+
+_MAX_WAITING = 256
+"""Loads that wait for the thread; more end at once."""
+_CLOSE_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+class _Slot(NamedTuple):
+    number: int
+    checksum: int
+
+
+class _Order(NamedTuple):
+    hashes: Sequence[bytes]
+    landing: Landing
+
+
+class HostTier:
+    """See `KvStore`. `memory`: [slots, block_bytes], whose pages are there already."""
+
+    def __init__(self, memory: BlockBytes) -> None:
+        self._memory = memory
+        self._free = list(range(len(memory)))
+        self._slots: OrderedDict[bytes, _Slot] = OrderedDict()
+        self._reading: bytes | None = None
+        self._lock = threading.Lock()
+        self._orders: queue.Queue[_Order | None] = queue.Queue(_MAX_WAITING)
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._serve, name="host-tier", daemon=True)
+        self._thread.start()
+
+    @property
+    def usage(self) -> float:
+        """See `KvStore.usage`."""
+        return len(self._slots) / len(self._memory)
+
+    def lookup(self, hashes: Sequence[bytes]) -> int:
+        """See `KvStore.lookup`."""
+        with self._lock:
+            num_found = next((place for place, each in enumerate(hashes) if each not in self._slots), len(hashes))
+            # the last first: of a prompt whose end is gone the beginning is of use, but not the other way round
+            for block_hash in reversed(hashes[:num_found]):
+                self._slots.move_to_end(block_hash)
+        return num_found
+
+    def put(self, block: StoredBlock) -> None:
+        """See `KvStore.put`."""
+        with self._lock:
+            if block.block_hash in self._slots or (number := self._slot_to_fill()) is None:
+                return
+            self._memory[number] = block.content
+            self._slots[block.block_hash] = _Slot(number, block.checksum)
+
+    def load(self, hashes: Sequence[bytes], landing: Landing) -> None:
+        """See `KvStore.load`."""
+        try:
+            self._orders.put_nowait(_Order(hashes, landing))
+        except queue.Full:
+            landing.ended()
+
+    def forget(self, block_hash: bytes) -> None:
+        """See `KvStore.forget`."""
+        with self._lock:
+            slot = self._slots.pop(block_hash, None)
+            if slot is not None:
+                self._free.append(slot.number)
+
+    def close(self) -> None:
+        """See `KvStore.close`. Waits for the thread, which is in the middle of one block at most."""
+        self._is_closed = True
+        while not self._orders.empty():
+            self._end_next()
+        self._orders.put(None, timeout=_CLOSE_S)
+        self._thread.join(_CLOSE_S)
+
+    def _end_next(self) -> None:
+        try:
+            order = self._orders.get_nowait()
+        except queue.Empty:
+            return
+        if order is not None:
+            order.landing.ended()
+
+    def _slot_to_fill(self) -> int | None:
+        """A free slot, or that of the block that was not used for longest."""
+        if self._free:
+            return self._free.pop()
+        oldest = next((each for each in self._slots if each != self._reading), None)
+        return None if oldest is None else self._slots.pop(oldest).number
+
+    def _serve(self) -> None:
+        while (order := self._orders.get()) is not None:
+            try:
+                self._deliver(*order)
+            except Exception:  # whatever became of the landing, others wait for this thread
+                _log.exception("a load from the host tier failed")
+            finally:
+                order.landing.ended()
+
+    def _deliver(self, hashes: Sequence[bytes], landing: Landing) -> None:
+        for block_hash in hashes:
+            block = None if self._is_closed else self._begin_reading(block_hash)
+            if block is None or not landing.arrived(block):
+                break
+        self._reading = None
+
+    def _begin_reading(self, block_hash: bytes) -> StoredBlock | None:
+        with self._lock:
+            slot = self._slots.get(block_hash)
+            self._reading = block_hash
+        return None if slot is None else StoredBlock(block_hash, slot.checksum, self._memory[slot.number])

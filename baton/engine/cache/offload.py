@@ -1,0 +1,263 @@
+"""KV offloading: what the block pool forgets goes to a `KvStore`, and comes back for requests that can use it.
+
+Owns the order of bytes between the pool and a store, and trusts no store. It knows no requests and no steps: who owns a
+block, and when it is written, is said by `baton.engine.scheduler.request_blocks`.
+
+A block is saved when it is about to be overwritten, not when it is allocated. A prompt that takes a hundred blocks at
+once writes them a chunk at a time, so each step saves as much as it computes, and no step is held up for all of them.
+Until then the block is *unsaved*: its old content is there, nobody finds it, and only its owner can write into it.
+
+Invariants:
+- whoever writes into blocks of the pool says so first (`overwriting`, `give_away`); a load does it by itself;
+- what a store gives is written into blocks of an open load only, and counts only if the bytes that lie in the pool
+  afterwards have the checksum that was made when the block was saved;
+- when a load was closed nothing writes into its blocks any more, so they can be released at once;
+- a store that has failed, was late or was wrong is left alone for `REST_S`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from baton.engine.cache.store import BlockBytes, KvStore, StoredBlock, checksum_of
+
+REST_S = 5.0
+LATENCY_S = 0.5
+LEAST_BYTES_PER_S = 2**28
+"""A load may take `LATENCY_S`, and the bytes of all open loads at this rate: a store may take one after another."""
+MOST_AT_ONCE_BYTES = 2**24
+"""What is saved of blocks that are given away: 4 ms of copying."""
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class PoolBytes(Protocol):
+    """The bytes of the pool's blocks. Its calls may come from several threads, each about other blocks."""
+
+    block_bytes: int
+
+    def read(self, block_id: int) -> BlockBytes:
+        """The bytes of a block that no step writes: the pool's own, or a copy."""
+        ...
+
+    def write(self, block_id: int, content: BlockBytes) -> BlockBytes:
+        """Copy `content` into a block; the bytes that were written, which nobody else can change."""
+        ...
+
+
+@dataclass(slots=True)
+class OffloadCounters:
+    """Since the start. Tokens are those of whole blocks. Stored and dropped blocks are counted by two threads without a
+    lock, so one of a great many may be missing."""
+
+    num_queried_tokens: int = 0
+    num_loaded_tokens: int = 0
+    num_stored_blocks: int = 0
+    num_dropped_blocks: int = 0
+    num_failures: int = 0
+    num_late_loads: int = 0
+    num_damaged_blocks: int = 0
+
+
+class Load:
+    """One load: the block of `hashes[i]` is to come into the block `block_ids[i]`. See `Landing`, which a store sees of
+    it. `deadline_s`: when it is over at the latest, by `clock`."""
+
+    def __init__(
+        self,
+        hashes: Sequence[bytes],
+        block_ids: Sequence[int],
+        write: Callable[[int, StoredBlock], bool],
+        deadline_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._hashes = hashes
+        self._block_ids = dict(zip(hashes, block_ids, strict=True))
+        self._write = write
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._came: set[bytes] = set()
+        self._has_ended = False
+        self._is_closed = False
+        self.damaged: bytes | None = None
+        """The block whose bytes were wrong, after which nothing is taken."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that were asked for."""
+        return len(self._hashes)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody need wait for it any longer."""
+        return self._has_ended or self._clock() >= self._deadline_s
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the store has ended it, in time or not."""
+        return self._has_ended
+
+    def arrived(self, block: StoredBlock) -> bool:
+        """See `Landing.arrived`."""
+        with self._lock:
+            block_id = self._block_ids.get(block.block_hash)
+            if self._is_closed or self.damaged is not None:
+                return False
+            if block_id is None or block.block_hash in self._came:
+                return True
+            if self._write(block_id, block):
+                self._came.add(block.block_hash)
+            else:
+                self.damaged = block.block_hash
+            return self.damaged is None
+
+    def ended(self) -> None:
+        """See `Landing.ended`."""
+        self._has_ended = True
+
+    def close(self) -> int:
+        """Take nothing any more, after at most one block that is being written. How many blocks from the first one on
+        are there."""
+        with self._lock:
+            self._is_closed = True
+        return next((place for place, each in enumerate(self._hashes) if each not in self._came), len(self._hashes))
+
+
+class KvOffload:
+    """See the module. `pool`: the bytes of the blocks, of `block_size` tokens each. All calls but `usage` come from the
+    engine's thread."""
+
+    def __init__(
+        self, store: KvStore, pool: PoolBytes, block_size: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.counters = OffloadCounters()
+        self._store = store
+        self._pool = pool
+        self._block_size = block_size
+        self._clock = clock
+        self._rests_until_s = clock()
+        self._unsaved: dict[int, bytes] = {}
+        self._loads: set[Load] = set()
+
+    @property
+    def num_loads(self) -> int:
+        """Loads that somebody waits for."""
+        return sum(not load.is_over for load in self._loads)
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether some blocks hold what the pool has forgotten and no store has."""
+        return bool(self._unsaved)
+
+    @property
+    def usage(self) -> float:
+        """How full the store is, 0 to 1."""
+        return self._asked(lambda: min(1.0, max(0.0, self._store.usage)), 0.0)
+
+    def evicted(self, blocks: Iterable[tuple[int, bytes]]) -> None:
+        """These blocks and hashes are not found any more. Each block has an owner now, and its content until that
+        writes."""
+        self._unsaved.update(blocks)
+
+    def overwriting(self, block_ids: Iterable[int]) -> None:
+        """The owner of these blocks is about to write into them: save what they hold."""
+        for block_id in block_ids:
+            self._save(block_id)
+
+    def give_away(self, block_ids: Iterable[int]) -> None:
+        """As `overwriting`, where all of them may be written at once by somebody who does not wait: what would take
+        long is not saved."""
+        most = max(1, MOST_AT_ONCE_BYTES // self._pool.block_bytes)
+        unsaved = [block_id for block_id in block_ids if block_id in self._unsaved]
+        self.overwriting(unsaved[:most])
+        for block_id in unsaved[most:]:
+            del self._unsaved[block_id]
+            self.counters.num_dropped_blocks += 1
+
+    def lookup(self, hashes: Sequence[bytes]) -> int:
+        """How many of these blocks, from the first one on, are worth a load."""
+        if not hashes:
+            return 0
+        self.counters.num_queried_tokens += len(hashes) * self._block_size
+        return self._asked(lambda: min(len(hashes), max(0, self._store.lookup(hashes))), 0)
+
+    def load(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> Load:
+        """Begin to load blocks. Nobody else writes into `block_ids` until `end` has returned."""
+        num_awaited = len(hashes) + sum(load.num_blocks for load in self._loads)
+        allowed_s = LATENCY_S + num_awaited * self._pool.block_bytes / LEAST_BYTES_PER_S
+        load = Load(hashes, block_ids, self._land, self._clock() + allowed_s, self._clock)
+        self._loads.add(load)
+        if not self._does(lambda: self._store.load(hashes, load)):
+            load.ended()
+        return load
+
+    def end(self, load: Load) -> int:
+        """Close a load; how many of its blocks, from the first one on, are there."""
+        self._loads.discard(load)
+        is_late = load.is_over and not load.has_ended
+        num_blocks = load.close()
+        self.counters.num_loaded_tokens += num_blocks * self._block_size
+        if load.damaged is not None:
+            self.counters.num_damaged_blocks += 1
+            self._does(partial(self._store.forget, load.damaged))
+            self._leave_alone("gave a block with wrong bytes")
+        elif is_late:
+            self.counters.num_late_loads += 1
+            self._leave_alone("did not load in time")
+        return num_blocks
+
+    def close(self) -> None:
+        """End all loads, then the store."""
+        for load in list(self._loads):
+            load.close()
+        self._loads.clear()
+        self._unsaved.clear()
+        self._store.close()
+
+    def _save(self, block_id: int) -> None:
+        # one call, so that it is atomic: a thread of a store comes here too, for blocks of its load
+        block_hash = self._unsaved.pop(block_id, None)
+        if block_hash is None or self._asked(lambda: self._store.lookup((block_hash,)), 0):
+            return
+        content = self._pool.read(block_id)
+        block = StoredBlock(block_hash, checksum_of(block_hash, content), content)
+        if self._does(lambda: self._store.put(block)):
+            self.counters.num_stored_blocks += 1
+        else:
+            self.counters.num_dropped_blocks += 1
+
+    def _land(self, block_id: int, block: StoredBlock) -> bool:
+        """Write what a store gave into a block of the pool. False: it is not what was put."""
+        self._save(block_id)
+        if block.content.nbytes != self._pool.block_bytes or block.content.dtype.itemsize != 1:
+            return False
+        written = self._pool.write(block_id, block.content)
+        return checksum_of(block.block_hash, written) == block.checksum
+
+    def _asked(self, call: Callable[[], _T], otherwise: _T) -> _T:
+        """What the store answers; `otherwise` where it fails, or is left alone."""
+        answers: list[_T] = []
+        return answers[0] if self._does(lambda: answers.append(call())) else otherwise
+
+    def _does(self, call: Callable[[], None]) -> bool:
+        """Have the store do something; whether it did."""
+        if self._clock() < self._rests_until_s:
+            return False
+        try:
+            call()
+        except Exception as error:  # a store is nothing that a node depends on
+            self.counters.num_failures += 1
+            self._leave_alone(f"failed: {type(error).__name__}: {error}")
+            return False
+        return True
+
+    def _leave_alone(self, reason: str) -> None:
+        self._rests_until_s = self._clock() + REST_S
+        _log.warning("the KV store is not asked for %g s: it %s", REST_S, reason)

@@ -1,0 +1,78 @@
+"""KV stores: where blocks go that the block pool forgets, and from where they come back.
+
+Owns the contract between the engine and a store. A store keeps bytes by the hashes of blocks; it knows no pool, no
+layout and no request, so host memory, a folder or a server can be one. What must not go wrong is the engine's part
+(`baton.engine.cache.offload`): a store never touches the pool, and nothing that it returns is served unless its
+checksum is right.
+
+A store may be slow, full, wrong or gone: then the blocks are computed, as if there were none. What it may not do is
+block a call, because the engine's thread makes them. Work that takes time belongs into a thread of the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+BlockBytes: TypeAlias = npt.NDArray[np.uint8]
+"""The bytes of one block over all layers, [block_bytes]."""
+
+
+class StoredBlock(NamedTuple):
+    """One block as stores keep it. `checksum`: see `checksum_of`; the engine makes it, and looks at it again."""
+
+    block_hash: bytes
+    checksum: int
+    content: BlockBytes
+
+
+def checksum_of(block_hash: bytes, content: BlockBytes) -> int:
+    """64 bits of xxh3 of a block's bytes. The hash is the seed, so that the bytes of another block are wrong too."""
+    return xxhash.xxh3_64_intdigest(content.data, seed=int.from_bytes(block_hash[:8], "little"))
+
+
+class Landing(Protocol):
+    """Where a store puts the blocks of one load. Its calls may come from any thread."""
+
+    def arrived(self, block: StoredBlock) -> bool:
+        """Give one of the blocks, whose content is read before this returns. False: no more of them are wanted."""
+        ...
+
+    def ended(self) -> None:
+        """No more blocks come, whether all have arrived or not."""
+        ...
+
+
+class KvStore(Protocol):
+    """See the module. Its calls may come from several threads. Whatever a call raises counts as a fault of the store,
+    and it is left alone for a while."""
+
+    @property
+    def usage(self) -> float:
+        """How full it is, 0 to 1. 0 where nobody can say."""
+        ...
+
+    def lookup(self, hashes: Sequence[bytes]) -> int:
+        """How many of these blocks it can load, counted from the first one to the first that is missing. They are in
+        use by that, where it decides what to keep. Returns at once."""
+        ...
+
+    def put(self, block: StoredBlock) -> None:
+        """Keep a block, or decide not to. `content` is the pool's own memory: when this returns it was read."""
+        ...
+
+    def load(self, hashes: Sequence[bytes], landing: Landing) -> None:
+        """Begin to give these blocks to `landing`, the first ones first, and end it in any case. Returns at once."""
+        ...
+
+    def forget(self, block_hash: bytes) -> None:
+        """This block came back wrong: never give it again, unless it is put again."""
+        ...
+
+    def close(self) -> None:
+        """End everything that is running. No other call comes after it."""
+        ...

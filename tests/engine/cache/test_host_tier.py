@@ -1,0 +1,138 @@
+"""The host tier: a store like any, and which blocks give way when its memory is full."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from baton.engine.cache import host_tier
+from baton.engine.cache.host_tier import HostTier
+from baton.engine.cache.store import KvStore, StoredBlock
+from tests.engine.cache.store_suite import BLOCK_BYTES, Collected, KvStoreSuite, block_of, hash_of
+
+
+def tier_of(num_slots: int) -> HostTier:
+    return HostTier(np.zeros((num_slots, BLOCK_BYTES), dtype=np.uint8))
+
+
+class TestHostTier(KvStoreSuite):
+    """As every store."""
+
+    def open(self) -> KvStore:
+        return tier_of(16)
+
+
+class Held(Collected):
+    """A landing in which the store's thread stays until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_there, self.may_go = threading.Event(), threading.Event()
+
+    def arrived(self, block: StoredBlock) -> bool:
+        self.is_there.set()
+        assert self.may_go.wait(10.0)
+        return super().arrived(block)
+
+
+def known(tier: HostTier, *numbers: int) -> list[int]:
+    """Those of the blocks that are there; asking uses none of them, as far as it matters."""
+    return [number for number in numbers if hash_of(number) in tier._slots]
+
+
+def test_the_block_that_was_not_used_for_longest_gives_way() -> None:
+    tier = tier_of(3)
+    for number in (1, 2, 3):
+        tier.put(block_of(number))
+    assert tier.usage == 1.0
+    assert tier.lookup([hash_of(1)]) == 1
+    tier.put(block_of(4))
+    assert known(tier, 1, 2, 3, 4) == [1, 3, 4]
+    tier.close()
+
+
+def test_of_a_prompt_the_end_gives_way_before_the_beginning() -> None:
+    tier = tier_of(3)
+    for number in (1, 2, 3):
+        tier.put(block_of(number))
+    assert tier.lookup([hash_of(1), hash_of(2), hash_of(3)]) == 3
+    tier.put(block_of(4))
+    assert known(tier, 1, 2, 3, 4) == [1, 2, 4]
+    tier.close()
+
+
+def test_a_block_that_is_being_read_does_not_give_way() -> None:
+    tier, landing = tier_of(2), Held()
+    tier.put(block_of(1))
+    tier.put(block_of(2))
+    tier.load([hash_of(1), hash_of(2)], landing)
+    assert landing.is_there.wait(10.0)
+    tier.put(block_of(3))
+    assert known(tier, 1, 2, 3) == [1, 3]
+    landing.may_go.set()
+    (found,) = landing.wait()
+    assert found.content.tobytes() == block_of(1).content.tobytes()
+    tier.put(block_of(4))
+    assert known(tier, 1, 3, 4) == [3, 4]
+    tier.close()
+
+
+def test_a_tier_of_one_block_keeps_what_is_being_read() -> None:
+    tier, landing = tier_of(1), Held()
+    tier.put(block_of(1))
+    tier.load([hash_of(1)], landing)
+    assert landing.is_there.wait(10.0)
+    tier.put(block_of(2))
+    assert known(tier, 1, 2) == [1]
+    landing.may_go.set()
+    landing.wait()
+    tier.put(block_of(2))
+    assert known(tier, 1, 2) == [2]
+    tier.close()
+
+
+def test_loads_beyond_those_that_may_wait_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_tier, "_MAX_WAITING", 1)
+    tier, held, waiting, refused = tier_of(2), Held(), Collected(), Collected()
+    tier.put(block_of(1))
+    tier.load([hash_of(1)], held)
+    assert held.is_there.wait(10.0)
+    tier.load([hash_of(1)], waiting)
+    tier.load([hash_of(1)], refused)
+    assert refused.wait() == []
+    held.may_go.set()
+    assert len(waiting.wait()) == 1
+    tier.close()
+
+
+def test_a_landing_that_raises_ends_its_own_load_only(caplog: pytest.LogCaptureFixture) -> None:
+    class Raising(Collected):
+        def arrived(self, block: StoredBlock) -> bool:
+            raise RuntimeError("no place")
+
+    tier, raising, other = tier_of(2), Raising(), Collected()
+    tier.put(block_of(1))
+    tier.load([hash_of(1)], raising)
+    tier.load([hash_of(1)], other)
+    assert raising.wait() == []
+    assert len(other.wait()) == 1
+    assert "no place" in caplog.text
+    tier.close()
+
+
+def test_closing_waits_for_the_block_that_is_being_read_and_reads_no_other() -> None:
+    tier, held, waiting = tier_of(2), Held(), Collected()
+    tier.put(block_of(1))
+    tier.put(block_of(2))
+    tier.load([hash_of(1), hash_of(2)], held)
+    tier.load([hash_of(1)], waiting)
+    assert held.is_there.wait(10.0)
+    closing = threading.Thread(target=tier.close)
+    closing.start()
+    assert waiting.wait() == []
+    held.may_go.set()
+    closing.join(10.0)
+    assert not closing.is_alive()
+    assert len(held.wait()) == 1

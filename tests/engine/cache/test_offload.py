@@ -1,0 +1,78 @@
+"""One load, and the time that it is given. What becomes of requests is in `tests/engine/scheduler`."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from baton.engine.cache.offload import LATENCY_S, LEAST_BYTES_PER_S, KvOffload
+from baton.engine.cache.store import BlockBytes
+from tests.engine.cache.store_suite import BLOCK_BYTES, block_of, hash_of
+from tests.engine.scheduler.stores import Clock, TestStore
+
+
+class Pool:
+    """Blocks of zeros, into which one can only write when a test lets it. See `PoolBytes`."""
+
+    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+        self.block_bytes = block_bytes
+        self.blocks = np.zeros((4, BLOCK_BYTES), dtype=np.uint8)
+        self.is_writing, self.may_write = threading.Event(), threading.Event()
+        self.may_write.set()
+
+    def read(self, block_id: int) -> BlockBytes:
+        block: BlockBytes = self.blocks[block_id]
+        return block
+
+    def write(self, block_id: int, content: BlockBytes) -> BlockBytes:
+        self.is_writing.set()
+        assert self.may_write.wait(10.0)
+        self.blocks[block_id] = content
+        return self.read(block_id)
+
+
+def test_a_block_that_came_is_not_written_again_whatever_the_store_says() -> None:
+    pool = Pool()
+    load = KvOffload(TestStore(), pool, 4, Clock()).load([hash_of(1), hash_of(2)], [3, 0])
+    assert load.arrived(block_of(1))
+    assert load.arrived(block_of(5)._replace(block_hash=hash_of(1)))
+    assert load.arrived(block_of(7))
+    assert pool.blocks[3].tobytes() == block_of(1).content.tobytes()
+    assert not pool.blocks[:3].any()
+    assert load.close() == 1
+
+
+def test_who_closes_a_load_waits_for_the_block_that_is_being_written() -> None:
+    pool = Pool()
+    load = KvOffload(TestStore(), pool, 4, Clock()).load([hash_of(1), hash_of(2)], [0, 1])
+    pool.may_write.clear()
+    giving = threading.Thread(target=load.arrived, args=(block_of(1),))
+    counted: list[int] = []
+    closing = threading.Thread(target=lambda: counted.append(load.close()))
+    giving.start()
+    assert pool.is_writing.wait(10.0)
+    closing.start()
+    closing.join(0.2)
+    assert counted == []
+    pool.may_write.set()
+    for thread in (giving, closing):
+        thread.join(10.0)
+    assert counted == [1]
+    assert not load.arrived(block_of(2))
+    assert not pool.blocks[1].any()
+
+
+def test_a_load_has_time_for_its_bytes_and_for_those_of_the_loads_before_it() -> None:
+    clock = Clock()
+    offload = KvOffload(TestStore(), Pool(LEAST_BYTES_PER_S), 4, clock)
+    first = offload.load([hash_of(1), hash_of(2)], [0, 1])
+    second = offload.load([hash_of(3)], [2])
+    assert offload.num_loads == 2
+    begun_s = clock.now_s
+    for passed_s, are_over in ((1.9, (False, False)), (2.1, (True, False)), (2.9, (True, False)), (3.1, (True, True))):
+        clock.now_s = begun_s + LATENCY_S + passed_s
+        assert (first.is_over, second.is_over) == are_over
+    assert offload.num_loads == 0
+    assert (offload.end(first), offload.end(second)) == (0, 0)
+    assert offload.counters.num_late_loads == 2

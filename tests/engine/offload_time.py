@@ -1,0 +1,137 @@
+"""How long a prompt takes when it is computed, and when its KV comes back from the host tier, in turns.
+
+    python -m tests.engine.offload_time                                  # Qwen3-0.6B's shapes, random weights, bfloat16
+    python -m tests.engine.offload_time --shapes small --dtype float32 --num-tokens 500 1000 2000
+
+Each round computes a prompt that nobody has seen, with and without a tier; has others push it out of the pool, while
+the longest step says what saving costs; and asks for it again. Times are to its first token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from baton.engine.build import build_engine
+from baton.engine.core import EngineCore
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.settings import EngineSettings
+from baton.wire.prompt import Prompt
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
+from tests.checkpoints import make_checkpoint
+
+SHAPES = {
+    "qwen3-0.6b": (
+        "qwen3",
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+    ),
+    "small": (
+        "llama",
+        {
+            "hidden_size": 512,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+        },
+    ),
+}
+ONE_TOKEN = DecodingParams(temperature=0, max_tokens=1, ignore_eos=True)
+_WAIT_S = 0.002
+"""As long as a node's loop waits while nothing is ready."""
+
+
+def model_of(folder: Path, shapes: str, max_position: int) -> str:
+    """A folder with the config of these shapes, for random weights."""
+    family, fields = SHAPES[shapes]
+    make_checkpoint(folder, family, max_position=max_position)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+    return str(folder)
+
+
+class Meter:
+    """Serves prompts on one engine, whose pool has room for one of them."""
+
+    def __init__(self, model: str, num_tokens: int, gib: float, dtype: str) -> None:
+        settings = EngineSettings(
+            model=model, load_format="dummy", num_blocks=num_tokens // 16 + 2, kv_offloading_size=gib, dtype=dtype
+        )
+        self.core: EngineCore = build_engine(settings, allocate_private).core
+        self.longest_step_ms = 0.0
+        self._num_requests = 0
+
+    def time_ms(self, token_ids: Sequence[int]) -> float:
+        """Until the first token."""
+        self._num_requests += 1
+        self.core.add(RequestKey.numbered(self._num_requests), Prompt.of(token_ids), ONE_TOKEN)
+        begun_s = time.perf_counter()
+        self.longest_step_ms = 0.0
+        while self.core.has_work:
+            step_s = time.perf_counter()
+            outputs = self.core.step()
+            self.longest_step_ms = max(self.longest_step_ms, 1000 * (time.perf_counter() - step_s))
+            if not outputs:
+                time.sleep(_WAIT_S)
+        return 1000 * (time.perf_counter() - begun_s)
+
+
+def measure(model: str, num_tokens: int, num_rounds: int, gib: float, dtype: str) -> None:
+    """Print the medians for prompts of so many tokens."""
+    chance = random.Random(1)
+    plain, tiered = Meter(model, num_tokens, 0.0, dtype), Meter(model, num_tokens, gib, dtype)
+    computed, saving, loaded, steps, saving_steps = (list[float]() for _ in range(5))
+    for number in range(num_rounds + 1):
+        prompt, other = ([chance.randrange(300) for _ in range(num_tokens)] for _ in range(2))
+        tiered.time_ms(prompt)
+        times = plain.time_ms(other), tiered.time_ms(other), plain.longest_step_ms, tiered.longest_step_ms
+        tiered.core.check()
+        again = tiered.time_ms(prompt)
+        if number:  # the first round warms up
+            for values, value in zip((computed, saving, steps, saving_steps), times, strict=True):
+                values.append(value)
+            loaded.append(again)
+    assert tiered.core.offload is not None
+    medians = [statistics.median(values) for values in (computed, steps, saving, saving_steps, loaded)]
+    sys.stdout.write(
+        "{} tokens: computed {:.1f} ms, longest step {:.1f} ms; computed while another prompt is saved {:.1f} ms, "
+        "longest step {:.1f} ms; loaded {:.1f} ms\n".format(num_tokens, *medians)
+    )
+    sys.stdout.write(f"    {tiered.core.offload.counters}\n")
+    sys.stdout.flush()
+    tiered.core.close()
+
+
+def main() -> int:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", choices=SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--num-tokens", type=int, nargs="+", default=[2000])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gib", type=float, default=1.0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = model_of(Path(folder), arguments.shapes, 2 * max(arguments.num_tokens))
+        for num_tokens in arguments.num_tokens:
+            measure(model, num_tokens, arguments.rounds, arguments.gib, arguments.dtype)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

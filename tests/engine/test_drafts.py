@@ -1,0 +1,180 @@
+"""Drafts through whole engines with real models: ids and log probabilities are those of decoding without them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from baton import LLM, SamplingParams
+from baton.engine.build import Engine, build_engine
+from baton.engine.core import EngineCore
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.scheduler.proposer import Proposer
+from baton.engine.scheduler.request import Request
+from baton.engine.scheduler.step import SampledToken
+from baton.engine.settings import OWN, SHARED, EngineSettings
+from baton.wire.prompt import Prompt
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
+from tests.checkpoints import make_checkpoint
+from tests.engine.models.families import VOCAB_SIZE, make_model
+from tests.engine.scheduler.proposers import Guessing
+from tests.ranks.executor import thread_ranks
+from tests.request_keys import key_of
+
+VARIANTS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 3},
+    {"temperature": 1.0, "seed": 3},
+    {"temperature": 1.3, "seed": 4, "top_p": 0.8, "logprobs": 0},
+    {"temperature": 0.9, "seed": 5, "top_k": 12, "min_p": 0.02},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 1.0, "seed": 6, "presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
+    {"temperature": 0.0, "bad_word_ids": ((7,), (20, 21)), "logit_bias_ids": (5, 6), "logit_bias_values": (2.0, 1.0)},
+    {"temperature": 1.0, "seed": 7, "allowed_token_ids": tuple(range(0, VOCAB_SIZE, 3)), "min_tokens": 9},
+    {"temperature": 1.0, "seed": 8, "stop_token_ids": tuple(range(0, VOCAB_SIZE, 15))},
+]
+NUM_OUTPUT = 24
+PROMPT = "Stations, relations and foundations: the motion of the nation is a notion. " * 2
+SIZES = {"num_threads": 1, "num_blocks": 96, "block_size": 4, "max_num_seqs": 24, "max_num_batched_tokens": 32}
+
+
+@dataclass
+class Followed:
+    """What `engine` has said to each request that it has had."""
+
+    tokens: dict[RequestKey, list[SampledToken]] = field(default_factory=dict)
+    reasons: dict[RequestKey, str] = field(default_factory=dict)
+    num_steps: int = 0
+
+    def following(self, request: Request, count: int) -> Sequence[int]:
+        """What comes next when it is said again."""
+        ids = [token.token_id for token in self.tokens[request.key]]
+        first = len(request.token_ids) - request.num_prompt_tokens
+        return ids[first : first + count]
+
+
+def built(folder: Path, proposer: Proposer | None = None, **settings: object) -> Engine:
+    chosen = EngineSettings(model=str(folder), **{**SIZES, **settings})  # type: ignore[arg-type]
+    return build_engine(chosen, allocate_private, proposer=proposer)
+
+
+def said(engine: Engine) -> Followed:
+    """The outputs of a request of each variant, some of which come while others decode."""
+    found, chance = Followed(), random.Random(5)
+    waiting = list(enumerate(VARIANTS))
+    while waiting or engine.core.has_work:
+        for number, variant in waiting[:3]:
+            prompt = [chance.randrange(VOCAB_SIZE) for _ in range(3 + 4 * number)]
+            engine.core.add(key_of(number), Prompt.of(prompt), DecodingParams(**{"max_tokens": NUM_OUTPUT, **variant}))
+            found.tokens[key_of(number)] = []
+        del waiting[:3]
+        outputs = engine.core.step()
+        engine.core.check()
+        found.num_steps += 1
+        for output in outputs:
+            assert not output.has_failed, output.failure
+            assert output.output_index == len(found.tokens[output.key])
+            found.tokens[output.key] += output.tokens
+            if output.finish_reason:
+                found.reasons[output.key] = output.finish_reason
+    return found
+
+
+def assert_same(plain: Followed, found: Followed, *, is_exact: bool) -> None:
+    assert found.reasons == plain.reasons
+    for key, tokens in plain.tokens.items():
+        others = found.tokens[key]
+        assert [token.token_id for token in others] == [token.token_id for token in tokens]
+        for token, other in zip(tokens, others, strict=True):
+            if is_exact or token.logprobs is None:
+                assert other == token
+            else:
+                assert other.logprobs is not None
+                assert other.logprobs.logprob == pytest.approx(token.logprobs.logprob, abs=1e-4)
+                assert other.logprobs.top_ids == token.logprobs.top_ids
+
+
+@pytest.mark.parametrize("share_right", [1.0, 0.6, 0.0], ids=["oracle", "random", "liar"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "qwen3-moe", "deepseek-v3"])
+def test_outputs_are_those_of_decoding_without_drafts(tmp_path: Path, family: str, share_right: float) -> None:
+    """Bit for bit in models whose numbers are promised to depend on no batch. The second has a short window."""
+    make_model(tmp_path, family)
+    is_exact = family in ("llama", "mistral")
+    plain = said(built(tmp_path, batch_invariant=is_exact))
+    proposer = Guessing(plain.following, share_right, most=5)
+    drafted = said(built(tmp_path, proposer, batch_invariant=is_exact))
+    assert_same(plain, drafted, is_exact=is_exact)
+    assert proposer.num_drafts > 50
+    assert (proposer.num_accepted > 0) == (share_right > 0)
+    if share_right == 1.0:
+        assert proposer.num_accepted == proposer.num_drafts
+        assert drafted.num_steps < 0.6 * plain.num_steps
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cpu_kernels": "torch"},
+        {"kv_cache_dtype": "fp8"},
+        {"num_blocks": 26, "enable_prefix_caching": False},
+        {"device": "emulated"},
+        {"device": "emulated", "enforce_eager": True},
+    ],
+    ids=["torch", "fp8", "preempted", "graphs", "asynchronous"],
+)
+def test_drafts_are_verified_on_every_path(tmp_path: Path, settings: dict[str, Any]) -> None:
+    make_model(tmp_path, "llama")
+    plain = said(built(tmp_path, **settings))
+    proposer = Guessing(plain.following, 0.7, most=5)
+    drafted = said(built(tmp_path, proposer, **settings))
+    assert_same(plain, drafted, is_exact=False)
+    assert 50 < proposer.num_accepted < proposer.num_drafts
+
+
+@pytest.mark.parametrize(("size", "num_stages", "pools"), [(2, 1, SHARED), (1, 2, SHARED), (2, 2, OWN)])
+def test_ranks_and_stages_verify_drafts(tmp_path: Path, size: int, num_stages: int, pools: str) -> None:
+    make_model(tmp_path, "llama")
+    plain = said(built(tmp_path))
+    proposer = Guessing(plain.following, 0.7, most=5)
+    values: dict[str, Any] = {**SIZES, "rank_pools": pools}
+    engine, executor = thread_ranks.built(tmp_path, size, num_stages, proposer=proposer, **values)
+    assert_same(plain, said(engine), is_exact=False)
+    executor.close()
+    assert 50 < proposer.num_accepted < proposer.num_drafts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_user_who_asks_for_ngrams_gets_the_same_text_in_fewer_steps(tmp_path: Path, temperature: float) -> None:
+    folder, found, num_steps = make_checkpoint(tmp_path, "llama"), [], []
+    # so few tokens repeat themselves
+    whole = SamplingParams(temperature=temperature, seed=3, max_tokens=90, logprobs=2, allowed_token_ids=(70, 80, 90))
+    config = json.dumps(
+        {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    )
+    for setting in ("", config):
+        llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
+        with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
+            (first,) = llm.generate(PROMPT, whole)
+        stopped = [replace(whole, stop=(first.text[place : place + 12],)) for place in range(40, 48)]
+        found.append([first, *llm.generate([PROMPT] * 8, stopped)])
+        num_steps.append(stepped.call_count)
+    assert found[0] == found[1]
+    assert found[0][1].finish_reason == "stop"
+    assert [len(each.logprobs) for each in found[1]] == [len(each.token_ids) for each in found[1]]
+    assert num_steps[1] < 0.8 * num_steps[0]
+
+
+def test_a_model_with_states_is_asked_for_no_drafts(tmp_path: Path) -> None:
+    make_model(tmp_path, "lfm2")
+    plain = said(built(tmp_path))
+    proposer = Guessing(plain.following, 1.0)
+    assert_same(plain, said(built(tmp_path, proposer)), is_exact=True)
+    assert proposer.num_drafts == 0

@@ -1,0 +1,268 @@
+"""Whole engines whose pool is small and whose KV comes back from a store: the tokens are those of an engine without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton import LLM, SamplingParams
+from baton.engine.build import Engine, build_engine
+from baton.engine.cache import offload
+from baton.engine.cache.host_tier import HostTier
+from baton.engine.cache.store import KvStore, Landing, StoredBlock
+from baton.engine.core import EngineCore, FirstToken
+from baton.engine.runner.kv_memory import allocate_private, allocate_shared
+from baton.engine.settings import EngineSettings
+from baton.wire.errors import InvalidSetting
+from baton.wire.prompt import Prompt
+from baton.wire.sampling import DecodingParams
+from tests.checkpoints import make_checkpoint
+from tests.engine.models.families import make_model
+from tests.engine.test_core import prompt
+from tests.request_keys import key_of
+
+GREEDY = DecodingParams(temperature=0, max_tokens=6, ignore_eos=True)
+_FIRST, _OTHER, _END = ([each % 64 for each in prompt(count, count)] for count in (45, 50, 9))
+PROMPTS = [_FIRST, _OTHER, _FIRST[:40] + _END]
+"""Two of them begin with the same 40 tokens, which are 5 blocks."""
+ROUNDS = (0, 1, 2, 1, 0)
+ALL_CACHED = 40 + 48 + 40
+"""Tokens of the last three rounds that were computed before."""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is, no load is late."""
+    monkeypatch.setattr(offload, "LATENCY_S", 60.0)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
+
+
+def of_family(folder: Path, family: str) -> Path:
+    make_model(folder, family)
+    return folder
+
+
+@contextmanager
+def engine_of(
+    folder: Path, open_store: Callable[[int], KvStore] | None = None, **settings: Any
+) -> Iterator[tuple[Engine, EngineCore]]:
+    """An engine whose pool holds one of the prompts."""
+    chosen = {"block_size": 8, "num_blocks": 9, "num_threads": 1, **settings}
+    engine = build_engine(EngineSettings(model=str(folder), **chosen), allocate_private, open_store=open_store)
+    try:
+        yield engine, engine.core
+    finally:
+        engine.core.close()
+        engine.executor.close()
+        engine.device.close()
+
+
+def answers(core: EngineCore, name: str, token_ids: Sequence[int], salt: bytes = b"") -> tuple[list[int], int]:
+    """(the tokens of a request, how many of its prompt were cached)."""
+    tokens, num_cached = list[int](), 0
+    core.add(key_of(name), Prompt.of(token_ids, salt), GREEDY)
+    while core.has_work:
+        outputs = core.step()
+        if not outputs and core.awaits_readiness:
+            time.sleep(0.001)
+        for output in outputs:
+            assert not output.has_failed
+            tokens += output.token_ids
+            num_cached = output.num_cached_tokens
+        core.check()
+    return tokens, num_cached
+
+
+def all_answers(core: EngineCore) -> tuple[list[list[int]], int]:
+    """The tokens of `ROUNDS`, one after the other, and the cached tokens of all."""
+    found = [answers(core, str(place), PROMPTS[number]) for place, number in enumerate(ROUNDS)]
+    return [tokens for tokens, _ in found], sum(num_cached for _, num_cached in found)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16"},
+    "fp8": {"kv_cache_dtype": "fp8"},
+    "torch": {"attention_backend": "torch", "cpu_kernels": "torch"},
+    "asynchronous device": {"device": "emulated"},
+    "asynchronous device, fp8": {"device": "emulated", "kv_cache_dtype": "fp8"},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_those_of_an_engine_without_a_tier(checkpoint: Path, case: str) -> None:
+    with engine_of(checkpoint, **CASES[case]) as (_, core):
+        expected, num_cached = all_answers(core)
+    with engine_of(checkpoint, kv_offloading_size=0.01, **CASES[case]) as (_, core):
+        found, num_loaded = all_answers(core)
+        assert core.offload is not None
+        assert core.offload.counters.num_loaded_tokens == num_loaded - num_cached > 40
+    assert num_loaded == ALL_CACHED
+    assert found == expected
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3-next", "deepseek-v3", "gemma3"])
+def test_states_latents_and_windows_come_back_as_well(tmp_path: Path, family: str, device: str) -> None:
+    folder = of_family(tmp_path, family)
+    with engine_of(folder, device=device) as (_, core):
+        expected, num_cached = all_answers(core)
+    with engine_of(folder, device=device, kv_offloading_size=0.01) as (_, core):
+        found, num_loaded = all_answers(core)
+    assert found == expected
+    assert num_cached < num_loaded == ALL_CACHED
+
+
+def test_without_being_told_of_evictions_nothing_would_come_back(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the comparisons above are worth."""
+    monkeypatch.setattr(offload.KvOffload, "evicted", lambda self, blocks: None)
+    with engine_of(checkpoint, kv_offloading_size=0.01) as (_, core):
+        all_answers(core)
+        assert core.offload is not None
+        assert core.offload.counters.num_loaded_tokens == 0
+
+
+def test_tenants_do_not_share_what_is_stored(checkpoint: Path) -> None:
+    with engine_of(checkpoint, kv_offloading_size=0.01) as (_, core):
+        for place, (salt, num_cached) in enumerate(((b"a", 0), (b"a", 40), (b"b", 0), (b"a", 40))):
+            assert answers(core, f"a{place}", PROMPTS[0], salt)[1] == num_cached
+            answers(core, f"b{place}", PROMPTS[1])
+
+
+def test_a_handoff_into_blocks_that_were_evicted_leaves_what_was_stored_as_it_was(checkpoint: Path) -> None:
+    with engine_of(checkpoint) as (source, plain), engine_of(checkpoint, kv_offloading_size=0.01) as (target, core):
+        expected, _ = answers(plain, "plain", PROMPTS[0])
+        assert answers(core, "first", PROMPTS[0])[0] == expected
+        reservation = core.reserve(key_of("handoff"), Prompt.of(PROMPTS[1]))
+        assert reservation is not None
+        plain.add(key_of("handoff"), Prompt.of(PROMPTS[1]), GREEDY, first_token_only=True)
+        (first,) = (token for _ in range(99) if plain.has_work for output in plain.step() for token in output.token_ids)
+        sent = plain.block_table(key_of("handoff"))
+        for source_id, target_id in zip(sent, reservation.missing_block_ids, strict=True):
+            target.memory.blocks[target_id] = source.memory.blocks[source_id]
+        core.add_reserved(reservation, Prompt.of(PROMPTS[1]), [FirstToken(key_of("handoff"), GREEDY, first)])
+        while core.has_work:
+            core.step()
+            core.check()
+        assert answers(core, "again", PROMPTS[0]) == (expected, 40)
+
+
+class Faulty:
+    """A host tier in which one thing goes wrong. See `KvStore`."""
+
+    def __init__(self, fault: str, block_bytes: int) -> None:
+        self._fault = fault
+        self._tier = HostTier(np.zeros((64, block_bytes), dtype=np.uint8))
+
+    usage = 0.5
+
+    def lookup(self, hashes: Sequence[bytes]) -> int:
+        if self._fault == "cannot be asked":
+            raise ConnectionRefusedError(111, "gone")
+        return len(hashes) + 1 if self._fault == "promises what it does not have" else self._tier.lookup(hashes)
+
+    def put(self, block: StoredBlock) -> None:
+        if self._fault == "full":
+            raise OSError(28, "No space left on device")
+        self._tier.put(block)
+
+    def load(self, hashes: Sequence[bytes], landing: Landing) -> None:
+        if self._fault == "cannot load":
+            raise TimeoutError
+        if self._fault != "hangs":
+            self._tier.load(hashes, _FaultyLanding(self._fault, landing))
+
+    def forget(self, block_hash: bytes) -> None:
+        self._tier.forget(block_hash)
+
+    def close(self) -> None:
+        self._tier.close()
+
+
+class _FaultyLanding:
+    def __init__(self, fault: str, landing: Landing) -> None:
+        self._fault, self._landing, self._before = fault, landing, list[StoredBlock]()
+
+    def arrived(self, block: StoredBlock) -> bool:
+        if self._fault == "flips a bit":
+            block = block._replace(content=block.content.copy())
+            block.content[len(block.content) // 2] ^= 4
+        elif self._fault == "mixes blocks up":
+            self._before.append(block)
+            block = self._before[0]._replace(block_hash=block.block_hash)
+        elif self._fault == "cuts blocks":
+            block = block._replace(content=block.content[:-1])
+        elif self._fault == "stops" and self._before:
+            return False
+        self._before.append(block)
+        return self._landing.arrived(block)
+
+    def ended(self) -> None:
+        self._landing.ended()
+
+
+FAULTS = {
+    "cannot be asked": "failed",
+    "promises what it does not have": "",
+    "full": "failed",
+    "cannot load": "failed",
+    "hangs": "in time",
+    "flips a bit": "wrong bytes",
+    "mixes blocks up": "wrong bytes",
+    "cuts blocks": "wrong bytes",
+    "stops": "",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_store_costs_no_token_and_no_block(
+    checkpoint: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(offload, "LATENCY_S", 0.05)
+    monkeypatch.setattr(offload, "REST_S", 0.0)
+    with engine_of(checkpoint) as (_, core):
+        expected, _ = all_answers(core)
+    with engine_of(checkpoint, lambda block_bytes: Faulty(fault, block_bytes)) as (_, core):
+        assert all_answers(core)[0] == expected
+        assert core.status().num_held_blocks == 0
+    assert FAULTS[fault] in caplog.text
+    assert ("the KV store is not asked" in caplog.text) == bool(FAULTS[fault])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"kv_offloading_size": 1e-9}, "holds no block"),
+        ({"kv_offloading_size": 2.0**20}, "needs as many GiB beside the KV pool, and"),
+        ({"kv_offloading_size": 0.01, "enable_prefix_caching": False}, "--enable-prefix-caching"),
+        ({"kv_offloading_size": 0.01, "tensor_parallel_size": 2}, "one rank, and this one has 2"),
+    ],
+    ids=str,
+)
+def test_a_tier_that_cannot_be_is_refused_with_one_line(
+    checkpoint: Path, settings: dict[str, Any], reason: str
+) -> None:
+    allocate = allocate_shared if "tensor_parallel_size" in settings else allocate_private
+    with pytest.raises(InvalidSetting, match=reason) as caught:
+        build_engine(EngineSettings(model=str(checkpoint), num_threads=1, num_blocks=9, **settings), allocate)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_offline_model_says_what_came_from_the_tier(checkpoint: Path) -> None:
+    llm = LLM(str(checkpoint), num_threads=1, block_size=8, num_blocks=9, kv_offloading_size=0.01)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    first, _, again = (llm.generate([list(PROMPTS[number])], params)[0] for number in (0, 1, 0))
+    assert again.token_ids == first.token_ids
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 40)

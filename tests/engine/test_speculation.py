@@ -1,0 +1,58 @@
+"""The setting of speculation: vLLM's words, or one line says what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from baton.engine.scheduler.request import Request
+from baton.engine.speculation import proposer_of
+from baton.wire.errors import InvalidSetting
+from baton.wire.prompt import Prompt
+from baton.wire.sampling import DecodingParams
+from tests.request_keys import A
+
+
+def num_drafts(text: list[int], **config: Any) -> int:
+    proposer = proposer_of(json.dumps({"method": "ngram", **config}))
+    assert proposer is not None
+    request = Request(A, Prompt.of(text), DecodingParams(), b"", 10**6)
+    assert proposer.follows(request)
+    return len(proposer.propose(request, 99))
+
+
+def test_nothing_is_proposed_unless_asked_for() -> None:
+    assert proposer_of("") is None
+
+
+def test_lengths_are_those_of_the_setting() -> None:
+    text = [*range(100), *range(6)]
+    assert num_drafts(text, num_speculative_tokens=7) == 7
+    assert num_drafts(text[:-2], num_speculative_tokens=7) == 0  # five by default
+    assert num_drafts(text[:-2], num_speculative_tokens=7, prompt_lookup_max=4) == 7
+    assert num_drafts(text[:-3], num_speculative_tokens=7, prompt_lookup_max=4) == 0
+    assert num_drafts(text[:-3], num_speculative_tokens=7, prompt_lookup_min=3) == 7
+    assert num_drafts(text[:-3], num_speculative_tokens=7, prompt_lookup_max=4, prompt_lookup_min=2) == 7
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ("ngram", "malformed"),
+        ("[]", "Expected `object`, got `array`"),
+        ('{"method": "eagle3", "num_speculative_tokens": 2}', "Invalid enum value 'eagle3'"),
+        ('{"method": "ngram"}', "missing required field `num_speculative_tokens`"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "`int` >= 1"),
+        ('{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup": 2}', "unknown field `prompt_lookup`"),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 3, "prompt_lookup_max": 2}',
+            "prompt_lookup_min 3 is above prompt_lookup_max 2",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused(config: str, reason: str) -> None:
+    with pytest.raises(InvalidSetting, match=reason) as found:
+        proposer_of(config)
+    assert str(found.value).startswith("--speculative-config")

@@ -1,0 +1,1 @@
+"""The walk of a request: through which files of Baton one request goes, from its HTTP connection to its last token."""
