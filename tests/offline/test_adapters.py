@@ -88,7 +88,13 @@ def test_a_mixed_batch_has_the_bits_of_its_requests_alone_and_base_requests_thos
 
 @pytest.mark.parametrize(
     "settings",
-    [{"device": "emulated"}, {"cpu_kernels": "torch"}, {"enforce_eager": True}, {"max_num_batched_tokens": 512}],
+    [
+        {"device": "emulated"},
+        {"cpu_kernels": "torch"},
+        {"enforce_eager": True},
+        {"max_num_batched_tokens": 512},
+        {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'},
+    ],
     ids=str,
 )
 def test_every_way_to_compute_a_step_adds_adapters(
@@ -108,9 +114,12 @@ def test_adapters_are_added_to_quantized_weights_as_they_are(
     assert_like({"": rounded, **models}, served.generate(PROMPTS, GREEDY, adapter=NAMES))
 
 
-def test_kv_is_shared_by_prompts_of_the_same_adapter_only(base: Path, adapters: dict[str, Path]) -> None:
+@pytest.mark.parametrize("settings", [{}, {"num_blocks": 12, "kv_offloading_size": 0.01}], ids=["pool", "host tier"])
+def test_kv_is_shared_by_prompts_of_the_same_adapter_only(
+    base: Path, adapters: dict[str, Path], settings: dict[str, Any]
+) -> None:
     copy = shutil.copytree(adapters["one"], base.parent / "copy", dirs_exist_ok=True)
-    llm = LLM(str(base), adapters={**adapters, "copy": copy}, **SMALL)
+    llm = LLM(str(base), adapters={**adapters, "copy": copy}, **{**SMALL, **settings})
 
     def num_cached(name: str) -> int:
         return llm.generate(PROMPTS[0], GREEDY, adapter=name)[0].num_cached_tokens
