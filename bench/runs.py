@@ -164,22 +164,28 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """`target` over `against` in one metric at one rate: ratio of medians, range of the pairs, and what follows.
+class Comparison:
+    """A ratio of medians, the lowest and highest of its pairs, and what follows. `noise` 0.1 is 10 %.
 
-    `noise` 0.1 is 10 %. `is_clear`: `verdict` says that they differ, and not why nothing can be said.
+    `is_clear`: `verdict`, one sentence, says that they differ, and not why nothing can be said.
     """
 
-    rate: Rate
-    target: str
-    against: str
-    metric: str
     ratio: float
     low: float
     high: float
     noise: float | None
     is_clear: bool
     verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio(Comparison):
+    """`target` over `against` in one metric at one rate."""
+
+    rate: Rate
+    target: str
+    against: str
+    metric: str
 
 
 def points_of(runs: Iterable[Run], targets: Sequence[str] = ()) -> tuple[Point, ...]:

@@ -85,7 +85,6 @@ def all_groups(*, quick: bool) -> tuple[Group, ...]:
         Group("prefill", "a prompt of 8,192 tokens against matrix products", 25, measures=models),
         Group("exposed", "what is left of the transfer at 8,192 tokens", 40, measures=("exposed transfer",)),
         Group("ranks", "ranks with a GPU each, tokens against one GPU", 60, "test_ranks.py"),
-        Group("throughput", "offline generation against transformers", 70, measures=models),
     )
 
 

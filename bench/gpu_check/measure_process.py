@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -39,7 +37,6 @@ _MOST_OVERHEAD_US = 300.0
 _DECODE_BATCHES = (1, 8, 64)
 _NUM_PROFILED = 20
 _SPARE_TOKENS = 256
-_COMPILE_S = 35.0
 _EPS = 1e-6
 _TIMED_ROWS = (64, 8192)
 
@@ -116,73 +113,6 @@ def graph_rows(setup: Setup, _: str) -> Iterator[Row]:
         yield speed_row("eager over recorded", case, taken_ms["eager"] / taken_ms["recorded"], "times")
 
 
-def throughput_rows(setup: Setup, name: str) -> Iterator[Row]:
-    """Prompts of one length at once, each continued by as many tokens, by Baton's engine and by transformers."""
-    work = (32, 256, 64) if setup.is_gpu else (2, 16, 6)
-    batch, num_prompt, num_output = work
-    case = f"{setup.label(name)}, {batch} x {num_prompt} + {num_output} tokens"
-    steps = setup.steps(name, num_prompt + num_output + 16, batch, enable_prefix_caching=False)
-    ours = max(steps.generate(*work) for _ in range(3))
-    yield speed_row("offline, Baton", case, ours, "tok/s")
-    del steps  # its memory
-    theirs = _transformers_tok_per_s(setup, name, work, compile_it=False)
-    yield speed_row("offline, transformers, static cache", case, theirs, "tok/s")
-    yield speed_row("Baton over transformers", case, ours / theirs, "times", target=1.0)
-    if name != "0.6B" or setup.is_quick:
-        return
-    compiled = _compiled_tok_per_s(setup, name, work)
-    if isinstance(compiled, str):
-        yield missing_row("offline, transformers, static cache, compiled", case, compiled)
-        return
-    yield speed_row("offline, transformers, static cache, compiled", case, compiled, "tok/s")
-    yield speed_row("Baton over compiled transformers", case, ours / compiled, "times", target=1.0)
-
-
-def _compiled_tok_per_s(setup: Setup, name: str, work: tuple[int, int, int]) -> float | str:
-    """The rate, or why there is none. A thread that is still compiling ends with this process."""
-    if not setup.is_gpu:
-        return "transformers compiles with a static cache on a GPU only"
-    told: list[float | str] = []
-
-    def measure() -> None:
-        try:
-            told.append(_transformers_tok_per_s(setup, name, work, compile_it=True))
-        except Exception as error:  # whatever a compiler raises is the answer
-            told.append(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:160]}")
-
-    thread = threading.Thread(target=measure, daemon=True)
-    thread.start()
-    thread.join(_COMPILE_S)
-    return told[0] if told else f"not compiled within {_COMPILE_S:g} s"
-
-
-def _transformers_tok_per_s(setup: Setup, name: str, work: tuple[int, int, int], *, compile_it: bool) -> float:
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-
-    batch, num_prompt, num_output = work
-    fields = config_of(setup.model(name))
-    config = AutoConfig.for_model(**fields)
-    with torch.device(setup.device):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    generation = GenerationConfig(
-        do_sample=False,
-        max_new_tokens=num_output,
-        min_new_tokens=num_output,
-        pad_token_id=0,
-        cache_implementation="static",
-        disable_compile=not compile_it,
-    )
-    ids = torch.randint(0, fields["vocab_size"], (batch, num_prompt), device=setup.device)
-    best = 0.0
-    for _ in range(3):
-        begin_s = time.perf_counter()
-        with torch.inference_mode():
-            found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=generation)
-        num_generated = sum(map(len, found[:, num_prompt:].tolist()))  # waits for the device
-        best = max(best, num_generated / (time.perf_counter() - begin_s))
-    return best
-
-
 @torch.inference_mode()
 def operation_rows(setup: Setup, _: str) -> Iterator[Row]:
     """Bytes per second of the fused operations and of plain torch, in operands that no cache holds."""
@@ -247,7 +177,6 @@ MEASUREMENTS: dict[str, Callable[[Setup, str], Iterable[Row]]] = {
     "decode": decode_rows,
     "prefill": prefill_rows,
     "exposed": exposed_rows,
-    "throughput": throughput_rows,
 }
 """By group, each called with the name of what it is to measure."""
 

@@ -19,7 +19,7 @@ from baton.bench.arguments import parse_alone, require_folder, write_text
 from baton.bench.child import Child
 from baton.bench.documents import LimitsDocument, ResultFile
 from baton.bench.facts import Facts, collect_facts
-from baton.bench.limits.result import CEILING_NAMES, MEANINGS, STEP_NAMES, Ceiling, Found, LimitsSettings, Ratio
+from baton.bench.limits.result import CEILING_NAMES, MEANINGS, Ceiling, Found, LimitsSettings, Ratio
 from baton.bench.report.document import as_text
 from baton.bench.report.sections import section_of
 from baton.engine.models.identity import model_name
@@ -67,13 +67,19 @@ def engine_limits(settings: LimitsSettings, found: Found, say: Callable[[str], N
     say("building the engine")
     with Child(_ENGINE, asdict(settings)) as engine:
         engine.hear(_START_S)
-        steps = [
-            {"batch": batch, "context": length} for length in settings.context_lens for batch in settings.batch_sizes
-        ]
         for name in wanted:
-            for case in [] if name in CEILING_NAMES else steps if name in STEP_NAMES else [{}]:
+            for case in _cases(name, settings):
                 say(", ".join([name, *(f"{size} {number}" for size, number in case.items())]))
-                answer = engine.ask(name, **case)
-                found.ratios.extend(Ratio(**ratio) for ratio in (answer if isinstance(answer, list) else [answer]))
+                found.ratios.append(Ratio(**engine.ask(name, **case)))
         ceilings = engine.ask("ceilings", names=[name for name in CEILING_NAMES if name in wanted])
         found.ceilings.extend(Ceiling(**ceiling) for ceiling in ceilings)
+
+
+def _cases(name: str, settings: LimitsSettings) -> list[dict[str, int]]:
+    """What a ratio is measured for; a ceiling is taken beside the ratios that need it."""
+    if name in CEILING_NAMES:
+        return []
+    if name != "decode_bw_ratio":
+        return [{}]
+    lengths, sizes = settings.context_lens, settings.batch_sizes
+    return [{"batch": batch, "context": length} for length in lengths for batch in sizes]

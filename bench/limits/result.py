@@ -18,21 +18,13 @@ from baton.runtime.ranges import COUNT, THREADS, Range
 from baton.runtime.settings import setting
 
 CEILING_NAMES = ("memcpy", "read_stream", "gemm")
-STEP_NAMES = ("decode_bw_ratio", "attn_ratio", "attn_kernel_ratio")
-"""Ratios that are measured for each batch size and context."""
-KERNEL_NAMES = ("attn_kernel_ratio", "linear_bw_ratio", "linear_flop_ratio")
-"""Those of Baton's CPU kernels alone; nothing where torch computes."""
-NAMES = (*CEILING_NAMES, *STEP_NAMES, "prefill_flop_ratio", "linear_bw_ratio", "linear_flop_ratio")
+NAMES = (*CEILING_NAMES, "decode_bw_ratio", "prefill_flop_ratio")
 _QUICK_ROUNDS = 2
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _MIN_BUFFER_BYTES, _MAX_BUFFER_BYTES, _QUICK_BUFFER_BYTES = 2**27, 2**31, 2**22
 TIMES_CACHE = 4
 MEANINGS = {
     "decode_bw_ratio": "The share of the memory's read rate at which a decode step gets through weights and KV.",
-    "attn_ratio": "The same for attention alone: KV bytes of a decode step over the time of all its layers.",
-    "attn_kernel_ratio": "The same for the call of Baton's attention kernel, without what is around it.",
-    "linear_bw_ratio": "The same for Baton's products of a layer and the head, for few rows: bytes of weights.",
-    "linear_flop_ratio": "The rate of Baton's products of a layer over that of oneDNN's, for more rows.",
     "prefill_flop_ratio": "The share of the rate of bare matrix products at which a prompt is computed.",
 }
 """One sentence a ratio."""

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from baton.bench.numbers import size
-from baton.bench.plots.style import HEIGHT, INK, PALETTE, REFERENCE, SOFT, Look, looks_of, new_figure, styled
+from baton.bench.plots.style import HEIGHT, REFERENCE, SOFT, Look, looks_of, new_figure, styled
 from baton.bench.runs import Point
 
 if TYPE_CHECKING:
@@ -253,48 +252,3 @@ def _line(target: str, look: Look, gaps_ms: NDArray[np.float64]) -> Line:
     places = np.minimum((len(gaps_ms) * (1 - 10.0**-nines)).astype(np.int64), len(gaps_ms) - 1)
     plain = Look(look.color, "", look.dashes)
     return Line(target, plain, np.maximum(gaps_ms[places], _LEAST_MS).tolist(), nines.tolist())
-
-
-_COLORS = {"shm": PALETTE[0], "zmq": PALETTE[4], "nixl": PALETTE[2], "nccl": PALETTE[3]}
-
-
-@dataclass(frozen=True, slots=True)
-class Handoffs:
-    """Handoffs of one size over one transport, in GB/s: themselves, copies in turns with them, and bare NIXL writes."""
-
-    transport: str
-    is_checked: bool
-    num_bytes: int
-    gb_per_s: float
-    memcpy_gb_per_s: float
-    bare_gb_per_s: float | None
-
-
-def draw_transfer(handoffs: Sequence[Handoffs], caption: str = "") -> Figure:
-    """Every line has copies of its own: the band is between the slowest and the fastest of them."""
-    ordered = sorted(handoffs, key=lambda each: each.num_bytes)
-    sizes: dict[float, str] = {each.num_bytes: size(each.num_bytes) for each in ordered}
-    lines = []
-    for transport, is_checked in dict.fromkeys((each.transport, each.is_checked) for each in handoffs):
-        own = [each for each in ordered if (each.transport, each.is_checked) == (transport, is_checked)]
-        look = Look(_COLORS.get(transport, PALETTE[1]), "o" if is_checked else "s", "-" if is_checked else "--")
-        label = f"{transport}, {'checksums' if is_checked else 'no checksums'}"
-        lines.append(Line(label, look, [each.num_bytes for each in own], [each.gb_per_s for each in own]))
-    copies = [[each.memcpy_gb_per_s for each in ordered if each.num_bytes == num_bytes] for num_bytes in sizes]
-    means, ends = [sum(found) / len(found) for found in copies], [(min(found), max(found)) for found in copies]
-    lines.append(Line("copy (memcpy)", Look(SOFT, "", "-"), list(sizes), means, ends))
-    bare = {
-        each.num_bytes: each.bare_gb_per_s
-        for each in ordered
-        if each.bare_gb_per_s is not None and each.is_checked == handoffs[0].is_checked
-    }
-    if bare:
-        lines.append(Line("bare NIXL write", Look(INK, "x", ":"), list(bare), list(bare.values())))
-    panel = Panel(
-        lines,
-        "\n".join(filter(None, ("KV of one handoff", caption))),
-        "GB/s, until the decode node has it",
-        x_ticks=sizes,
-        x_log=2,
-    )
-    return Plot("Rate of KV handoffs between two processes", [panel]).draw()

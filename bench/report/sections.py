@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from baton.bench.documents import (
     CompareDocument,
@@ -20,12 +20,11 @@ from baton.bench.documents import (
     SweepDocument,
 )
 from baton.bench.facts import Facts
-from baton.bench.kv.report import handoffs_of
-from baton.bench.kv.report import tables as kv_tables
+from baton.bench.kv.report import draw_transfer
+from baton.bench.kv.report import table as kv_table
 from baton.bench.numbers import number, percent, size, whole
 from baton.bench.plots import lines
-from baton.bench.plots.lines import GOAL, draw_transfer, slo_in_words
-from baton.bench.plots.requests import draw_stack, draw_timeline, has_times
+from baton.bench.plots.lines import GOAL, slo_in_words
 from baton.bench.report.document import Picture, Section, Table
 from baton.bench.report.tables import (
     breakdown_table,
@@ -67,8 +66,7 @@ def _sweep(name: str, document: SweepDocument) -> Section:
     runs = []
     for each in document.configurations:
         for place, point in enumerate(each.points, start=1):
-            attained = {"slo_attainment": point.attainment, "attainments": point.attainments}
-            runs.append(Run(each.name, place, point.rate, point.result | attained))
+            runs.append(Run(each.name, place, point.rate, point.result | {"slo_attainment": point.attainment}))
     points = points_of(runs, [each.name for each in document.configurations])
     tables = [goodput_table(document.configurations, points), points_table(points)]
     goals = f"{percent(document.attainment)} of requests meet {slo_in_words(document.slo)}"
@@ -98,9 +96,9 @@ def _limits(name: str, document: LimitsDocument) -> Section:
 def _kv(name: str, document: KvDocument) -> Section:
     blocks: list[Table | Picture] = []
     if document.cases:
-        draw = partial(draw_transfer, [handoffs_of(case) for case in document.cases])
+        draw = partial(draw_transfer, document.cases)
         blocks.append(Picture("transfer", "Rate of KV handoffs against their size", draw))
-    blocks += kv_tables(document)
+        blocks.append(kv_table(document.cases))
     failed = [f"{transport} failed: {reason}" for transport, reason in document.failures.items()]
     missing = [f"{transport} was not measured: {reason}" for transport, reason in document.missing.items()]
     return Section(
@@ -153,22 +151,10 @@ def _of_runs(
     if plot := lines.gaps(points, limit_ms):
         yield Picture("gaps", "Gaps between tokens", plot.draw)
     if (breakdown := breakdown_table(points)).rows:
-        yield Picture("stack", "Parts of the time to tokens 1 and 2", partial(draw_stack, points))
         yield breakdown
-    if runs := _side_by_side(points):
-        yield Picture("timeline", "Requests over time", partial(draw_timeline, runs, limit_ms))
     if (failures := failure_table(points)).rows:
         yield failures
     yield client_table(points)
-
-
-def _side_by_side(points: Sequence[Point]) -> list[Run]:
-    """Of each target the last run that has its requests' times, at the highest rate at which most targets have one."""
-    by_rate: dict[float, list[Run]] = {}
-    for point in points:
-        if found := [run for run in point.runs if has_times(run)]:
-            by_rate.setdefault(point.rate, []).append(found[-1])
-    return max(by_rate.values(), key=lambda runs: (len(runs), runs[0].rate), default=[])
 
 
 def _described(target: MeasuredTarget) -> tuple[str, str]:
@@ -211,16 +197,13 @@ def _load(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _common(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all mappings have alike, inner mappings entry by entry. A count of 0 says nothing and is left out."""
-    found: dict[str, Any] = {}
-    for key, value in parts[0].items() if parts else ():
-        others = [part.get(key) for part in parts]
-        if isinstance(value, Mapping) and all(isinstance(other, Mapping) for other in others):
-            if inner := _common(cast("list[Mapping[str, Any]]", others)):
-                found[key] = inner
-        elif all(other == value for other in others) and (value != 0 or isinstance(value, bool)):
-            found[key] = value
-    return found
+    """What all mappings have alike. A count of 0 says nothing and is left out."""
+    alike = parts[0].items() if parts else ()
+    return {
+        key: value
+        for key, value in alike
+        if all(part.get(key) == value for part in parts) and (value != 0 or isinstance(value, bool))
+    }
 
 
 def in_words(value: Any) -> str:

@@ -38,7 +38,7 @@ def test_a_comparison_has_a_table_for_each_rate_with_medians_ratios_and_verdicts
     ratio = row(shown[1], "TTFT p50 (ms)")["vLLM P/D / Baton P/D"]
     assert ratio.tone == "bad"
     assert ratio.detail.endswith("slower")
-    assert list(found.pictures) == ["attainment", "latency", "gaps", "stack", "timeline"]
+    assert list(found.pictures) == ["attainment", "latency", "gaps"]
 
 
 @pytest.mark.parametrize(
