@@ -140,10 +140,13 @@ class ServeDocument:
 
 @dataclass(frozen=True, slots=True)
 class LimitsDocument:
+    """A result of `baton bench limits`; `failures` has a sentence for each part that failed."""
+
+    kind: Literal["limits"] = field(default="limits", kw_only=True)
     facts: Facts
-    ceilings: list[Ceiling]
-    ratios: list[LimitRatio]
     setup: dict[str, Any] = field(default_factory=dict)
+    ceilings: list[Ceiling] = field(default_factory=list)
+    ratios: list[LimitRatio] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

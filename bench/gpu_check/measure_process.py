@@ -18,14 +18,9 @@ import torch
 
 from baton.bench.gpu_check.relay_process import exposed_rows, transfer_rows
 from baton.bench.gpu_check.rows import Row, failed_row, missing_row, say, say_row, speed_row
-from baton.bench.gpu_check.setup_process import Setup, block_bytes, config_of, gb_per_s, model_shapes
+from baton.bench.gpu_check.setup_process import Setup, block_bytes, gb_per_s, model_shapes
 from baton.bench.limits.engine_process import ONE_BY_ONE, EngineSteps
 from baton.bench.numbers import median, percentile
-from baton.engine.models.config import ModelConfig, parse_config
-from baton.engine.models.ops.base import DecoderOps
-from baton.engine.models.ops.choose import choose_ops
-from baton.engine.models.ops.torch_ops import TorchOps
-from baton.engine.models.rope import RotaryEmbedding
 from baton.kvtransfer.integrity import DOT64
 from baton.kvtransfer.pools.device import DevicePool
 from baton.wire.errors import InvalidSetting
@@ -37,8 +32,6 @@ _MOST_OVERHEAD_US = 300.0
 _DECODE_BATCHES = (1, 8, 64)
 _NUM_PROFILED = 20
 _SPARE_TOKENS = 256
-_EPS = 1e-6
-_TIMED_ROWS = (64, 8192)
 
 
 def decode_rows(setup: Setup, name: str) -> Iterator[Row]:
@@ -113,44 +106,6 @@ def graph_rows(setup: Setup, _: str) -> Iterator[Row]:
         yield speed_row("eager over recorded", case, taken_ms["eager"] / taken_ms["recorded"], "times")
 
 
-@torch.inference_mode()
-def operation_rows(setup: Setup, _: str) -> Iterator[Row]:
-    """Bytes per second of the fused operations and of plain torch, in operands that no cache holds."""
-    ceiling = setup.copy_gb_per_s()
-    config = parse_config(config_of(setup.model("8B")))
-    # the same twice where there are no fused ones
-    for ops in {type(ops): ops for ops in (choose_ops(setup.torch_device), TorchOps())}.values():
-        for count in _TIMED_ROWS if setup.is_gpu else _TIMED_ROWS[:1]:
-            for name, call, num_bytes in _calls(ops, config, count, setup):
-                taken_ms = setup.recorded_ms(call)
-                case, note = f"{count} rows, {setup.label('8B')}", f"{taken_ms * 1e3:.3g} us"
-                rate, title = gb_per_s(num_bytes, taken_ms), f"{type(ops).__name__} {name}"
-                yield speed_row(title, case, rate, "GB/s", note, bound=ceiling)
-
-
-def _calls(
-    ops: DecoderOps, config: ModelConfig, count: int, setup: Setup
-) -> Iterator[tuple[str, Callable[[], object], int]]:
-    """(name, a call, the bytes it cannot avoid) for a step of `count` tokens."""
-    normal, device = setup.normal, setup.torch_device
-    residuals, weight = setup.rotated(lambda: normal(2, count, config.hidden_size)), normal(config.hidden_size)
-
-    def add_norm() -> object:
-        residual, delta = residuals().unbind(0)
-        return ops.add_norm(residual, delta, weight, _EPS)
-
-    yield "add_norm", add_norm, 4 * residuals()[0].nbytes
-    num_heads = config.num_heads + config.num_kv_heads
-    # a view of wider rows, as a decoder has them
-    fused = setup.rotated(lambda: normal(count, num_heads + config.num_kv_heads, config.head_dim))
-    head_weight = normal(num_heads, config.head_dim)
-    rotation = RotaryEmbedding(config, device).tables(torch.arange(count, device=device), torch.bfloat16)
-    num_bytes = 2 * 2 * count * num_heads * config.head_dim
-    yield "norm_rotate", lambda: ops.norm_rotate(fused()[:, :num_heads], head_weight, _EPS, rotation), num_bytes
-    gates = setup.rotated(lambda: normal(count, 2 * config.intermediate_size))
-    yield "gate", lambda: ops.gate(gates()), gates().nbytes * 3 // 2
-
-
 def checksum_rows(setup: Setup, _: str) -> Iterator[Row]:
     """Bytes per second of checksums computed on the device."""
     size, count = block_bytes(setup.model("8B")), 512 if setup.is_gpu else 16
@@ -170,7 +125,6 @@ def checksum_rows(setup: Setup, _: str) -> Iterator[Row]:
 
 
 MEASUREMENTS: dict[str, Callable[[Setup, str], Iterable[Row]]] = {
-    "operations": operation_rows,
     "device": checksum_rows,
     "graphs": graph_rows,
     "transfer": transfer_rows,

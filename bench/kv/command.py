@@ -20,7 +20,7 @@ from baton.bench.client.driver import TIMEOUT_S, ask_in_turn, client_runner, ran
 from baton.bench.client.endpoint import probe
 from baton.bench.client.outcome import Outcome
 from baton.bench.documents import KvDocument, ResultFile
-from baton.bench.facts import collect_facts
+from baton.bench.facts import as_lines, collect_facts
 from baton.bench.kv.measure import KvBenchSettings, measure, plan
 from baton.bench.kv.report import as_json
 from baton.bench.numbers import median, percentile
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     results = measure(planned, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
     document = KvDocument(results.cases, results.failures, facts=facts, missing=planned.missing)
     section = section_of(ResultFile("kv", document))
-    print("\n".join([*facts.describe(), "", as_text(section, *section.tables)]))
+    print(f"{as_lines(section.conditions)}\n\n{as_text(section, *section.tables)}")
     if settings.json:
         write_text(settings.json, json.dumps(as_json(facts, results, planned.missing), indent=1) + "\n")
     return 1 if results.failures else 0

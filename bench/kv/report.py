@@ -64,7 +64,6 @@ _COLUMNS: dict[str, Callable[[Figures], str]] = {
     "range": lambda found: f"{found.kv_bw_ratio.low:.2f} - {found.kv_bw_ratio.high:.2f}",
     "kv_overhead_us": lambda found: f"{found.kv_overhead_us:.0f}",
 }
-_WORDS = ("transport", "checksum", "range", "note")
 _GLOSSARY = (
     "Wall time: from the moment a prompt is computed until the decode node has delivered it; let go: until the prefill "
     "node's blocks are free again. "
@@ -79,7 +78,7 @@ def table(cases: Sequence[Case]) -> Table:
     """A row for each case."""
     sizes = " and ".join(map(size, sorted({case.block_bytes for case in cases})))
     heads = ["transport", "checksum", "blocks", *_COLUMNS, "note"]
-    return table_of("kv", f"Handoffs of blocks of {sizes}", heads, map(_row, cases), _WORDS, _GLOSSARY)
+    return table_of("kv", f"Handoffs of blocks of {sizes}", heads, map(_row, cases), _GLOSSARY)
 
 
 def _row(case: Case) -> list[str]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from baton.bench.arguments import cores_in, names_in, numbers_in
 from baton.bench.numbers import NOISY_SPREAD, median, paired_ratio, spread
+from baton.engine.models.identity import model_name
 from baton.runtime.ranges import COUNT, THREADS, Range
 from baton.runtime.settings import setting
 
@@ -58,15 +60,6 @@ class Ratio:
     goal: str = ""
     noisy: bool = False
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What was measured, and a sentence for each part that failed."""
-
-    ceilings: list[Ceiling] = field(default_factory=list)
-    ratios: list[Ratio] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
 
 
 def ceiling_of(name: str, samples: Sequence[float], unit: str, note: str = "") -> Ceiling:
@@ -116,6 +109,12 @@ class LimitsSettings:
     def check(self) -> None:
         """Raise `InvalidSetting` when something cannot be used: before anything is started."""
         _ = (self.names, self.core_ids, self.batch_sizes, self.context_lens)
+
+    @property
+    def setup(self) -> dict[str, Any]:
+        """What has to be said beside the figures."""
+        setup = {"model": model_name(self.model, ""), "cores": list(self.core_ids), "threads": self.num_threads}
+        return setup | {"rounds": self.num_rounds, "max_num_batched_tokens": self.max_num_batched_tokens}
 
     @property
     def core_ids(self) -> tuple[int, ...]:

@@ -19,10 +19,9 @@ from baton.bench.documents import (
     ServeDocument,
     SweepDocument,
 )
-from baton.bench.facts import Facts
 from baton.bench.kv.report import draw_transfer
 from baton.bench.kv.report import table as kv_table
-from baton.bench.numbers import number, percent, size, whole
+from baton.bench.numbers import percent
 from baton.bench.plots import lines
 from baton.bench.plots.lines import GOAL, slo_in_words
 from baton.bench.report.document import Picture, Section, Table
@@ -75,7 +74,7 @@ def _sweep(name: str, document: SweepDocument) -> Section:
         "sweep",
         f"Goodput: the highest rate at which {goals}",
         document.facts,
-        conditions=(*_machine(document.facts), *map(_described, document.configurations), *_load(runs)),
+        conditions=(*document.facts.conditions, *map(_described, document.configurations), *_load(runs)),
         blocks=tuple(_of_runs(points, tables, document.slo, document.attainment)),
         notes=_notes(document.notes, runs),
     )
@@ -87,8 +86,8 @@ def _limits(name: str, document: LimitsDocument) -> Section:
         "limits",
         "What the machine can do, and how near Baton comes",
         document.facts,
-        conditions=(*_machine(document.facts), *((key, in_words(value)) for key, value in document.setup.items())),
-        blocks=(limit_table(document.ratios), ceiling_table(document.ceilings)),
+        conditions=(*document.facts.conditions, *((key, in_words(value)) for key, value in document.setup.items())),
+        blocks=tuple(table for table in (limit_table(document.ratios), ceiling_table(document.ceilings)) if table.rows),
         notes=(*document.failures, *document.notes),
     )
 
@@ -106,7 +105,7 @@ def _kv(name: str, document: KvDocument) -> Section:
         "KV handoffs",
         "Handoffs of KV blocks between two processes",
         document.facts,
-        conditions=_machine(document.facts),
+        conditions=document.facts.conditions,
         blocks=tuple(blocks),
         notes=(*failed, *missing),
     )
@@ -128,7 +127,7 @@ def _measured(
     conditions: Sequence[tuple[str, str]],
 ) -> Section:
     runs = document.runs
-    conditions = (*_machine(document.facts), *conditions, *_load(runs))
+    conditions = (*document.facts.conditions, *conditions, *_load(runs))
     blocks = tuple(_of_runs(points, tables, _slo(runs)))
     notes = _notes(document.notes if isinstance(document, CompareDocument) else (), runs)
     return Section(name, kind, title, document.facts, conditions, blocks, notes)
@@ -160,21 +159,6 @@ def _of_runs(
 def _described(target: MeasuredTarget) -> tuple[str, str]:
     pinning = f" [{', '.join(target.pinning)}]" if target.pinning else ""
     return target.name, f"{target.command or target.url}{pinning}"
-
-
-def _machine(facts: Facts) -> tuple[tuple[str, str], ...]:
-    machine = (
-        f"{facts.cpu_model or 'unknown processor'}, {whole(facts.num_cores)} cores, {size(facts.memory_bytes)}, "
-        f"{facts.kernel}, load average before {number(facts.load_average)}"
-    )
-    return (
-        ("command", facts.command),
-        ("commit", facts.commit or "unknown"),
-        ("date", facts.time),
-        ("machine", machine),
-        ("ran on cores", ", ".join(map(str, facts.cores))),
-        ("versions", ", ".join(f"{name} {version}" for name, version in facts.versions.items())),
-    )
 
 
 def _load(runs: Sequence[Run]) -> list[tuple[str, str]]:

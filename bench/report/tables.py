@@ -156,7 +156,7 @@ def failure_table(points: Sequence[Point]) -> Table:
             example = next((text.removeprefix(f"{reason}: ") for text in texts if text.startswith(reason)), "")
             rows.append((point.label, reason, whole(count), example))
     heads = ("", "reason", "requests", "for example")
-    return table_of("failures", "Failures", heads, rows, heads[1::2])
+    return table_of("failures", "Failures", heads, rows)
 
 
 def goodput_table(configurations: Sequence[Configuration], points: Sequence[Point]) -> Table:
@@ -168,7 +168,7 @@ def goodput_table(configurations: Sequence[Configuration], points: Sequence[Poin
         lowest = min((point.rate for point in tried), default=0.0)
         rows.append([each.name, f"{each.goodput_rate:g}" if each.goodput_rate else f"below {lowest:g}", *best])
     heads = ("configuration", "goodput (requests/s)", "attainment there", *_SWEPT)
-    return table_of("goodput", "Goodput by configuration", heads, rows, heads[:1])
+    return table_of("goodput", "Goodput by configuration", heads, rows)
 
 
 def points_table(points: Sequence[Point]) -> Table:
@@ -180,7 +180,7 @@ def points_table(points: Sequence[Point]) -> Table:
         for point in points
     ]
     heads = ("configuration", "requests/s", "attainment", *_SWEPT, "failures", "schedule delay p99 (ms)")
-    return table_of("points", "Every rate that was tried", heads, rows, heads[:1])
+    return table_of("points", "Every rate that was tried", heads, rows)
 
 
 def _swept(point: Point) -> list[Cell | str]:
@@ -196,7 +196,7 @@ def limit_table(ratios: Sequence[LimitRatio]) -> Table:
         rows.append([each.name, each.case, *found, each.goal, each.note])
     heads = ("ratio", "case", "found", "range of pairs", "goal", "note")
     note = "Ratio of medians of values measured in turns. Noisy: the yardstick itself moved too much to say anything."
-    return table_of("ratios", "How near Baton comes", heads, rows, ("ratio", "case", "note"), note)
+    return table_of("ratios", "How near Baton comes", heads, rows, note)
 
 
 def ceiling_table(ceilings: Sequence[Ceiling]) -> Table:
@@ -204,7 +204,7 @@ def ceiling_table(ceilings: Sequence[Ceiling]) -> Table:
     rows = [(each.name, _with_unit(each), percent(each.spread), each.note) for each in ceilings]
     note = "Spread: 10th to 90th percentile of the rounds over their median."
     heads = ("ceiling", "found", "spread", "note")
-    return table_of("ceilings", "What the machine can do", heads, rows, heads[::3], note)
+    return table_of("ceilings", "What the machine can do", heads, rows, note)
 
 
 def _with_unit(found: Ceiling | LimitRatio) -> str:

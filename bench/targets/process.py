@@ -59,16 +59,12 @@ _GONE = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 def why_not_ready(url: str, timeout_s: float) -> str:
     """One sentence, or "" when the server answers a request.
 
-    A server that knows no health route is asked for its models. One that refuses the request as the client's mistake
-    (a key is needed, only chat is served) is ready too: what it makes of the benchmark's own requests is seen there.
+    One that refuses it as the client's mistake (a key is needed, only chat is served, there is no list of models) is
+    ready too: what it makes of the benchmark's own requests is seen there.
     """
-    look_s = min(timeout_s, _LOOK_S)
     try:
-        health, _ = _ask(f"{url}/health", look_s)
-        if health not in (200, 404, 405):
-            return f"{url}/health answered {health}"
-        status, answer = _ask(f"{url}/v1/models", look_s)
-        if status in (401, 403) or (health == 200 and status == 404):
+        status, answer = _ask(f"{url}/v1/models", min(timeout_s, _LOOK_S))
+        if status in (401, 403, 404):
             return ""
         if status != 200:
             return f"{url}/v1/models answered {status}"

@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from baton.bench.documents import LimitsDocument
 from baton.bench.facts import Facts
 from baton.bench.limits import command
 from baton.bench.limits.command import main, report
-from baton.bench.limits.result import CEILING_NAMES, MEANINGS, NAMES, Ceiling, Found, LimitsSettings, Ratio
+from baton.bench.limits.result import CEILING_NAMES, MEANINGS, NAMES, Ceiling, LimitsSettings, Ratio
 from baton.wire.errors import InvalidSetting, RequestFailed
 
 
 def test_what_fails_leaves_what_was_measured_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def breaks(settings: LimitsSettings, found: Found, say: object) -> None:
+    def breaks(settings: LimitsSettings, found: LimitsDocument, say: object) -> None:
         found.ceilings.append(Ceiling("memcpy", 80.0, "GB/s", 0.1))
         found.ratios.append(Ratio("prefill_flop_ratio", "idle", 0.5, 0.4, 0.6, noisy=True))
         raise RequestFailed("it broke")
@@ -24,7 +25,7 @@ def test_what_fails_leaves_what_was_measured_before_it(
     path = tmp_path / "limits.json"
     assert main(["--quick", "--json", str(path)]) == 1
     found = json.loads(path.read_text())
-    assert list(found) == ["kind", "facts", "setup", "ceilings", "ratios", "failures"]
+    assert list(found) == ["kind", "facts", "setup", "ceilings", "ratios", "failures", "notes"]
     assert found["kind"] == "limits"
     assert found["facts"]["command"].startswith("baton bench limits --quick --json ")
     assert found["setup"]["rounds"] == 2
@@ -64,7 +65,7 @@ def line(shown: str, name: str) -> list[str]:
 
 
 def test_a_ratio_has_value_range_and_goal() -> None:
-    shown = report(FACTS, {"threads": 1}, Found([CEILING], [STEADY, IN_US], []))
+    shown = report(LimitsDocument(FACTS, {"threads": 1}, [CEILING], [STEADY, IN_US]))
     assert line(shown, "decode_bw_ratio") == [
         "decode_bw_ratio",
         "batch 1, context 512",
@@ -78,7 +79,7 @@ def test_a_ratio_has_value_range_and_goal() -> None:
 
 
 def test_no_value_is_shown_for_a_noisy_ratio() -> None:
-    shown = report(FACTS, {}, Found([CEILING], [STEADY, NOISY], []))
+    shown = report(LimitsDocument(FACTS, {}, [CEILING], [STEADY, NOISY]))
     assert line(shown, "prefill_flop_ratio") == ["prefill_flop_ratio", "batch 8, context 512", "noisy", "", "1", ""]
     assert "0.43" not in shown
     assert "Noisy: the yardstick itself moved too much" in shown

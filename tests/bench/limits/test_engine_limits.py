@@ -8,11 +8,13 @@ from contextlib import suppress
 
 import pytest
 
+from baton.bench.documents import LimitsDocument
 from baton.bench.limits.command import engine_limits
 from baton.bench.limits.engine_process import EngineLimits
-from baton.bench.limits.result import NAMES, Found, LimitsSettings
+from baton.bench.limits.result import NAMES, LimitsSettings
 from baton.bench.targets.process import descendants
 from baton.wire.errors import ContextLengthExceeded, RequestFailed
+from tests.bench.report.samples import FACTS
 
 CORE = min(os.sched_getaffinity(0))
 SETTINGS = LimitsSettings(quick=True, cores=str(CORE), max_num_batched_tokens=16)
@@ -37,7 +39,7 @@ def test_everything_is_measured_in_a_process_that_stays_on_its_cores() -> None:
                 with suppress(ProcessLookupError):  # it may have ended since
                     cores.update(os.sched_getaffinity(process.pid))
 
-    found = Found()
+    found = LimitsDocument(FACTS)
     engine_limits(SETTINGS, found, say)
     names = [ceiling.name for ceiling in found.ceilings] + [ratio.name for ratio in found.ratios]
     assert set(names) == set(NAMES)

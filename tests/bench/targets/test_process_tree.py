@@ -13,8 +13,9 @@ from baton.bench.targets.process import continue_tree, cpu_seconds, descendants,
 from tests.bench.targets.processes import WAIT_S, state_of, wait_for
 
 FORKS = """
-import os, sys, time
-for _ in range(200):
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(5000):
     if os.fork() == 0:
         time.sleep(0.3)
         os._exit(0)
