@@ -153,10 +153,9 @@ class LimitsDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvDocument(Results):
-    """A result of `baton bench kv`; `missing` says why a transport was not measured."""
+    """A result of `baton bench kv`."""
 
     facts: Facts
-    missing: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)

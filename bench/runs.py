@@ -20,7 +20,6 @@ FAMILIES = ("ttft", "tpot", "itl", "e2el", "max_itl", "ttst")
 """Metrics of which mean, median, deviation and percentiles are measured."""
 _NEEDED = ("completed", "failed", "duration", "output_throughput", "median_ttft_ms")
 _OF_ANSWERS = tuple(f"_{family}_ms" for family in FAMILIES)
-_MAX_OTHERS_SHARE = 0.05
 
 
 def _with_figures(result: dict[str, Any]) -> dict[str, Any]:
@@ -74,14 +73,12 @@ COMPARED = tuple(metric for metric in METRICS if metric.is_compared)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`round` counts from 1. `cpu_s` is the target's CPU time during the run, `others_cpu_s` that of the others."""
+    """`round` counts from 1."""
 
     target: str
     round: int
     rate: Rate
     result: Result
-    cpu_s: float | None = None
-    others_cpu_s: float | None = None
 
     def number(self, name: str) -> float | None:
         """A figure by its name, dots leading into members (`schedule_delay.p99_ms`); None where there is none.
@@ -104,11 +101,6 @@ class Run:
             return "as the trace says"
         limit = self.result.get("max_concurrency")
         return f"{limit} at a time" if isinstance(limit, int) else "all at once"
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether the other targets used more than 5 % of a core meanwhile."""
-        return bool((self.others_cpu_s or 0.0) > _MAX_OTHERS_SHARE * self.result["duration"])
 
     def part(self, name: str) -> Mapping[str, Any]:
         """A member that is a map, {} where there is none."""

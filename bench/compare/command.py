@@ -144,15 +144,11 @@ def carry_out(
         session.say(f"{number} of {len(steps)}: {which}, {step.target}{' again' if step.is_control else ''}, {at}")
         is_detailed = settings.detail == ALL or (settings.detail == LAST and step.round == settings.rounds)
         running = line_up.take_turn(step.target)
-        before = line_up.cpu_seconds()
         num_prompts = settings.num_prompts_at(step.rate)
         result = measure(Load(running.url, step.rate, num_prompts, step.seed, is_detailed and not step.is_control))
         if step.round:
-            after = line_up.cpu_seconds()
-            used_s = {name: round(after[name] - before[name], 2) for name in after if name in before}
-            cpu_s = used_s.pop(step.target, None)
             runs = document.control_runs if step.is_control else document.runs
-            runs.append(Run(step.target, step.round, step.rate, result, cpu_s, round(sum(used_s.values()), 2)))
+            runs.append(Run(step.target, step.round, step.rate, result))
             document.targets = line_up.describe()
             conclude(document)
             session.save(document)

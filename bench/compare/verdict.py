@@ -103,8 +103,8 @@ def _compared(metric: Metric, subject: list[Run], reference: list[Run], control:
     obstacle = "" if metric.counts_failures else _failing(subject, reference)
     compared = compare(values, others, again if all(again) else [], wording, obstacle)
     first, against = subject[0], reference[0]
-    found = {"rate": first.rate, "target": first.target, "against": against.target, "metric": metric.name}
-    return Ratio(**found, **dataclasses.asdict(compared))
+    found = dataclasses.asdict(compared)
+    return Ratio(rate=first.rate, target=first.target, against=against.target, metric=metric.name, **found)
 
 
 def _failing(*targets: list[Run]) -> str:

@@ -42,11 +42,11 @@ def main(arguments: Sequence[str]) -> int:
     require_folder(settings.json)
     facts = collect_facts(shlex.join(["baton", "bench", "kv", *arguments]), _PACKAGES)
     results = measure(planned, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
-    document = KvDocument(results.cases, results.failures, facts=facts, missing=planned.missing)
+    document = KvDocument(results.cases, results.failures, facts=facts)
     section = section_of(ResultFile("kv", document))
     print(f"{as_lines(section.conditions)}\n\n{as_text(section, *section.tables)}")
     if settings.json:
-        write_text(settings.json, json.dumps(as_json(facts, results, planned.missing), indent=1) + "\n")
+        write_text(settings.json, json.dumps(as_json(facts, results), indent=1) + "\n")
     return 1 if results.failures else 0
 
 

@@ -11,7 +11,6 @@ While a handoff is under way this process waits on a pipe.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,8 +28,6 @@ TRANSPORTS = (SHM, ZMQ, NIXL)
 """Those that carry pools in host memory."""
 Cores = tuple[int, int] | tuple[None, None]
 """Of two processes; None: any."""
-_ALL = "all"
-_LIBRARIES = {NIXL: ("nixl", "baton-serve[nixl]")}
 _BLOCK_UNIT_BYTES = 64
 _TINY = {"blocks": "1,4", "block_bytes": 2**16, "rounds": 2, "min_pool_bytes": 2**20}
 _NODE = "baton.bench.kv.node_process"
@@ -39,7 +36,7 @@ _SMALL_BYTES, _MORE_ROUNDS = 16 * 2**20, 10
 
 @dataclass(frozen=True, slots=True)
 class KvBenchSettings:
-    transports: str = setting(_ALL, "transports to measure: all, or some of shm,zmq,nixl")
+    transports: str = setting("shm,zmq", "transports to measure: some of shm,zmq,nixl")
     blocks: str = setting("1,8,64,512", "sizes of handoffs in blocks")
     block_bytes: int = setting(2**20, "bytes of a block, a multiple of 64", allowed=BYTES)
     checksum: str = setting("xxh3,none", "measure with and without checksums: some of xxh3,dot64,none")
@@ -54,11 +51,10 @@ class KvBenchSettings:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be measured. `missing`: why transports that were not asked for by name cannot be."""
+    """What will be measured."""
 
     settings: KvBenchSettings
     transports: tuple[str, ...]
-    missing: dict[str, str]
     blocks: tuple[int, ...]
     checksums: tuple[str, ...]
     cores: Cores
@@ -72,17 +68,7 @@ def plan(settings: KvBenchSettings) -> Plan:
         settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
     if settings.block_bytes % _BLOCK_UNIT_BYTES:
         raise InvalidSetting(f"--block-bytes {settings.block_bytes} is not a multiple of {_BLOCK_UNIT_BYTES}")
-    missing = {
-        name: f"{package} is not installed: pip install '{requirement}'"
-        for name, (package, requirement) in _LIBRARIES.items()
-        if importlib.util.find_spec(package) is None
-    }
-    asked_for_all = settings.transports == _ALL
-    chosen = TRANSPORTS if asked_for_all else names_in(settings.transports, "--transports", TRANSPORTS)
-    transports = tuple(name for name in chosen if name not in missing)
-    if not asked_for_all and transports != chosen:
-        name = next(name for name in chosen if name in missing)
-        raise InvalidSetting(f"--transports {name}: {missing[name]}")
+    transports = names_in(settings.transports, "--transports", TRANSPORTS)
     checksums = names_in(settings.checksum, "--checksum", CHECKSUMS)
     for flag, names in (("--transports", transports), ("--checksum", checksums)):
         if not names:
@@ -92,7 +78,7 @@ def plan(settings: KvBenchSettings) -> Plan:
         raise InvalidSetting(f"--cores {settings.cores}: one of the prefill and one of the decode process are needed")
     pinned: Cores = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
     blocks = numbers_in(settings.blocks, "--blocks")
-    return Plan(settings, transports, missing if asked_for_all else {}, blocks, checksums, pinned)
+    return Plan(settings, transports, blocks, checksums, pinned)
 
 
 @dataclass(frozen=True, slots=True)

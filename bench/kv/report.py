@@ -87,11 +87,10 @@ def _row(case: Case) -> list[str]:
     return [case.transport, case.checksum, str(case.num_blocks), *(form(found) for form in _COLUMNS.values()), note]
 
 
-def as_json(facts: Facts, results: Results, missing: dict[str, str]) -> dict[str, Any]:
+def as_json(facts: Facts, results: Results) -> dict[str, Any]:
     """Everything that was measured, samples included, with the figures made of them."""
     cases = [{**dataclasses.asdict(case), "figures": dataclasses.asdict(figures(case))} for case in results.cases]
-    found = {"cases": cases, "failures": results.failures, "missing": missing}
-    return {"kind": "kv", "facts": dataclasses.asdict(facts), **found}
+    return {"kind": "kv", "facts": dataclasses.asdict(facts), "cases": cases, "failures": results.failures}
 
 
 def draw_transfer(cases: Sequence[Case]) -> Figure:

@@ -99,7 +99,6 @@ def _kv(name: str, document: KvDocument) -> Section:
         blocks.append(Picture("transfer", "Rate of KV handoffs against their size", draw))
         blocks.append(kv_table(document.cases))
     failed = [f"{transport} failed: {reason}" for transport, reason in document.failures.items()]
-    missing = [f"{transport} was not measured: {reason}" for transport, reason in document.missing.items()]
     return Section(
         name,
         "KV handoffs",
@@ -107,14 +106,13 @@ def _kv(name: str, document: KvDocument) -> Section:
         document.facts,
         conditions=document.facts.conditions,
         blocks=tuple(blocks),
-        notes=(*failed, *missing),
+        notes=tuple(failed),
     )
 
 
 def _served(name: str, document: ServeDocument) -> Section:
-    points, kind = points_of(document.runs), "run" if len(document.runs) == 1 else "runs"
-    title = ", ".join(dict.fromkeys(f"{run.target} at {run.pace}" for run in document.runs))
-    return _measured(name, kind, title, document, points, figure_tables(points), ())
+    points, (run,) = points_of(document.runs), document.runs
+    return _measured(name, "run", f"{run.target} at {run.pace}", document, points, figure_tables(points), ())
 
 
 def _measured(
@@ -209,8 +207,7 @@ def _notes(own: Sequence[str], runs: Sequence[Run]) -> tuple[str, ...]:
     """Notes of the file, then those of its runs: of a target's notes that differ in figures only, the first."""
     found: dict[tuple[str, str], list[str]] = {}
     for run in runs:
-        disturbed = ["meanwhile the other targets used more than 5 % of a core"] * run.is_disturbed
-        for note in [*run.row("notes"), *disturbed]:
+        for note in run.row("notes"):
             kind = re.sub(r"\d+(\.\d+)?", "#", str(note))
             found.setdefault((run.target, kind), []).append(f"{run.target}, {run.pace}: {note}")
     firsts = [f"{first} (and so in {len(others)} more runs)" if others else first for first, *others in found.values()]

@@ -128,11 +128,6 @@ class LineUp:
         self._running[name].resume()
         return self._running[name]
 
-    def cpu_seconds(self) -> dict[str, float]:
-        """By name, of the targets that were started here and run now."""
-        running = self._running.items()
-        return {name: cpu_s for name, target in running if (cpu_s := target.cpu_seconds()) is not None}
-
     def describe(self) -> list[MeasuredTarget]:
         """Every target, with its pinning as far as it was started yet."""
         targets = self._targets.items()

@@ -134,10 +134,6 @@ class RunningTarget:
         below = descendants(self._warden.pid) if self._warden else ()
         return tuple(process.pid for process in below)
 
-    def cpu_seconds(self) -> float | None:
-        """CPU time of its processes so far; None for one that is not ours."""
-        return None if self._warden is None else cpu_seconds(self._warden.pid)
-
     def pinning(self) -> list[str]:
         """Its processes with the cores they may run on, "name on 0,1"; [] for one that is not ours."""
         return [] if self._warden is None else pinning(self._warden.pid)
@@ -234,15 +230,6 @@ def _free_port() -> int:
 def descendants(root: int) -> list[psutil.Process]:
     """The living processes below `root`, parents first."""
     return [process for process in _walk(root) if _status(process) not in _GONE]
-
-
-def cpu_seconds(root: int) -> float:
-    """CPU time of all that is below `root`, user and system. What dies unseen by its parent is not counted."""
-    found = 0.0
-    for process in _walk(root):
-        with contextlib.suppress(psutil.Error):
-            found += sum(process.cpu_times()[:4])  # user, system, and both of the children that it has waited for
-    return found
 
 
 def pinning(root: int) -> list[str]:

@@ -95,7 +95,7 @@ def compare_result(
 ) -> dict[str, Any]:
     """One result of `baton bench compare`."""
     runs = [
-        Run(name, number, rate, run_result(model, rate, 7 * number, num=num, detailed=detailed), 12.3, 0.01)
+        Run(name, number, rate, run_result(model, rate, 7 * number, num=num, detailed=detailed))
         for number in range(1, rounds + 1)
         for rate in rates
         for name, model in MODELS.items()
