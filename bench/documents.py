@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from baton.bench.arguments import checked, parse_json, read_text, require_folder
 from baton.bench.facts import Facts
-from baton.bench.kv.measure import Results
+from baton.bench.kv.measure import KvDocument
 from baton.bench.limits.result import Ceiling
 from baton.bench.limits.result import Ratio as LimitRatio
 from baton.bench.runs import Rate, Ratio, Result, Run, as_json
@@ -149,13 +149,6 @@ class LimitsDocument:
     ratios: list[LimitRatio] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvDocument(Results):
-    """A result of `baton bench kv`."""
-
-    facts: Facts
 
 
 @dataclass(frozen=True, slots=True)

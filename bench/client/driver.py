@@ -14,7 +14,8 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 
 import aiohttp
@@ -110,27 +111,24 @@ def _connections(options: RequestOptions) -> aiohttp.ClientSession:
     )
 
 
+@dataclass(frozen=True)
 class _Load:
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        endpoints: Sequence[Endpoint],
-        plan: LoadPlan,
-        options: RequestOptions,
-        on_done: Callable[[Outcome], object],
-    ) -> None:
-        self._session = session
-        self._endpoints = endpoints
-        self._plan = plan
-        self._options = options
-        self._on_done = on_done
-        self._room = asyncio.Semaphore(plan.max_concurrency) if plan.max_concurrency else contextlib.nullcontext()
-        self.outcomes: list[Outcome] = []
+    session: aiohttp.ClientSession
+    endpoints: Sequence[Endpoint]
+    plan: LoadPlan
+    options: RequestOptions
+    on_done: Callable[[Outcome], object]
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @cached_property
+    def _room(self) -> contextlib.AbstractAsyncContextManager[object]:
+        limit = self.plan.max_concurrency
+        return asyncio.Semaphore(limit) if limit else contextlib.nullcontext()
 
     async def run(self, begin_s: float) -> None:
         """Send each prompt when it is due, whatever the others do; in a closed loop when one is answered."""
-        num, arrivals_s = len(self._plan.prompts), self._plan.arrivals_s
-        free = asyncio.Semaphore(self._plan.max_concurrency or 1)
+        num, arrivals_s = len(self.plan.prompts), self.plan.arrivals_s
+        free = asyncio.Semaphore(self.plan.max_concurrency or 1)
         async with asyncio.TaskGroup() as tasks:
             for index in range(num) if arrivals_s is None else sorted(range(num), key=arrivals_s.__getitem__):
                 if arrivals_s is None:
@@ -141,12 +139,12 @@ class _Load:
                 task.add_done_callback(lambda _: free.release())
 
     async def _ask(self, index: int, scheduled_s: float) -> None:
-        endpoint, prompt = self._endpoints[index % len(self._endpoints)], self._plan.prompts[index]
+        endpoint, prompt = self.endpoints[index % len(self.endpoints)], self.plan.prompts[index]
         outcome = Outcome(index, endpoint.url, scheduled_s, num_prompt_tokens=len(prompt.token_ids))
         async with self._room:
-            await send(self._session, endpoint, body_of(prompt, endpoint, self._options), outcome, self._plan.timeout_s)
+            await send(self.session, endpoint, body_of(prompt, endpoint, self.options), outcome, self.plan.timeout_s)
         self.outcomes.append(outcome)
-        self._on_done(outcome)
+        self.on_done(outcome)
 
 
 def random_prompts(vocab_size: int, seed: int, num: int, num_tokens: int, num_output_tokens: int) -> tuple[Prompt, ...]:

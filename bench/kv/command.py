@@ -12,17 +12,16 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from baton.bench.arguments import parse_alone, require_folder, write_text
 from baton.bench.client.driver import TIMEOUT_S, ask_in_turn, client_runner, random_prompts
 from baton.bench.client.endpoint import probe
 from baton.bench.client.outcome import Outcome
-from baton.bench.documents import KvDocument, ResultFile
+from baton.bench.documents import ResultFile
 from baton.bench.facts import as_lines, collect_facts
-from baton.bench.kv.measure import KvBenchSettings, measure, plan
-from baton.bench.kv.report import as_json
+from baton.bench.kv.measure import KvBenchSettings, KvDocument, measure, plan
 from baton.bench.numbers import median, percentile
 from baton.bench.report.document import as_text
 from baton.bench.report.sections import section_of
@@ -41,13 +40,13 @@ def main(arguments: Sequence[str]) -> int:
     planned = plan(settings)
     require_folder(settings.json)
     facts = collect_facts(shlex.join(["baton", "bench", "kv", *arguments]), _PACKAGES)
-    results = measure(planned, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
-    document = KvDocument(results.cases, results.failures, facts=facts)
+    document = KvDocument(facts)
+    measure(planned, document, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
     section = section_of(ResultFile("kv", document))
     print(f"{as_lines(section.conditions)}\n\n{as_text(section, *section.tables)}")
     if settings.json:
-        write_text(settings.json, json.dumps(as_json(facts, results), indent=1) + "\n")
-    return 1 if results.failures else 0
+        write_text(settings.json, json.dumps(asdict(document), indent=1) + "\n")
+    return 1 if document.failures else 0
 
 
 @dataclass(frozen=True, slots=True)

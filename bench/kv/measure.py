@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
+from typing import Literal
 
 from baton.bench.arguments import cores_in, names_in, numbers_in
 from baton.bench.child import Child
+from baton.bench.facts import Facts
 from baton.kvtransfer.integrity import CHECKSUMS
 from baton.kvtransfer.transports.registry import NIXL, SHM, ZMQ
 from baton.runtime.ranges import BYTES, COUNT
@@ -102,25 +104,25 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
-    """What was measured, and why a transport with a checksum was not."""
+class KvDocument:
+    """A result of `baton bench kv`: what was measured, and why a transport with a checksum was not."""
 
+    kind: Literal["kv"] = field(default="kv", kw_only=True)
+    facts: Facts
     cases: list[Case] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
 
 
-def measure(plan: Plan, say: Callable[[str], None]) -> Results:
-    """Measure what `plan` names; `say` hears what is going on. A transport that fails is reported, the rest goes on."""
-    results = Results()
+def measure(plan: Plan, document: KvDocument, say: Callable[[str], None]) -> None:
+    """Put what `plan` names into `document`; `say` hears what is next. A transport may fail, and the rest goes on."""
     for transport in plan.transports:
         for checksum in plan.checksums:
             try:
                 say(f"{transport}, checksum {checksum}")
-                results.cases.extend(session(plan, transport, checksum))
+                document.cases.extend(session(plan, transport, checksum))
             except RequestFailed as error:
-                results.failures[f"{transport}, {checksum}"] = str(error)
+                document.failures[f"{transport}, {checksum}"] = str(error)
                 say(f"{transport}, checksum {checksum} failed: {error}")
-    return results
 
 
 def session(plan: Plan, transport: str, checksum: str) -> Iterator[Case]:

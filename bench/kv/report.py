@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from baton.bench.facts import Facts
-from baton.bench.kv.measure import Case, Results
+from baton.bench.kv.measure import Case
 from baton.bench.numbers import NOISY_SPREAD, PairedRatio, median, paired_ratio, percentile, size, spread
 from baton.bench.plots.lines import Line, Panel, Plot
 from baton.bench.plots.style import PALETTE, SOFT, Look
@@ -85,12 +83,6 @@ def _row(case: Case) -> list[str]:
     found = figures(case)
     note = f"noisy ({found.memcpy_spread:.0%})" if found.is_noisy else ""
     return [case.transport, case.checksum, str(case.num_blocks), *(form(found) for form in _COLUMNS.values()), note]
-
-
-def as_json(facts: Facts, results: Results) -> dict[str, Any]:
-    """Everything that was measured, samples included, with the figures made of them."""
-    cases = [{**dataclasses.asdict(case), "figures": dataclasses.asdict(figures(case))} for case in results.cases]
-    return {"kind": "kv", "facts": dataclasses.asdict(facts), "cases": cases, "failures": results.failures}
 
 
 def draw_transfer(cases: Sequence[Case]) -> Figure:

@@ -12,13 +12,13 @@ from typing import Any
 
 from baton.bench.documents import (
     CompareDocument,
-    KvDocument,
     LimitsDocument,
     MeasuredTarget,
     ResultFile,
     ServeDocument,
     SweepDocument,
 )
+from baton.bench.kv.measure import KvDocument
 from baton.bench.kv.report import draw_transfer
 from baton.bench.kv.report import table as kv_table
 from baton.bench.numbers import percent

@@ -16,15 +16,16 @@ from baton.bench.numbers import NONE, number, percent, rate, span, whole
 from baton.bench.report.document import Cell, Table, Tone, table_of
 from baton.bench.runs import METRIC_OF, METRICS, Metric, Point, Ratio
 
-_SWEPT = {
-    "TTFT p50 (ms)": "median_ttft_ms",
-    "TTFT p99 (ms)": "p99_ttft_ms",
-    "TPOT p50 (ms)": "median_tpot_ms",
-    "TPOT p99 (ms)": "p99_tpot_ms",
-    "ITL p99 (ms)": "p99_itl_ms",
-    "E2E p99 (ms)": "p99_e2el_ms",
-    "output tokens/s": "output_throughput",
-}
+_SWEPT = (
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "median_tpot_ms",
+    "p99_tpot_ms",
+    "p99_itl_ms",
+    "p99_e2el_ms",
+    "output_throughput",
+)
+_SWEPT_HEADS = [METRIC_OF[name].label for name in _SWEPT]
 _PARTS = {
     "client": "client and network",
     "router": "router",
@@ -167,7 +168,7 @@ def goodput_table(configurations: Sequence[Configuration], points: Sequence[Poin
         best = next((_swept(point) for point in tried if point.rate == each.goodput_rate), [NONE] * (1 + len(_SWEPT)))
         lowest = min((point.rate for point in tried), default=0.0)
         rows.append([each.name, f"{each.goodput_rate:g}" if each.goodput_rate else f"below {lowest:g}", *best])
-    heads = ("configuration", "goodput (requests/s)", "attainment there", *_SWEPT)
+    heads = ("configuration", "goodput (requests/s)", "attainment there", *_SWEPT_HEADS)
     return table_of("goodput", "Goodput by configuration", heads, rows)
 
 
@@ -179,12 +180,12 @@ def points_table(points: Sequence[Point]) -> Table:
         ]
         for point in points
     ]
-    heads = ("configuration", "requests/s", "attainment", *_SWEPT, "failures", "schedule delay p99 (ms)")
+    heads = ("configuration", "requests/s", "attainment", *_SWEPT_HEADS, "failures", "schedule delay p99 (ms)")
     return table_of("points", "Every rate that was tried", heads, rows)
 
 
 def _swept(point: Point) -> list[Cell | str]:
-    shares = (percent(point.middle("slo_attainment")), *(number(point.middle(name)) for name in _SWEPT.values()))
+    shares = (percent(point.middle("slo_attainment")), *(number(point.middle(name)) for name in _SWEPT))
     return [*shares]
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from baton.bench.child import Child
 from baton.bench.client.outcome import Outcome
-from baton.bench.documents import KvDocument, load_result
+from baton.bench.documents import load_result
 from baton.bench.kv import measure
 from baton.bench.kv.command import describe_gaps, main
-from baton.bench.kv.measure import NodePair
+from baton.bench.kv.measure import KvDocument, NodePair
 from baton.bench.kv.node_process import pattern, wrong_blocks
 from baton.wire.errors import RequestFailed, TransferFailed
 

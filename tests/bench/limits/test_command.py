@@ -36,19 +36,10 @@ def test_what_fails_leaves_what_was_measured_before_it(
     assert "it broke" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--json", "/nowhere/limits.json"], "--json /nowhere/limits.json: there is no such folder"),
-        (["--only", "speed"], "--only 'speed' is not one of"),
-    ],
-)
-def test_what_cannot_be_used_is_noticed_before_measuring(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_without_a_folder_is_noticed_before_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "engine_limits", lambda *_: pytest.fail("it measured"))
-    with pytest.raises(InvalidSetting, match=message):
-        main(["--quick", *arguments])
+    with pytest.raises(InvalidSetting, match=r"--json /nowhere/limits\.json: there is no such folder"):
+        main(["--quick", "--json", "/nowhere/limits.json"])
 
 
 FACTS = Facts("2026-01-01 00:00 UTC", "baton bench limits", "abc", "A CPU", 2, (0, 1), 2**30, "Linux 6", 0.5, {})

@@ -177,17 +177,3 @@ def test_no_request_is_sent_twice_to_a_target_and_all_get_the_same() -> None:
     fresh.sessions.append(Session("before", "", 0.0))
     sweep(again, document=fresh)
     assert not {load.seed for load in measure.asked} & {load.seed for load in again.asked}
-
-
-def test_an_interrupted_sweep_goes_on_from_its_points() -> None:
-    whole, _ = sweep(FakeMeasure(attainment_of=attainment_of))
-    torn, _ = sweep(FakeMeasure(attainment_of=attainment_of, ends_after=7))
-    assert sum(len(each.points) for each in torn.configurations) == 5
-    measure = FakeMeasure(attainment_of=attainment_of)
-    document, _ = sweep(measure, document=torn)
-    rates = [[point.rate for point in each.points] for each in document.configurations]
-    assert rates == [[point.rate for point in each.points] for each in whole.configurations]
-    assert len(measure.asked) == sum(map(len, rates)) - 5 + 2
-    nothing = FakeMeasure()
-    assert sweep(nothing, document=document)[0].configurations == document.configurations
-    assert nothing.asked == []
