@@ -101,7 +101,6 @@ def summarise_breakdowns(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
         "left_out": {str(reason): count for reason, count in left_out.items()},
         "ttft": _summarise(TTFT_PARTS, [item.ttft for item in found]),
         "ttst": _summarise(TTST_PARTS, [item.ttst for item in found if item.ttst is not None]),
-        "requests": [_request(item) for item in found],
     }
 
 
@@ -117,15 +116,6 @@ def _summarise(names: Sequence[str], stacks: Sequence[Stack]) -> dict[str, Any] 
         "measured_mean_ms": _ms(fmean(stack.measured_ms for stack in stacks)),
         "sum_mean_ms": _ms(fmean(sum(stack.parts_ms) for stack in stacks)),
         "largest_error": round(max(stack.error for stack in stacks), 6),
-    }
-
-
-def _request(item: Breakdown) -> dict[str, Any]:
-    stacks = {"ttft": item.ttft, "ttst": item.ttst}
-    return {
-        "index": item.index,
-        **{f"{name}_ms": stack and _ms(stack.measured_ms) for name, stack in stacks.items()},
-        **{f"parts_{name}": stack and [_ms(part) for part in stack.parts_ms] for name, stack in stacks.items()},
     }
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from baton.bench.arguments import checked, parse_json, read_text, require_folder
 from baton.bench.facts import Facts
-from baton.bench.kv.measure import Results
+from baton.bench.kv.measure import KvDocument
 from baton.bench.limits.result import Ceiling
 from baton.bench.limits.result import Ratio as LimitRatio
 from baton.bench.runs import Rate, Ratio, Result, Run, as_json
@@ -46,7 +46,7 @@ class Session:
 
 @dataclass(slots=True, kw_only=True)
 class CompareDocument:
-    """A result of `baton bench compare`. All from `workload` on follows from the runs."""
+    """A result of `baton bench compare`. `ratios` follow from the runs."""
 
     kind: Literal["compare"] = "compare"
     facts: Facts
@@ -56,19 +56,16 @@ class CompareDocument:
     sessions: list[Session] = field(default_factory=list)
     runs: list[Run]
     control_runs: list[Run] = field(default_factory=list)
-    workload: dict[str, Any] = field(default_factory=dict)
-    medians: list[dict[str, Any]] = field(default_factory=list)
     ratios: list[Ratio]
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One rate: the middle `attainment` of its `attainments`, and the result of that run."""
+    """One rate: the share of requests that met the goals, and the result of its run."""
 
     rate: Rate
     attainment: float
-    attainments: list[float]
     result: Result
 
 
@@ -125,23 +122,12 @@ def save(path: Path | None, document: CompareDocument | SweepDocument) -> None:
     beside = path.with_name(f"{path.name}.part")
     try:
         with beside.open("w", encoding="utf-8") as file:
-            file.write(_text(as_json(document)))
+            json.dump(as_json(document), file, allow_nan=False)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
         raise InvalidSetting(f"--json {path}: {error.strerror}") from None
-
-
-def _text(document: Mapping[str, Any]) -> str:
-    """JSON with one line for each member, and for each map in a list: a change of one run is a change of one line."""
-    members = []
-    for key, value in document.items():
-        text = json.dumps(value, allow_nan=False)
-        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-            text = "[\n" + ",\n".join(json.dumps(item, allow_nan=False) for item in value) + "\n]"
-        members.append(f"{json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(members) + "\n}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,20 +140,15 @@ class ServeDocument:
 
 @dataclass(frozen=True, slots=True)
 class LimitsDocument:
+    """A result of `baton bench limits`; `failures` has a sentence for each part that failed."""
+
+    kind: Literal["limits"] = field(default="limits", kw_only=True)
     facts: Facts
-    ceilings: list[Ceiling]
-    ratios: list[LimitRatio]
     setup: dict[str, Any] = field(default_factory=dict)
+    ceilings: list[Ceiling] = field(default_factory=list)
+    ratios: list[LimitRatio] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvDocument(Results):
-    """A result of `baton bench kv`; `missing` says why a transport was not measured."""
-
-    facts: Facts
-    missing: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +163,12 @@ class _ServedRun:
 
 
 Document: TypeAlias = ServeDocument | CompareDocument | SweepDocument | LimitsDocument | KvDocument
-_KINDS: dict[str, type[Any]] = {"compare": CompareDocument, "sweep": SweepDocument, "limits": LimitsDocument}
+_KINDS: dict[str, type[Any]] = {
+    "compare": CompareDocument,
+    "sweep": SweepDocument,
+    "limits": LimitsDocument,
+    "kv": KvDocument,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,19 +186,20 @@ def load_result(path: Path) -> ResultFile:
     if not isinstance(document, dict):
         raise InvalidSetting(f"{path}: this is no result of a benchmark: a map is expected")
     kind = str(document.get("kind"))
-    if kind in _KINDS or ("cases" in document and "small_cases" in document):
+    if kind in _KINDS or "cases" in document:  # handoffs had no kind at first
         found: Document = checked(_KINDS.get(kind, KvDocument), document, where)
         if not getattr(found, "runs", True) or not getattr(found, "configurations", True):
             raise InvalidSetting(f"{path}: nothing was measured")
     elif "model_id" in document:
-        found = _served(document, where)
+        found = served(document, where)
     else:
         said = "it has neither `kind` nor `model_id` nor `cases`"
         raise InvalidSetting(f"{path}: this is no result of a benchmark: {said}")
     return ResultFile(path.stem, found)
 
 
-def _served(document: dict[str, Any], where: str) -> ServeDocument:
-    served = checked(_ServedRun, document, where)
-    name = served.label if served.label and served.label != served.backend else served.model_id
-    return ServeDocument(served.facts, [Run(name, 1, served.request_rate, checked(Result, document, where))])
+def served(document: dict[str, Any], where: str) -> ServeDocument:
+    """What `baton bench serve` found, as its file has it. Raises `InvalidSetting`, which begins with `where`."""
+    run = checked(_ServedRun, document, where)
+    name = run.label if run.label and run.label != run.backend else run.model_id
+    return ServeDocument(run.facts, [Run(name, 1, run.request_rate, checked(Result, document, where))])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+
+from baton.bench.numbers import size
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,15 +31,25 @@ class Facts:
     load_average: float
     versions: dict[str, str]
 
-    def describe(self) -> list[str]:
-        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return [
-            f"{self.time}, commit {self.commit or 'unknown'}",
-            f"{self.cpu_model or 'unknown processor'}, {self.num_cores} cores, may run on {list(self.cores)}, "
-            f"{self.memory_bytes / 2**30:.0f} GiB, {self.kernel}, load average {self.load_average:.2f}",
-            versions,
-            self.command,
-        ]
+    @property
+    def conditions(self) -> tuple[tuple[str, str], ...]:
+        """Names and texts that belong beside every figure."""
+        machine = (
+            f"{self.cpu_model or 'unknown processor'}, {self.num_cores} cores, {size(self.memory_bytes)}, "
+            f"{self.kernel}, load average before {self.load_average:.2f}"
+        )
+        return (
+            ("command", self.command),
+            ("commit", self.commit or "unknown"),
+            ("date", self.time),
+            ("machine", machine),
+            ("ran on cores", ", ".join(map(str, self.cores))),
+            ("versions", ", ".join(f"{name} {version}" for name, version in self.versions.items())),
+        )
+
+
+def as_lines(conditions: Iterable[tuple[str, object]]) -> str:
+    return "\n".join(f"{name}: {text}" for name, text in conditions)
 
 
 def collect_facts(command: str, packages: Sequence[str]) -> Facts:

@@ -20,7 +20,6 @@ FAMILIES = ("ttft", "tpot", "itl", "e2el", "max_itl", "ttst")
 """Metrics of which mean, median, deviation and percentiles are measured."""
 _NEEDED = ("completed", "failed", "duration", "output_throughput", "median_ttft_ms")
 _OF_ANSWERS = tuple(f"_{family}_ms" for family in FAMILIES)
-_MAX_OTHERS_SHARE = 0.05
 
 
 def _with_figures(result: dict[str, Any]) -> dict[str, Any]:
@@ -74,14 +73,12 @@ COMPARED = tuple(metric for metric in METRICS if metric.is_compared)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`round` counts from 1. `cpu_s` is the target's CPU time during the run, `others_cpu_s` that of the others."""
+    """`round` counts from 1."""
 
     target: str
     round: int
     rate: Rate
     result: Result
-    cpu_s: float | None = None
-    others_cpu_s: float | None = None
 
     def number(self, name: str) -> float | None:
         """A figure by its name, dots leading into members (`schedule_delay.p99_ms`); None where there is none.
@@ -104,11 +101,6 @@ class Run:
             return "as the trace says"
         limit = self.result.get("max_concurrency")
         return f"{limit} at a time" if isinstance(limit, int) else "all at once"
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Whether the other targets used more than 5 % of a core meanwhile."""
-        return bool((self.others_cpu_s or 0.0) > _MAX_OTHERS_SHARE * self.result["duration"])
 
     def part(self, name: str) -> Mapping[str, Any]:
         """A member that is a map, {} where there is none."""
@@ -164,22 +156,28 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """`target` over `against` in one metric at one rate: ratio of medians, range of the pairs, and what follows.
+class Comparison:
+    """A ratio of medians, the lowest and highest of its pairs, and what follows. `noise` 0.1 is 10 %.
 
-    `noise` 0.1 is 10 %. `is_clear`: `verdict` says that they differ, and not why nothing can be said.
+    `is_clear`: `verdict`, one sentence, says that they differ, and not why nothing can be said.
     """
 
-    rate: Rate
-    target: str
-    against: str
-    metric: str
     ratio: float
     low: float
     high: float
     noise: float | None
     is_clear: bool
     verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio(Comparison):
+    """`target` over `against` in one metric at one rate."""
+
+    rate: Rate
+    target: str
+    against: str
+    metric: str
 
 
 def points_of(runs: Iterable[Run], targets: Sequence[str] = ()) -> tuple[Point, ...]:

@@ -61,15 +61,13 @@ TORCH_FREE = (
     "bench",
 )
 NEEDS_TORCH = (
-    "bench.limits.kernels_alone",
     "engine.text.convert",
     "kvtransfer.pools.device",
     "kvtransfer.pools.device_checksums",
     "kvtransfer.pools.device_cut",
     "kvtransfer.transports.nccl",
 )
-"""Belongs to `baton.bench.limits.engine_process`; runs in a child process of its own; imported for pools in device
-memory; imported for `--kv-transport nccl`."""
+"""Runs in a child process of its own; imported for pools in device memory; imported for `--kv-transport nccl`."""
 OWN_PROCESS_SUFFIX = "_process"
 """A module of bench/ with this ending runs in a process of its own, which may need torch."""
 WALL_CLOCK = {"time.time", "time.time_ns", "time.localtime", "time.gmtime", "datetime.now", "datetime.utcnow"}

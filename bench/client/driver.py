@@ -1,7 +1,7 @@
 """Sends a workload: each prompt at its arrival (open loop), so many at a time (closed loop), or one alone.
 
-Owns the tasks and the connections of a run, and says whether the client itself was the bottleneck: its processor time,
-how late its event loop runs, how late it sends. Open loop means that nobody waits for anybody. `max_concurrency` then
+Owns the tasks and the connections of a run, and says whether the client itself was the bottleneck: its processor time
+and how late it sends. Open loop means that nobody waits for anybody. `max_concurrency` then
 holds requests back, and their `scheduled_s` stays what it was, so that the wait is seen.
 
 Invariants: one outcome per prompt; when `run_load` is left, however, no task of it runs and its connections are closed.
@@ -13,15 +13,14 @@ import asyncio
 import contextlib
 import random
 import time
-from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 
 import aiohttp
-import numpy as np
 
-from baton.bench.client.endpoint import Endpoint, RequestOptions, body_of, check_requests
+from baton.bench.client.endpoint import Endpoint, RequestOptions, body_of, check_prompts
 from baton.bench.client.outcome import Outcome
 from baton.bench.client.stream import send
 from baton.bench.workload.dataset_settings import Prompt
@@ -29,9 +28,8 @@ from baton.wire.errors import RequestFailed
 
 LATE_S = 0.010
 TIMEOUT_S = 120.0
-OPTIONS = RequestOptions(ignore_eos=True, temperature=0.0, with_timings=True)
+_OPTIONS = RequestOptions(ignore_eos=True, temperature=0.0, with_timings=True)
 _FIRST_ID = 10  # special tokens mostly come first
-_PERIOD_S = 0.020
 _TIMER_STEP_S = 0.001
 _KEEPALIVE_S = 4.0
 """Below the 5 s after which common servers close an idle connection: a request must not meet its end."""
@@ -44,9 +42,6 @@ class ClientFigures:
     cpu_s: float
     wall_s: float
     cpu_share: float
-    loop_lag_p50_ms: float
-    loop_lag_p99_ms: float
-    loop_lag_max_ms: float
     num_late: int
     max_in_flight: int
 
@@ -59,39 +54,6 @@ async def sleep_until(due_s: float) -> None:
         # loops round a delay to their timers' step, some of them down: there may be a rest that is less than a step
         await asyncio.sleep(max(left_s, _TIMER_STEP_S))
         left_s = due_s - time.monotonic()
-
-
-class SelfCheck:
-    """Watches this process and this event loop while a load runs. Async context manager, used once."""
-
-    def __init__(self) -> None:
-        self._lags_s = array("d")
-        self._begin_s = self._begin_cpu_s = 0.0
-
-    async def __aenter__(self) -> SelfCheck:
-        self._begin_s, self._begin_cpu_s = time.monotonic(), time.process_time()
-        self._sampler = asyncio.create_task(self._sample(), name="loop-lag")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._sampler.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._sampler
-
-    def figures(self, outcomes: Sequence[Outcome]) -> ClientFigures:
-        """From the beginning until this call."""
-        wall_s, cpu_s = time.monotonic() - self._begin_s, time.process_time() - self._begin_cpu_s
-        p50_ms, p99_ms, max_ms = np.percentile(np.array(self._lags_s or [0.0]) * 1e3, (50, 99, 100)).tolist()
-        num_late = sum(outcome.sent_s - outcome.scheduled_s > LATE_S for outcome in outcomes)
-        steps = sorted([(outcome.sent_s, 1) for outcome in outcomes] + [(outcome.closed_s, -1) for outcome in outcomes])
-        max_in_flight = max(accumulate(step for _, step in steps), default=0)
-        return ClientFigures(cpu_s, wall_s, cpu_s / wall_s, p50_ms, p99_ms, max_ms, num_late, max_in_flight)
-
-    async def _sample(self) -> None:
-        while True:
-            due_s = time.monotonic() + _PERIOD_S
-            await sleep_until(due_s)
-            self._lags_s.append(time.monotonic() - due_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +83,21 @@ async def run_load(
     endpoints: Sequence[Endpoint], plan: LoadPlan, options: RequestOptions, on_done: Callable[[Outcome], object]
 ) -> LoadRun:
     """Send everything and wait for all answers. `on_done` gets each outcome as it ends. Raises `InvalidSetting`."""
-    check_requests(endpoints, plan.prompts, options.prompt_form)
-    async with _connections(options) as session, SelfCheck() as check:
+    check_prompts(plan.prompts, options.prompt_form)
+    async with _connections(options) as session:
         load = _Load(session, endpoints, plan, options, on_done)
-        begin_s = time.monotonic()
+        begin_s, begin_cpu_s = time.monotonic(), time.process_time()
         await load.run(begin_s)
-        end_s = time.monotonic()
+        end_s, cpu_s = time.monotonic(), time.process_time() - begin_cpu_s
         outcomes = sorted(load.outcomes, key=lambda outcome: outcome.index)
-        return LoadRun(outcomes, begin_s, end_s, check.figures(outcomes))
+        return LoadRun(outcomes, begin_s, end_s, _client_figures(outcomes, end_s - begin_s, cpu_s))
+
+
+def _client_figures(outcomes: Sequence[Outcome], wall_s: float, cpu_s: float) -> ClientFigures:
+    num_late = sum(outcome.sent_s - outcome.scheduled_s > LATE_S for outcome in outcomes)
+    steps = sorted([(outcome.sent_s, 1) for outcome in outcomes] + [(outcome.closed_s, -1) for outcome in outcomes])
+    max_in_flight = max(accumulate(step for _, step in steps), default=0)
+    return ClientFigures(cpu_s, wall_s, cpu_s / wall_s, num_late, max_in_flight)
 
 
 def _connections(options: RequestOptions) -> aiohttp.ClientSession:
@@ -142,27 +111,24 @@ def _connections(options: RequestOptions) -> aiohttp.ClientSession:
     )
 
 
+@dataclass(frozen=True)
 class _Load:
-    def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        endpoints: Sequence[Endpoint],
-        plan: LoadPlan,
-        options: RequestOptions,
-        on_done: Callable[[Outcome], object],
-    ) -> None:
-        self._session = session
-        self._endpoints = endpoints
-        self._plan = plan
-        self._options = options
-        self._on_done = on_done
-        self._room = asyncio.Semaphore(plan.max_concurrency) if plan.max_concurrency else contextlib.nullcontext()
-        self.outcomes: list[Outcome] = []
+    session: aiohttp.ClientSession
+    endpoints: Sequence[Endpoint]
+    plan: LoadPlan
+    options: RequestOptions
+    on_done: Callable[[Outcome], object]
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @cached_property
+    def _room(self) -> contextlib.AbstractAsyncContextManager[object]:
+        limit = self.plan.max_concurrency
+        return asyncio.Semaphore(limit) if limit else contextlib.nullcontext()
 
     async def run(self, begin_s: float) -> None:
         """Send each prompt when it is due, whatever the others do; in a closed loop when one is answered."""
-        num, arrivals_s = len(self._plan.prompts), self._plan.arrivals_s
-        free = asyncio.Semaphore(self._plan.max_concurrency or 1)
+        num, arrivals_s = len(self.plan.prompts), self.plan.arrivals_s
+        free = asyncio.Semaphore(self.plan.max_concurrency or 1)
         async with asyncio.TaskGroup() as tasks:
             for index in range(num) if arrivals_s is None else sorted(range(num), key=arrivals_s.__getitem__):
                 if arrivals_s is None:
@@ -173,23 +139,18 @@ class _Load:
                 task.add_done_callback(lambda _: free.release())
 
     async def _ask(self, index: int, scheduled_s: float) -> None:
-        endpoint, prompt = self._endpoints[index % len(self._endpoints)], self._plan.prompts[index]
+        endpoint, prompt = self.endpoints[index % len(self.endpoints)], self.plan.prompts[index]
         outcome = Outcome(index, endpoint.url, scheduled_s, num_prompt_tokens=len(prompt.token_ids))
         async with self._room:
-            await send(self._session, endpoint, body_of(prompt, endpoint, self._options), outcome, self._plan.timeout_s)
+            await send(self.session, endpoint, body_of(prompt, endpoint, self.options), outcome, self.plan.timeout_s)
         self.outcomes.append(outcome)
-        self._on_done(outcome)
+        self.on_done(outcome)
 
 
-class RandomPrompts:
-    """Draws prompts of random ids: no prefix cache knows any of them."""
-
-    def __init__(self, vocab_size: int, seed: int) -> None:
-        self._ids = range(_FIRST_ID, vocab_size)
-        self._chance = random.Random(seed)
-
-    def draw(self, num_tokens: int, num_output_tokens: int) -> Prompt:
-        return Prompt(tuple(self._chance.choices(self._ids, k=num_tokens)), "", num_output_tokens)
+def random_prompts(vocab_size: int, seed: int, num: int, num_tokens: int, num_output_tokens: int) -> tuple[Prompt, ...]:
+    """Prompts of random ids: no prefix cache knows any of them."""
+    chance, ids = random.Random(seed), range(_FIRST_ID, vocab_size)
+    return tuple(Prompt(tuple(chance.choices(ids, k=num_tokens)), "", num_output_tokens) for _ in range(num))
 
 
 def client_runner() -> asyncio.Runner:
@@ -201,14 +162,11 @@ def client_runner() -> asyncio.Runner:
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
-async def ask(endpoint: Endpoint, prompt: Prompt) -> Outcome:
-    """One request, alone. Raises `RequestFailed` when it is not answered as it should be."""
-    plan = LoadPlan((prompt,), None, 1, TIMEOUT_S)
-    outcome = (await run_load([endpoint], plan, OPTIONS, lambda _: None)).outcomes[0]
-    require_answer(outcome)
-    return outcome
-
-
-def require_answer(outcome: Outcome) -> None:
-    if outcome.failure is not None:
-        raise RequestFailed(f"a request failed: {outcome.failure}: {outcome.message}")
+async def ask_in_turn(endpoint: Endpoint, prompts: tuple[Prompt, ...]) -> list[Outcome]:
+    """One request after the other. Raises `RequestFailed` when one is not answered as it should be."""
+    plan = LoadPlan(prompts, None, 1, TIMEOUT_S)
+    outcomes = (await run_load([endpoint], plan, _OPTIONS, lambda _: None)).outcomes
+    for outcome in outcomes:
+        if outcome.failure is not None:
+            raise RequestFailed(f"a request failed: {outcome.failure}: {outcome.message}")
+    return outcomes

@@ -89,11 +89,8 @@ class RequestOptions:
     with_timings: bool = False
 
 
-def check_requests(endpoints: Sequence[Endpoint], prompts: Sequence[Prompt], form: PromptForm) -> None:
-    """Raise `InvalidSetting` when an endpoint does not take this form of prompt, or a prompt has nothing in it."""
-    for endpoint in endpoints:
-        if (endpoint.kind == "chat") != (form == "chat"):
-            raise InvalidSetting(f"{endpoint.url} takes no prompts in the form {form!r}")
+def check_prompts(prompts: Sequence[Prompt], form: PromptForm) -> None:
+    """Raise `InvalidSetting` when a prompt has nothing in it to send."""
     for index, prompt in enumerate(prompts):
         if not (prompt.token_ids if form == "ids" else prompt.text):
             raise InvalidSetting(f"prompt {index} has no {form} to send: it needs a tokenizer or a larger length")

@@ -11,14 +11,16 @@ a trace, whose prompts are its own), so no cache of an earlier round helps. Who 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from baton.bench.compare.verdict import RULE, medians_of, ratios_of
+from baton.bench.compare.verdict import RULE, ratios_of
 from baton.bench.documents import CompareDocument, ResultFile
 from baton.bench.report.document import as_text
 from baton.bench.report.sections import section_of
-from baton.bench.runs import Run
+from baton.bench.runs import Run, points_of
 from baton.bench.targets.line_up import (
     SESSION_STEP,
     LineUp,
@@ -35,16 +37,20 @@ from baton.runtime.settings import setting
 
 _ROUND_STEP = 1000
 _CONTROL_STEP = 500
-_START_STEP = 250
 ALL, LAST, NONE = "all", "last", "none"
 _GROUP = "comparison"
+
+
+Group: TypeAlias = tuple[int, float]
+"""A round and a rate: what is measured in one go or not at all, as the halves of a pair have to come soon after each
+other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One load. `round` counts from 1; 0 is a warm-up, whose result nobody keeps.
 
-    `is_control`: the first target again. `group`: steps of one group are measured in one go or not at all.
+    `is_control`: the first target again.
     """
 
     round: int
@@ -52,12 +58,6 @@ class Step:
     target: str
     is_control: bool
     seed: int
-    group: int
-
-    @property
-    def key(self) -> tuple[int, float, str, bool]:
-        """What of it is in the file of the result: round, rate, target, whether it is the control."""
-        return self.round, self.rate, self.target, self.is_control
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,55 +69,30 @@ class Schedule:
     rounds: int
     warmup_rounds: int
     has_control: bool
-    is_one_at_a_time: bool
     seed: int
     session: int = 0
 
-    def steps(self, done: Collection[int] = ()) -> tuple[Step, ...]:
+    def steps(self, done: Collection[Group] = ()) -> tuple[Step, ...]:
         """All steps but those of the groups in `done`; () when nothing is left to measure."""
-        left = tuple(step for step in self.counted() if step.group not in done)
-        if not left:
-            return ()
-        return tuple(self._with_starts(left)) if self.is_one_at_a_time else (*self._warm_ups(), *left)
+        left = [step for step in self.counted() if (step.round, step.rate) not in done]
+        return (*self._warm_ups(), *left) if left else ()
 
     def counted(self) -> Iterator[Step]:
-        """The steps that are no warm-ups, of all groups."""
-        num_places = len(self.rates)
+        """The steps that are no warm-ups, of all groups. Who is measured first: one place further each turn."""
+        everybody = [*((name, False) for name in self.targets), *[(self.targets[0], True)] * self.has_control]
         for number in range(1, self.rounds + 1):
-            if self.is_one_at_a_time:  # a start costs more than a load: all rates of a target in one go
-                order = self._order(number)
-                yield from (self._step(number, place, *who, number) for who in order for place in range(num_places))
-            else:
-                for place in range(num_places):
-                    group = number * num_places + place
-                    yield from (self._step(number, place, *who, group) for who in self._order(number + place))
-
-    def _step(self, number: int, place: int, target: str, is_control: bool, group: int) -> Step:
-        # the control must not find the prompts of the reference in its cache
-        seed = self._seed(number, place) + _CONTROL_STEP * is_control
-        return Step(number, self.rates[place], target, is_control, seed, group)
+            for place, rate in enumerate(self.rates):
+                first = (number + place) % len(everybody)
+                for target, is_control in everybody[first:] + everybody[:first]:
+                    # the control must not find the prompts of the reference in its cache
+                    seed = self._seed(number, place) + _CONTROL_STEP * is_control
+                    yield Step(number, rate, target, is_control, seed)
 
     def _warm_ups(self) -> Iterator[Step]:
         for number in range(self.warmup_rounds):
             for place, rate in enumerate(self.rates):
                 for target in self.targets:
-                    yield Step(0, rate, target, False, self._seed(self.rounds + 1 + number, place), 0)
-
-    def _with_starts(self, left: Sequence[Step]) -> Iterator[Step]:
-        """A target that was just started is cold: warm-ups come before its first load."""
-        previous = ""
-        for step in left:
-            if step.target != previous:
-                for number in range(self.warmup_rounds):
-                    yield Step(0, step.rate, step.target, False, step.seed + _START_STEP + number, 0)
-            previous = step.target
-            yield step
-
-    def _order(self, turn: int) -> list[tuple[str, bool]]:
-        """Who is measured after whom: one place further each turn."""
-        everybody = [*((name, False) for name in self.targets), *[(self.targets[0], True)] * self.has_control]
-        first = turn % len(everybody)
-        return everybody[first:] + everybody[:first]
+                    yield Step(0, rate, target, False, self._seed(self.rounds + 1 + number, place))
 
     def _seed(self, number: int, place: int) -> int:
         return self.seed + SESSION_STEP * self.session + _ROUND_STEP * number + place
@@ -144,18 +119,13 @@ def check(settings: CompareSettings) -> None:
     check_targets(settings, rates_of(settings))
 
 
-def keep_whole_groups(document: CompareDocument, schedule: Schedule) -> set[int]:
-    """Drop the runs of incomplete groups from `document`; the groups that are complete.
-
-    What an interruption tore apart is measured again: the halves of a pair have to come soon after each other.
-    """
-    by_key = {(run.round, run.rate, run.target, False): run for run in document.runs}
-    by_key |= {(run.round, run.rate, run.target, True): run for run in document.control_runs}
-    steps = tuple(schedule.counted())
-    whole = {step.group for step in steps} - {step.group for step in steps if step.key not in by_key}
-    kept = {step.key for step in steps if step.group in whole}
-    document.runs = [run for key, run in by_key.items() if key in kept and not key[-1]]
-    document.control_runs = [run for key, run in by_key.items() if key in kept and key[-1]]
+def keep_whole_groups(document: CompareDocument, schedule: Schedule) -> set[Group]:
+    """Drop the runs of groups that an interruption tore apart from `document`; the groups that are complete."""
+    wanted = Counter((step.round, step.rate) for step in schedule.counted())
+    found = Counter((run.round, run.rate) for run in (*document.runs, *document.control_runs))
+    whole = {group for group, num in wanted.items() if found[group] == num}
+    document.runs = [run for run in document.runs if (run.round, run.rate) in whole]
+    document.control_runs = [run for run in document.control_runs if (run.round, run.rate) in whole]
     return whole
 
 
@@ -174,25 +144,19 @@ def carry_out(
         session.say(f"{number} of {len(steps)}: {which}, {step.target}{' again' if step.is_control else ''}, {at}")
         is_detailed = settings.detail == ALL or (settings.detail == LAST and step.round == settings.rounds)
         running = line_up.take_turn(step.target)
-        before = line_up.cpu_seconds()
         num_prompts = settings.num_prompts_at(step.rate)
         result = measure(Load(running.url, step.rate, num_prompts, step.seed, is_detailed and not step.is_control))
         if step.round:
-            after = line_up.cpu_seconds()
-            used_s = {name: round(after[name] - before[name], 2) for name in after if name in before}
-            cpu_s = used_s.pop(step.target, None)
             runs = document.control_runs if step.is_control else document.runs
-            runs.append(Run(step.target, step.round, step.rate, result, cpu_s, round(sum(used_s.values()), 2)))
+            runs.append(Run(step.target, step.round, step.rate, result))
             document.targets = line_up.describe()
             conclude(document)
             session.save(document)
 
 
 def conclude(document: CompareDocument) -> None:
-    """Make `workload`, `medians` and `ratios` of its runs."""
+    """Make `ratios` of its runs."""
     names = [target.name for target in document.targets]
-    document.workload = dict(document.runs[0].part("dataset")) if document.runs else {}
-    document.medians = medians_of(names, document.runs)
     document.ratios = ratios_of(names, document.runs, document.control_runs)
 
 
@@ -225,11 +189,11 @@ def main(arguments: Sequence[str]) -> int:
         session.say(f"everything is in {session.path} already: --no-resume measures again")
     conclude(document)
     print(report(document))
-    return 0 if all(entry["failed"] < entry["num_requests"] for entry in document.medians) else 1
+    return 0 if all(point.num_failed < point.num_requests for point in points_of(document.runs)) else 1
 
 
 def schedule_of(session: Session[CompareSettings], num_before: int) -> Schedule:
     """What is to be done after `num_before` interruptions."""
     names, settings = tuple(target.name for target in session.targets), session.settings
-    counts = (settings.rounds, settings.warmup_rounds, settings.control, settings.one_at_a_time)
+    counts = (settings.rounds, settings.warmup_rounds, settings.control)
     return Schedule(names, rates_of(settings), *counts, seed=session.dataset.seed, session=num_before)

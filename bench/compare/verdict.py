@@ -21,11 +21,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from baton.bench.numbers import paired_ratio
-from baton.bench.runs import COMPARED, Metric, Point, Ratio, Run, points_of, rate_as_json
+from baton.bench.runs import COMPARED, Comparison, Metric, Point, Ratio, Run
 
 MIN_ROUNDS = 3
 MAX_FAILED_SHARE = 0.01
@@ -34,21 +32,6 @@ RULE = (
     " 1 than the noise: the spread over the rounds (highest over lowest) of both targets, added as errors are, or what"
     " the first target differs from itself in the control, whichever is larger."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """`ratio` of medians of subject over reference, `low` and `high` of the pairs; `noise` 0.1 is 10 %.
-
-    `verdict` is one sentence; `is_clear` whether it says that they differ.
-    """
-
-    ratio: float
-    low: float
-    high: float
-    noise: float
-    is_clear: bool
-    verdict: str
 
 
 def compare(
@@ -95,21 +78,6 @@ def distance(ratio: float) -> float:
     return max(ratio, 1 / ratio) - 1
 
 
-def medians_of(targets: Sequence[str], runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Per rate and target, over its rounds: every metric's median (None without values), `failed`, `num_requests`."""
-    return [
-        {
-            "rate": rate_as_json(point.rate),
-            "target": point.target,
-            "rounds": len(point.runs),
-            **{metric.name: point.middle(metric.name) for metric in COMPARED},
-            "failed": point.num_failed,
-            "num_requests": point.num_requests,
-        }
-        for point in sorted(points_of(runs, targets), key=lambda point: point.rate)
-    ]
-
-
 def ratios_of(targets: Sequence[str], runs: Sequence[Run], control_runs: Sequence[Run]) -> list[Ratio]:
     """Per rate, target and metric against the first target, over the rounds that both were measured in."""
     measured = {(run.target, run.rate, run.round): run for run in runs}
@@ -135,7 +103,8 @@ def _compared(metric: Metric, subject: list[Run], reference: list[Run], control:
     obstacle = "" if metric.counts_failures else _failing(subject, reference)
     compared = compare(values, others, again if all(again) else [], wording, obstacle)
     first, against = subject[0], reference[0]
-    return Ratio(first.rate, first.target, against.target, metric.name, **dataclasses.asdict(compared))
+    found = dataclasses.asdict(compared)
+    return Ratio(rate=first.rate, target=first.target, against=against.target, metric=metric.name, **found)
 
 
 def _failing(*targets: list[Run]) -> str:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.bench.arguments import names_in, parse_alone, require_folder, write_text
-from baton.bench.facts import ROOT, collect_facts
+from baton.bench.facts import ROOT, as_lines, collect_facts
 from baton.bench.gpu_check.rows import CORRECTNESS, Row, exit_status, failed_row, missing_row, render
 from baton.runtime.child import PIPE, Child
 from baton.runtime.settings import setting
@@ -76,7 +76,7 @@ def all_groups(*, quick: bool) -> tuple[Group, ...]:
     models, transports = (MODELS[:1], TRANSPORTS[:1]) if quick else (MODELS, TRANSPORTS)
     return (
         Group("attention", "attention against float64", 65, "test_attention.py"),
-        Group("operations", "fused operations against plain torch", 25, "test_operations.py", ("bandwidth",)),
+        Group("operations", "fused operations against plain torch", 25, "test_operations.py"),
         Group("device", "checksums and sampler on the device", 30, "test_device.py", ("checksums",)),
         Group("graphs", "recorded decode steps against eager ones", 40, "test_graphs.py", ("step time",)),
         Group("served", "prefill and decode node, tokens against transformers", 75, "test_relay.py"),
@@ -85,7 +85,6 @@ def all_groups(*, quick: bool) -> tuple[Group, ...]:
         Group("prefill", "a prompt of 8,192 tokens against matrix products", 25, measures=models),
         Group("exposed", "what is left of the transfer at 8,192 tokens", 40, measures=("exposed transfer",)),
         Group("ranks", "ranks with a GPU each, tokens against one GPU", 60, "test_ranks.py"),
-        Group("throughput", "offline generation against transformers", 70, measures=models),
     )
 
 
@@ -194,7 +193,7 @@ def main(arguments: Sequence[str]) -> int:
     before = _read_clocks()
     results = [GroupRun(group, settings.device, quick=settings.quick).run(_say) for group in groups]
     status = exit_status([row for result in results for row in result.rows], strict=settings.strict)
-    print("\n".join([*facts.describe(), ", ".join(f"{name} {value}" for name, value in device.items()), ""]))
+    print(as_lines([*facts.conditions, *device.items()]), "\n")
     print(render([(result.title, result.rows) for result in results]))
     if settings.json:
         content = {

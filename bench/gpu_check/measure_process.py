@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -20,14 +18,9 @@ import torch
 
 from baton.bench.gpu_check.relay_process import exposed_rows, transfer_rows
 from baton.bench.gpu_check.rows import Row, failed_row, missing_row, say, say_row, speed_row
-from baton.bench.gpu_check.setup_process import Setup, block_bytes, config_of, gb_per_s, model_shapes
+from baton.bench.gpu_check.setup_process import Setup, block_bytes, gb_per_s, model_shapes
 from baton.bench.limits.engine_process import ONE_BY_ONE, EngineSteps
 from baton.bench.numbers import median, percentile
-from baton.engine.models.config import ModelConfig, parse_config
-from baton.engine.models.ops.base import DecoderOps
-from baton.engine.models.ops.choose import choose_ops
-from baton.engine.models.ops.torch_ops import TorchOps
-from baton.engine.models.rope import RotaryEmbedding
 from baton.kvtransfer.integrity import DOT64
 from baton.kvtransfer.pools.device import DevicePool
 from baton.wire.errors import InvalidSetting
@@ -39,9 +32,6 @@ _MOST_OVERHEAD_US = 300.0
 _DECODE_BATCHES = (1, 8, 64)
 _NUM_PROFILED = 20
 _SPARE_TOKENS = 256
-_COMPILE_S = 35.0
-_EPS = 1e-6
-_TIMED_ROWS = (64, 8192)
 
 
 def decode_rows(setup: Setup, name: str) -> Iterator[Row]:
@@ -116,111 +106,6 @@ def graph_rows(setup: Setup, _: str) -> Iterator[Row]:
         yield speed_row("eager over recorded", case, taken_ms["eager"] / taken_ms["recorded"], "times")
 
 
-def throughput_rows(setup: Setup, name: str) -> Iterator[Row]:
-    """Prompts of one length at once, each continued by as many tokens, by Baton's engine and by transformers."""
-    work = (32, 256, 64) if setup.is_gpu else (2, 16, 6)
-    batch, num_prompt, num_output = work
-    case = f"{setup.label(name)}, {batch} x {num_prompt} + {num_output} tokens"
-    steps = setup.steps(name, num_prompt + num_output + 16, batch, enable_prefix_caching=False)
-    ours = max(steps.generate(*work) for _ in range(3))
-    yield speed_row("offline, Baton", case, ours, "tok/s")
-    del steps  # its memory
-    theirs = _transformers_tok_per_s(setup, name, work, compile_it=False)
-    yield speed_row("offline, transformers, static cache", case, theirs, "tok/s")
-    yield speed_row("Baton over transformers", case, ours / theirs, "times", target=1.0)
-    if name != "0.6B" or setup.is_quick:
-        return
-    compiled = _compiled_tok_per_s(setup, name, work)
-    if isinstance(compiled, str):
-        yield missing_row("offline, transformers, static cache, compiled", case, compiled)
-        return
-    yield speed_row("offline, transformers, static cache, compiled", case, compiled, "tok/s")
-    yield speed_row("Baton over compiled transformers", case, ours / compiled, "times", target=1.0)
-
-
-def _compiled_tok_per_s(setup: Setup, name: str, work: tuple[int, int, int]) -> float | str:
-    """The rate, or why there is none. A thread that is still compiling ends with this process."""
-    if not setup.is_gpu:
-        return "transformers compiles with a static cache on a GPU only"
-    told: list[float | str] = []
-
-    def measure() -> None:
-        try:
-            told.append(_transformers_tok_per_s(setup, name, work, compile_it=True))
-        except Exception as error:  # whatever a compiler raises is the answer
-            told.append(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:160]}")
-
-    thread = threading.Thread(target=measure, daemon=True)
-    thread.start()
-    thread.join(_COMPILE_S)
-    return told[0] if told else f"not compiled within {_COMPILE_S:g} s"
-
-
-def _transformers_tok_per_s(setup: Setup, name: str, work: tuple[int, int, int], *, compile_it: bool) -> float:
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-
-    batch, num_prompt, num_output = work
-    fields = config_of(setup.model(name))
-    config = AutoConfig.for_model(**fields)
-    with torch.device(setup.device):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    generation = GenerationConfig(
-        do_sample=False,
-        max_new_tokens=num_output,
-        min_new_tokens=num_output,
-        pad_token_id=0,
-        cache_implementation="static",
-        disable_compile=not compile_it,
-    )
-    ids = torch.randint(0, fields["vocab_size"], (batch, num_prompt), device=setup.device)
-    best = 0.0
-    for _ in range(3):
-        begin_s = time.perf_counter()
-        with torch.inference_mode():
-            found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=generation)
-        num_generated = sum(map(len, found[:, num_prompt:].tolist()))  # waits for the device
-        best = max(best, num_generated / (time.perf_counter() - begin_s))
-    return best
-
-
-@torch.inference_mode()
-def operation_rows(setup: Setup, _: str) -> Iterator[Row]:
-    """Bytes per second of the fused operations and of plain torch, in operands that no cache holds."""
-    ceiling = setup.copy_gb_per_s()
-    config = parse_config(config_of(setup.model("8B")))
-    # the same twice where there are no fused ones
-    for ops in {type(ops): ops for ops in (choose_ops(setup.torch_device), TorchOps())}.values():
-        for count in _TIMED_ROWS if setup.is_gpu else _TIMED_ROWS[:1]:
-            for name, call, num_bytes in _calls(ops, config, count, setup):
-                taken_ms = setup.recorded_ms(call)
-                case, note = f"{count} rows, {setup.label('8B')}", f"{taken_ms * 1e3:.3g} us"
-                rate, title = gb_per_s(num_bytes, taken_ms), f"{type(ops).__name__} {name}"
-                yield speed_row(title, case, rate, "GB/s", note, bound=ceiling)
-
-
-def _calls(
-    ops: DecoderOps, config: ModelConfig, count: int, setup: Setup
-) -> Iterator[tuple[str, Callable[[], object], int]]:
-    """(name, a call, the bytes it cannot avoid) for a step of `count` tokens."""
-    normal, device = setup.normal, setup.torch_device
-    residuals, weight = setup.rotated(lambda: normal(2, count, config.hidden_size)), normal(config.hidden_size)
-
-    def add_norm() -> object:
-        residual, delta = residuals().unbind(0)
-        return ops.add_norm(residual, delta, weight, _EPS)
-
-    yield "add_norm", add_norm, 4 * residuals()[0].nbytes
-    num_heads = config.num_heads + config.num_kv_heads
-    # a view of wider rows, as a decoder has them
-    fused = setup.rotated(lambda: normal(count, num_heads + config.num_kv_heads, config.head_dim))
-    head_weight = normal(num_heads, config.head_dim)
-    rotation = RotaryEmbedding(config, device).tables(torch.arange(count, device=device), torch.bfloat16)
-    num_bytes = 2 * 2 * count * num_heads * config.head_dim
-    yield "norm_rotate", lambda: ops.norm_rotate(fused()[:, :num_heads], head_weight, _EPS, rotation), num_bytes
-    gates = setup.rotated(lambda: normal(count, 2 * config.intermediate_size))
-    yield "gate", lambda: ops.gate(gates()), gates().nbytes * 3 // 2
-
-
 def checksum_rows(setup: Setup, _: str) -> Iterator[Row]:
     """Bytes per second of checksums computed on the device."""
     size, count = block_bytes(setup.model("8B")), 512 if setup.is_gpu else 16
@@ -240,14 +125,12 @@ def checksum_rows(setup: Setup, _: str) -> Iterator[Row]:
 
 
 MEASUREMENTS: dict[str, Callable[[Setup, str], Iterable[Row]]] = {
-    "operations": operation_rows,
     "device": checksum_rows,
     "graphs": graph_rows,
     "transfer": transfer_rows,
     "decode": decode_rows,
     "prefill": prefill_rows,
     "exposed": exposed_rows,
-    "throughput": throughput_rows,
 }
 """By group, each called with the name of what it is to measure."""
 

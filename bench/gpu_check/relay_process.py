@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from baton.bench.breakdown import TTST_PARTS, breakdown_of
-from baton.bench.client.driver import TIMEOUT_S, RandomPrompts, ask, client_runner
+from baton.bench.client.driver import TIMEOUT_S, ask_in_turn, client_runner, random_prompts
 from baton.bench.client.endpoint import probe
 from baton.bench.client.outcome import Outcome
 from baton.bench.gpu_check.rows import Row, missing_row, speed_row
@@ -84,10 +84,9 @@ def exposed_rows(setup: Setup, _: str) -> Iterator[Row]:
             RunningTarget(target, _READY_S, say=lambda _: None, patience_s=_PATIENCE_S) as running,
         ):
             endpoint = runner.run(probe(running.url, "completions", "", TIMEOUT_S))
-            prompts = RandomPrompts(config_of(model)["vocab_size"] - 8, 0)
-            outcomes = [
-                runner.run(ask(endpoint, prompts.draw(num_tokens, _NUM_OUTPUT_TOKENS))) for _ in range(1 + num_rounds)
-            ]
+            num_ids = config_of(model)["vocab_size"] - 8
+            prompts = random_prompts(num_ids, 0, 1 + num_rounds, num_tokens, _NUM_OUTPUT_TOKENS)
+            outcomes = runner.run(ask_in_turn(endpoint, prompts))
     yield from rows_of_answers(f"{setup.label('8B')}, {num_tokens} tokens", outcomes[1:])
 
 

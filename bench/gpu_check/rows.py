@@ -27,7 +27,6 @@ CORRECTNESS = "correctness"
 _DOUBTED_SHARE = 1.05
 """A speed above this share of the machine's limit says that the limit or the clock is wrong."""
 _HEADINGS = ("check", "case", "value", "limit", "share", "target", "verdict", "note")
-_WORDS = ("case", "verdict", "note")
 _MOST_NOTE = 110
 
 
@@ -145,7 +144,7 @@ def say_row(row: Row) -> None:
 def render(groups: Sequence[tuple[str, Sequence[Row]]]) -> str:
     """A table for each group under its title, the counts, and whether correctness was checked at all."""
     rows = [row for _, of_group in groups for row in of_group]
-    text = [f"{title}\n{aligned(_HEADINGS, list(map(_cells, of_group)), _WORDS)}\n" for title, of_group in groups]
+    text = [f"{title}\n{aligned(_HEADINGS, list(map(_cells, of_group)))}\n" for title, of_group in groups]
     found = Counter(row.verdict for row in rows)
     text.append(", ".join(f"{found[verdict]} {verdict}" for verdict in Verdict if found[verdict]) or "no rows")
     unchecked = {row.case: row.note for row in rows if row.name == CORRECTNESS}

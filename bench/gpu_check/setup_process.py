@@ -48,13 +48,11 @@ _SIZES = {
 }
 """Qwen3-8B, Qwen3-0.6B, and what stands for both where there is no GPU."""
 _Event: Any = torch.cuda.Event
-_Stream: Any = torch.cuda.Stream
 _CACHE_TIMES = 8
 _WARM_UP_CALLS = 3
 _NUM_ROUNDS, _QUICK_ROUNDS = 7, 3
 _ROUND_MS = 25.0
 _MAX_CALLS = 400
-_RECORDED_CALLS = 100
 _MAX_ROTATED = 512
 
 
@@ -149,21 +147,6 @@ class Setup:
         round_ms, num_rounds = _ROUND_MS if self.is_gpu else 1.0, _QUICK_ROUNDS if self.is_quick else _NUM_ROUNDS
         num_calls = max(1, min(_MAX_CALLS, int(round_ms / max(self._round(call, 1), 1e-4))))
         return median([self._round(call, num_calls) / num_calls for _ in range(num_rounds)])
-
-    def recorded_ms(self, call: Callable[[], object]) -> float:
-        """As `median_ms`, without the time that the host needs to start each call: many of them as one CUDA graph."""
-        if not self.is_gpu:
-            return self.median_ms(call)
-        beside = _Stream()
-        with torch.cuda.stream(beside):
-            for _ in range(_WARM_UP_CALLS):
-                call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=beside):
-            for _ in range(_RECORDED_CALLS):
-                call()
-        return self.median_ms(graph.replay) / _RECORDED_CALLS
 
     @property
     def stream_bytes(self) -> int:

@@ -8,22 +8,20 @@ node: what the gap between them is longer by than all later ones is what is left
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from baton.bench.arguments import parse_alone, require_folder, write_text
-from baton.bench.client.driver import TIMEOUT_S, RandomPrompts, ask, client_runner
+from baton.bench.client.driver import TIMEOUT_S, ask_in_turn, client_runner, random_prompts
 from baton.bench.client.endpoint import probe
 from baton.bench.client.outcome import Outcome
-from baton.bench.documents import KvDocument, ResultFile
-from baton.bench.facts import collect_facts
-from baton.bench.kv.measure import KvBenchSettings, measure, plan
-from baton.bench.kv.report import as_json, save_plot
+from baton.bench.documents import ResultFile
+from baton.bench.facts import as_lines, collect_facts
+from baton.bench.kv.measure import KvBenchSettings, KvDocument, measure, plan
 from baton.bench.numbers import median, percentile
 from baton.bench.report.document import as_text
 from baton.bench.report.sections import section_of
@@ -33,7 +31,6 @@ from baton.wire.errors import RequestFailed
 
 _DESCRIPTION = "Measure handoffs of KV blocks between two processes, in turns with a plain copy."
 _GAP_DESCRIPTION = "Measure the gap between token 1 and token 2 that a client sees, against all later gaps."
-_PAUSE_S = 0.05
 _PACKAGES = ("baton-serve", "numpy", "pyzmq", "xxhash", "nixl", "torch")
 
 
@@ -42,18 +39,14 @@ def main(arguments: Sequence[str]) -> int:
     settings = parse_alone("baton bench kv", _DESCRIPTION, arguments, KvBenchSettings)
     planned = plan(settings)
     require_folder(settings.json)
-    require_folder(settings.plot, "--plot")
     facts = collect_facts(shlex.join(["baton", "bench", "kv", *arguments]), _PACKAGES)
-    results = measure(planned, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
-    parts = (results.limits, results.cases, results.small_cases, results.failures)
-    section = section_of(ResultFile("kv", KvDocument(*parts, facts=facts, missing=planned.missing)))
-    text = as_text(section, *section.tables)
-    print("\n".join([*facts.describe(), "", text if settings.markdown else text.replace("**", "")]))
+    document = KvDocument(facts)
+    measure(planned, document, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
+    section = section_of(ResultFile("kv", document))
+    print(f"{as_lines(section.conditions)}\n\n{as_text(section, *section.tables)}")
     if settings.json:
-        write_text(settings.json, json.dumps(as_json(facts, results, planned.missing), indent=1) + "\n")
-    if settings.plot and results.cases:
-        save_plot(results.cases, settings.plot, f"{facts.cpu_model}, {facts.time}, commit {facts.commit or 'unknown'}")
-    return 1 if results.failures else 0
+        write_text(settings.json, json.dumps(asdict(document), indent=1) + "\n")
+    return 1 if document.failures else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +93,7 @@ ratio of the medians          {median(first_s) / median(later_s):8.2f}"""
 
 async def _measure_gaps(settings: GapSettings) -> list[Outcome]:
     endpoint = await probe(settings.url, "completions", settings.model, TIMEOUT_S)
-    prompts = RandomPrompts(settings.vocabulary, settings.seed)
-    outcomes = []
-    for _ in range(1 + settings.requests):
-        outcomes.append(await ask(endpoint, prompts.draw(settings.prompt_tokens, settings.output_tokens)))
-        await asyncio.sleep(_PAUSE_S)
-    return outcomes
+    lengths = (settings.prompt_tokens, settings.output_tokens)
+    return await ask_in_turn(
+        endpoint, random_prompts(settings.vocabulary, settings.seed, 1 + settings.requests, *lengths)
+    )

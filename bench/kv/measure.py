@@ -2,8 +2,8 @@
 
 Owns the order. One *session* is a pair of nodes for one transport, checksum and block size. Before anything is timed
 the whole pool is handed over once, which maps every page at both ends, and every size once, into cleared blocks that
-are then compared byte by byte. After that: copy, handoff, (bare NIXL write,) copy, handoff, ... through the pool, so
-that nothing is in a cache because of the round before.
+are then compared byte by byte. After that: copy, handoff, copy, handoff, ... through the pool, so that nothing is in a
+cache because of the round before.
 
 While a handoff is under way this process waits on a pipe.
 """
@@ -11,15 +11,15 @@ While a handoff is under way this process waits on a pipe.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Any
+from typing import Literal
 
 from baton.bench.arguments import cores_in, names_in, numbers_in
 from baton.bench.child import Child
+from baton.bench.facts import Facts
 from baton.kvtransfer.integrity import CHECKSUMS
 from baton.kvtransfer.transports.registry import NIXL, SHM, ZMQ
 from baton.runtime.ranges import BYTES, COUNT
@@ -30,21 +30,15 @@ TRANSPORTS = (SHM, ZMQ, NIXL)
 """Those that carry pools in host memory."""
 Cores = tuple[int, int] | tuple[None, None]
 """Of two processes; None: any."""
-_ALL = "all"
-_LIBRARIES = {NIXL: ("nixl", "baton-serve[nixl]")}
 _BLOCK_UNIT_BYTES = 64
 _TINY = {"blocks": "1,4", "block_bytes": 2**16, "rounds": 2, "min_pool_bytes": 2**20}
-_NODE, _LIMITS = "baton.bench.kv.node_process", "baton.bench.kv.limits_process"
+_NODE = "baton.bench.kv.node_process"
 _SMALL_BYTES, _MORE_ROUNDS = 16 * 2**20, 10
-_FIXED_COST_BLOCK_BYTES = 2**16
-_LIMIT_BYTES, _QUICK_LIMIT_BYTES = 2**28, 2**22
-_NUM_LIMIT_ROUNDS, _NUM_QUICK_LIMIT_ROUNDS = 7, 2
-_NUM_HOPS, _HOP_BYTES, _HOP_PAUSE_S = 20, 300, 0.003
 
 
 @dataclass(frozen=True, slots=True)
 class KvBenchSettings:
-    transports: str = setting(_ALL, "transports to measure: all, or some of shm,zmq,nixl")
+    transports: str = setting("shm,zmq", "transports to measure: some of shm,zmq,nixl")
     blocks: str = setting("1,8,64,512", "sizes of handoffs in blocks")
     block_bytes: int = setting(2**20, "bytes of a block, a multiple of 64", allowed=BYTES)
     checksum: str = setting("xxh3,none", "measure with and without checksums: some of xxh3,dot64,none")
@@ -54,18 +48,15 @@ class KvBenchSettings:
         2**28, "smallest pool; handoffs move through it, so that caches stay cold", allowed=BYTES
     )
     json: str = setting("", "file for every sample, with the command and the machine")
-    plot: str = setting("", "file for a picture (PNG) of rate over size; needs matplotlib")
-    markdown: bool = setting(False, "print tables for a document instead")
     quick: bool = setting(False, "tiny sizes and two rounds: whether it works, not how fast")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be measured. `missing`: why transports that were not asked for by name cannot be."""
+    """What will be measured."""
 
     settings: KvBenchSettings
     transports: tuple[str, ...]
-    missing: dict[str, str]
     blocks: tuple[int, ...]
     checksums: tuple[str, ...]
     cores: Cores
@@ -79,19 +70,7 @@ def plan(settings: KvBenchSettings) -> Plan:
         settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
     if settings.block_bytes % _BLOCK_UNIT_BYTES:
         raise InvalidSetting(f"--block-bytes {settings.block_bytes} is not a multiple of {_BLOCK_UNIT_BYTES}")
-    if settings.plot and importlib.util.find_spec("matplotlib") is None:
-        raise InvalidSetting("--plot: matplotlib is not installed: pip install 'baton-serve[bench]'")
-    missing = {
-        name: f"{package} is not installed: pip install '{requirement}'"
-        for name, (package, requirement) in _LIBRARIES.items()
-        if importlib.util.find_spec(package) is None
-    }
-    asked_for_all = settings.transports == _ALL
-    chosen = TRANSPORTS if asked_for_all else names_in(settings.transports, "--transports", TRANSPORTS)
-    transports = tuple(name for name in chosen if name not in missing)
-    if not asked_for_all and transports != chosen:
-        name = next(name for name in chosen if name in missing)
-        raise InvalidSetting(f"--transports {name}: {missing[name]}")
+    transports = names_in(settings.transports, "--transports", TRANSPORTS)
     checksums = names_in(settings.checksum, "--checksum", CHECKSUMS)
     for flag, names in (("--transports", transports), ("--checksum", checksums)):
         if not names:
@@ -101,12 +80,12 @@ def plan(settings: KvBenchSettings) -> Plan:
         raise InvalidSetting(f"--cores {settings.cores}: one of the prefill and one of the decode process are needed")
     pinned: Cores = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
     blocks = numbers_in(settings.blocks, "--blocks")
-    return Plan(settings, transports, missing if asked_for_all else {}, blocks, checksums, pinned)
+    return Plan(settings, transports, blocks, checksums, pinned)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What was measured in turns, in seconds: handoffs, as many copies of as many bytes, and bare NIXL writes.
+    """What was measured in turns, in seconds: handoffs, and as many copies of as many bytes.
 
     `wall_s` is from the moment the prompt was computed until D has delivered, `let_go_s` until P's blocks are free.
     """
@@ -118,7 +97,6 @@ class Case:
     memcpy_s: list[float] = field(default_factory=list)
     wall_s: list[float] = field(default_factory=list)
     let_go_s: list[float] = field(default_factory=list)
-    bare_nixl_s: list[float] = field(default_factory=list)
 
     @property
     def num_bytes(self) -> int:
@@ -126,89 +104,33 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What the machine can do with `num_bytes`, in seconds, measured in turns."""
+class KvDocument:
+    """A result of `baton bench kv`: what was measured, and why a transport with a checksum was not."""
 
-    num_bytes: int
-    copy_s: list[float] = field(default_factory=list)
-    copy_beside_hashing_s: list[float] = field(default_factory=list)
-    hash_s: list[float] = field(default_factory=list)
-    copy_and_hash_s: list[float] = field(default_factory=list)
-    tcp_s: list[float] = field(default_factory=list)
-    zmq_hop_s: list[float] = field(default_factory=list)
+    kind: Literal["kv"] = field(default="kv", kw_only=True)
+    facts: Facts
+    cases: list[Case] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """`cases` move blocks of the size that was asked for, `small_cases` one block of 64 KiB."""
-
-    limits: Limits
-    cases: list[Case]
-    small_cases: list[Case]
-    failures: dict[str, str]
-
-
-def measure(plan: Plan, say: Callable[[str], None]) -> Results:
-    """Measure what `plan` names; `say` hears what is going on. A transport that fails is reported, the rest goes on."""
-    say("limits of the machine")
-    results = Results(_measure_limits(plan), [], [], {})
+def measure(plan: Plan, document: KvDocument, say: Callable[[str], None]) -> None:
+    """Put what `plan` names into `document`; `say` hears what is next. A transport may fail, and the rest goes on."""
     for transport in plan.transports:
         for checksum in plan.checksums:
             try:
                 say(f"{transport}, checksum {checksum}")
-                results.small_cases.extend(session(plan, transport, checksum, _FIXED_COST_BLOCK_BYTES, (1,)))
-                results.cases.extend(session(plan, transport, checksum, plan.settings.block_bytes, plan.blocks))
+                document.cases.extend(session(plan, transport, checksum))
             except RequestFailed as error:
-                results.failures[f"{transport}, {checksum}"] = str(error)
+                document.failures[f"{transport}, {checksum}"] = str(error)
                 say(f"{transport}, checksum {checksum} failed: {error}")
-    return results
 
 
-def _measure_limits(plan: Plan) -> Limits:
-    quick = plan.settings.quick
-    found = Limits(_QUICK_LIMIT_BYTES if quick else _LIMIT_BYTES)
-    with core_limits(plan.cores, found.num_bytes) as (one, other):
-        for number in range(1 + (_NUM_QUICK_LIMIT_ROUNDS if quick else _NUM_LIMIT_ROUNDS)):
-            taken = found if number else Limits(found.num_bytes)  # the first round is warm-up
-            taken.copy_s.append(one.ask("copy"))
-            other.tell("hash_for", duration_s=0.03 if quick else 0.3)
-            taken.copy_beside_hashing_s.append(one.ask("copy"))
-            other.hear()
-            taken.hash_s.append(one.ask("hash"))
-            # all that one core of a sender has to do
-            taken.copy_and_hash_s.append(one.ask("hash", copies=True))
-            other.tell("receive")
-            taken.tcp_s.append(one.ask("send"))
-            other.hear()
-            # each after a pause as between two handoffs; half of the way
-            trips_s = round_trips(one, other, _NUM_HOPS, message_bytes=_HOP_BYTES, pause_s=_HOP_PAUSE_S)
-            taken.zmq_hop_s.extend(trip_s / 2 for trip_s in trips_s)
-    return found
-
-
-@contextmanager
-def core_limits(cores: Cores, num_bytes: int) -> Iterator[tuple[Child, Child]]:
-    """Two connected processes that measure what cores can do. Raises `RequestFailed`."""
-    with _two_children(_LIMITS, cores, {"core": num_bytes}) as (one, other):
-        one.ask("connect", **other.ask("bind"))
-        yield one, other
-
-
-def round_trips(one: Child, other: Child, count: int, *, message_bytes: int, pause_s: float = 0.0) -> list[float]:
-    """Seconds of so many ZMQ messages from one to the other and back."""
-    other.tell("send_back", count=count)
-    taken_s: list[float] = one.ask("round_trips", count=count, message_bytes=message_bytes, pause_s=pause_s)
-    other.hear()
-    return taken_s
-
-
-def session(plan: Plan, transport: str, checksum: str, block_bytes: int, blocks: tuple[int, ...]) -> Iterator[Case]:
-    """One pair of nodes, and a case for each of `blocks`. Raises `RequestFailed`."""
-    settings = plan.settings
+def session(plan: Plan, transport: str, checksum: str) -> Iterator[Case]:
+    """One pair of nodes, and a case for each size. Raises `RequestFailed`."""
+    settings, blocks = plan.settings, plan.blocks
+    block_bytes = settings.block_bytes
     num_pool_blocks = max(*blocks, -(-settings.min_pool_bytes // block_bytes))
-    with ExitStack() as stack:
-        pair = stack.enter_context(node_pair(transport, checksum, num_pool_blocks, block_bytes, plan.cores))
-        bare = stack.enter_context(_bare_pair(num_pool_blocks, block_bytes, plan.cores)) if transport == NIXL else None
+    with node_pair(transport, checksum, num_pool_blocks, block_bytes, plan.cores) as pair:
         pair.hand_over(0, num_pool_blocks)
         for num_blocks in blocks:
             case = Case(transport, checksum, block_bytes, num_blocks)
@@ -221,8 +143,6 @@ def session(plan: Plan, transport: str, checksum: str, block_bytes: int, blocks:
                 wall_s, let_go_s = pair.hand_over(next(places), num_blocks)
                 case.wall_s.append(wall_s)
                 case.let_go_s.append(let_go_s)
-                if bare is not None:
-                    case.bare_nixl_s.append(_write_bare(*bare, next(places), num_blocks))
             yield case
 
 
@@ -265,30 +185,8 @@ def node_pair(
     """
     pool = {"num_blocks": num_blocks, "block_bytes": block_bytes, "device": device}
     specs = [{"role": role, "transport": transport, "checksum": checksum, **pool} for role in ("prefill", "decode")]
-    with _two_children(_NODE, cores, *specs) as children:
-        yield NodePair(*children)
-
-
-@contextmanager
-def _bare_pair(num_blocks: int, block_bytes: int, cores: Cores) -> Iterator[tuple[Child, Child]]:
-    """Two nixl agents without Baton, which have written to each other once."""
-    with _two_children(_LIMITS, cores, {"nixl": [num_blocks, block_bytes]}) as (writer, target):
-        writer.ask("connect", **target.ask("details"))
-        _write_bare(writer, target, 0, num_blocks)
-        yield writer, target
-
-
-def _write_bare(writer: Child, target: Child, first: int, count: int) -> float:
-    target.tell("wait_for_notice")
-    taken_s = float(writer.ask("write", first=first, count=count))
-    target.hear()
-    return taken_s
-
-
-@contextmanager
-def _two_children(module: str, cores: Cores, *specs: dict[str, Any]) -> Iterator[tuple[Child, Child]]:
-    """They start at the same time, each on its core, and end together; one spec is for both."""
-    with Child(module, specs[0], cores[0]) as one, Child(module, specs[-1], cores[1]) as other:
-        one.hear()
-        other.hear()
-        yield one, other
+    # they start at the same time, each on its core, and end together
+    with Child(_NODE, specs[0], cores[0]) as prefill, Child(_NODE, specs[1], cores[1]) as decode:
+        prefill.hear()
+        decode.hear()
+        yield NodePair(prefill, decode)

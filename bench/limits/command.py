@@ -13,16 +13,14 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from baton.bench.arguments import parse_alone, require_folder, write_text
 from baton.bench.child import Child
 from baton.bench.documents import LimitsDocument, ResultFile
-from baton.bench.facts import Facts, collect_facts
-from baton.bench.limits.result import CEILING_NAMES, MEANINGS, STEP_NAMES, Ceiling, Found, LimitsSettings, Ratio
+from baton.bench.facts import as_lines, collect_facts
+from baton.bench.limits.result import CEILING_NAMES, MEANINGS, Ceiling, LimitsSettings, Ratio
 from baton.bench.report.document import as_text
 from baton.bench.report.sections import section_of
-from baton.engine.models.identity import model_name
 from baton.wire.errors import BatonError
 
 _DESCRIPTION = "Measure this machine's ceilings and how close an engine of Baton comes to them, in turns."
@@ -37,43 +35,43 @@ def main(arguments: Sequence[str]) -> int:
     settings.check()
     require_folder(settings.json)
     facts = collect_facts(shlex.join(["baton", "bench", "limits", *arguments]), _PACKAGES)
-    found = Found()
+    document = LimitsDocument(facts=facts, setup=settings.setup)
     try:
-        engine_limits(settings, found, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
+        engine_limits(settings, document, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
     except BatonError as error:  # what was measured before it stays
-        found.failures.append(str(error))
-    setup = {"model": model_name(settings.model, ""), "cores": list(settings.core_ids), "threads": settings.num_threads}
-    setup |= {"rounds": settings.num_rounds, "max_num_batched_tokens": settings.max_num_batched_tokens}
-    print("\n".join([*facts.describe(), ", ".join(f"{name} {value}" for name, value in setup.items()), ""]))
-    print(report(facts, setup, found))
+        document.failures.append(str(error))
+    print(report(document))
     if settings.json:
-        document = {"kind": "limits", "facts": asdict(facts), "setup": setup, **asdict(found)}
-        write_text(settings.json, json.dumps(document, indent=1) + "\n")
-    return 1 if found.failures else 0
+        write_text(settings.json, json.dumps(asdict(document), indent=1) + "\n")
+    return 1 if document.failures else 0
 
 
-def report(facts: Facts, setup: dict[str, Any], found: Found) -> str:
-    document = LimitsDocument(facts, found.ceilings, found.ratios, setup, found.failures)
-    filled = [name for name, rows in (("ceilings", found.ceilings), ("ratios", found.ratios)) if rows]
-    meanings = [f"{name}: {MEANINGS[name]}" for name in dict.fromkeys(ratio.name for ratio in found.ratios)]
-    return "\n".join(
-        [as_text(section_of(ResultFile("limits", document)), *filled), *([""] * bool(meanings)), *meanings]
-    )
+def report(document: LimitsDocument) -> str:
+    """For a terminal, with what the ratios mean."""
+    section = section_of(ResultFile("limits", document))
+    meanings = ((name, MEANINGS[name]) for name in dict.fromkeys(ratio.name for ratio in document.ratios))
+    return f"{as_lines(section.conditions)}\n\n{as_text(section, *section.tables)}\n\n{as_lines(meanings)}"
 
 
-def engine_limits(settings: LimitsSettings, found: Found, say: Callable[[str], None]) -> None:
+def engine_limits(settings: LimitsSettings, found: LimitsDocument, say: Callable[[str], None]) -> None:
     """Measure what the settings name. Raises `RequestFailed`."""
     wanted = settings.names
     say("building the engine")
     with Child(_ENGINE, asdict(settings)) as engine:
         engine.hear(_START_S)
-        steps = [
-            {"batch": batch, "context": length} for length in settings.context_lens for batch in settings.batch_sizes
-        ]
         for name in wanted:
-            for case in [] if name in CEILING_NAMES else steps if name in STEP_NAMES else [{}]:
+            for case in _cases(name, settings):
                 say(", ".join([name, *(f"{size} {number}" for size, number in case.items())]))
-                answer = engine.ask(name, **case)
-                found.ratios.extend(Ratio(**ratio) for ratio in (answer if isinstance(answer, list) else [answer]))
+                found.ratios.append(Ratio(**engine.ask(name, **case)))
         ceilings = engine.ask("ceilings", names=[name for name in CEILING_NAMES if name in wanted])
         found.ceilings.extend(Ceiling(**ceiling) for ceiling in ceilings)
+
+
+def _cases(name: str, settings: LimitsSettings) -> list[dict[str, int]]:
+    """What a ratio is measured for; a ceiling is taken beside the ratios that need it."""
+    if name in CEILING_NAMES:
+        return []
+    if name != "decode_bw_ratio":
+        return [{}]
+    lengths, sizes = settings.context_lens, settings.batch_sizes
+    return [{"batch": batch, "context": length} for length in lengths for batch in sizes]

@@ -1,5 +1,4 @@
-"""How close an engine comes to the machine: `decode_bw_ratio`, `attn_ratio`, `prefill_flop_ratio`, their ceilings, and
-its kernels alone.
+"""How close an engine comes to the machine: `decode_bw_ratio`, `prefill_flop_ratio`, and their ceilings.
 
 `python -m baton.bench.limits.engine_process`. Owns how requests get into an engine whose steps are timed; an engine
 with the cores, threads and malloc settings of a node; and two buffers larger than the caches in the same process:
@@ -23,21 +22,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from baton.bench.child import Worker, serve_parent
-from baton.bench.limits.kernels_alone import FEW_ROWS, MANY_ROWS, KernelsAlone, Work, library_product
 from baton.bench.limits.model_shapes import Product, shapes_of
 from baton.bench.limits.result import TIMES_CACHE, LimitsSettings, ceiling_of, in_turns, last_cache_bytes, ratio_of
 from baton.bench.numbers import median
-from baton.device.host import HostStaging
-from baton.engine.attention.base import SequenceShare
 from baton.engine.build import Engine, build_engine
 from baton.engine.core import FirstToken
 from baton.engine.models.checkpoint import choose_dtype
 from baton.engine.models.config import load_config
 from baton.engine.models.decoder import TORCH_DTYPES
 from baton.engine.models.identity import find_checkpoint
-from baton.engine.native.library import open_kernels
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
 from baton.engine.scheduler.step import RequestOutput
 from baton.engine.settings import EngineSettings
@@ -59,7 +55,6 @@ _NUM_STEPS = 8
 _MIN_SEQS = 64
 _SPARE_TOKENS = 48
 """What a request may use of the pool beyond its context: the steps of a round, and blocks that are not full."""
-_ATTEND_BYTES = 2**25
 _BLOCK_SIZE = 16
 
 
@@ -116,17 +111,6 @@ class EngineSteps:
         finally:
             self._forget([key])
 
-    def generate(self, batch: int, num_prompt: int, num_output: int) -> float:
-        """Generated tokens per second of `batch` prompts that come together, prompts included."""
-        params = DecodingParams(temperature=0.0, ignore_eos=True, max_tokens=num_output)
-        begin_s = time.perf_counter()
-        for key in itertools.islice(self._keys, batch):
-            self._core.add(key, Prompt.of(self._tokens(num_prompt)), params)
-        num_generated = 0
-        while self._core.has_work:
-            num_generated += sum(len(output.tokens) for output in self._core.step())
-        return num_generated / (time.perf_counter() - begin_s)
-
     def advance(self, batch: int, num_steps: int) -> None:
         """Step until every request has so many more tokens. Raises `RequestFailed` for a step without all of them."""
         for _ in range(num_steps):
@@ -181,7 +165,7 @@ class Machine:
         self._source[:] = self._target[:] = 1
         self._parts = np.array_split(self._source.view(np.float32), num_threads)
         self._others = ThreadPoolExecutor(max(1, num_threads - 1))
-        self._products = [(library_product(product, dtype), product.count) for product in products]
+        self._products = [(_library_product(product, dtype), product.count) for product in products]
         self._flop = sum(product.flop for product in products)
         threads, size, rows = f"{num_threads} thread(s)", f"{num_bytes / 2**20:.0f} MiB", products[0].num_rows
         gemm = f"oneDNN products of all layers with {rows} rows and of the head with 1, weights packed, {threads}"
@@ -224,7 +208,7 @@ class EngineLimits:
     def __init__(self, settings: LimitsSettings) -> None:
         config = load_config(find_checkpoint(settings.model))
         dtype = choose_dtype("auto", config)
-        self._settings, self._dtype = settings, TORCH_DTYPES[dtype]
+        self._settings = settings
         self._shapes = shapes_of(config, DTYPE_BYTES[dtype])
         self._chunk = min(settings.num_prompt_tokens, settings.max_num_batched_tokens)
         # the pool is no smaller than the ceilings' buffers
@@ -243,15 +227,9 @@ class EngineLimits:
             cpu_kernels=settings.cpu_kernels,
         )
         self._steps = EngineSteps(engine)
-        self._attention = self._steps.engine.attention.build(self._steps.engine.memory.paged)
         products = self._shapes.prefill_products(self._chunk)
-        self._machine = Machine(settings.buffer_bytes, settings.num_threads, self._dtype, products)
-        kernels = open_kernels(settings.cpu_kernels, settings.num_threads)
-        self._alone = (
-            None if kernels is None else KernelsAlone(kernels, self._shapes, self._dtype, settings.buffer_bytes)
-        )
+        self._machine = Machine(settings.buffer_bytes, settings.num_threads, TORCH_DTYPES[dtype], products)
         self._samples: dict[str, list[float]] = {}
-        self._next_block = 0
 
     def decode_bw_ratio(self, batch: int, context: int) -> dict[str, Any]:
         """A decode step's weights and KV over the time that it takes, against the rate of reading."""
@@ -271,21 +249,6 @@ class EngineLimits:
         case = f"batch {batch}, context {context}"
         return asdict(ratio_of("decode_bw_ratio", case, subject, reading, goal="1", note=note))
 
-    def attn_ratio(self, batch: int, context: int) -> dict[str, Any]:
-        """The KV of a decode step over the time of its attention alone, against the rate of reading."""
-        num_bytes = batch * self._shapes.kv_read_bytes(context)
-        num_calls = 1 if self._settings.quick else max(1, _ATTEND_BYTES // num_bytes)
-        taken_s: list[float] = []
-
-        def gb_per_s() -> float:
-            taken_s.append(self._attend(batch, context, num_calls) / num_calls)
-            return num_bytes / taken_s[-1] / 1e9
-
-        reading, subject = self._against("read_stream", gb_per_s)
-        note = f"{num_bytes / 1e6:.1f} MB in {median(taken_s[1:]) * 1e3:.2f} ms, all layers"
-        case = f"batch {batch}, context {context}"
-        return asdict(ratio_of("attn_ratio", case, subject, reading, goal="1", note=note))
-
     def prefill_flop_ratio(self) -> dict[str, Any]:
         """A prompt's operations over the time to its first token, against the rate of its bare products."""
         num_tokens = self._settings.num_prompt_tokens
@@ -295,39 +258,6 @@ class EngineLimits:
         note = f"{flop / 1e9:.1f} GFLOP in {flop / rate / 1e6:.1f} ms, {rate:.0f} GFLOP/s"
         case = f"{num_tokens} tokens, chunks of {self._chunk}"
         return asdict(ratio_of("prefill_flop_ratio", case, subject, products, goal="1", note=note))
-
-    def attn_kernel_ratio(self, batch: int, context: int) -> list[dict[str, Any]]:
-        """As `attn_ratio`, without what surrounds the kernel. Nothing where torch computes."""
-        if self._alone is None:
-            return []
-        work = self._alone.attention(self._steps.engine.memory.paged, batch, context)
-        return [self._of_stream("attn_kernel_ratio", f"batch {batch}, context {context}", work)]
-
-    def linear_bw_ratio(self) -> list[dict[str, Any]]:
-        """Packed weights over the time of their products with few rows, against the rate of reading."""
-        if self._alone is None:
-            return []
-        return [self._of_stream("linear_bw_ratio", _rows(count), self._alone.products(count)) for count in FEW_ROWS]
-
-    def linear_flop_ratio(self) -> list[dict[str, Any]]:
-        """The rate of products with more rows, against the library's of the same shapes."""
-        return [] if self._alone is None else [self._of_library(self._alone, count) for count in MANY_ROWS]
-
-    @torch.inference_mode()
-    def _of_library(self, alone: KernelsAlone, num_rows: int) -> dict[str, Any]:
-        work, library = alone.products(num_rows), alone.library_products(num_rows)
-        rates, found = in_turns(
-            self._settings.num_rounds,
-            lambda: library.flop / library.run_s() / 1e9,
-            lambda: work.flop / work.run_s() / 1e9,
-        )
-        note = f"{median(found):.0f} of {median(rates):.0f} GFLOP/s"
-        return asdict(ratio_of("linear_flop_ratio", _rows(num_rows), found, rates, goal="1", note=note))
-
-    def _of_stream(self, name: str, case: str, work: Work) -> dict[str, Any]:
-        reading, found = self._against("read_stream", lambda: work.num_bytes / work.run_s() / 1e9)
-        note = f"{median(found):.1f} of {median(reading):.1f} GB/s"
-        return asdict(ratio_of(name, case, found, reading, goal="1", note=note))
 
     def ceilings(self, names: list[str]) -> list[dict[str, Any]]:
         """Those that the ratios needed, of all their rounds, and those that are named."""
@@ -345,31 +275,18 @@ class EngineLimits:
         self._samples.setdefault(ceiling, []).extend(rates)
         return rates, found
 
-    @torch.inference_mode()
-    def _attend(self, batch: int, context: int, num_calls: int) -> float:
-        """Seconds in which the attention backend plans and runs all layers of `num_calls` decode steps, each over
-        blocks that were not read for as long as the pool is large."""
-        shapes = self._shapes
-        q = torch.randn(batch, shapes.num_heads, shapes.head_dim).to(self._dtype)
-        k, v = torch.randn(2, batch, shapes.num_kv_heads, shapes.head_dim).to(self._dtype)
-        steps = [[self._anywhere(context) for _ in range(batch)] for _ in range(num_calls)]
-        begin_s = time.monotonic()
-        for shares in steps:
-            self._attention.plan(shares, HostStaging())
-            for layer in range(shapes.num_layers):
-                self._attention.run(layer, q, k, v)
-        return time.monotonic() - begin_s
 
-    def _anywhere(self, context: int) -> SequenceShare:
-        """The last of `context` tokens, in the next blocks of the pool. No request lives that they could belong to."""
-        count, num_blocks = -(-context // _BLOCK_SIZE), self._steps.engine.num_blocks
-        table = [(self._next_block + offset) % num_blocks for offset in range(count)]
-        self._next_block = (self._next_block + count) % num_blocks
-        return SequenceShare(context - 1, 1, table)
-
-
-def _rows(count: int) -> str:
-    return f"{count} row{'s' * (count > 1)}"
+@torch.inference_mode()
+def _library_product(product: Product, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """The fastest product of the library (oneDNN where torch has it) at this shape: weights in the layout it likes best
+    for so many rows."""
+    rows = torch.randn(product.num_rows, product.num_in).to(dtype)
+    weight = torch.randn(product.num_out, product.num_in).to(dtype)
+    if dtype != torch.bfloat16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return lambda: F.linear(rows, weight)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, product.num_rows)
+    linear: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise
+    return lambda: linear(rows, packed, None, "none", [], "")
 
 
 def _dot(values: npt.NDArray[np.float32]) -> float:

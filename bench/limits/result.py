@@ -9,30 +9,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from baton.bench.arguments import cores_in, names_in, numbers_in
 from baton.bench.numbers import NOISY_SPREAD, median, paired_ratio, spread
+from baton.engine.models.identity import model_name
 from baton.runtime.ranges import COUNT, THREADS, Range
 from baton.runtime.settings import setting
 
 CEILING_NAMES = ("memcpy", "read_stream", "gemm")
-STEP_NAMES = ("decode_bw_ratio", "attn_ratio", "attn_kernel_ratio")
-"""Ratios that are measured for each batch size and context."""
-KERNEL_NAMES = ("attn_kernel_ratio", "linear_bw_ratio", "linear_flop_ratio")
-"""Those of Baton's CPU kernels alone; nothing where torch computes."""
-NAMES = (*CEILING_NAMES, *STEP_NAMES, "prefill_flop_ratio", "linear_bw_ratio", "linear_flop_ratio")
+NAMES = (*CEILING_NAMES, "decode_bw_ratio", "prefill_flop_ratio")
 _QUICK_ROUNDS = 2
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _MIN_BUFFER_BYTES, _MAX_BUFFER_BYTES, _QUICK_BUFFER_BYTES = 2**27, 2**31, 2**22
 TIMES_CACHE = 4
 MEANINGS = {
     "decode_bw_ratio": "The share of the memory's read rate at which a decode step gets through weights and KV.",
-    "attn_ratio": "The same for attention alone: KV bytes of a decode step over the time of all its layers.",
-    "attn_kernel_ratio": "The same for the call of Baton's attention kernel, without what is around it.",
-    "linear_bw_ratio": "The same for Baton's products of a layer and the head, for few rows: bytes of weights.",
-    "linear_flop_ratio": "The rate of Baton's products of a layer over that of oneDNN's, for more rows.",
     "prefill_flop_ratio": "The share of the rate of bare matrix products at which a prompt is computed.",
 }
 """One sentence a ratio."""
@@ -66,15 +60,6 @@ class Ratio:
     goal: str = ""
     noisy: bool = False
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What was measured, and a sentence for each part that failed."""
-
-    ceilings: list[Ceiling] = field(default_factory=list)
-    ratios: list[Ratio] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
 
 
 def ceiling_of(name: str, samples: Sequence[float], unit: str, note: str = "") -> Ceiling:
@@ -124,6 +109,12 @@ class LimitsSettings:
     def check(self) -> None:
         """Raise `InvalidSetting` when something cannot be used: before anything is started."""
         _ = (self.names, self.core_ids, self.batch_sizes, self.context_lens)
+
+    @property
+    def setup(self) -> dict[str, Any]:
+        """What has to be said beside the figures."""
+        setup = {"model": model_name(self.model, ""), "cores": list(self.core_ids), "threads": self.num_threads}
+        return setup | {"rounds": self.num_rounds, "max_num_batched_tokens": self.max_num_batched_tokens}
 
     @property
     def core_ids(self) -> tuple[int, ...]:

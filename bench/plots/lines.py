@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from baton.bench.numbers import size
-from baton.bench.plots.style import HEIGHT, INK, PALETTE, REFERENCE, SOFT, Look, looks_of, new_figure, styled
+from baton.bench.plots.style import HEIGHT, REFERENCE, SOFT, Look, looks_of, new_figure, styled
 from baton.bench.runs import Point
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-_FEW_DECADES = 200
-"""Up to this ratio of the ends of a logarithmic axis there is room for labels at 2 and 5."""
 GOAL = 0.9
 """The share of requests that goodput is defined by."""
 _RATE = "offered load (requests/s)"
@@ -44,14 +41,13 @@ _NINES = {0: "0", 0.30103: "50 %", 1: "90 %", 2: "99 %", 3: "99.9 %", 4: "99.99 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. `ends` are the lowest and highest value at each x: a band, or bars with `has_bars`."""
+    """One line. `ends` are the lowest and highest value at each x, a band."""
 
     label: str
     look: Look
     x: Sequence[float]
     y: Sequence[float]
     ends: Sequence[tuple[float, float]] = ()
-    has_bars: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +108,8 @@ class Plot:
 def _draw_line(axes: Axes, line: Line) -> None:
     look = line.look
     style: dict[str, Any] = {"color": look.color, "marker": look.marker, "linestyle": look.dashes, "label": line.label}
-    ends = np.transpose(line.ends) if line.ends else None
-    if ends is not None and line.has_bars:
-        axes.errorbar(line.x, line.y, yerr=np.abs(ends - line.y), elinewidth=1.2, capsize=3, **style)
-        return
-    if ends is not None:
-        axes.fill_between(line.x, *ends, color=look.color, alpha=0.2 if look.color == SOFT else 0.15)
+    if line.ends:
+        axes.fill_between(line.x, *np.transpose(line.ends), color=look.color, alpha=0.2 if look.color == SOFT else 0.15)
     axes.plot(line.x, line.y, **style)
 
 
@@ -135,20 +127,11 @@ def _finish(axes: Axes, panel: Panel) -> None:
         axes.set_xticks(list(panel.x_ticks), list(panel.x_ticks.values()))
         axes.minorticks_off()
     elif panel.x_log:
-        _log_ticks(axes)
+        axes.xaxis.set_major_formatter("{x:g}")
     if panel.y_ticks:
         axes.set_yticks(list(panel.y_ticks), list(panel.y_ticks.values()))
     else:
         axes.yaxis.set_major_formatter("{x:,.0f}")
-
-
-def _log_ticks(axes: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    left, right = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if right < _FEW_DECADES * left else (1,)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _legend(figure: Figure, axes: Iterable[Axes]) -> None:
@@ -170,7 +153,7 @@ def slo_in_words(slo_ms: Mapping[str, float]) -> str:
 
 def attainment(points: Sequence[Point], slo_ms: Mapping[str, float], goal: float = GOAL) -> Plot | None:
     """Medians of the rounds, with a band from the lowest to the highest, and the goal; None without two rates."""
-    lines = _lines(points, "slo_attainment", has_bars=False)
+    lines = _lines(points, "slo_attainment")
     if not any(len(line.x) > 1 for line in lines):
         return None
     panel = Panel(
@@ -186,11 +169,11 @@ def attainment(points: Sequence[Point], slo_ms: Mapping[str, float], goal: float
 
 
 def latency(points: Sequence[Point], slo_ms: Mapping[str, float]) -> Plot | None:
-    """Medians of the rounds, from zero, with bars from the lowest to the highest round; None without two rates."""
+    """Medians of the rounds, from zero, with a band from the lowest to the highest; None without two rates."""
     ticks = rate_ticks(point.rate for point in points if math.isfinite(point.rate))
     panels = [
         Panel(
-            _lines(points, name, has_bars=True),
+            _lines(points, name),
             _RATE,
             "ms",
             title,
@@ -202,7 +185,7 @@ def latency(points: Sequence[Point], slo_ms: Mapping[str, float]) -> Plot | None
     return Plot("Latency against load", panels, num_columns=2, height=6.6) if len(ticks) > 1 else None
 
 
-def _lines(points: Sequence[Point], name: str, *, has_bars: bool) -> list[Line]:
+def _lines(points: Sequence[Point], name: str) -> list[Line]:
     found = []
     for target, look in looks_of([point.target for point in points]).items():
         own = [point for point in points if point.target == target and math.isfinite(point.rate)]
@@ -210,7 +193,7 @@ def _lines(points: Sequence[Point], name: str, *, has_bars: bool) -> list[Line]:
         if middles:
             ends = [point.ends(name) or (middle, middle) for point, middle in middles]
             rates, values = [point.rate for point, _ in middles], [middle for _, middle in middles]
-            found.append(Line(target, look, rates, values, ends, has_bars))
+            found.append(Line(target, look, rates, values, ends))
     return found
 
 
@@ -253,48 +236,3 @@ def _line(target: str, look: Look, gaps_ms: NDArray[np.float64]) -> Line:
     places = np.minimum((len(gaps_ms) * (1 - 10.0**-nines)).astype(np.int64), len(gaps_ms) - 1)
     plain = Look(look.color, "", look.dashes)
     return Line(target, plain, np.maximum(gaps_ms[places], _LEAST_MS).tolist(), nines.tolist())
-
-
-_COLORS = {"shm": PALETTE[0], "zmq": PALETTE[4], "nixl": PALETTE[2], "nccl": PALETTE[3]}
-
-
-@dataclass(frozen=True, slots=True)
-class Handoffs:
-    """Handoffs of one size over one transport, in GB/s: themselves, copies in turns with them, and bare NIXL writes."""
-
-    transport: str
-    is_checked: bool
-    num_bytes: int
-    gb_per_s: float
-    memcpy_gb_per_s: float
-    bare_gb_per_s: float | None
-
-
-def draw_transfer(handoffs: Sequence[Handoffs], caption: str = "") -> Figure:
-    """Every line has copies of its own: the band is between the slowest and the fastest of them."""
-    ordered = sorted(handoffs, key=lambda each: each.num_bytes)
-    sizes: dict[float, str] = {each.num_bytes: size(each.num_bytes) for each in ordered}
-    lines = []
-    for transport, is_checked in dict.fromkeys((each.transport, each.is_checked) for each in handoffs):
-        own = [each for each in ordered if (each.transport, each.is_checked) == (transport, is_checked)]
-        look = Look(_COLORS.get(transport, PALETTE[1]), "o" if is_checked else "s", "-" if is_checked else "--")
-        label = f"{transport}, {'checksums' if is_checked else 'no checksums'}"
-        lines.append(Line(label, look, [each.num_bytes for each in own], [each.gb_per_s for each in own]))
-    copies = [[each.memcpy_gb_per_s for each in ordered if each.num_bytes == num_bytes] for num_bytes in sizes]
-    means, ends = [sum(found) / len(found) for found in copies], [(min(found), max(found)) for found in copies]
-    lines.append(Line("copy (memcpy)", Look(SOFT, "", "-"), list(sizes), means, ends))
-    bare = {
-        each.num_bytes: each.bare_gb_per_s
-        for each in ordered
-        if each.bare_gb_per_s is not None and each.is_checked == handoffs[0].is_checked
-    }
-    if bare:
-        lines.append(Line("bare NIXL write", Look(INK, "x", ":"), list(bare), list(bare.values())))
-    panel = Panel(
-        lines,
-        "\n".join(filter(None, ("KV of one handoff", caption))),
-        "GB/s, until the decode node has it",
-        x_ticks=sizes,
-        x_log=2,
-    )
-    return Plot("Rate of KV handoffs between two processes", [panel]).draw()

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 10.0, 4.8
-INK, SOFT, PAPER, REFERENCE = "#24292f", "#7d8590", "#ffffff", "#b3261e"
-ON_COLOR = PAPER
+SOFT, PAPER, REFERENCE = "#7d8590", "#ffffff", "#b3261e"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d3b", "#666a70", "#b7bcc3")
 
 _NUM_LOOKS = 8

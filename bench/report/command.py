@@ -1,4 +1,4 @@
-"""`baton bench report`: result files as one HTML page that needs nothing else, and their pictures as files.
+"""`baton bench report`: result files as one HTML page that needs nothing else, as pictures, or as Markdown tables.
 
 Draws from the files alone; measures nothing. What comes from a file is escaped by jinja2. Pictures are SVG in data
 URIs, where they cannot reach the page.
@@ -15,24 +15,16 @@ import jinja2
 from baton.bench.arguments import write_file
 from baton.bench.documents import load_result
 from baton.bench.plots.style import as_png, as_svg
-from baton.bench.report.document import Section
+from baton.bench.report.document import Section, as_text
 from baton.bench.report.sections import section_of
 from baton.runtime.command_line import CommandParser
 
 
-def templates(folder: Path, *, is_html: bool) -> jinja2.Environment:
-    """The templates in `folder` and in this one; a name that a template does not know is an error. HTML is escaped."""
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader([folder, Path(__file__).parent]),
-        autoescape=is_html,
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )
-
-
 def page_of(title: str, sections: Sequence[Section]) -> str:
-    """The whole page. Figures are drawn here."""
-    environment = templates(Path(__file__).parent, is_html=True)
+    """The whole page; a name that the template does not know is an error. Figures are drawn here."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
     environment.filters["as_svg"] = lambda picture: as_svg(picture.draw()).encode()
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
     return environment.get_template("page.html.j2").render(title=title, sections=sections)
@@ -43,16 +35,16 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         prog="baton bench report",
         description="One self-contained HTML page, and pictures, from result files of `baton bench` serve, compare, "
-        "sweep, limits and kv.",
+        "sweep, limits and kv; without either their tables in Markdown.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="result files, in the order of the page's sections")
     parser.add_argument("--html", metavar="OUT", help="file for the page")
     parser.add_argument("--png", metavar="FOLDER", help="folder for the pictures, made when it is not there")
     parser.add_argument("--title", default="Baton benchmarks", help="head of the page (default: Baton benchmarks)")
     flags = parser.parse(arguments)
-    if not (flags.html or flags.png):
-        parser.error("nothing to write: give --html OUT, --png FOLDER or both")
     sections = [section_of(load_result(Path(file))) for file in flags.files]
+    if not (flags.html or flags.png):
+        print("\n\n".join(as_text(section, *section.tables) for section in sections))
     if flags.html:
         print(write_file(Path(flags.html), page_of(flags.title, sections)))
     if flags.png:

@@ -26,14 +26,18 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`name` is how a list of contents chooses it; columns named in `words` are set left, others are numbers."""
+    """`name` is how one is chosen; tables of several rates share it."""
 
     name: str
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    words: frozenset[str] = frozenset()
     note: str = ""
+
+    @property
+    def left(self) -> list[bool]:
+        """Which columns are words and set left."""
+        return are_words([[cell.text for cell in row] for row in self.rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +80,11 @@ def words(text: str, detail: str = "") -> Cell:
 
 
 def table_of(
-    name: str,
-    title: str,
-    heads: Sequence[str],
-    rows: Iterable[Sequence[Cell | str]],
-    left: Iterable[str] = (),
-    note: str = "",
+    name: str, title: str, heads: Sequence[str], rows: Iterable[Sequence[Cell | str]], note: str = ""
 ) -> Table:
-    """A table of cells and texts; the first of each row names it. `left`: columns of words."""
+    """A table of cells and texts; the first of each row names it."""
     cells = ([cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows)
-    named = tuple((words(first.text, first.detail), *others) for first, *others in cells)
-    return Table(name, title, tuple(heads), named, frozenset(left), note)
+    return Table(name, title, tuple(heads), tuple((words(row[0].text, row[0].detail), *row[1:]) for row in cells), note)
 
 
 def as_text(section: Section, *names: str) -> str:
@@ -96,28 +94,26 @@ def as_text(section: Section, *names: str) -> str:
     return "\n\n".join([f"**{section.title}**", *map(_table_as_text, tables), *([notes] if notes else [])])
 
 
-def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]], words: Iterable[str] = ()) -> str:
-    """Markdown that can be read in a terminal: the first column and those named in `words` to the left, numbers right.
-
-    Without `words`, a column is one of numbers when every cell of it is one.
-    """
-    columns = list(zip(heads, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    named = set(words)
-    is_left = [
-        not place or (column[0] in named if named else not all(map(_is_number, column[1:])))
-        for place, column in enumerate(columns)
-    ]
-    rule = ["-" * width if left else "-" * (width - 1) + ":" for width, left in zip(widths, is_left, strict=True)]
-    shape = " | ".join(f"{{:{'<' if left else '>'}{width}}}" for width, left in zip(widths, is_left, strict=True))
+def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown that can be read in a terminal: the first column and those of words to the left, numbers right."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    left = are_words(rows)
+    rule = ["-" * width if is_left else "-" * (width - 1) + ":" for width, is_left in zip(widths, left, strict=True)]
+    shape = " | ".join(f"{{:{'<' if is_left else '>'}{width}}}" for width, is_left in zip(widths, left, strict=True))
     return "\n".join(f"| {shape.format(*row)} |" for row in (heads, rule, *rows))
 
 
+def are_words(rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Of each column; one of numbers has nothing else, and the first names its row."""
+    columns = enumerate(zip(*rows, strict=True))
+    return [not place or not all(map(_is_number, column)) for place, column in columns]
+
+
 def _is_number(cell: str) -> bool:
-    return cell[:1].isdigit() or cell in ("-", "none")
+    return cell[:1].isdigit() or cell in ("", "-", "none")
 
 
 def _table_as_text(table: Table) -> str:
     rows = [[f"{cell.text} ({cell.detail})" if cell.detail else cell.text for cell in row] for row in table.rows]
-    shown = [f"**{table.title}**", aligned(table.heads, rows, table.words), table.note]
+    shown = [f"**{table.title}**", aligned(table.heads, rows), table.note]
     return "\n\n".join(filter(None, shown))

@@ -8,24 +8,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from baton.bench.documents import (
     CompareDocument,
-    KvDocument,
     LimitsDocument,
     MeasuredTarget,
     ResultFile,
     ServeDocument,
     SweepDocument,
 )
-from baton.bench.facts import Facts
-from baton.bench.kv.report import handoffs_of
-from baton.bench.kv.report import tables as kv_tables
-from baton.bench.numbers import number, percent, size, whole
+from baton.bench.kv.measure import KvDocument
+from baton.bench.kv.report import draw_transfer
+from baton.bench.kv.report import table as kv_table
+from baton.bench.numbers import percent
 from baton.bench.plots import lines
-from baton.bench.plots.lines import GOAL, draw_transfer, slo_in_words
-from baton.bench.plots.requests import draw_stack, draw_timeline, has_times
+from baton.bench.plots.lines import GOAL, slo_in_words
 from baton.bench.report.document import Picture, Section, Table
 from baton.bench.report.tables import (
     breakdown_table,
@@ -67,8 +65,7 @@ def _sweep(name: str, document: SweepDocument) -> Section:
     runs = []
     for each in document.configurations:
         for place, point in enumerate(each.points, start=1):
-            attained = {"slo_attainment": point.attainment, "attainments": point.attainments}
-            runs.append(Run(each.name, place, point.rate, point.result | attained))
+            runs.append(Run(each.name, place, point.rate, point.result | {"slo_attainment": point.attainment}))
     points = points_of(runs, [each.name for each in document.configurations])
     tables = [goodput_table(document.configurations, points), points_table(points)]
     goals = f"{percent(document.attainment)} of requests meet {slo_in_words(document.slo)}"
@@ -77,7 +74,7 @@ def _sweep(name: str, document: SweepDocument) -> Section:
         "sweep",
         f"Goodput: the highest rate at which {goals}",
         document.facts,
-        conditions=(*_machine(document.facts), *map(_described, document.configurations), *_load(runs)),
+        conditions=(*document.facts.conditions, *map(_described, document.configurations), *_load(runs)),
         blocks=tuple(_of_runs(points, tables, document.slo, document.attainment)),
         notes=_notes(document.notes, runs),
     )
@@ -89,8 +86,8 @@ def _limits(name: str, document: LimitsDocument) -> Section:
         "limits",
         "What the machine can do, and how near Baton comes",
         document.facts,
-        conditions=(*_machine(document.facts), *((key, in_words(value)) for key, value in document.setup.items())),
-        blocks=(limit_table(document.ratios), ceiling_table(document.ceilings)),
+        conditions=(*document.facts.conditions, *((key, in_words(value)) for key, value in document.setup.items())),
+        blocks=tuple(table for table in (limit_table(document.ratios), ceiling_table(document.ceilings)) if table.rows),
         notes=(*document.failures, *document.notes),
     )
 
@@ -98,26 +95,24 @@ def _limits(name: str, document: LimitsDocument) -> Section:
 def _kv(name: str, document: KvDocument) -> Section:
     blocks: list[Table | Picture] = []
     if document.cases:
-        draw = partial(draw_transfer, [handoffs_of(case) for case in document.cases])
+        draw = partial(draw_transfer, document.cases)
         blocks.append(Picture("transfer", "Rate of KV handoffs against their size", draw))
-    blocks += kv_tables(document)
+        blocks.append(kv_table(document.cases))
     failed = [f"{transport} failed: {reason}" for transport, reason in document.failures.items()]
-    missing = [f"{transport} was not measured: {reason}" for transport, reason in document.missing.items()]
     return Section(
         name,
         "KV handoffs",
         "Handoffs of KV blocks between two processes",
         document.facts,
-        conditions=_machine(document.facts),
+        conditions=document.facts.conditions,
         blocks=tuple(blocks),
-        notes=(*failed, *missing),
+        notes=tuple(failed),
     )
 
 
 def _served(name: str, document: ServeDocument) -> Section:
-    points, kind = points_of(document.runs), "run" if len(document.runs) == 1 else "runs"
-    title = ", ".join(dict.fromkeys(f"{run.target} at {run.pace}" for run in document.runs))
-    return _measured(name, kind, title, document, points, figure_tables(points), ())
+    points, (run,) = points_of(document.runs), document.runs
+    return _measured(name, "run", f"{run.target} at {run.pace}", document, points, figure_tables(points), ())
 
 
 def _measured(
@@ -130,7 +125,7 @@ def _measured(
     conditions: Sequence[tuple[str, str]],
 ) -> Section:
     runs = document.runs
-    conditions = (*_machine(document.facts), *conditions, *_load(runs))
+    conditions = (*document.facts.conditions, *conditions, *_load(runs))
     blocks = tuple(_of_runs(points, tables, _slo(runs)))
     notes = _notes(document.notes if isinstance(document, CompareDocument) else (), runs)
     return Section(name, kind, title, document.facts, conditions, blocks, notes)
@@ -153,42 +148,15 @@ def _of_runs(
     if plot := lines.gaps(points, limit_ms):
         yield Picture("gaps", "Gaps between tokens", plot.draw)
     if (breakdown := breakdown_table(points)).rows:
-        yield Picture("stack", "Parts of the time to tokens 1 and 2", partial(draw_stack, points))
         yield breakdown
-    if runs := _side_by_side(points):
-        yield Picture("timeline", "Requests over time", partial(draw_timeline, runs, limit_ms))
     if (failures := failure_table(points)).rows:
         yield failures
     yield client_table(points)
 
 
-def _side_by_side(points: Sequence[Point]) -> list[Run]:
-    """Of each target the last run that has its requests' times, at the highest rate at which most targets have one."""
-    by_rate: dict[float, list[Run]] = {}
-    for point in points:
-        if found := [run for run in point.runs if has_times(run)]:
-            by_rate.setdefault(point.rate, []).append(found[-1])
-    return max(by_rate.values(), key=lambda runs: (len(runs), runs[0].rate), default=[])
-
-
 def _described(target: MeasuredTarget) -> tuple[str, str]:
     pinning = f" [{', '.join(target.pinning)}]" if target.pinning else ""
     return target.name, f"{target.command or target.url}{pinning}"
-
-
-def _machine(facts: Facts) -> tuple[tuple[str, str], ...]:
-    machine = (
-        f"{facts.cpu_model or 'unknown processor'}, {whole(facts.num_cores)} cores, {size(facts.memory_bytes)}, "
-        f"{facts.kernel}, load average before {number(facts.load_average)}"
-    )
-    return (
-        ("command", facts.command),
-        ("commit", facts.commit or "unknown"),
-        ("date", facts.time),
-        ("machine", machine),
-        ("ran on cores", ", ".join(map(str, facts.cores))),
-        ("versions", ", ".join(f"{name} {version}" for name, version in facts.versions.items())),
-    )
 
 
 def _load(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -211,16 +179,13 @@ def _load(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _common(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all mappings have alike, inner mappings entry by entry. A count of 0 says nothing and is left out."""
-    found: dict[str, Any] = {}
-    for key, value in parts[0].items() if parts else ():
-        others = [part.get(key) for part in parts]
-        if isinstance(value, Mapping) and all(isinstance(other, Mapping) for other in others):
-            if inner := _common(cast("list[Mapping[str, Any]]", others)):
-                found[key] = inner
-        elif all(other == value for other in others) and (value != 0 or isinstance(value, bool)):
-            found[key] = value
-    return found
+    """What all mappings have alike. A count of 0 says nothing and is left out."""
+    alike = parts[0].items() if parts else ()
+    return {
+        key: value
+        for key, value in alike
+        if all(part.get(key) == value for part in parts) and (value != 0 or isinstance(value, bool))
+    }
 
 
 def in_words(value: Any) -> str:
@@ -242,8 +207,7 @@ def _notes(own: Sequence[str], runs: Sequence[Run]) -> tuple[str, ...]:
     """Notes of the file, then those of its runs: of a target's notes that differ in figures only, the first."""
     found: dict[tuple[str, str], list[str]] = {}
     for run in runs:
-        disturbed = ["meanwhile the other targets used more than 5 % of a core"] * run.is_disturbed
-        for note in [*run.row("notes"), *disturbed]:
+        for note in run.row("notes"):
             kind = re.sub(r"\d+(\.\d+)?", "#", str(note))
             found.setdefault((run.target, kind), []).append(f"{run.target}, {run.pace}: {note}")
     firsts = [f"{first} (and so in {len(others)} more runs)" if others else first for first, *others in found.values()]

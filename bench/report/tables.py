@@ -7,24 +7,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
 from baton.bench.documents import Configuration
 from baton.bench.limits.result import Ceiling
 from baton.bench.limits.result import Ratio as LimitRatio
 from baton.bench.numbers import NONE, number, percent, rate, span, whole
-from baton.bench.plots.requests import PARTS, parts_of
 from baton.bench.report.document import Cell, Table, Tone, table_of
 from baton.bench.runs import METRIC_OF, METRICS, Metric, Point, Ratio
 
-_SWEPT = {
-    "TTFT p50 (ms)": "median_ttft_ms",
-    "TTFT p99 (ms)": "p99_ttft_ms",
-    "TPOT p50 (ms)": "median_tpot_ms",
-    "TPOT p99 (ms)": "p99_tpot_ms",
-    "ITL p99 (ms)": "p99_itl_ms",
-    "E2E p99 (ms)": "p99_e2el_ms",
-    "output tokens/s": "output_throughput",
+_SWEPT = (
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "median_tpot_ms",
+    "p99_tpot_ms",
+    "p99_itl_ms",
+    "p99_e2el_ms",
+    "output_throughput",
+)
+_SWEPT_HEADS = [METRIC_OF[name].label for name in _SWEPT]
+_PARTS = {
+    "client": "client and network",
+    "router": "router",
+    "queue_prefill": "waiting for prefill",
+    "prefill": "prefill",
+    "return": "return of token 1",
+    "exposed_transfer": "exposed KV transfer",
+    "queue_decode": "waiting for decode",
+    "first_decode_step": "first decode step",
+    "return_second": "return of token 2",
 }
+"""Parts of the time to tokens 1 and 2, in the order of time, and what they are called."""
 
 
 def figure_tables(points: Sequence[Point], ratios: Sequence[Ratio] = ()) -> list[Table]:
@@ -87,21 +100,27 @@ def breakdown_table(points: Sequence[Point]) -> Table:
     """Mean ms of each part of TTFT and TTST, of those that have a breakdown."""
     rows = []
     for point in sorted(points, key=lambda point: point.rate):
-        if parts := parts_of(point, "ttft"):
-            parts |= parts_of(point, "ttst")
+        if parts := _parts_of(point, "ttft"):
+            parts |= _parts_of(point, "ttst")
             totals = [point.middle(f"breakdown.{token}.measured_mean_ms") for token in ("ttft", "ttst")]
             errors = [point.worst(f"breakdown.{token}.largest_error") for token in ("ttft", "ttst")]
             error = max((error for error in errors if error is not None), default=None)
-            found = map(number, (*(parts.get(name) for name in PARTS), *totals))
+            found = map(number, (*(parts.get(name) for name in _PARTS), *totals))
             rows.append([point.label, *found, NONE if error is None else f"{100 * error:.2g} %"])
     return table_of(
         "breakdown",
         "Where the time goes (mean ms)",
-        ("", *(label for label, _ in PARTS.values()), "TTFT", "TTST", "largest error"),
+        ("", *_PARTS.values(), "TTFT", "TTST", "largest error"),
         rows,
         note="TTFT is the sum of the first five; TTST of all but the fifth (return of token 1). Largest error: of any "
         "one request, sum of the parts against what the client measured.",
     )
+
+
+def _parts_of(point: Point, token: str) -> dict[str, float]:
+    """Mean ms of each part over the runs; `token` is "ttft" or "ttst". {} without a breakdown."""
+    found = {name: point.values(f"breakdown.{token}.parts.{name}.mean_ms") for name in _PARTS}
+    return {name: fmean(values) for name, values in found.items() if values}
 
 
 def client_table(points: Sequence[Point]) -> Table:
@@ -110,7 +129,6 @@ def client_table(points: Sequence[Point]) -> Table:
         "schedule_delay.p99_ms": ("schedule delay p99 (ms)", number),
         "schedule_delay.max_ms": ("delay max (ms)", number),
         "client.cpu_share": ("client CPU", percent),
-        "client.loop_lag_p99_ms": ("client lag p99 (ms)", number),
         "client.num_late": ("sent late", whole),
     }
     rows = [
@@ -139,7 +157,7 @@ def failure_table(points: Sequence[Point]) -> Table:
             example = next((text.removeprefix(f"{reason}: ") for text in texts if text.startswith(reason)), "")
             rows.append((point.label, reason, whole(count), example))
     heads = ("", "reason", "requests", "for example")
-    return table_of("failures", "Failures", heads, rows, heads[1::2])
+    return table_of("failures", "Failures", heads, rows)
 
 
 def goodput_table(configurations: Sequence[Configuration], points: Sequence[Point]) -> Table:
@@ -150,8 +168,8 @@ def goodput_table(configurations: Sequence[Configuration], points: Sequence[Poin
         best = next((_swept(point) for point in tried if point.rate == each.goodput_rate), [NONE] * (1 + len(_SWEPT)))
         lowest = min((point.rate for point in tried), default=0.0)
         rows.append([each.name, f"{each.goodput_rate:g}" if each.goodput_rate else f"below {lowest:g}", *best])
-    heads = ("configuration", "goodput (requests/s)", "attainment there", *_SWEPT)
-    return table_of("goodput", "Goodput by configuration", heads, rows, heads[:1])
+    heads = ("configuration", "goodput (requests/s)", "attainment there", *_SWEPT_HEADS)
+    return table_of("goodput", "Goodput by configuration", heads, rows)
 
 
 def points_table(points: Sequence[Point]) -> Table:
@@ -162,15 +180,13 @@ def points_table(points: Sequence[Point]) -> Table:
         ]
         for point in points
     ]
-    heads = ("configuration", "requests/s", "attainment", *_SWEPT, "failures", "schedule delay p99 (ms)")
-    return table_of("points", "Every rate that was tried", heads, rows, heads[:1])
+    heads = ("configuration", "requests/s", "attainment", *_SWEPT_HEADS, "failures", "schedule delay p99 (ms)")
+    return table_of("points", "Every rate that was tried", heads, rows)
 
 
 def _swept(point: Point) -> list[Cell | str]:
-    attained = [share for run in point.runs for share in run.row("attainments")]
-    ends = (min(attained), max(attained)) if len(attained) > 1 else None
-    share = Cell(percent(point.middle("slo_attainment")), span(ends, percent))
-    return [share, *(number(point.middle(name)) for name in _SWEPT.values())]
+    shares = (percent(point.middle("slo_attainment")), *(number(point.middle(name)) for name in _SWEPT))
+    return [*shares]
 
 
 def limit_table(ratios: Sequence[LimitRatio]) -> Table:
@@ -181,7 +197,7 @@ def limit_table(ratios: Sequence[LimitRatio]) -> Table:
         rows.append([each.name, each.case, *found, each.goal, each.note])
     heads = ("ratio", "case", "found", "range of pairs", "goal", "note")
     note = "Ratio of medians of values measured in turns. Noisy: the yardstick itself moved too much to say anything."
-    return table_of("ratios", "How near Baton comes", heads, rows, ("ratio", "case", "note"), note)
+    return table_of("ratios", "How near Baton comes", heads, rows, note)
 
 
 def ceiling_table(ceilings: Sequence[Ceiling]) -> Table:
@@ -189,7 +205,7 @@ def ceiling_table(ceilings: Sequence[Ceiling]) -> Table:
     rows = [(each.name, _with_unit(each), percent(each.spread), each.note) for each in ceilings]
     note = "Spread: 10th to 90th percentile of the rounds over their median."
     heads = ("ceiling", "found", "spread", "note")
-    return table_of("ceilings", "What the machine can do", heads, rows, heads[::3], note)
+    return table_of("ceilings", "What the machine can do", heads, rows, note)
 
 
 def _with_unit(found: Ceiling | LimitRatio) -> str:

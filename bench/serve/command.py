@@ -22,7 +22,10 @@ from baton.bench.arguments import parse_settings
 from baton.bench.breakdown import summarise_breakdowns
 from baton.bench.client.driver import LoadPlan, LoadRun, client_runner, run_load
 from baton.bench.client.endpoint import PromptForm, RequestOptions
+from baton.bench.documents import ResultFile, served
 from baton.bench.facts import collect_facts
+from baton.bench.report.document import as_text
+from baton.bench.report.sections import section_of
 from baton.bench.runs import rate_as_json
 from baton.bench.serve.arrivals import arrivals_of, process_of
 from baton.bench.serve.metrics import summarise
@@ -148,7 +151,8 @@ def main(arguments: Sequence[str]) -> int:
     settings, dataset = parse_settings(parser, arguments, ServeBenchSettings, DatasetSettings)
     prepare_folder(settings)
     result = run_serve_benchmark(settings, dataset, say=say)
-    print(report(result.summary))
+    section = section_of(ResultFile("serve", served(result.summary, "the result")))
+    print(f"{report(result.summary)}\n\n{as_text(section, 'breakdown', 'client', 'failures')}")
     path = result_path(settings, result.summary)
     if path is not None:
         write_result(path, as_json(result, settings.save_detailed))

@@ -37,7 +37,6 @@ _TOTALS = (
     ("Total token throughput (tok/s):", "total_token_throughput", ".2f"),
 )
 """What is None (or an infinite rate) has no line."""
-_OF_LOAD = (("Chunks per token:", "chunks_per_token", ".2f"), ("Cached input tokens:", "cached_tokens", "d"))
 _FAMILIES = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -58,10 +57,7 @@ class RunResult:
 
 def as_json(result: RunResult, detailed: bool) -> dict[str, Any]:
     """The JSON object of `result`; `detailed` adds one entry per request to lists, in the order of sending."""
-    found = dict(result.summary)
-    if found["breakdown"] and not detailed:
-        found["breakdown"] = {name: value for name, value in found["breakdown"].items() if name != "requests"}
-    return found | details(result.outcomes) if detailed else found
+    return result.summary | details(result.outcomes) if detailed else dict(result.summary)
 
 
 def details(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
@@ -112,17 +108,15 @@ def _since_sent(outcome: Outcome, chunk: int) -> float:
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """The whole block."""
+    """The whole block. Where the time went, what the client did and what failed are tables of every report."""
     lines = [
         " Serving Benchmark Result ".center(WIDTH, "="),
         *_lines(result, _TOTALS),
         *_attainment(result),
         *(line for name in _FAMILIES for line in _family(result, name)),
-        *_load(result),
-        *_breakdown(result),
+        *_handoffs(result),
         "=" * WIDTH,
         'genai-perf and aiperf call what is TPOT here "ITL"; ITL here is every gap, pooled.',
-        *(f"note: {note}" for note in result["notes"]),
     ]
     return "\n".join(lines)
 
@@ -149,19 +143,7 @@ def _family(result: Mapping[str, Any], name: str) -> Iterator[str]:
         yield _line("Largest gap of all (ms):", result["max_max_itl_ms"])
 
 
-def _load(result: Mapping[str, Any]) -> Iterator[str]:
-    """What the load and the client were like: how far the figures above can be trusted."""
-    delay, client = result["schedule_delay"], result["client"]
-    yield _title("Load and Client")
-    yield _line("Mean schedule delay (ms):", delay["mean_ms"])
-    yield _line("P99 schedule delay (ms):", delay["p99_ms"])
-    yield from _lines(result, _OF_LOAD)
-    yield _line("Client P99 event loop lag (ms):", client["loop_lag_p99_ms"])
-    yield _line("Client CPU (% of one core):", 100 * client["cpu_share"])
-    if result["failures"]:
-        yield _title("Failures")
-        yield from (_line(f"{reason}:", num, "d") for reason, num in result["failures"].items())
-        yield from (f"  e.g. {message:.200}" for message in result["failure_messages"])
+def _handoffs(result: Mapping[str, Any]) -> Iterator[str]:
     if handoffs := result["kv_transfer"]:
         yield _title("KV Handoffs")
         yield _line("Handoffs:", handoffs["num_handoffs"], "d")
@@ -169,20 +151,6 @@ def _load(result: Mapping[str, Any]) -> Iterator[str]:
         for name, label in (("transfer_ms", "transfer"), ("exposed_ms", "exposed transfer")):
             yield _line(f"Median {label} (ms):", handoffs[name]["median"])
             yield _line(f"P99 {label} (ms):", handoffs[name]["p99"])
-
-
-def _breakdown(result: Mapping[str, Any]) -> Iterator[str]:
-    breakdown = result["breakdown"] or {}
-    for name in ("ttft", "ttst"):
-        if not (stack := breakdown.get(name)):
-            continue
-        yield _title(f"Where {name.upper()} Goes (mean, median, P99 ms)")
-        for part, values in stack["parts"].items():
-            label = part.replace("_", " ") + ":"
-            yield f"{label:<24} {values['mean_ms']:>9.2f} {values['median_ms']:>9.2f} {values['p99_ms']:>9.2f}"
-        yield f"{'sum, measured:':<24} {stack['sum_mean_ms']:>9.2f} {stack['measured_mean_ms']:>9.2f}"
-    if breakdown.get("num_left_out"):
-        yield _line("Requests left out:", breakdown["num_left_out"], "d")
 
 
 def _title(text: str) -> str:

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from baton.bench.documents import Configuration, ResultFile, SweepDocument, SweepPoint
-from baton.bench.numbers import median
 from baton.bench.report.document import as_text
 from baton.bench.report.sections import section_of
 from baton.bench.serve.settings import parse_slo
@@ -58,7 +57,6 @@ class SweepSettings(TargetSettings):
         0.1, "stop when a rate that failed is nearer than this share", group=_GROUP, allowed=Range(0.01, 1)
     )
     rates: tuple[str, ...] = setting((), "measure these rates instead of searching", metavar="RATE")
-    repeat: int = setting(1, "runs of each point; the middle one counts", group=_GROUP, allowed=COUNT)
     warmup_runs: int = setting(
         1, "loads before the first point of a target, which are not counted", group=_GROUP, allowed=COUNT_OR_NONE
     )
@@ -120,9 +118,9 @@ def carry_out(document: SweepDocument, session: Session[SweepSettings], line_up:
                     load(name, rate, begin + _WARMUP_STEP + number)
             place = len(found.points)
             say(f"{name}: point {place + 1}, {rate:g} requests/s")
-            # the same seeds for every configuration, and no other point's or session's
-            first = begin + _POINT_STEP * place
-            point = _point(rate, [load(name, rate, first + number) for number in range(settings.repeat)])
+            # the same seed for every configuration, and no other point's or session's
+            result = load(name, rate, begin + _POINT_STEP * place)
+            point = SweepPoint(rate, result["slo_attainment"] or 0.0, result)
             say(f"{name}: {point.attainment:.1%} met the goals at {rate:g} requests/s")
             found.points.append(point)
             found.pinning = next(each.pinning for each in line_up.describe() if each.name == name)
@@ -131,15 +129,10 @@ def carry_out(document: SweepDocument, session: Session[SweepSettings], line_up:
 
 
 def open_searches(document: SweepDocument, settings: SweepSettings) -> list[tuple[Configuration, float]]:
-    """Configurations with the rate that each wants next; who begins changes from point to point.
-
-    One at a time it is the first of them alone.
-    """
+    """Configurations with the rate that each wants next; who begins changes from point to point."""
     wanted = ((each, next_rate(settings, each.points)) for each in document.configurations)
     found = [(each, rate) for each, rate in wanted if rate is not None]
-    if settings.one_at_a_time or not found:
-        return found[:1]
-    first = len(found[0][0].points) % len(found)
+    first = len(found[0][0].points) % len(found) if found else 0
     return found[first:] + found[:first]
 
 
@@ -147,13 +140,6 @@ def conclude(document: SweepDocument, settings: SweepSettings) -> None:
     """Say of each configuration what its points say."""
     for each in document.configurations:
         each.goodput_rate = goodput_rate(settings, each.points)
-
-
-def _point(rate: float, results: list[dict[str, Any]]) -> SweepPoint:
-    """The middle one by attainment stands for the point."""
-    attainments = [result["slo_attainment"] or 0.0 for result in results]
-    middle = sorted(range(len(results)), key=attainments.__getitem__)[(len(results) - 1) // 2]
-    return SweepPoint(rate, median(attainments), attainments, results[middle])
 
 
 def main(arguments: Sequence[str]) -> int:

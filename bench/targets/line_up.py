@@ -1,6 +1,6 @@
 """What `compare` and `sweep` do alike: their settings and the file of their result, and one target measured at a time.
 
-Owns which target runs, is halted or is started anew. Many a server spins while it has nothing to do, and would take the
+Owns which target runs and which is halted. Many a server spins while it has nothing to do, and would take the
 machine from the one that is measured: such targets are halted until it is their turn. A flag of `baton bench serve`
 that each load decides is refused, not ignored.
 Invariant: when a `LineUp` is left, nothing that it started is left.
@@ -52,9 +52,6 @@ class TargetSettings:
     num_prompts: int = setting(
         0, "requests of each load; 0: what --duration-s holds", group=_GROUP, allowed=COUNT_OR_NONE
     )
-    one_at_a_time: bool = setting(
-        False, "start a target when it is its turn and end it after, to save memory", group=_GROUP
-    )
     start_timeout_s: float = setting(
         900.0, "seconds until a target that is started must answer", group=_GROUP, allowed=SECONDS
     )
@@ -98,8 +95,7 @@ def parse_rates(words: Sequence[str]) -> tuple[float, ...]:
 class LineUp:
     """Context manager. All targets run from the beginning, so no start is measured, and some rest between their turns.
 
-    One at a time, for machines with little memory, a target is started when it is its turn and ended when another's
-    comes. Entering it raises `BatonError`.
+    Entering it raises `BatonError`.
     """
 
     def __init__(self, targets: Sequence[Target], settings: TargetSettings, say: Callable[[str], None]) -> None:
@@ -115,7 +111,7 @@ class LineUp:
     def __enter__(self) -> LineUp:
         with contextlib.ExitStack() as started:  # those that run already must not stay, not even after Ctrl-C
             started.callback(self._stack.close)
-            for name in () if self._settings.one_at_a_time else self._targets:
+            for name in self._targets:
                 running = self._start(name)
                 if name in self._halted:
                     running.pause()
@@ -127,19 +123,10 @@ class LineUp:
 
     def take_turn(self, name: str) -> RunningTarget:
         """The target, ready to be measured, with the others at rest. Raises `BatonError`."""
-        if name not in self._running:  # one at a time
-            self._running.clear()
-            self._stack.close()
-            return self._start(name)
         for other in self._halted & self._running.keys() - {name}:
             self._running[other].pause()
         self._running[name].resume()
         return self._running[name]
-
-    def cpu_seconds(self) -> dict[str, float]:
-        """By name, of the targets that were started here and run now."""
-        running = self._running.items()
-        return {name: cpu_s for name, target in running if (cpu_s := target.cpu_seconds()) is not None}
 
     def describe(self) -> list[MeasuredTarget]:
         """Every target, with its pinning as far as it was started yet."""

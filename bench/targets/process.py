@@ -59,16 +59,12 @@ _GONE = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 def why_not_ready(url: str, timeout_s: float) -> str:
     """One sentence, or "" when the server answers a request.
 
-    A server that knows no health route is asked for its models. One that refuses the request as the client's mistake
-    (a key is needed, only chat is served) is ready too: what it makes of the benchmark's own requests is seen there.
+    One that refuses it as the client's mistake (a key is needed, only chat is served, there is no list of models) is
+    ready too: what it makes of the benchmark's own requests is seen there.
     """
-    look_s = min(timeout_s, _LOOK_S)
     try:
-        health, _ = _ask(f"{url}/health", look_s)
-        if health not in (200, 404, 405):
-            return f"{url}/health answered {health}"
-        status, answer = _ask(f"{url}/v1/models", look_s)
-        if status in (401, 403) or (health == 200 and status == 404):
+        status, answer = _ask(f"{url}/v1/models", min(timeout_s, _LOOK_S))
+        if status in (401, 403, 404):
             return ""
         if status != 200:
             return f"{url}/v1/models answered {status}"
@@ -137,10 +133,6 @@ class RunningTarget:
         """Its processes, parents first; () for one that is not ours."""
         below = descendants(self._warden.pid) if self._warden else ()
         return tuple(process.pid for process in below)
-
-    def cpu_seconds(self) -> float | None:
-        """CPU time of its processes so far; None for one that is not ours."""
-        return None if self._warden is None else cpu_seconds(self._warden.pid)
 
     def pinning(self) -> list[str]:
         """Its processes with the cores they may run on, "name on 0,1"; [] for one that is not ours."""
@@ -238,15 +230,6 @@ def _free_port() -> int:
 def descendants(root: int) -> list[psutil.Process]:
     """The living processes below `root`, parents first."""
     return [process for process in _walk(root) if _status(process) not in _GONE]
-
-
-def cpu_seconds(root: int) -> float:
-    """CPU time of all that is below `root`, user and system. What dies unseen by its parent is not counted."""
-    found = 0.0
-    for process in _walk(root):
-        with contextlib.suppress(psutil.Error):
-            found += sum(process.cpu_times()[:4])  # user, system, and both of the children that it has waited for
-    return found
 
 
 def pinning(root: int) -> list[str]:

@@ -135,7 +135,4 @@ def test_a_summary_of_several_requests() -> None:
     assert summary["ttft"]["parts"]["prefill"]["mean_ms"] == 30.0
     assert (summary["ttft"]["measured_mean_ms"], summary["ttft"]["sum_mean_ms"]) == (40.167, 40.167)
     assert summary["ttft"]["largest_error"] < 1e-6
-    assert [request["index"] for request in summary["requests"]] == [3, 4, 7]
-    assert summary["requests"][2]["parts_ttft"] == [3.0, 2.0, 6.0, 30.0, 0.5]
-    assert summary["requests"][2]["ttst_ms"] == 51.5
     assert list(summary["ttst"]["parts"]) == list(TTST_PARTS)

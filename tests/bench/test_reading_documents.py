@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.bench.documents import CompareDocument, KvDocument, LimitsDocument, ServeDocument, SweepDocument, load_result
+from baton.bench.documents import CompareDocument, LimitsDocument, ServeDocument, SweepDocument, load_result
+from baton.bench.kv.measure import KvDocument
 from baton.bench.runs import Run
 from baton.wire.errors import InvalidSetting
 from tests.bench.report.samples import FACTS, PD, compare_result, limits_result, run_result, sweep_result

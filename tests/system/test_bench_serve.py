@@ -34,4 +34,4 @@ def test_the_endpoint_is_measured_and_taken_apart(tmp_path: Path, relays: list[R
     assert result["cached_tokens"] == 0
     for name in ("ttft", "ttst"):
         assert result["breakdown"][name]["largest_error"] < 0.02
-    assert "Where TTFT Goes" in done.stdout
+    assert "Where the time goes" in done.stdout

@@ -50,13 +50,10 @@ def test_two_servers_are_compared_from_start_to_file(tmp_path: Path, capsys: pyt
         main([*arguments, f"--json={path}", "--rounds=4"])
 
 
-def test_one_at_a_time_needs_one_server_and_one_that_answers_nothing_is_the_exit_status(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_target_that_answers_nothing_is_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "result.json"
     a, b = mock_target("a", ttft_ms=1, itl_ms=1), mock_target("b", ttft_ms=1, itl_ms=1, status=400)
-    b = b.replace(b.rpartition(":")[2], a.rpartition(":")[2])  # both would be on one port
-    arguments = [*LOAD, "--target", a, b, "--one-at-a-time", "--rounds=1", "--no-control", "--num-prompts=2"]
+    arguments = [*LOAD, "--target", a, b, "--rounds=1", "--no-control", "--num-prompts=2"]
     assert main([*arguments, "--rates=50", "--warmup-rounds=0", f"--json={path}"]) == 1
     assert "2 of 2" in capsys.readouterr().out
     document = read(path)

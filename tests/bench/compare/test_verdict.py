@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from baton.bench.compare.verdict import Comparison, compare, ratios_of
-from baton.bench.runs import Ratio, Run
+from baton.bench.compare.verdict import compare, ratios_of
+from baton.bench.runs import Comparison, Ratio, Run
 from tests.bench.compare.results import run
 
 SPEED = ("slower", "faster")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from baton.bench import command as bench_command
 from baton.bench.gpu_check import command
 from baton.bench.gpu_check.command import TESTS, TOTAL_S, Group, GroupResult, GroupRun, all_groups, main
 from baton.bench.gpu_check.rows import Verdict, failed_row, speed_row
@@ -43,11 +42,6 @@ def test_a_device_that_is_not_there_is_said_in_a_sentence(monkeypatch: pytest.Mo
     monkeypatch.setattr(command, "MEASURE", "tests.bench.gpu_check.fake_worker")
     with pytest.raises(InvalidSetting, match=r"^--device cuda: there is none$"):
         main([])
-
-
-def test_baton_bench_knows_it() -> None:
-    with pytest.raises(InvalidSetting, match="--only 'nothing' is not one of attention"):
-        bench_command.main(["gpu-check", "--device", "cpu", "--only", "nothing"])
 
 
 @pytest.mark.parametrize("quick", [False, True])

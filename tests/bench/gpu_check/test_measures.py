@@ -8,9 +8,9 @@ import torch
 from baton.bench.gpu_check.command import MODELS, Group, GroupRun, all_groups
 from baton.bench.gpu_check.measure_process import MEASUREMENTS, machine
 from baton.bench.gpu_check.relay_process import rows_of_answers
-from baton.bench.gpu_check.rows import Verdict
+from baton.bench.gpu_check.rows import Row, Verdict
 from baton.bench.gpu_check.setup_process import Setup, busy_us, gb_per_s
-from tests.bench.gpu_check.outcomes import answered
+from tests.bench.test_breakdown import answered, timings
 
 
 def test_a_measurement_runs_without_a_gpu_and_its_speeds_mean_nothing() -> None:
@@ -37,9 +37,14 @@ def test_what_overlaps_counts_once() -> None:
 
 
 def test_the_exposed_transfer_is_a_share_of_the_time_to_the_first_token() -> None:
-    # 40 ms to the first token; 1 ms from the first token sampled until the KV is ready
-    rows = rows_of_answers("case", [answered(ttft_ms=40.0, exposed_ms=1.0) for _ in range(3)])
-    assert rows[0].value == pytest.approx(40.0, rel=0.01)
-    assert rows[2].value == pytest.approx(2.5, rel=0.01)
-    assert rows[2].verdict == Verdict.OK
-    assert rows_of_answers("case", [answered(ttft_ms=40.0, exposed_ms=3.0)])[2].verdict == Verdict.BELOW
+    def rows(later_us: int) -> list[Row]:
+        """Of answers whose KV was ready so much later than 1.5 ms after token 1, which came after 39.5 ms."""
+        moved = ("kv_ready_us", "decode_begun_us", "second_sampled_us", "second_written_us")
+        outcome = answered(stamps=timings(**{name: timings()[name] + later_us for name in moved}))
+        outcome.chunk_s[1:] = [came_s + later_us / 1e6 for came_s in outcome.chunk_s[1:]]
+        outcome.usage["kv_transfer"] = {"bytes": 4000, "transfer_ms": 2.0}
+        return rows_of_answers("case", [outcome] * 3)
+
+    first, _, exposed = rows(0)
+    assert (first.value, exposed.value) == pytest.approx((39.5, 100 * 1.5 / 39.5))
+    assert (exposed.verdict, rows(1000)[2].verdict) == (Verdict.OK, Verdict.BELOW)

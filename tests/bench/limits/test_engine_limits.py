@@ -8,12 +8,13 @@ from contextlib import suppress
 
 import pytest
 
+from baton.bench.documents import LimitsDocument
 from baton.bench.limits.command import engine_limits
 from baton.bench.limits.engine_process import EngineLimits
-from baton.bench.limits.result import KERNEL_NAMES, NAMES, Found, LimitsSettings
+from baton.bench.limits.result import NAMES, LimitsSettings
 from baton.bench.targets.process import descendants
 from baton.wire.errors import ContextLengthExceeded, RequestFailed
-from tests.engine.native.compiled import LEVELS
+from tests.bench.report.samples import FACTS
 
 CORE = min(os.sched_getaffinity(0))
 SETTINGS = LimitsSettings(quick=True, cores=str(CORE), max_num_batched_tokens=16)
@@ -38,11 +39,11 @@ def test_everything_is_measured_in_a_process_that_stays_on_its_cores() -> None:
                 with suppress(ProcessLookupError):  # it may have ended since
                     cores.update(os.sched_getaffinity(process.pid))
 
-    found = Found()
+    found = LimitsDocument(FACTS)
     engine_limits(SETTINGS, found, say)
     names = [ceiling.name for ceiling in found.ceilings] + [ratio.name for ratio in found.ratios]
-    assert set(names) == set(NAMES) - set(() if LEVELS else KERNEL_NAMES)
-    assert {"attn_ratio, batch 2, context 32", "attn_kernel_ratio, batch 2, context 32"} <= set(said)
+    assert set(names) == set(NAMES)
+    assert {"decode_bw_ratio, batch 2, context 32", "prefill_flop_ratio"} <= set(said)
     assert cores == {CORE}
 
 
@@ -52,7 +53,6 @@ def test_ratios_say_their_case_and_leave_nothing_behind(engine: EngineLimits) ->
         assert (decode["name"], decode["case"], decode["goal"]) == ("decode_bw_ratio", "batch 2, context 32", "1")
         assert 0 < decode["low"] <= decode["high"]
         assert "MB in" in decode["note"]
-        assert engine.attn_ratio(batch=2, context=32)["value"] > 0
         assert engine.prefill_flop_ratio()["case"] == "64 tokens, chunks of 16"
 
 

@@ -40,8 +40,8 @@ DEFAULT = LimitsSettings()
 
 def test_everything_is_measured_unless_some_are_named() -> None:
     assert DEFAULT.names == NAMES
-    some = LimitsSettings(only="attn_ratio, memcpy")
-    assert some.names == ("memcpy", "attn_ratio")
+    some = LimitsSettings(only="prefill_flop_ratio, memcpy")
+    assert some.names == ("memcpy", "prefill_flop_ratio")
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from matplotlib.figure import Figure
 
 from baton.bench.numbers import percentile
 from baton.bench.plots.lines import Plot, attainment, gaps
-from baton.bench.plots.requests import draw_timeline
 from baton.bench.plots.style import as_png
 from baton.bench.runs import Point, Run, points_of
-from tests.bench.report.samples import COLOCATED, MODELS, PD, PEER, SLO, run_result
+from tests.bench.report.samples import MODELS, PEER, SLO, run_result
 
 RATES = (1.0, 4.0)
 RUNS = [
@@ -70,19 +69,7 @@ def test_gaps_are_shown_by_how_many_nines_are_shorter() -> None:
     assert list(lines["SLO: 60 ms"].get_xdata()) == [60, 60]
 
 
-def test_a_timeline_has_a_row_for_each_request_and_a_piece_for_each_gap() -> None:
-    runs = [Run(name, 0, 4.0, run_result(model, 4.0, 1, num=20)) for name, model in (("a", PD), ("b", COLOCATED))]
-    figure = draw_timeline(runs, 60.0)
-    for axes, run in zip(axes_of(figure), runs, strict=False):
-        segments = axes.collections[0].get_segments()
-        assert len(segments) == sum(1 + len(every) for every in run.row("itls"))
-        assert sorted({segment[0][1] for segment in segments}) == list(range(1, 21))
-        assert max(segment[1][0] for segment in segments) <= axes.get_xlim()[1]
-    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
-
-
 @pytest.mark.parametrize("rate", [0.25, math.inf])
 def test_one_run_alone_can_be_drawn(rate: float) -> None:
     run = Run("a", 0, rate, run_result(PEER, rate, 1, num=3))
-    for figure in (drawn(gaps(points_of([run]), None)), draw_timeline([run], None)):
-        assert as_png(figure).startswith(b"\x89PNG")
+    assert as_png(drawn(gaps(points_of([run]), None))).startswith(b"\x89PNG")

@@ -70,7 +70,7 @@ def run_result(model: Model, rate: float, seed: int, *, num: int = 40, detailed:
         "max_concurrency": None,
         **result,
         "schedule_delay": {"mean_ms": 0.21, "p99_ms": 1.4, "max_ms": 2.2},
-        "client": {"cpu_share": 0.1, "loop_lag_p99_ms": 2.3, "num_late": 0},
+        "client": {"cpu_share": 0.1, "num_late": 0},
         "breakdown": _breakdown(result) if model.is_baton else None,
         "dataset": {"name": "random", "input_len": 512, "length_divisor": 1},
         "arrival": {"process": "poisson"},
@@ -95,7 +95,7 @@ def compare_result(
 ) -> dict[str, Any]:
     """One result of `baton bench compare`."""
     runs = [
-        Run(name, number, rate, run_result(model, rate, 7 * number, num=num, detailed=detailed), 12.3, 0.01)
+        Run(name, number, rate, run_result(model, rate, 7 * number, num=num, detailed=detailed))
         for number in range(1, rounds + 1)
         for rate in rates
         for name, model in MODELS.items()
@@ -111,7 +111,7 @@ def sweep_result() -> dict[str, Any]:
     configurations = []
     for name, model, shares in (("1P1D", PD, (1.0, 0.95)), ("chunks of 128", COLOCATED, (0.8, 0.5))):
         points = [
-            SweepPoint(rate, share, [share, 0.5], run_result(model, rate, 3, num=5, detailed=False))
+            SweepPoint(rate, share, run_result(model, rate, 3, num=5, detailed=False))
             for rate, share in zip((1.0, 2.0), shares, strict=True)
         ]
         goodput_rate = 2.0 if shares[0] == 1.0 else None

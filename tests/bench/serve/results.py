@@ -15,9 +15,6 @@ CLIENT = ClientFigures(
     cpu_s=0.5,
     wall_s=5.0,
     cpu_share=0.1,
-    loop_lag_p50_ms=0.1,
-    loop_lag_p99_ms=0.75,
-    loop_lag_max_ms=2.0,
     num_late=0,
     max_in_flight=4,
 )

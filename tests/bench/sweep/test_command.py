@@ -93,7 +93,7 @@ MOST_POINTS = MAX_DOUBLINGS + 8
 
 
 def point(rate: float, attainment: float) -> SweepPoint:
-    return SweepPoint(rate, attainment, [attainment], {})
+    return SweepPoint(rate, attainment, {})
 
 
 def search(attainment_of: Callable[[float], float], setting: SweepSettings = SEARCH) -> list[SweepPoint]:
@@ -166,36 +166,14 @@ def test_every_configuration_is_searched_with_its_targets_taking_turns() -> None
     assert turns[:4] == ["a", "b", "b", "a"]
 
 
-def test_the_middle_run_stands_for_a_point() -> None:
-    attained = iter([0.95, 0.5, 0.91] * 50)
-    document, _ = sweep(FakeMeasure(attainment_of=lambda _: next(attained)), "--repeat=3", "--warmup-runs=0")
-    point = document.configurations[0].points[0]
-    assert (point.attainment, point.attainments) == (0.91, [0.95, 0.5, 0.91])
-    assert point.result["slo_attainment"] == 0.91
-
-
 def test_no_request_is_sent_twice_to_a_target_and_all_get_the_same() -> None:
     measure, again = FakeMeasure(attainment_of=attainment_of), FakeMeasure(attainment_of=attainment_of)
-    sweep(measure, "--repeat=2")
+    sweep(measure)
     for url in CAPACITY:
         assert set(Counter(load.seed for load in measure.asked if load.url == url).values()) == {1}
     first = [next(load.seed for load in measure.asked if load.url == url) for url in CAPACITY]
     assert first[0] == first[1]
     fresh = SweepDocument(facts=FACTS, slo={}, attainment=0.9, configurations=[Configuration("a", points=[])])
     fresh.sessions.append(Session("before", "", 0.0))
-    sweep(again, "--repeat=2", document=fresh)
+    sweep(again, document=fresh)
     assert not {load.seed for load in measure.asked} & {load.seed for load in again.asked}
-
-
-def test_an_interrupted_sweep_goes_on_from_its_points() -> None:
-    whole, _ = sweep(FakeMeasure(attainment_of=attainment_of))
-    torn, _ = sweep(FakeMeasure(attainment_of=attainment_of, ends_after=7))
-    assert sum(len(each.points) for each in torn.configurations) == 5
-    measure = FakeMeasure(attainment_of=attainment_of)
-    document, _ = sweep(measure, document=torn)
-    rates = [[point.rate for point in each.points] for each in document.configurations]
-    assert rates == [[point.rate for point in each.points] for each in whole.configurations]
-    assert len(measure.asked) == sum(map(len, rates)) - 5 + 2
-    nothing = FakeMeasure()
-    assert sweep(nothing, document=document)[0].configurations == document.configurations
-    assert nothing.asked == []

@@ -22,11 +22,10 @@ class FakeRunning:
 
 @dataclass
 class FakeLineUp:
-    """Every target's URL is `fake:NAME`. From look to look the first uses a second of CPU time, the second two, ..."""
+    """Every target's URL is `fake:NAME`."""
 
     names: Sequence[str]
     turns: list[str] = field(default_factory=list)
-    num_looks: int = 0
 
     def as_line_up(self) -> LineUp:
         return cast("LineUp", self)
@@ -34,10 +33,6 @@ class FakeLineUp:
     def take_turn(self, name: str) -> RunningTarget:
         self.turns.append(name)
         return cast("RunningTarget", FakeRunning(f"fake:{name}"))
-
-    def cpu_seconds(self) -> dict[str, float]:
-        self.num_looks += 1
-        return {name: float(self.num_looks * place) for place, name in enumerate(self.names, 1)}
 
     def describe(self) -> list[MeasuredTarget]:
         return [MeasuredTarget(name, f"run {name}", pinning=["it on 0"]) for name in self.names]

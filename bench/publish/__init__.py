@@ -1,1 +1,0 @@
-"""docs/benchmarks.md, generated from the files in bench/results."""
