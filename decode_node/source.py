@@ -30,8 +30,8 @@ def nobody(notice: SendingNotice) -> None:
 
 
 class Source:
-    """See the module. Used by the engine loop. `pass_on` gets the notices of handoffs that are
-    not running requests of this node."""
+    """Hands running requests over to other decode nodes. Used by the engine loop. `pass_on` gets the notices of
+    handoffs that are not running requests of this node."""
 
     def __init__(self, core: EngineCore, end: SendingEnd, pass_on: Callable[[SendingNotice], None] = nobody) -> None:
         self._core = core

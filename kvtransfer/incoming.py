@@ -35,7 +35,8 @@ _R = ReceivingState
 
 
 class IncomingHandoff:
-    """See the module. `receiver` takes its blocks once it is granted; `arrived` says which blocks have arrived."""
+    """One handoff to this node. `receiver` takes its blocks once it is granted; `arrived` says which blocks have
+    arrived."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ _MAX_REASON = 1000
 
 
 class OutgoingHandoff:
-    """See the module. `peer` is set with the grant; its connection may have ended since."""
+    """One handoff from this node. `peer` is set with the grant; its connection may have ended since."""
 
     def __init__(
         self, prompt: BeginHandoff, facts: SendingFacts, leases: LeaseTable[RequestKey], pusher: Pusher, now_s: float

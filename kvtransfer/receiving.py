@@ -102,11 +102,11 @@ class ReceivingSide:
         return self._handoffs.num_quarantined_blocks
 
     def wait_on(self) -> Sequence[Any]:
-        """See `Side`."""
+        """The sockets of connections and receivers that are readable when `round` has something to do."""
         return self.connections.wait_on()
 
     def do(self, command: ReceivingCommand, now_s: float) -> None:
-        """See `Side`."""
+        """Begin a handoff, grant it blocks, or cancel it."""
         match command:
             case WaitForRoom():
                 self._handoffs.begin(command.key, command.peer, now_s)
@@ -116,7 +116,8 @@ class ReceivingSide:
                 self._handoffs.cancel(command.key, now_s)
 
     def round(self, now_s: float) -> float:
-        """See `Side`."""
+        """Read messages, take arrivals, verify blocks, and end what is overdue. Returns in how many seconds it is due
+        again."""
         self.connections.dial_broken_again(now_s)
         for connection in self.connections:
             self._read(connection, now_s)

@@ -74,7 +74,7 @@ class LinkCollector(Collector):
         self._link = link
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """The count of messages of this router that were refused."""
         doc = "Messages of routers that were not understood, or not acted on"
         yield CounterMetricFamily("baton:rejected_messages", doc, self._link.num_rejected_messages)
 
@@ -86,7 +86,7 @@ class OffloadCollector(Collector):
         self._offload = offload
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """What the KV store was asked for, what became of evicted blocks, its faults and how full it is."""
         counted = self._offload.counters
         doc = "Prompt tokens that the KV store was asked for, and those whose KV it has loaded"
         yield CounterMetricFamily("baton:external_prefix_cache_queries", doc, counted.num_queried_tokens)

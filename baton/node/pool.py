@@ -48,7 +48,8 @@ class NodeParts:
 
 
 class NodePool:
-    """See the module. `use`: see `PoolMemory.role`. `ranks` starts the other ranks of the node's engine."""
+    """A node's KV pool and what moves its KV. `use` says who may write into it (`PoolMemory.role`); `ranks` starts the
+    other ranks of the node's engine."""
 
     def __init__(
         self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings, role: str, use: str

@@ -34,7 +34,7 @@ class Heard:
 
 
 class RouterLinks:
-    """See the module. Used by the engine loop; `links` has at least one."""
+    """All routers of a node, as the engine loop sees them. `links` has at least one."""
 
     def __init__(self, links: Sequence[RouterLink]) -> None:
         self._links = tuple(links)
@@ -71,17 +71,17 @@ class RouterLinks:
             link.send_tokens(by_owner.get(link.owner, ()))
 
     def send_prompt_logprobs(self, scores: PromptScores) -> None:
-        """See `RouterLink`."""
+        """Send the scores of a prompt to the router that owns the request."""
         for link in self._owners(scores.key.handoff_id):
             link.send_prompt_logprobs(scores)
 
     def send_failed(self, handoff_id: bytes, attempt: int, error: BatonError) -> None:
-        """See `RouterLink`."""
+        """Tell the router that owns the attempt why it ended."""
         for link in self._owners(handoff_id):
             link.send_failed(handoff_id, attempt, error)
 
     def send_handed_over(self, order: HandOver, num_tokens: int) -> None:
-        """See `RouterLink`."""
+        """Answer the `HandOver` of the router that owns the request."""
         for link in self._owners(order.handoff_id):
             link.send_handed_over(order, num_tokens)
 
@@ -115,7 +115,7 @@ class RouterLinks:
         return all(link.has_left(now_s) for link in self._links)
 
     def close(self) -> None:
-        """See `RouterLink`."""
+        """Close the connections to all routers."""
         for link in self._links:
             link.close()
 

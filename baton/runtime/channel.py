@@ -64,7 +64,8 @@ class Channel(Generic[MessageT]):
         return _LENGTH.pack(len(body)) + body
 
     def send_encoded(self, frame: bytes, timeout_s: float, descriptors: Sequence[int] = ()) -> None:
-        """See `send`."""
+        """Send a message that is encoded already, with `descriptors` beside its first byte. Raises `ChannelBroken`
+        after `timeout_s` seconds."""
         try:
             self._socket.settimeout(timeout_s)
             if descriptors:

@@ -94,7 +94,7 @@ class CommandParser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def format_help(self) -> str:
-        """See `argparse`."""
+        """What `--help` prints where no group of flags is named."""
         return self.help_on("")
 
     def error(self, message: str) -> NoReturn:

@@ -48,7 +48,7 @@ class _CountingHandler(logging.StreamHandler[TextIO]):
     _num_lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
+        """Write a record to the log, and say how many lines were lost before it, if any."""
         num_before = self._num_lost
         super().emit(record)
         if num_before and self._num_lost == num_before:
@@ -56,7 +56,7 @@ class _CountingHandler(logging.StreamHandler[TextIO]):
             _log.warning("%d lines of this log could not be written", num_before)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # its name in logging
-        """See `logging.Handler`."""
+        """Count a record that could not be written. Other errors than those of files are logging's."""
         if isinstance(sys.exc_info()[1], OSError):
             self._num_lost += 1
         else:

@@ -119,7 +119,8 @@ def _interpreter_watchdog(thread_id: int, limit_s: float) -> _InterpreterWatchdo
 
 
 class Watchdog(Collector):
-    """See the module. `end` gets the reason when the program cannot go on; `clock` is in seconds."""
+    """Watches the parts of a program by the beats they touch. `end` gets the reason when the program cannot go on;
+    `clock` is in seconds."""
 
     def __init__(self, end: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._end = end or end_process
@@ -158,7 +159,7 @@ class Watchdog(Collector):
         return "; ".join(f"the {beat.name} has been still for {beat.age_s(now_s):.0f} s" for beat in late)
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """For each part the seconds since its last beat."""
         doc = "For how long a part of the program has been still"
         still = GaugeMetricFamily("baton:watchdog_still_seconds", doc, labels=["part"])
         now_s = self._clock()

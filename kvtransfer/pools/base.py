@@ -99,11 +99,12 @@ class HashedPool(Protocol):
     block_bytes: int
 
     def enter(self) -> None:
-        """See `KvPool.enter`."""
+        """Make the calling thread the one that uses this pool. Once, before anything else."""
         ...
 
     def checksums(self, kind: str) -> Checksums:
-        """See `KvPool.checksums`."""
+        """What computes checksums of this kind (see `integrity`). Raises `ValueError` for one that cannot be computed
+        here."""
         ...
 
 
@@ -113,15 +114,15 @@ class BlockSource(Protocol):
     block_bytes: int
 
     def outlet(self, max_frame_blocks: int) -> Outlet:
-        """See `KvPool.outlet`."""
+        """What lends blocks in host memory, in frames of at most `max_frame_blocks` blocks."""
         ...
 
     def read(self, block_ids: Sequence[int], into: Blocks) -> None:
-        """See `KvPool.read`."""
+        """Copy blocks into `into`, [n, block_bytes] of host memory. The bytes are there when it returns."""
         ...
 
     def pin(self, region: Blocks) -> Pin:
-        """See `KvPool.pin`."""
+        """Prepare `region`, [num_bytes] of host memory, for many copies from this pool."""
         ...
 
 
@@ -131,11 +132,11 @@ class BlockSink(Protocol):
     block_bytes: int
 
     def write(self, block_ids: Sequence[int], payload: Blocks, *, is_direct: bool = False) -> None:
-        """See `KvPool.write`."""
+        """Begin to copy `payload` [n, block_bytes] into blocks. With `is_direct` it must not change before `settle`."""
         ...
 
     def settle(self) -> None:
-        """See `KvPool.settle`."""
+        """Wait until all that was written is in place."""
         ...
 
 
@@ -191,7 +192,7 @@ class Known:
     values: Sequence[int]
 
     def take(self) -> Sequence[int] | None:
-        """See `Pending.take`."""
+        """The checksums, at once."""
         return self.values
 
 
@@ -201,11 +202,11 @@ class NoChecksums:
     max_blocks = 2**20
 
     def begin(self, block_ids: Sequence[int]) -> Pending:
-        """See `Checksums.begin`."""
+        """A zero for each block."""
         return Known([0] * len(block_ids))
 
     def begin_parts(self, block_ids: Sequence[int]) -> Parts:
-        """See `Checksums.begin_parts`."""
+        """A zero for each block, whatever parts are added."""
         return _NoParts(len(block_ids))
 
 
@@ -214,15 +215,15 @@ class _NoParts:
     num_blocks: int
 
     def add(self, begin_byte: int, end_byte: int) -> None:
-        """See `Parts.add`."""
+        """Do nothing: no byte is looked at."""
 
     def finish(self) -> Pending:
-        """See `Parts.finish`."""
+        """A zero for each block."""
         return Known([0] * self.num_blocks)
 
 
 class CopiedOut:
-    """See `Lent`: frames of a copy."""
+    """Frames of a copy of blocks, which nobody waits for."""
 
     is_pool = False
 
@@ -242,7 +243,7 @@ class Gathers(Protocol):
 
 
 class CopyingOutlet:
-    """See `Outlet`: lends copies of `part`."""
+    """Lends copies of a part of each block, in frames of at most `max_frame_blocks` blocks."""
 
     def __init__(self, part: Gathers, max_frame_blocks: int) -> None:
         self._part, self._size = part, max_frame_blocks
@@ -252,6 +253,6 @@ class CopyingOutlet:
         return True
 
     def lend(self, block_ids: Sequence[int]) -> Lent:
-        """See `Outlet.lend`."""
+        """Copy the part of these blocks, and lend the copy: frames [n, part bytes]."""
         copy = self._part.gathered(block_ids)
         return CopiedOut([copy[first : first + self._size] for first in range(0, len(copy), self._size)])

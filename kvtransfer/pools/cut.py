@@ -42,7 +42,7 @@ class CutPool:
             begin += num_bytes
 
     def outlet(self, max_frame_blocks: int) -> CopyingOutlet:
-        """See `KvPool.outlet`."""
+        """An outlet that lends copies of the part."""
         return CopyingOutlet(self, max_frame_blocks)
 
     def gathered(self, block_ids: Sequence[int]) -> Blocks:
@@ -52,17 +52,17 @@ class CutPool:
         return copy
 
     def read(self, block_ids: Sequence[int], into: Blocks) -> None:
-        """See `KvPool.read`."""
+        """Gather the part of each block into `into` [n, block_bytes]."""
         rows = list(block_ids)
         for in_pool, in_part in self._runs:
             into[:, in_part] = self._memory[rows, in_pool]
 
     def pin(self, region: Blocks) -> Pin:
-        """See `KvPool.pin`."""
+        """A pin that registers nothing: this is host memory."""
         return HostPin()
 
     def write(self, block_ids: Sequence[int], payload: Blocks, *, is_direct: bool = False) -> None:
-        """See `KvPool.write`."""
+        """Scatter `payload` [n, block_bytes] to the part of each block, at once."""
         rows = list(block_ids)
         for in_pool, in_part in self._runs:
             self._memory[rows, in_pool] = payload[:, in_part]
@@ -113,13 +113,13 @@ class StrandTotals:
 
 
 class _StrandsPending:
-    """See `Pending`: of `strands` in turn."""
+    """Totals of several strands, which are asked for one after another."""
 
     def __init__(self, strands: Sequence[Pending]) -> None:
         self._missing, self._found = list(strands), list[Sequence[int]]()
 
     def take(self) -> Sequence[int] | None:
-        """See `Pending.take`."""
+        """For each block the totals of all strands, or None while one of them is still computed."""
         while self._missing:
             totals = self._missing[0].take()
             if totals is None:

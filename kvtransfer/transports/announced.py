@@ -52,11 +52,12 @@ class AnnouncedBlocks:
         self._with_news: set[RequestKey] = set()
 
     def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """See `Receiver.expect`. Arrivals of an earlier time that were not taken are not arrivals any more."""
+        """Accept these blocks from now on, each once. Arrivals of an earlier time that were not taken are not arrivals
+        any more."""
         self._grants[key] = _Grant(tuple(block_ids), tuple(generations))
 
     def forget(self, key: RequestKey) -> None:
-        """See `Receiver.forget`."""
+        """Accept no blocks for this handoff any more, and remember that it is over."""
         if self._grants.pop(key, None) is not None:
             self._over.append(key)
         self._with_news.discard(key)
@@ -114,7 +115,7 @@ class AnnouncedBlocks:
                 grant.news.append(BlocksArrived(key, index, 1))
 
     def take_arrivals(self) -> Sequence[BlocksArrived]:
-        """See `Receiver.take_arrivals`."""
+        """The blocks that have arrived since the last call, of all grants."""
         arrivals: list[BlocksArrived] = []
         for key in self._with_news:
             arrivals += self._grants[key].news
@@ -142,19 +143,19 @@ class GrantedWriter:
         self._announced = AnnouncedBlocks()
 
     def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """See `Receiver.expect`."""
+        """Accept these blocks of a grant from now on, each once."""
         self._announced.expect(key, block_ids, generations)
 
     def look_by(self, look: Look) -> None:
-        """See `AnnouncedBlocks.look`."""
+        """Set what is called when something comes for a handoff that is not known here."""
         self._announced.look = look
 
     def forget(self, key: RequestKey) -> None:
-        """See `Receiver.forget`."""
+        """Accept no blocks for this handoff any more."""
         self._announced.forget(key)
 
     def take_arrivals(self) -> Sequence[BlocksArrived]:
-        """See `Receiver.take_arrivals`."""
+        """The blocks that have arrived since the last call."""
         return self._announced.take_arrivals()
 
     def is_writing(self, key: RequestKey) -> bool:

@@ -32,10 +32,10 @@ class Inlets(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WholeOnly:
-    """See `Inlets`: senders have whole blocks."""
+    """The inlet of a node whose senders all have whole blocks."""
 
     sink: BlockSink
 
     def of(self, source: KvShard | None) -> Inlet | None:
-        """See `Inlets.of`."""
+        """The pool for a sender of whole blocks, None for a rank."""
         return Inlet(self.sink) if source is None else None

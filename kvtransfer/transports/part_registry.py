@@ -47,7 +47,7 @@ class PartReceiver(Receiver, Protocol):
     num_bytes: int
 
     def look_by(self, look: Look) -> None:
-        """See `AnnouncedBlocks.look`."""
+        """Set what is called when something comes for a handoff that is not known here."""
         ...
 
 

@@ -47,7 +47,7 @@ class LoopLag(Collector):
             self._timer.cancel()
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """How late the event loop ran its timer, in seconds: a histogram and the worst."""
         bounds = [*map(floatToGoString, _BUCKETS), "+Inf"]
         buckets = [*zip(bounds, accumulate(self._counts), strict=True)]
         doc = "How late the event loop ran a timer"

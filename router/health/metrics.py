@@ -107,7 +107,7 @@ class _Collected:
     metrics: list[Metric]
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector.collect`."""
+        """The metrics that were handed in, as they are."""
         return self.metrics
 
 
@@ -208,7 +208,7 @@ class TokenMetrics(Collector):
         self._counts = counts
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """Tokens sent, and gaps between them in seconds, for each model."""
         tokens = CounterMetricFamily("baton:generation_tokens", "Tokens sent", labels=[MODEL_LABEL])
         gaps = HistogramMetricFamily("baton:inter_token_latency_seconds", "Gap between tokens", labels=[MODEL_LABEL])
         bounds = [*map(floatToGoString, _ITL_BUCKETS), "+Inf"]

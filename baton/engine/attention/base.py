@@ -34,17 +34,17 @@ class PlannedShare(Protocol):
 
     @property
     def start(self) -> int:
-        """See the class."""
+        """The position of the first token in its sequence."""
         ...
 
     @property
     def num_tokens(self) -> int:
-        """See the class."""
+        """How many tokens the step computes of the sequence."""
         ...
 
     @property
     def block_table(self) -> Sequence[int]:
-        """See the class."""
+        """The blocks of the sequence, in order. They have room for `context_len` tokens."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class PlannedShare(Protocol):
 
 
 class SequenceShare(NamedTuple):
-    """See `PlannedShare`."""
+    """A sequence's part of a step, as a plain value: the least that a backend has to know."""
 
     start: int
     num_tokens: int
@@ -62,7 +62,7 @@ class SequenceShare(NamedTuple):
 
     @property
     def context_len(self) -> int:
-        """See `PlannedShare`."""
+        """The tokens of the sequence that attention sees: those stored before, and those of this step."""
         return self.start + self.num_tokens
 
 

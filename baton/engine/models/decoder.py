@@ -101,7 +101,7 @@ class Decoder:
         return token_ids.clone() if self._embedding is None else self._embedding(token_ids, positions)
 
     def trial_inputs(self, num_tokens: int) -> Tensor:
-        """See `RunnableDecoder.trial_inputs`."""
+        """Token ids [T], or in a later stage a residual stream [T, E], with fixed values to try the decoder with."""
         if self._embedding is not None:
             return torch.arange(num_tokens, device=self.device) % self.config.vocab_size
         values = torch.linspace(-1.0, 1.0, num_tokens * self.config.hidden_size, device=self.device)

@@ -34,7 +34,7 @@ class PlainWeight:
     filled: tuple[Parameter, ...] = ()
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See `LinearWeight.parameters`."""
+        """The tensors that a checkpoint fills."""
         return self.filled
 
     def loaded(self) -> PlainWeight:
@@ -79,7 +79,7 @@ class QuantizedWeight:
         return self.scales.shape[1] * self.group_size
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See `LinearWeight.parameters`: it is made of what a method loads."""
+        """No parameters: its tensors are made of those that a quantization method has loaded."""
         return ()
 
     def reordered(self, order: Tensor) -> QuantizedWeight:
@@ -110,7 +110,7 @@ class StackedWeight:
     pieces: tuple[LinearWeight, ...]
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See `LinearWeight.parameters`."""
+        """The parameters of all pieces, in order."""
         return tuple(parameter for piece in self.pieces for parameter in piece.parameters())
 
 
@@ -131,5 +131,5 @@ class PackedWeight:
     blocked: Tensor
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See `LinearWeight.parameters`."""
+        """No parameters: it is made of a loaded weight."""
         return ()

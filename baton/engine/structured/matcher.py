@@ -108,8 +108,11 @@ class GrammarMatcher:
         return self._compiled.first.done()
 
     def accepts(self, token_id: int) -> bool:
-        """See `Matcher.accepts`. Where the next byte is forced the mask decides: it has the one token that a tokenizer
-        would write, and the library accepts others that begin the same text."""
+        """Take a token, if the grammar allows it.
+
+        Where the next byte is forced the mask decides: it has the one token that a tokenizer would write, and the
+        library accepts others that begin the same text.
+        """
         if not (self._is_settled or self._settle()) or token_id >= self._num_tokens:
             return False
         if not self.leaves_choice and not _has_bit(self.mask() or b"", token_id):
@@ -124,7 +127,7 @@ class GrammarMatcher:
         return True
 
     def goes_on_with(self, token_id: int) -> bool:
-        """See `Matcher.goes_on_with`."""
+        """Whether `token_id` was taken last, and the grammar leaves a choice behind it."""
         return token_id == self._accepted and self.leaves_choice and not self.is_complete
 
     def take(self, token_id: int) -> None:
@@ -161,7 +164,7 @@ class GrammarMatcher:
         return self._mask
 
     def forced_token(self) -> int | None:
-        """See `Matcher.forced_token`."""
+        """The only token that the grammar allows next, or None where it leaves a choice."""
         if self._forced:
             return self._forced[0]
         # where the grammar leaves a choice of bytes, which costs little to ask, hardly ever one token alone fits

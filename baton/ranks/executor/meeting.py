@@ -37,7 +37,7 @@ class Meeting(_STORE):  # type: ignore[misc]
         self._own: dict[str, bytes] = {}
 
     def set(self, key: str, value: bytes) -> None:
-        """See `torch.distributed.Store`, as for the others."""
+        """Keep an entry of this rank's, and post it to the others of the group."""
         self._own[key] = bytes(value)
         self._post(Posted(self._group, key, bytes(value)))
 

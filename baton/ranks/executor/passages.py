@@ -65,24 +65,24 @@ class Incoming(Protocol):
 
 
 class DistantOutgoing:
-    """See `Outgoing`: over the world of both ends."""
+    """The sender's end of a passage to another machine, over a world of both ends."""
 
     def __init__(self, pair: World, stream: StreamShape) -> None:
         self._pair, self._most = pair, stream.num_stages
         self._under_way: deque[Callable[[], None]] = deque()
 
     def send(self, stream: Tensor) -> None:
-        """See `Outgoing.send`."""
+        """Begin to send a copy of `stream` [T, E]. Waits only when as many are under way as there are stages."""
         self._under_way.append(self._pair.begin_send(stream.clone(memory_format=torch.contiguous_format)))
         while len(self._under_way) > self._most:
             self._under_way.popleft()()
 
     def close(self) -> None:
-        """See `Outgoing.close`: the connection ends with the process."""
+        """Do nothing: the connection ends with the process."""
 
 
 class DistantIncoming:
-    """See `Incoming`: over the world of both ends."""
+    """The receiver's end of a passage from another machine, over a world of both ends."""
 
     place = None
 
@@ -90,55 +90,55 @@ class DistantIncoming:
         self._pair, self._stream = pair, stream
 
     def receive(self, num_tokens: int) -> Tensor:
-        """See `Incoming.receive`."""
+        """Receive [num_tokens, E] into new memory. Raises `RanksLost`."""
         received = torch.empty(num_tokens, self._stream.hidden_size, dtype=self._stream.dtype)
         self._pair.receive(received)
         return received
 
     def close(self) -> None:
-        """See `Incoming.close`: the connection ends with the process."""
+        """Do nothing: the connection ends with the process."""
 
 
 class DeviceOutgoing:
-    """See `Outgoing`: from device to device, over the world of both ends. The sender is the first of them."""
+    """The sender's end of a passage between two GPUs, over a world in which the sender is first."""
 
     def __init__(self, pair: World) -> None:
         self._pair = pair
 
     def send(self, stream: Tensor) -> None:
-        """See `Outgoing.send`. What is issued next may overwrite the stream."""
+        """Issue the transfer of `stream` [T, E]. What is issued next may overwrite the stream."""
         self._pair.from_first(stream.contiguous().view(torch.uint8))  # as bytes: they are only moved
 
     def close(self) -> None:
-        """See `Outgoing.close`: the connection ends with the process."""
+        """Do nothing: the connection ends with the process."""
 
 
 class DeviceIncoming:
-    """See `Incoming`: the other end of `DeviceOutgoing`. A stream is valid until the next one is received."""
+    """The receiver's end of a passage between two GPUs. A stream is valid until the next one is received."""
 
     def __init__(self, pair: World, stream: StreamShape) -> None:
         self._pair = pair
         self.place = torch.zeros(stream.max_tokens, stream.hidden_size, dtype=stream.dtype, device=stream.device)
 
     def receive(self, num_tokens: int) -> Tensor:
-        """See `Incoming.receive`."""
+        """Issue the receipt of [num_tokens, E] into `place`, and return the view."""
         received = self.place[:num_tokens]
         self._pair.from_first(received.view(torch.uint8))
         return received
 
     def close(self) -> None:
-        """See `Incoming.close`: the connection ends with the process."""
+        """Do nothing: the connection ends with the process."""
 
 
 class SharedOutgoing:
-    """See `Outgoing`. `slots`: see `StreamShape`."""
+    """The sender's end of a passage in memory that both ranks map. `slots`: see `StreamShape`."""
 
     def __init__(self, end: socket.socket, slots: Tensor, timeout_s: float = STEP_TIMEOUT_S) -> None:
         self._end, self._slots, self._next = end, slots, 0
         end.settimeout(timeout_s)
 
     def send(self, stream: Tensor) -> None:
-        """See `Outgoing.send`."""
+        """Write `stream` [T, E] into the next slot, and send the number of its tokens. Raises `RanksLost`."""
         self._slots[self._next][: len(stream)].copy_(stream)
         self._next = (self._next + 1) % len(self._slots)
         try:
@@ -147,12 +147,12 @@ class SharedOutgoing:
             raise RanksLost(f"the next stage takes no step: {error}") from None
 
     def close(self) -> None:
-        """See `Outgoing.close`."""
+        """Close the socket, which the receiver notices."""
         self._end.close()
 
 
 class SharedIncoming:
-    """See `Incoming`. `slots`: see `StreamShape`."""
+    """The receiver's end of a passage in memory that both ranks map. `slots`: see `StreamShape`."""
 
     place = None
 
@@ -161,7 +161,8 @@ class SharedIncoming:
         end.settimeout(timeout_s)
 
     def receive(self, num_tokens: int) -> Tensor:
-        """See `Incoming.receive`."""
+        """Wait for the next slot; return its rows [num_tokens, E]. Raises `RanksLost` when another number of tokens
+        comes."""
         try:
             word = self._end.recv(_WORD.size)
         except OSError as error:  # a wait that was too long, too
@@ -173,7 +174,7 @@ class SharedIncoming:
         return slot[:num_tokens]
 
     def close(self) -> None:
-        """See `Incoming.close`."""
+        """Close the socket, which the sender notices."""
         self._end.close()
 
 

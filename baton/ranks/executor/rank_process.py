@@ -127,7 +127,7 @@ class OrdersAhead:
         threading.Thread(target=self._take, name="orders", daemon=True).start()
 
     def next(self) -> Order | Report:
-        """See `RankOrders.next`."""
+        """The next order, which another thread has read. Raises the error at which reading ended."""
         taken = self._taken.get()
         if isinstance(taken, BatonError):
             raise taken

@@ -63,7 +63,8 @@ class Stop:
 
 
 class RankHost:
-    """See the module. `address`: of the driver; `cluster_key`: the file of the deployment's key, or ""."""
+    """Runs ranks of a node on this machine, for a driver elsewhere. `address`: of the driver; `cluster_key`: the file
+    of the deployment's key, or ""."""
 
     def __init__(
         self, offer: Offer, cluster_key: str, address: str, context: Context, link_settings: links.LinkSettings

@@ -73,7 +73,8 @@ class _Outgoing:
 
 
 class RankEnd:
-    """See the module. Driven by one thread: `take` orders, `work`, and hand on the `reports`.
+    """What one rank does of its node's handoffs. Driven by one thread: `take` orders, `work`, and hand on the
+    `reports`.
 
     `look` has orders taken that have come, or come soon: blocks may arrive from a peer that the driver has told of a
     grant while the order to expect them is on its way, or waits to be read.
@@ -150,7 +151,7 @@ class RankEnd:
             self._nixl.close()
 
     def enter(self) -> None:
-        """See `KvPool.enter`."""
+        """Make the calling thread the one that uses this rank's pool."""
         self._own.pool.enter()
 
     def _report_totals(self) -> None:

@@ -16,7 +16,7 @@ from baton.wire.request_key import RequestKey
 
 
 class Intake:
-    """See the module."""
+    """What a rank receives by one transport."""
 
     def __init__(self, transport: str, receiver: PartReceiver) -> None:
         self._transport, self._receiver = transport, receiver
@@ -25,7 +25,7 @@ class Intake:
         self._told: Endpoint | None = None
 
     def wait_on(self) -> Sequence[Any]:
-        """See `Receiver.wait_on`."""
+        """Sockets that are readable when there is something to receive."""
         return self._receiver.wait_on()
 
     def expect(self, order: Expect) -> None:

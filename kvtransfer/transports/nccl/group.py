@@ -80,19 +80,19 @@ class PairStore(Store):
         return max(0.001, self._deadline_s - time.monotonic())
 
     def set(self, key: str, value: str | bytes) -> None:
-        """See `torch.distributed.Store.set`."""
+        """Keep an entry, the first of its key, and tell the peer of it if this is the owner's thread."""
         entry = value.encode() if isinstance(value, str) else bytes(value)
         self._entries.setdefault(key, entry)
         if threading.get_ident() == self._owner:
             self._tell(key, entry)
 
     def get(self, key: str) -> bytes:
-        """See `torch.distributed.Store.get`. Raises `TimeoutError`."""
+        """The entry of `key`, waited for. Raises `TimeoutError`."""
         self.wait([key])
         return self._entries[key]
 
     def check(self, keys: list[str]) -> bool:
-        """See `torch.distributed.Store.check`."""
+        """Whether all entries are here."""
         return all(key in self._entries for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
@@ -106,21 +106,21 @@ class PairStore(Store):
             self._entries.setdefault(key, value)
 
     def add(self, key: str, amount: int) -> int:
-        """See `torch.distributed.Store.add`. Raises `TransferFailed`: two sides cannot count together here."""
+        """Raise `TransferFailed`: two sides cannot count together here."""
         raise TransferFailed(f"the backend wants to count in {key!r:.64}, which the store of a pair does not do")
 
     def delete_key(self, key: str) -> bool:
-        """See `torch.distributed.Store.delete_key`: an entry is set once, and stays."""
+        """False: an entry is set once, and stays."""
         return False
 
     def num_keys(self) -> int:
-        """See `torch.distributed.Store.num_keys`."""
+        """How many entries are here."""
         return len(self._entries)
 
     deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815 the names that torch's native side calls
 
     def clone(self) -> PairStore:
-        """See `torch.distributed.Store.clone`: there is only one connection to share."""
+        """The store itself: there is only one connection to share."""
         return self
 
 

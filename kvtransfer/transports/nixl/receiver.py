@@ -64,14 +64,14 @@ class NixlReceiver:
         return self._agent.wait_on()
 
     def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """See `Receiver.expect`."""
+        """Accept these blocks of a grant. The agent watches for notices while any handoff is expected."""
         if not self._expected:
             self._agent.send(Watch(True))
         self._expected.add(key)
         self._announced.expect(key, block_ids, generations)
 
     def look_by(self, look: Look) -> None:
-        """See `AnnouncedBlocks.look`."""
+        """Set what is called when something comes for a handoff that is not known here."""
         self._announced.look = look
 
     def is_writing(self, key: RequestKey) -> bool:
@@ -79,14 +79,14 @@ class NixlReceiver:
         return False
 
     def forget(self, key: RequestKey) -> None:
-        """See `Receiver.forget`."""
+        """Accept no blocks for this handoff any more. The agent stops watching with the last one."""
         self._announced.forget(key)
         self._expected.discard(key)
         if not self._expected:
             self._agent.send(Watch(False))
 
     def poll(self) -> None:
-        """See `Receiver.poll`. A dead agent is noticed and replaced here."""
+        """Take the agent's notices of finished writes. A dead agent is noticed and replaced here."""
         for report in self._agent.poll():
             if isinstance(report, Ready):
                 self._agent.send(Watch(bool(self._expected)))
@@ -96,7 +96,7 @@ class NixlReceiver:
         self._look_at_endpoint()
 
     def take_arrivals(self) -> Sequence[BlocksArrived]:
-        """See `Receiver.take_arrivals`."""
+        """The blocks that have arrived since the last call."""
         return self._announced.take_arrivals()
 
     def fence(self) -> bool:

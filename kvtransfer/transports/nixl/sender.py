@@ -229,7 +229,7 @@ class NixlSender:
         return deadline_s is not None and bool(self.num_reading) and time.monotonic() > deadline_s
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
-        """See `Sender.push`."""
+        """Give the moves to the agent as writes. False while it has as many in flight as it may."""
         self.poll()
         if not self._senders.has_room():
             return False
@@ -242,7 +242,7 @@ class NixlSender:
         raise TransferFailed("nixl moves whole blocks")
 
     def poll(self) -> None:
-        """See `Sender.poll`."""
+        """Take the agent's reports on all senders. Raises `TransferFailed` when this one has failed."""
         self._senders.poll()
         if self._failure:
             raise TransferFailed(self._failure)
@@ -252,7 +252,7 @@ class NixlSender:
         return self._senders.wait_on()
 
     def is_reading(self, key: RequestKey) -> bool:
-        """See `Sender.is_reading`, and `needs_fence`. Moves a `close` along, so asking is enough."""
+        """Whether the agent may still read blocks of this handoff. Also advances a `close`, so asking is enough."""
         self._senders.poll()
         return self.num_reading[key] > 0
 

@@ -50,7 +50,7 @@ class Runs:
     targets: BlockRuns
 
     def begin(self, nixl: Any, command: Write) -> Any:
-        """See `WholeBlocks.begin`."""
+        """Begin a write of these runs of bytes, and return its handle. Raises nixl's errors."""
         sources = nixl.get_xfer_descs(self.sources.of(command.sources), self.own.kind)
         targets = nixl.get_xfer_descs(self.targets.of(command.targets), self.pool.kind)
         return nixl.initialize_xfer("WRITE", sources, targets, self.name, command.notice)

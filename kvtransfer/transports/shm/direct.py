@@ -83,7 +83,7 @@ class ShmSender:
         self._target = self._mapping.array.reshape(num_target_blocks, blocks.shape[1])
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
-        """See `Sender.push`: the bytes are there when it returns."""
+        """Copy the blocks into the receiver's memory; they are there when it returns. True. Raises `TransferFailed`."""
         self._mapping.require_whole()
         for run in coalesce([move.source for move in moves], [move.target for move in moves], len(moves)):
             np.copyto(
@@ -92,7 +92,7 @@ class ShmSender:
         return True
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
-        """See `Sender.push_part`."""
+        """Copy bytes `begin_byte` .. `end_byte - 1` of each block to the receiver's memory. Raises `TransferFailed`."""
         self._mapping.require_whole()
         for run in coalesce([move.source for move in moves], [move.target for move in moves], len(moves)):
             np.copyto(

@@ -93,7 +93,8 @@ class SlotsSender:
         return len(self._free)
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
-        """See `Sender.push`. False also as long as there is no connection. Raises `ValueError` for more than a ring."""
+        """Copy the blocks into free slots and say so. False without a connection or a free slot. Raises `ValueError`
+        for more than a ring, and `TransferFailed`."""
         self.poll()
         if not moves:
             return True
@@ -125,7 +126,7 @@ class SlotsSender:
         raise NotImplementedError
 
     def poll(self) -> None:
-        """See `Sender.poll`."""
+        """Hear which slots are free again, and greet a receiver that is new. Raises `TransferFailed`."""
         self._connection.watch()
         if self._connection.has_broken:
             self._failure = self._failure or "the connection to the receiver broke"

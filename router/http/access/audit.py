@@ -63,7 +63,7 @@ GENERATION: Final = web.RequestKey("generation", Generation)
 
 
 class AuditLog:
-    """See the module. The file is appended to; `reload` opens it again, so that it can be rotated by renaming it."""
+    """The audit log in one file, which is only appended to. `reload` opens it anew, after it was renamed."""
 
     def __init__(self, path: str) -> None:
         """Raises `InvalidSetting` when the file cannot be written."""

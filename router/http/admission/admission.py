@@ -99,7 +99,7 @@ class _Ticket:
 
 
 class Admission:
-    """See the module."""
+    """Decides which requests run, wait or are refused. `capacity` says for how many requests the nodes have room."""
 
     def __init__(
         self, settings: AdmissionSettings, capacity: Callable[[], int], clock: Callable[[], float] = time.monotonic

@@ -42,7 +42,7 @@ class _Line(Generic[ItemT]):
 
 
 class FairQueue(Generic[ItemT]):
-    """See the module. `num_requests` and `num_tokens` are those of all that wait."""
+    """A queue that is fair between keys. `num_requests` and `num_tokens` are those of all that wait."""
 
     def __init__(self) -> None:
         self.num_requests = 0

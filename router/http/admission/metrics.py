@@ -20,7 +20,7 @@ class AccessMetrics(Collector):
         self._guard = guard
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """What waits at the router, what was refused and why, and what each API key has used."""
         guard = self._guard
         yield GaugeMetricFamily(
             "baton:num_requests_queued", "Requests that wait for their turn at the router", self._admission.num_waiting

@@ -135,7 +135,8 @@ class _Probe:
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, told: dict[str, Any]
     ) -> Tensor:
-        """See `Answers.attend`."""
+        """Note a layer's shapes and rule, and return zeros [1, T, Hq, Dv]. Raises `ModelLoadError` for attention that
+        Baton lacks."""
         unknown = sorted(name for name, value in told.items() if name not in _HARMLESS and value is not None)
         if unknown:
             raise cannot_run(self._architecture, f"its attention is told {', '.join(unknown)}")

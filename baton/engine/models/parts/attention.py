@@ -85,7 +85,7 @@ class GroupedQueryAttention:
         return self._o(attended.flatten(1))
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of the products and the norms, and the sinks if the model has some."""
         yield from self._qkv.parameters()
         yield from self._rotation.parameters()
         yield from self._o.parameters()
@@ -93,7 +93,7 @@ class GroupedQueryAttention:
             yield self._sinks
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Pack the products, and prepare the norms."""
         self._qkv.pack()
         self._rotation.pack()
         self._o.pack()

@@ -30,7 +30,8 @@ class ClampedExperts:
     def __init__(
         self, name: str, tensors: str, settings: ExpertSettings, config: ModelConfig, setup: PartSetup
     ) -> None:
-        """See `SparseMlp`."""
+        """Allocate this rank's share of all experts. `name` is for messages, `tensors` the prefix of names in the
+        checkpoint."""
         inner, size = settings.intermediate_size, range(config.hidden_size)
         share = setup.shard.share_of(inner, "rows of an expert")
         form, whole_size = _Mxfp4 if settings.is_mxfp4 else _Plain, len(size)
@@ -51,12 +52,12 @@ class ClampedExperts:
         return self._products(x, chosen, weights)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of gate and up, then of down."""
         yield from self._gate_up.parameters
         yield from self._down.parameters
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Bring all experts, one at a time, into the model's dtype with gates first; free what was loaded."""
         # gates first, as everywhere else
         order = torch.cat([torch.arange(first, self._num_rows, 2) for first in (0, 1)]).to(self._setup.device)
         experts = (self._expert(number, order) for number in range(self._num_experts))

@@ -33,7 +33,8 @@ _EPSILON = 1e-6
 
 
 class GatedDeltaNet:
-    """See `Part`, and `GroupedQueryAttention` for `kv` and `rule`."""
+    """The gated delta net of one layer, in the place of attention. It stores states and no keys: `kv` and `rule` say
+    so."""
 
     def __init__(self, layer: int, config: ModelConfig, settings: DeltaSettings, setup: PartSetup) -> None:
         name, tensors = f"layers.{layer}.delta_net", f"{config.names.layer(layer)}.{config.names.state}"
@@ -131,11 +132,11 @@ class GatedDeltaNet:
         return ((self._norm * normed) * F.silu(gate.float())).to(carried.dtype)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of the products, then of the convolution, the decays and the norm."""
         yield from chain(self._in.parameters(), self._out.parameters(), self._parameters)
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Pack the two products; the rest stays as it is."""
         self._in.pack()
         self._out.pack()
 

@@ -78,7 +78,7 @@ class LoopedProducts:
         self._pairs = pairs
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """See `Products`."""
+        """The experts' sum [T, E], expert by expert, each for its own tokens."""
         order, tokens = _sorted_by_expert(chosen)
         rows, factors = x[tokens], weights.flatten()[order, None].to(x.dtype)
         counts = torch.bincount(chosen.flatten(), minlength=len(self._pairs)).tolist()
@@ -99,12 +99,13 @@ class DenseProducts:
     """Expert by expert, each for all tokens. See `Products`."""
 
     def __init__(self, gate: Gate, pairs: Sequence[tuple[Linear, Linear]]) -> None:
-        """See `LoopedProducts`."""
+        """`pairs`: for each expert its products gate_up and down."""
         self._gate = gate
         self._pairs = pairs
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """See `Products`."""
+        """The experts' sum [T, E]: each expert computes all tokens, with the factor 0 for those that have not chosen
+        it."""
         factors = weights.new_zeros(len(x), len(self._pairs)).scatter_(1, chosen, weights).to(x.dtype)
         added = torch.zeros_like(x)
         for expert, (gate_up, down) in enumerate(self._pairs):
@@ -125,7 +126,7 @@ class GroupedProducts:
         self._down_biases = _stacked([expert.down_bias for expert in experts])
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """See `Products`."""
+        """The experts' sum [T, E], by one grouped product for all experts."""
         order, tokens = _sorted_by_expert(chosen)
         experts = chosen.flatten()[order]
         of_expert = torch.arange(self._num_experts, device=x.device)[:, None]

@@ -49,15 +49,15 @@ class ResidualNorm:
         self._ops = setup.ops
 
     def __call__(self, residual: Tensor, delta: Tensor | None) -> Tensor:
-        """See `StreamNorm`."""
+        """Add `delta` to `residual` [T, E], if there is one, and return the RMS norm [T, E]."""
         return self._ops.add_norm(residual, delta, self._weight, self._eps)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The weight [E]."""
         yield self._parameter
 
     def pack(self) -> None:
-        """See `Part.pack`: norms have one format."""
+        """Do nothing: norms have one format."""
 
 
 class OffsetWeight:
@@ -81,7 +81,7 @@ class OffsetNorm:
         self._eps = eps
 
     def __call__(self, residual: Tensor, delta: Tensor | None) -> Tensor:
-        """See `StreamNorm`."""
+        """Add `delta` to `residual` [T, E], if there is one, and return the RMS norm [T, E], times 1 + weight."""
         assert self._factors is not None  # packed
         if delta is not None:
             residual.add_(delta)
@@ -89,11 +89,11 @@ class OffsetNorm:
         return normed.mul_(self._factors).to(residual.dtype)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The weight [E], which is an offset from 1."""
         yield self._weight.parameter
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Make factors of the weight, which is an offset from 1."""
         self._factors = self._weight.factors()
 
 
@@ -108,17 +108,17 @@ class LayerNorm:
         self._eps = eps
 
     def __call__(self, residual: Tensor, delta: Tensor | None) -> Tensor:
-        """See `StreamNorm`."""
+        """Add `delta` to `residual` [T, E], if there is one, and return the layer norm [T, E]."""
         if delta is not None:
             residual.add_(delta)
         return F.layer_norm(residual, residual.shape[-1:], self._weight, self._bias, self._eps)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The weight [E], and the bias if there is one."""
         yield from self._parameters
 
     def pack(self) -> None:
-        """See `Part.pack`: norms have one format."""
+        """Do nothing: norms have one format."""
 
 
 class HeadRotation:
@@ -156,12 +156,12 @@ class HeadRotation:
         return self._ops.norm_rotate(x, self._weight, self._eps, rotation)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The norm's weight, if the model norms heads."""
         if self._parameter is not None:
             yield self._parameter
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Bring the norm's weight into the order in which the elements of heads lie."""
         if self._weight is not None and self._order is not None:
             self._weight = self._weight[:, self._order.to(self._weight.device)].contiguous()
 

@@ -83,8 +83,8 @@ class ExpertRouting:
         return outside[:, :, None].expand(grouped.shape).reshape(choice.shape)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The routing matrix [X, E], then the bias [X] and the correction [X] where the model has them."""
         yield from self._parameters
 
     def pack(self) -> None:
-        """See `Part.pack`: the product is small."""
+        """Do nothing: the product is too small to be worth it."""

@@ -70,15 +70,15 @@ class Unquantized:
     is_published = False
 
     def unread(self, piece: Piece) -> Unread | None:
-        """See `Quantization`."""
+        """None: every weight is plain."""
         return None
 
     def quantized(self, weight: LoadedWeight) -> LoadedWeight:
-        """See `Quantization`."""
+        """The weight as it was loaded."""
         return weight
 
     def held_bytes(self, num_out: int, num_in: int) -> int:
-        """See `Quantization`."""
+        """0: nothing is kept beside the plain weight."""
         return 0
 
 

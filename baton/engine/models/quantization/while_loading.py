@@ -45,11 +45,11 @@ class Int8:
         self._kernels = kernels
 
     def unread(self, piece: Piece) -> Unread | None:
-        """See `Quantization`."""
+        """None: the checkpoint is plain."""
         return None
 
     def quantized(self, weight: LoadedWeight) -> LoadedWeight:
-        """See `Quantization`."""
+        """The weight [out, in] with int8 codes and a scale for each group of inputs."""
         if not isinstance(weight, PlainWeight):
             return weight
         matrix, group_size = weight.matrix, _int8_group(weight.matrix.shape[1])
@@ -63,7 +63,7 @@ class Int8:
         return QuantizedWeight(codes, scales, None, group_size, matrix.dtype)
 
     def held_bytes(self, num_out: int, num_in: int) -> int:
-        """See `Quantization`."""
+        """Bytes of codes and scales of a weight [num_out, num_in]."""
         return num_out * (num_in + num_in // _int8_group(num_in) * 2)
 
 
@@ -73,7 +73,7 @@ class Int4(Int8):
     name = INT4
 
     def quantized(self, weight: LoadedWeight) -> LoadedWeight:
-        """See `Quantization`."""
+        """The weight [out, in] with int4 codes, scales and offsets; as int8 where its inputs are no multiple of 32."""
         if not isinstance(weight, PlainWeight) or weight.matrix.shape[1] % _INT4_GROUP:
             return super().quantized(weight)
         matrix = weight.matrix
@@ -88,7 +88,7 @@ class Int4(Int8):
         return QuantizedWeight(codes, scales, offsets, _INT4_GROUP, matrix.dtype)
 
     def held_bytes(self, num_out: int, num_in: int) -> int:
-        """See `Quantization`."""
+        """Bytes of codes, scales and offsets of a weight [num_out, num_in]."""
         if num_in % _INT4_GROUP:
             return super().held_bytes(num_out, num_in)
         return num_out * (num_in // 2 + num_in // _INT4_GROUP * 4)

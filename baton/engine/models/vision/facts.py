@@ -106,7 +106,8 @@ class PixtralFacts(ImageFacts):
     end_id: int
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """See `ImageFacts.resized`."""
+        """Height and width in pixels: at most the model's longest edge, multiples of a patch. Raises `InvalidRequest`
+        for one patch."""
         ratio = max(height, width) / self.longest_edge
         if ratio > 1:
             height, width = max(1, math.floor(height / ratio)), max(1, math.floor(width / ratio))
@@ -116,7 +117,7 @@ class PixtralFacts(ImageFacts):
         return (height - 1) // self.edge * self.edge + self.edge, (width - 1) // self.edge * self.edge + self.edge
 
     def token_ids(self, height: int, width: int) -> list[int]:
-        """See `ImageFacts.token_ids`."""
+        """A token for each patch, with one that ends each row and one that ends the image."""
         row = [self.token_id] * (width // self.edge) + [self.break_id]
         return row * (height // self.edge - 1) + row[:-1] + [self.end_id]
 
@@ -133,11 +134,12 @@ class QwenFacts(ImageFacts):
 
     @property
     def sections(self) -> tuple[int, ...]:
-        """See `ImageFacts.sections`."""
+        """For each of time, height and width, how many pairs of a head it rotates."""
         return self.dimensions
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """See `ImageFacts.resized`."""
+        """Height and width in pixels: multiples of a patch, within the model's bounds. Raises `InvalidRequest` for
+        narrow images."""
         if max(height, width) > _MAX_RATIO * min(height, width):
             raise InvalidRequest(f"an image of {height} x {width} pixels is too narrow for this model", "messages")
         edge, size = self.edge, height * width
@@ -151,11 +153,11 @@ class QwenFacts(ImageFacts):
         return rows * edge, columns * edge
 
     def token_ids(self, height: int, width: int) -> list[int]:
-        """See `ImageFacts.token_ids`."""
+        """A token for each merged patch."""
         return [self.token_id] * (height // self.edge * (width // self.edge))
 
     def num_positions(self, image: PromptImage) -> int:
-        """See `ImageFacts.num_positions`."""
+        """The longer edge of the image, in merged patches: that many positions are used up."""
         return max(image.height, image.width) // self.edge
 
 
