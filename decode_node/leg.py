@@ -192,9 +192,8 @@ class DecodeLeg:
         return None
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
-        """Every token of the step. Token 1 of a handoff was sent by its prefill node and is repeated here, so that the
-        stream has no gap if that message was lost.
-        """
+        """An event for every token of the step. Token 1 of a handoff was sent by its prefill node and is repeated here.
+        So the stream has no gap if that message was lost."""
         self._first_steps.step_ends()
         self._source.step_over()
         self._counters.count(outputs)
@@ -271,7 +270,7 @@ class DecodeLeg:
         return awaited
 
     def metrics(self) -> Iterable[Metric]:
-        """What this leg, its receiving side and its sending side count, and how many blocks are quarantined."""
+        """The counts of this leg and of both its sides, and the number of quarantined blocks."""
         yield from self._counters.metrics()
         yield from self._exposed.metrics()
         help_text = "Handoffs received by this node, since its start"

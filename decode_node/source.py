@@ -42,7 +42,7 @@ class Source:
 
     @property
     def handoffs(self) -> Collection[RequestKey]:
-        """Those whose blocks are held here."""
+        """The handoffs whose blocks are held here."""
         return self._handoffs
 
     def wait_on(self) -> Sequence[Any]:

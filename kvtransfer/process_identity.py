@@ -29,8 +29,10 @@ def is_elsewhere(mine: ProcessIdentity, theirs: ProcessIdentity) -> bool:
 
 
 def is_gone(process: ProcessIdentity) -> bool:
-    """Whether a process of this host has ended for good. A stopped (frozen) process is not gone, and neither is one
-    whose state cannot be read now: a process counts as a possible writer until its end is proven.
+    """Whether a process of this host has ended for good.
+
+    A stopped (frozen) process is not gone, and neither is one whose state cannot be read now. A process counts as a
+    possible writer until its end is proven.
     """
     try:
         return _start_ticks(process.pid) != process.start_ticks or _is_zombie(process.pid)

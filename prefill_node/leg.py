@@ -249,7 +249,7 @@ class PrefillLeg:
         prompt.wanted.clear()
 
     def metrics(self) -> Iterable[Metric]:
-        """What this leg counts, and what its sending side counts."""
+        """The counts of this leg, and those of its sending side."""
         yield from self._counters.metrics()
         help_text = "Handoffs sent by this node, since its start"
         yield from counters_as_metrics("baton:kv_send_", help_text, asdict(self._end.side.counters))

@@ -97,8 +97,8 @@ class CudaDevice:
         """Record the work of `run` in a CUDA graph, without computing it. Returns the graph and the tensors that it
         writes.
 
-        Graphs share the memory of their intermediate results, so they never run side by side. What `run` returns must
-        stay referenced for as long as the graph is replayed: its memory would be given to the next one recorded.
+        Graphs share the memory of their intermediate results, so they never run side by side. The caller keeps the
+        tensors that `run` returns for as long as it replays the graph: the next recording would be given their memory.
         """
         graph = torch.cuda.CUDAGraph()
         # other threads may use CUDA meanwhile: only calls of this one can make the recording fail

@@ -70,8 +70,8 @@ class Stream(Protocol):
 def bind_thread(device: torch.device) -> None:
     """Make `device` the current one of the calling thread, before it makes or enters a stream there.
 
-    On a thread with another current device, choosing a stream and asking an event would open a context there, too,
-    which takes half a GiB of that device.
+    A thread with another current device would open a context on that device, too, when it chooses a stream or asks an
+    event. A context takes half a GiB.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -64,7 +64,7 @@ class ApiClient:
                 raise RequestFailed(f"{self._url} lists no model")
 
     def nodes(self) -> list[dict[str, Any]]:
-        """What the router knows of its nodes, as in `/server_info`. Raises `RequestFailed`."""
+        """The router's view of its nodes, as in `/server_info`. Raises `RequestFailed`."""
         with self._request("GET", "/server_info", root="") as response:
             content = _decode_json(response.read(MAX_BODY_BYTES))
         match content:

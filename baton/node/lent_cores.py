@@ -19,7 +19,8 @@ _STEPS_OF_REST = 2.0
 
 
 class Loans(Protocol):
-    """What lends a node's cores to other nodes: `baton.engine.native.loans.CoreLoans`, or its double in tests."""
+    """The means to lend a node's cores to other nodes: `baton.engine.native.loans.CoreLoans`, or its double in
+    tests."""
 
     def give(self, for_s: float = -1.0) -> None: ...
 

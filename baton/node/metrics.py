@@ -86,7 +86,8 @@ class OffloadCollector(Collector):
         self._offload = offload
 
     def collect(self) -> Iterable[Metric]:
-        """What the KV store was asked for, what became of evicted blocks, its faults and how full it is."""
+        """The figures of the KV store: tokens that it was asked for, blocks by what became of them, faults, and how
+        full it is."""
         counted = self._offload.counters
         doc = "Prompt tokens that the KV store was asked for, and those whose KV it has loaded"
         yield CounterMetricFamily("baton:external_prefix_cache_queries", doc, counted.num_queried_tokens)
@@ -133,7 +134,7 @@ class StepCounters:
         self._cached.inc(num_cached_tokens)
 
     def metrics(self) -> Iterable[Metric]:
-        """As Prometheus counters."""
+        """The counts as metrics of Prometheus."""
         for counter in (self._prompt, self._computed, self._generated, self._forced, self._steps):
             yield from counter.collect()
 

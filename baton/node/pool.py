@@ -38,8 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """One life of a node: the engine that was built for it, its id and epoch, and what makes the beat of a thread, by
-    its name."""
+    """One life of a node: its engine, its id and epoch, and a function that makes the beat of a thread, by its name."""
 
     engine: Engine
     node_id: str
@@ -70,7 +69,7 @@ class NodePool:
         return array if self._memory.segment is None else SharedRegion(array, self._memory.segment.descriptor)
 
     def open_ends(self, parts: NodeParts) -> Ends:
-        """What opens the ends over the pool of this engine. Raises `InvalidSetting`."""
+        """The opener of the ends over the pool of this engine. Raises `InvalidSetting`."""
         settings, transports, engine = self._settings, self._transports, parts.engine
         begin = Begin(settings.host, settings.cluster_key, self._role)
         transfers = open_transfers(

@@ -152,7 +152,7 @@ class RouterLink:
             self.send(Tokens(self._epoch, tuple(events)))
 
     def send_prompt_logprobs(self, scores: PromptScores) -> None:
-        """What a step found out about a prompt, in as many messages as needed."""
+        """Send the scores of a prompt, in as many messages as needed."""
         for message in prompt_logprobs(scores, self._epoch):
             self.send(message)
 
@@ -175,8 +175,11 @@ class RouterLink:
             first = last
 
     def answer_ping(self, live: Iterable[RequestKey], num_other_legs: int = 0, num_other_tokens: int = 0) -> None:
-        """Answer the router's Ping, which is owed. To be called when everything that has been received was acted on and
-        reported: `live` are this router's attempts that are known to this node then. For the rest see `Pong`."""
+        """Answer the router's Ping, which is owed. To be called when everything that was received has been acted on and
+        reported.
+
+        `live` are this router's attempts that are known to this node then. For the rest see `Pong`.
+        """
         session, self.owes_pong = self._session, False
         if session is not None:
             keys = b"".join([live_key(*key) for key in live][:_MAX_LIVE])

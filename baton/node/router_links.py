@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What one router has said. `void`: how the ids of those of its requests begin that are void now; None: none are.
+    """The messages of one router. `void`: how the ids of those of its requests begin that are void now; None: none are.
     It comes before `requests`."""
 
     link: RouterLink
@@ -55,8 +55,8 @@ class RouterLinks:
         return sum(link.num_rejected_messages for link in self._links)
 
     def receive(self, now_s: float) -> list[Heard]:
-        """What has come. Raises `Refused` when a router does not take this node and none has had it, or when two of the
-        addresses are those of one router."""
+        """The messages that have come, router by router. Raises `Refused` when a router does not take this node and
+        none has had it, or when two of the addresses are those of one router."""
         return [heard for link in self._links if (heard := self._receive(link, now_s)) is not None]
 
     def send_tokens(self, events: Sequence[TokenEvent]) -> None:

@@ -43,11 +43,11 @@ class Transfers(Protocol):
     is_device: bool
 
     def receiving(self, counters: ReceivingCounters) -> tuple[Sequence[Receiver], HashedPool]:
-        """What receives, and the pool as a receiving side sees it. Raises `InvalidSetting`."""
+        """The receivers, and the pool as a receiving side sees it. Raises `InvalidSetting`."""
         ...
 
     def sending(self, transports: TransportSettings, counters: SendingCounters) -> tuple[SenderOpener, HashedPool]:
-        """What opens senders, and the pool as a sending side sees it. Raises `InvalidSetting`."""
+        """The opener of senders, and the pool as a sending side sees it. Raises `InvalidSetting`."""
         ...
 
 
@@ -59,8 +59,11 @@ def open_transfers(
     num_machines: int,
     on_close: OnClose,
 ) -> Transfers:
-    """Those of `engine`, whose ranks are on so many machines. `memory`: has allocated its pool; `begin`: what ranks
-    with pools of their own are told first. Raises `InvalidSetting` for a transport that they do not have."""
+    """The opener of the ends of `engine`, whose ranks are on `num_machines` machines. Raises `InvalidSetting` for a
+    transport that the ranks do not have.
+
+    `memory` has allocated the pool. `begin`: what ranks with pools of their own are told first.
+    """
     if engine.memory.is_divided:
         return _RankTransfers(engine, transports, taken_by_ranks(transports.choice, num_machines), begin, on_close)
     return _PoolTransfers(engine.memory, transports, memory, on_close)

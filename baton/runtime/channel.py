@@ -50,7 +50,7 @@ class Channel(Generic[MessageT]):
         self._descriptors: list[int] = []
 
     def fileno(self) -> int:
-        """For `select`."""
+        """The descriptor of the socket, for `select`."""
         return self._socket.fileno()
 
     def send(self, message: MessageT, timeout_s: float, descriptors: Sequence[int] = ()) -> None:
@@ -99,7 +99,7 @@ class Channel(Generic[MessageT]):
         return self._descriptors.pop(0)
 
     def close(self) -> None:
-        """Close this end. Whoever reads at the other end learns that."""
+        """Close this end; a read at the other end then fails."""
         self._socket.close()
         for descriptor in self._descriptors:
             os.close(descriptor)

@@ -35,13 +35,13 @@ _READ_BYTES = _WRITE_BYTES = 64 * 1024
 
 
 class Child:
-    """Runs `python -m module *arguments`. A context manager: at its end the child is killed.
+    """Runs `python -m module *arguments`. A context manager: at its end the child is killed. Raises `OSError` when the
+    system cannot start a process.
 
     `environment` is the whole environment of the child, None: that of this process. `stdin`, `stdout` and `stderr` are
     `NOTHING`, `PIPE`, or a file descriptor; None shares the stream of this process. `pass_fds` stay open in the child.
-    With `outlives_parent` the kernel leaves it alone when its parent dies: for a module that ends by itself with its
-    standard input, because it has to tidy up.
-    Raises `OSError` when the system cannot start a process.
+    With `outlives_parent` the kernel leaves the child alone when its parent dies. That is for a module that ends by
+    itself with its standard input, because it has to tidy up.
     """
 
     def __init__(
@@ -158,14 +158,14 @@ class Child:
                 self._kill_group()
 
     def poll(self) -> int | None:
-        """Its exit status, -N after signal N; None while it runs."""
+        """The exit status, -N after signal N; None while it runs."""
         status = self._process.poll()
         if status is not None:
             self._note_end()
         return status
 
     def wait(self, timeout_s: float) -> int | None:
-        """As `poll`, once it has ended or `timeout_s` is over."""
+        """The exit status, as of `poll`, once the child has ended; None when it runs after `timeout_s` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self.poll()

@@ -55,18 +55,18 @@ class Beat:
         self._touched_s = None
 
     def age_s(self, now_s: float) -> float:
-        """For how long it has been still."""
+        """The seconds for which the part has been still, at `now_s`."""
         touched_s = self._touched_s
         return 0.0 if touched_s is None else max(0.0, now_s - touched_s)
 
     def excuse(self, pause_s: float) -> None:
-        """So much time does not count."""
+        """Do not count `pause_s` seconds as still."""
         touched_s = self._touched_s
         if touched_s is not None:
             self._touched_s = touched_s + pause_s
 
     def place(self) -> str:
-        """Where its thread is, as file, line and function."""
+        """The place of the part's thread in the code, as file, line and function."""
         frame = sys._current_frames().get(self._thread)
         if frame is None:
             return "its thread is gone"

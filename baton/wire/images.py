@@ -58,7 +58,7 @@ class PromptImage:
 
     @property
     def mark(self) -> bytes:
-        """What the hash of a block covers of the image, where it stands in it."""
+        """The bytes that stand for the image in the hash of a block that holds it, with its place there."""
         return self.digest + self.start.to_bytes(4, "little")
 
     def without_pixels(self) -> PromptImage:

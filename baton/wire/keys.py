@@ -40,7 +40,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """What a key file says. `publics`: of each role, the newest first; None when every role has the program's own."""
+    """The content of a key file. `publics`: of each role, the newest first; None when every role has the program's
+    own."""
 
     secrets: tuple[bytes, ...]
     publics: Mapping[str, tuple[bytes, ...]] | None = None
@@ -55,7 +56,7 @@ class KeyFile:
 
     @classmethod
     def parse(cls, text: str) -> KeyFile:
-        """What such a text says. Raises `ValueError` or `zmq.ZMQError` for any other."""
+        """The keys in such a text. Raises `ValueError` or `zmq.ZMQError` for any other."""
         found: dict[str, list[bytes]] = {}
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()

@@ -37,7 +37,7 @@ class Prompt:
 
     @property
     def num_tokens(self) -> int:
-        """Of the prompt alone: the first token that is generated behind it has output index 0."""
+        """The tokens of the prompt alone: the first one that is generated behind it has output index 0."""
         return len(self.token_ids)
 
     def followed_by(self, output_ids: Sequence[int]) -> tuple[int, ...]:

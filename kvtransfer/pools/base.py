@@ -94,7 +94,7 @@ class Outlet(Protocol):
 
 
 class HashedPool(Protocol):
-    """What the sides of a handoff need of a pool, wherever its bytes are: blocks of `block_bytes`."""
+    """The pool as the sides of a handoff need it, wherever its bytes are: blocks of `block_bytes`."""
 
     block_bytes: int
 
@@ -103,18 +103,17 @@ class HashedPool(Protocol):
         ...
 
     def checksums(self, kind: str) -> Checksums:
-        """What computes checksums of this kind (see `integrity`). Raises `ValueError` for one that cannot be computed
-        here."""
+        """The checksums of this kind (see `integrity`). Raises `ValueError` for one that cannot be computed here."""
         ...
 
 
 class BlockSource(Protocol):
-    """What a sender reads: blocks of `block_bytes`."""
+    """Blocks of `block_bytes` that a sender reads."""
 
     block_bytes: int
 
     def outlet(self, max_frame_blocks: int) -> Outlet:
-        """What lends blocks in host memory, in frames of at most `max_frame_blocks` blocks."""
+        """An outlet that lends blocks in host memory, in frames of at most `max_frame_blocks` blocks."""
         ...
 
     def read(self, block_ids: Sequence[int], into: Blocks) -> None:
@@ -127,7 +126,7 @@ class BlockSource(Protocol):
 
 
 class BlockSink(Protocol):
-    """What a receiver writes: blocks of `block_bytes`."""
+    """Blocks of `block_bytes` that a receiver writes."""
 
     block_bytes: int
 
@@ -141,9 +140,8 @@ class BlockSink(Protocol):
 
 
 class KvPool(Protocol):
-    """Blocks [num_blocks, block_bytes]. `memory` is what the pool is made of (a numpy array, or a torch tensor where it
-    `is_device`), for transports that reach into it by themselves.
-    """
+    """Blocks [num_blocks, block_bytes]. `memory` is what the pool is made of, for transports that reach into it by
+    themselves: a numpy array, or a torch tensor where it `is_device`."""
 
     num_blocks: int
     block_bytes: int
@@ -155,11 +153,11 @@ class KvPool(Protocol):
         ...
 
     def checksums(self, kind: str) -> Checksums:
-        """What computes this kind (see `integrity`). Raises `ValueError` for one that cannot be computed here."""
+        """The checksums of this kind (see `integrity`). Raises `ValueError` for one that cannot be computed here."""
         ...
 
     def totals(self, weights: Weights) -> Sums:
-        """What adds up the words of blocks, each times its weight: see `dot64`."""
+        """Sums of the words of blocks, each times its weight: see `dot64`."""
         ...
 
     def outlet(self, max_frame_blocks: int) -> Outlet:

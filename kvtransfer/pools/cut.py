@@ -76,12 +76,12 @@ Part: TypeAlias = "KvPool | CutPool | DeviceCutPool"
 
 
 def source_of(pool: KvPool, runs: Sequence[ByteRun]) -> Part:
-    """What a rank sends another: the pool itself, where that is all of it."""
+    """The blocks that a rank sends another from: the pool itself, where that is all of it."""
     return _cut(pool, [(run.source, run.num_bytes) for run in runs])
 
 
 def sink_of(pool: KvPool, runs: Sequence[ByteRun]) -> Part:
-    """Where a rank writes what comes from another: the pool itself, where that is all of it."""
+    """The blocks that a rank writes what comes from another to: the pool itself, where that is all of it."""
     return _cut(pool, [(run.target, run.num_bytes) for run in runs])
 
 
@@ -108,7 +108,7 @@ class StrandTotals:
         ]
 
     def begin(self, block_ids: Sequence[int]) -> Pending:
-        """Of one block after another, the totals of its strands."""
+        """Begin the totals: of one block after another, those of its strands."""
         return _StrandsPending([sums.begin(block_ids) for sums in self._sums])
 
 
@@ -154,7 +154,7 @@ class WholeChecksums:
         self._num_sets = max(max(copies) for copies in self._copies.values())
 
     def values(self, num_blocks: int, totals: Mapping[KvShard, Sequence[int]]) -> list[int]:
-        """Of so many blocks, of the `StrandTotals` of each rank."""
+        """The checksums of `num_blocks` blocks, made of the `StrandTotals` of each rank."""
         return [self._value(block, totals) for block in range(num_blocks)]
 
     def _value(self, block: int, totals: Mapping[KvShard, Sequence[int]]) -> int:

@@ -57,7 +57,7 @@ class DevicePool:
         self.stream.enter()
 
     def checksums(self, kind: str) -> Checksums:
-        """What computes checksums on the device: `DOT64` or `NONE`. Raises `ValueError` for others."""
+        """Checksums that the device computes: `DOT64` or `NONE`. Raises `ValueError` for others."""
         if kind == NONE:
             return NoChecksums()
         if kind != DOT64:
@@ -65,7 +65,7 @@ class DevicePool:
         return DeviceDot64(self.memory, self.stream)
 
     def totals(self, weights: Weights) -> Sums:
-        """What adds up the words of blocks on the device, each times its weight."""
+        """Sums, on the device, of the words of blocks, each times its weight."""
         return DeviceDot64(self.memory, self.stream, weights)
 
     def outlet(self, max_frame_blocks: int) -> Outlet:

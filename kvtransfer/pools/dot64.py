@@ -56,9 +56,8 @@ class Dot64:
         self._products = np.empty(_SLAB_WORDS, dtype=np.int64)
 
     def total(self, part: npt.NDArray[np.uint8], begin_byte: int = 0) -> int:
-        """What the bytes from `begin_byte` on add to the total, [n] uint8, contiguous. Raises `ValueError` when they do
-        not begin and end at words.
-        """
+        """The share of the total of the bytes from `begin_byte` on: [n] uint8, contiguous. Raises `ValueError` when
+        they do not begin and end at words."""
         require_words(begin_byte, begin_byte + part.size, self._block_bytes)
         if part.size % WORD_BYTES:
             part = np.concatenate([part, np.zeros(-part.size % WORD_BYTES, dtype=np.uint8)])
@@ -73,7 +72,7 @@ class Dot64:
         return found & _MASK
 
     def checksum(self, block: npt.NDArray[np.uint8]) -> int:
-        """Of a whole block, [block_bytes] uint8."""
+        """The checksum of a whole block, [block_bytes] uint8."""
         return value(self.total(block), self._block_bytes)
 
 

@@ -136,7 +136,7 @@ class HostPool:
         """Do nothing: any thread may use it."""
 
     def checksums(self, kind: str) -> Checksums:
-        """What computes `XXH3`, `DOT64` or `NONE` on this thread. Raises `ValueError` for others."""
+        """Checksums that this thread computes: `XXH3`, `DOT64` or `NONE`. Raises `ValueError` for others."""
         computers: dict[str, type[_HostXxh3 | _HostDot64]] = {XXH3: _HostXxh3, DOT64: _HostDot64}
         if kind == NONE:
             return NoChecksums()
@@ -145,7 +145,7 @@ class HostPool:
         return computers[kind](self.memory)
 
     def totals(self, weights: dot64.Weights) -> Sums:
-        """What adds up the words of blocks, each times its weight, on this thread."""
+        """Sums, on this thread, of the words of blocks, each times its weight."""
         return _HostTotals(self.memory, dot64.Dot64(self.block_bytes, weights))
 
     def outlet(self, max_frame_blocks: int) -> Outlet:

@@ -41,9 +41,12 @@ class _Grant:
 
 
 class AnnouncedBlocks:
-    """The blocks that are on their way to one pool. `look` is called when something comes for an unknown handoff, or a
-    block for the second time: what announces it may have come too, or come soon. Nothing more is waited for of those
-    that are over, or never came, and once only for doubled blocks of a grant."""
+    """The blocks that are on their way to one pool.
+
+    `look` is called when something comes for an unknown handoff, or a block for the second time: its announcement may
+    have come too, or come soon. It is not called again for handoffs that are over, or never came, and once only for
+    doubled blocks of a grant.
+    """
 
     def __init__(self) -> None:
         self.look: Look = _nothing
@@ -101,8 +104,8 @@ class AnnouncedBlocks:
         source: KvShard = WHOLE_BLOCK,
         sources: Collection[KvShard] = (WHOLE_BLOCK,),
     ) -> None:
-        """What `source` has of these blocks, which `may_write` allowed, is in the pool now. `sources`: all that have a
-        part of them."""
+        """The bytes that `source` has of these blocks, which `may_write` allowed, are in the pool now. `sources`: all
+        that have a part of them."""
         grant = self._grants[key]
         grant.arrived.setdefault(source, set()).update(range(first_index, first_index + count))
         self._with_news.add(key)
@@ -129,10 +132,8 @@ def _nothing(is_known: Callable[[], bool]) -> None:
 
 
 class GrantedWriter:
-    """What receivers have in common that write their pool themselves, as a grant allows (see `Receiver`).
-
-    `num_refused` counts messages that changed nothing.
-    """
+    """The common part of receivers that write their pool themselves, as a grant allows (see `Receiver`). `num_refused`
+    counts messages that changed nothing."""
 
     write_proof = WriteProof.OWN_HANDS
     is_silent = False

@@ -59,7 +59,7 @@ class FanOutSender:
         self._push_waiting()
 
     def wait_on(self) -> Sequence[Any]:
-        """What is readable when one of the senders has something to do."""
+        """Sockets and files that are readable when one of the senders has something to do."""
         return [source for sender in self._senders for source in sender.wait_on()]
 
     def is_reading(self, key: RequestKey) -> bool:

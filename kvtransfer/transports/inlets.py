@@ -15,7 +15,8 @@ from baton.wire.kv_shard import WHOLE_BLOCK, KvShard
 
 @dataclass(frozen=True, slots=True)
 class Inlet:
-    """Where what a rank of a sender has is written. `sources`: all ranks of that sender that have some of a block."""
+    """The place where the bytes of one rank of a sender are written. `sources`: all ranks of that sender that have some
+    of a block."""
 
     sink: BlockSink
     source: KvShard = WHOLE_BLOCK

@@ -24,8 +24,8 @@ class RankInlets:
         self._by_division: dict[KvDivision, dict[KvShard, Inlet]] = {}
 
     def of(self, source: KvShard | None) -> Inlet | None:
-        """Where the bytes go that `source` has of blocks, or None if none of them belong here. None for a sender stands
-        for whole blocks."""
+        """The place of the bytes that `source` has of blocks, or None if none of them belong here. A `source` of None
+        has whole blocks."""
         source = source or WHOLE_BLOCK
         inlets = self._by_division.get(source.division)
         if inlets is None:

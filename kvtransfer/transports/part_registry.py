@@ -54,7 +54,7 @@ class PartReceiver(Receiver, Protocol):
 @dataclass(frozen=True, slots=True)
 class RankPool:
     """The pool of one rank: it holds `shard` of blocks of `layout`. `descriptor`: the open file of its memory, by which
-    an agent process can map it; None for one on a device, whose agent is a thread."""
+    an agent process can map it. None for one on a device, whose agent is a thread."""
 
     pool: KvPool
     layout: KvLayout
@@ -68,7 +68,7 @@ class RankPool:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Where a process listens, and with which keys it talks."""
+    """The address at which a process listens, and the keys with which it talks."""
 
     context: zmq.Context[zmq.Socket[bytes]]
     host: str
@@ -112,7 +112,7 @@ def open_part_receiver(name: str, own: RankPool, network: Network) -> PartReceiv
 
 
 def open_nixl_senders(own: RankPool, network: Network) -> NixlSenders:
-    """What this rank sends by nixl with. Raises `InvalidSetting`."""
+    """The opener of this rank's senders by nixl. Raises `InvalidSetting`."""
     from baton.kvtransfer.transports.nixl.sender import NixlSenders
 
     return NixlSenders(_open_agent(own, network), own.pool.block_bytes)

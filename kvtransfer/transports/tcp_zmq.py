@@ -263,7 +263,8 @@ class ZmqSender:
             raise TransferFailed(self._failure)
 
     def wait_on(self) -> Sequence[Any]:
-        """Whatever tells that the connection was made or broke. That ZMQ has read something is noticed in `poll`."""
+        """The sockets that tell that the connection was made or broke. That ZMQ has read something is noticed in
+        `poll`."""
         return () if self._connection.is_closed else (self._connection.monitor,)
 
     def is_reading(self, key: RequestKey) -> bool:

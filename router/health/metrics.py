@@ -136,7 +136,7 @@ class _ModelFamilies:
 
 
 class ModelMetrics:
-    """What is measured of the requests for one model."""
+    """The measurements of the requests for one model."""
 
     def __init__(self, families: _ModelFamilies, model: str) -> None:
         def histogram(name: str, doc: str, buckets: tuple[float, ...]) -> Histogram:

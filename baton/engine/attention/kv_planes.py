@@ -39,7 +39,7 @@ class Plane(Protocol):
 
 
 class PlainPlane:
-    """In the dtype of the pool. See `Plane`."""
+    """Keys or values in the dtype of the pool. See `Plane`."""
 
     def __init__(self, heads: Tensor, head_dim: int) -> None:
         """heads: [head rows, block_size * D]."""
@@ -56,7 +56,7 @@ class PlainPlane:
 
 
 class ScaledPlane:
-    """In codes of 8 bits with scales. See `Plane`."""
+    """Keys or values in codes of 8 bits with scales. See `Plane`."""
 
     def __init__(self, heads: Tensor, block_size: int, head_dim: int) -> None:
         """heads: [head rows, block_size * (D + 1)], bytes."""

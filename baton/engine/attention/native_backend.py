@@ -202,7 +202,7 @@ class NativeAttention:
         self.repeat(recording)
 
     def repeat(self, recording: Recording) -> None:
-        """As `replay`, with inputs where those of the last replay were."""
+        """Replay again, with inputs where those of the last `replay` were."""
         recording.replay(self._step, self._num_tokens, self._layer_stored)
 
     def _make_room(self, needed: BatonPlan) -> BatonPlan:

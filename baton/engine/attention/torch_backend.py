@@ -100,9 +100,11 @@ class _GroupPlan:
 
 
 def begun_blocks(shares: Sequence[PlannedShare], block_size: int) -> list[int]:
-    """The blocks that a step begins and does not fill; they are zeroed before it. What lies behind the last token gets
-    the weight zero, but zero times NaN is NaN: whatever a block held before must not reach the request that has it
-    now."""
+    """The ids of blocks that a step begins and does not fill; they are zeroed before the step.
+
+    Attention gives elements behind the last token the weight zero, but zero times NaN is NaN. So a block's old content
+    must not reach the request that has the block now.
+    """
     return [
         share.block_table[share.context_len // block_size]
         for share in shares

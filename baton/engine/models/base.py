@@ -23,7 +23,7 @@ class RunnableDecoder(Protocol):
 
     @property
     def config(self) -> ModelFacts:
-        """What is known of the model."""
+        """The model's facts."""
         ...
 
     @property
@@ -33,7 +33,7 @@ class RunnableDecoder(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of the weights."""
         ...
 
     @property
@@ -53,8 +53,8 @@ class RunnableDecoder(Protocol):
 
     @property
     def is_recordable(self) -> bool:
-        """Whether every layer is made of operations alone, one after another: what they compute with may then be noted
-        once and computed again for any number of tokens."""
+        """Whether every layer is made of operations alone, one after another. Their arguments may then be noted once,
+        and computed with again for any number of tokens."""
         ...
 
     @property
@@ -63,15 +63,14 @@ class RunnableDecoder(Protocol):
         ...
 
     def trial_inputs(self, num_tokens: int) -> Tensor:
-        """What `forward` takes as its first argument, to try it out: token ids, or in a later stage a residual
-        stream."""
+        """A first argument for `forward`, to try it out: token ids, or in a later stage a residual stream."""
         ...
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Run all layers over the step's tokens.
+        """Run all layers over the step's tokens. Returns rows [T, E] for `logits`.
 
-        token_ids and positions: [T] int64 on this device, sequences one after another, prompts and decodes mixed as
-        `attention` has planned. Returns rows [T, E] for `logits`.
+        token_ids and positions: [T] int64 on this device. Sequences lie one after another, prompts and decodes mixed as
+        `attention` has planned.
         """
         ...
 

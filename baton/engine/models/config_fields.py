@@ -46,7 +46,8 @@ class Fields:
         return self._content.get(name)
 
     def count(self, name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-        """A size from 1 to `most`. What no model has would be allocated before it is compared with anything."""
+        """A size from 1 to `most`. A size beyond any model's is refused here, before memory of that size is
+        allocated."""
         value = self._content.get(name)
         if value is None and default is not None:
             return default

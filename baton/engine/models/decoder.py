@@ -58,11 +58,13 @@ class Decoder:
         collectives: Collectives | None = None,
         quantization: Quantization = UNQUANTIZED,
     ) -> None:
-        """Allocates all parameters without setting them. `ops`: `None` for what is fastest on `device`. The layers of a
-        `shard` are those of its stage; they compute its share of heads and rows, and `collectives` put the shares of
-        the ranks of a stage together; without, nothing does. Every one of them then makes the same calls, and the first
+        """Allocates all parameters without setting them. `ops`: `None` for what is fastest on `device`.
+
+        The layers of a `shard` are those of its stage, and compute its share of heads and rows. `collectives` put the
+        shares of a stage's ranks together; without, nothing does. Every rank then makes the same calls, and the first
         of the last stage has the logits. Raises `ModelLoadError` for a checkpoint's quantization that does not fit the
-        model, and for what cannot be divided."""
+        model, and for what cannot be divided.
+        """
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
@@ -81,12 +83,12 @@ class Decoder:
     def forward(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, seen: SeenRows | None = None
     ) -> Tensor:
-        """Run all layers over the step's tokens.
-
-        token_ids and positions: [T] int64 on this decoder's device, sequences one after another, prompts and decodes
-        mixed as `attention` has planned. In a later stage, what the stage before has returned takes the place of token
-        ids. `seen`: the tokens of images among them. Returns the residual stream [T, E] before the final norm, which
+        """Run all layers over the step's tokens. Returns the residual stream [T, E] before the final norm, which
         `logits` applies to the rows that need it.
+
+        token_ids and positions: [T] int64 on this decoder's device. Sequences lie one after another, prompts and
+        decodes mixed as `attention` has planned. In a later stage, the result of the stage before takes the place of
+        token ids. `seen`: the tokens of images among them.
         """
         residual = self.embed(token_ids, positions)
         if seen is not None:
@@ -130,8 +132,8 @@ class Decoder:
         return self.head(hidden, None).to(torch.float32)
 
     def head(self, residual: Tensor, delta: Tensor | None) -> Tensor:
-        """[N, V] in the model's dtype of rows [N, E] of the residual stream. What was not added to them yet, `delta`
-        [N, E], is added in place. Only with `has_head`."""
+        """Logits [N, V], in the model's dtype, of rows [N, E] of the residual stream. `delta` [N, E], which was not
+        added to them yet, is added in place. Only with `has_head`."""
         assert self._head is not None
         assert self._norm is not None
         return self._head(self._norm(residual, delta))
@@ -143,8 +145,8 @@ class Decoder:
 
     @property
     def is_recordable(self) -> bool:
-        """Whether every layer is made of operations alone, one after another: what they compute with may then be noted
-        once and computed again for any number of tokens."""
+        """Whether every layer is made of operations alone, one after another. Their arguments may then be noted once,
+        and computed with again for any number of tokens."""
         return _is_plain(self.config)
 
     @property

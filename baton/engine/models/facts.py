@@ -18,7 +18,7 @@ AUTO, BATON, TRANSFORMERS = MODEL_IMPLS = ("auto", "baton", "transformers")
 
 
 class ModelFacts(Protocol):
-    """What is known of a model before it is loaded. Sizes are element counts, lengths tokens."""
+    """Facts about a model before it is loaded. Sizes are element counts, lengths are tokens."""
 
     @property
     def architecture(self) -> str:

@@ -31,9 +31,11 @@ class Shard:
 
     @classmethod
     def of_process(cls, number: int, size: int, num_stages: int) -> Shard:
-        """What process `number` of a node has, with `size` ranks in each of its stages. The driver, which is number 0,
-        is in the last stage, where logits are; then come the others of its stage, and those of the first stage, the
-        second, and so on."""
+        """The shard of process `number` of a node, with `size` ranks in each of its stages.
+
+        The driver, which is number 0, is in the last stage, where logits are. Then come the others of its stage, those
+        of the first stage, the second, and so on.
+        """
         group, rank = divmod(number, size)
         return cls(rank, size, (group - 1) % num_stages, num_stages)
 
@@ -44,7 +46,7 @@ class Shard:
 
     @property
     def kv(self) -> KvShard:
-        """What it stores of a block."""
+        """The part of a block that this rank stores."""
         return KvShard(self.rank, self.stage, KvDivision(self.size, self.num_stages))
 
     @property

@@ -22,10 +22,10 @@ MAX_LINES = 256
 
 @dataclass(frozen=True, slots=True)
 class Lending:
-    """What a node needs to know to lend its cores and to use those of others.
+    """The facts by which a node lends its cores and uses those of others.
 
-    `descriptor`: of the page, inherited; `line`: this node's own; `rests_for`: lines of the nodes to which it lends its
-    cores between its steps too; `guests`: cores of other nodes on which it has threads, each with that node's line.
+    `descriptor`: of the page, inherited; `line`: this node's own. `rests_for`: lines of the nodes to which it lends its
+    cores between its steps too. `guests`: cores of other nodes on which it has threads, each with that node's line.
     """
 
     descriptor: int

@@ -110,7 +110,7 @@ class ControllerActor:
         self._loop = ControllerLoop(Controller(file, RayBackend(file, known), make_view))
 
     def status(self) -> Status:
-        """As of the last round."""
+        """The status as of the last round."""
         return self._loop.status()
 
     def stop(self) -> None:
@@ -292,7 +292,7 @@ class Deployed:
         return Deployed(file.name)
 
     def status(self) -> Status:
-        """Raises `ChildFailed` when it does not answer."""
+        """The status of the deployment, as its controller says. Raises `ChildFailed` when it does not answer."""
         status: Status = self._ask(self._actor.status)
         return status
 

@@ -67,12 +67,15 @@ class Leader(Protocol):
         ...
 
     def within(self, limit_s: float) -> AbstractContextManager[None]:
-        """What is done with the ranks meanwhile takes longer than `limit_s` only if one of them stands still: all of
-        them are ended then, so that it fails. Raises `DeviceFailed` at its end when one has ended."""
+        """A context for calls with the ranks. They take longer than `limit_s` seconds only if a rank stands still: all
+        ranks are ended then, so that the calls fail.
+
+        Raises `DeviceFailed` at its end when a rank has ended.
+        """
         ...
 
     def reason_of(self, error: Exception) -> BatonError:
-        """What ended the ranks, after a call with them has failed."""
+        """The error that ended the ranks, after a call with them has failed."""
         ...
 
 
@@ -180,11 +183,12 @@ class LeadingRunner(ModelRunner):
 
 
 class PipelineRunner(LeadingRunner):
-    """The same in the last of several stages. A launch has the stages before this one compute a step; this one computes
-    it when its result is asked for, and other steps may be launched meanwhile.
+    """A `LeadingRunner` in the last of several stages.
 
-    A device goes on with the next step without waiting for the host, so there that one is issued as well. No sooner: to
-    stage inputs would be to wait until the device has begun the step before.
+    A launch has the stages before this one compute a step. This one computes it when its result is asked for, and other
+    steps may be launched meanwhile. A device goes on with the next step without waiting for the host, so there the next
+    one is issued as well. It is not issued sooner: to stage inputs would be to wait until the device has begun the step
+    before.
 
     `incoming`: from the stage before; `num_before`: how many layers the stages before have; `run`: the forward pass of
     this one.

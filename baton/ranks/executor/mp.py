@@ -63,7 +63,7 @@ class MpExecutor:
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks that are processes, in their order."""
+        """The process ids of the ranks, in their order."""
         return self.leader.pids
 
     def loaded(self) -> None:

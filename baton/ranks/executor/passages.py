@@ -55,7 +55,7 @@ class Incoming(Protocol):
         ...
 
     def receive(self, num_tokens: int) -> Tensor:
-        """The residual stream [T, E] of the next step, which is that of `num_tokens` tokens; valid until as many steps
+        """The residual stream [T, E] of the next step, which has `num_tokens` tokens. It is valid until as many steps
         were received as there are stages. Raises `RanksLost`."""
         ...
 
@@ -106,7 +106,7 @@ class DeviceOutgoing:
         self._pair = pair
 
     def send(self, stream: Tensor) -> None:
-        """Issue the transfer of `stream` [T, E]. What is issued next may overwrite the stream."""
+        """Issue the transfer of `stream` [T, E]. Work that is issued later may overwrite the stream."""
         self._pair.from_first(stream.contiguous().view(torch.uint8))  # as bytes: they are only moved
 
     def close(self) -> None:
@@ -186,8 +186,8 @@ class _Passage:
 
 
 class Passages:
-    """All passages of a node that are shared memory, as its driver opens them: from each rank of `senders` to the rank
-    of the same place in the next stage. Raises `InvalidSetting` where the system has no memory for them."""
+    """All passages of a node that are shared memory, as its driver opens them. Each leads from a rank of `senders` to
+    the rank of the same place in the next stage. Raises `InvalidSetting` where the system has no memory for them."""
 
     def __init__(self, senders: Iterable[Shard], stream: StreamShape) -> None:
         self._stream = stream
@@ -198,7 +198,7 @@ class Passages:
         }
 
     def descriptors_of(self, shard: Shard) -> list[int]:
-        """What `taken_ends` takes, in its order."""
+        """The descriptors for `taken_ends`, in its order."""
         found = []
         if (before := self._from.get((shard.stage - 1, shard.rank))) is not None:
             found += [before.receiver.fileno(), before.memory.descriptor]

@@ -118,8 +118,11 @@ def _follow(channel: Channel, on_pool: OnPool) -> None:
 
 
 class OrdersAhead:
-    """Takes orders, at most `count` ahead, while this rank waits for its device. That may wait to hand a step on, for a
-    rank that the driver tells later: so the driver must not wait until this one listens."""
+    """Takes orders, at most `count` ahead, while this rank waits for its device.
+
+    The device may wait to hand a step on to a rank that the driver tells later. So the driver must not wait until this
+    one listens.
+    """
 
     def __init__(self, next_order: NextOrder, count: int) -> None:
         self._next_order = next_order

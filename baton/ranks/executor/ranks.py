@@ -137,7 +137,7 @@ class Ranks:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes, in the order of ranks."""
+        """The process ids, in the order of ranks."""
         return [rank.process.pid for rank in self._ranks]
 
     def meeting(self, group: str) -> Meeting:
@@ -199,7 +199,8 @@ class Ranks:
         self._ends_process = True
 
     def reason_of(self, error: Exception) -> RankFailed:
-        """What ended the ranks, after a call with them has failed; `error`, when all of them seem to live."""
+        """The error that ended the ranks, after a call with them has failed; from `error`, when all of them seem to
+        live."""
         with self._news:
             self._news.wait_for(lambda: self._failure, _REASON_S)
         return RankFailed(self._failure or f"the ranks of this node cannot go on: {error}")

@@ -36,12 +36,12 @@ class StartedRank(Protocol):
 
     @property
     def standing(self) -> str:
-        """In which way it stands still ("is stopped"), as far as anybody tells; "" for one that seems to run."""
+        """How the rank stands still ("is stopped"), as far as anybody tells; "" for one that seems to run."""
         ...
 
     def transfer_ends(self) -> tuple[tuple[socket.socket, socket.socket], Sequence[socket.socket]]:
-        """The driver's ends of the lines by which it is told what to receive and what to send, and the rank's ends,
-        where these have to be sent to it."""
+        """The driver's ends of two lines, by which the rank is told what to receive and what to send. Then the rank's
+        ends, where these have to be sent to it."""
         ...
 
     def kill(self) -> None:

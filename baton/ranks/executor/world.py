@@ -121,13 +121,13 @@ class World:
         self._finish(lambda: self._group.broadcast([values], self._options.from_first))
 
     def begin_send(self, tensor: Tensor) -> Callable[[], None]:
-        """Of a pair: begin to send a contiguous tensor to the second. What is returned waits until it is read no more;
-        both raise `RanksLost`."""
+        """In a pair, begin to send a contiguous tensor to the second. Returns a function that waits until it is read no
+        more; both raise `RanksLost`."""
         work = self._call(lambda: self._group.send([tensor], 1, 0))
         return partial(self._call, lambda: work.wait())
 
     def receive(self, into: Tensor) -> None:
-        """Of a pair: wait for what the first sends next. Raises `RanksLost`."""
+        """In a pair, wait for what the first sends next. Raises `RanksLost`."""
         self._finish(lambda: self._group.recv([into], 0, 0))
 
     def abort(self) -> None:

@@ -56,7 +56,7 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 @dataclass(slots=True)
 class Stop:
-    """What was asked of this program. `by_s`: when it is to end at the latest."""
+    """A request to end this program, by `by_s` at the latest."""
 
     is_asked: bool = False
     by_s: float = 0.0

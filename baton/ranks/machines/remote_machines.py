@@ -112,7 +112,7 @@ class DistantRank:
                 end.close()
 
     def note_end(self, how: str) -> None:
-        """It has ended so; the first word counts."""
+        """Note how the rank has ended; only the first call counts."""
         if not self._has_ended.is_set():
             self._how = how
             self._has_ended.set()

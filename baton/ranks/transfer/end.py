@@ -73,11 +73,10 @@ class _Outgoing:
 
 
 class RankEnd:
-    """What one rank does of its node's handoffs. Driven by one thread: `take` orders, `work`, and hand on the
-    `reports`.
+    """One rank's part in its node's handoffs. Driven by one thread: `take` orders, `work`, and hand on the `reports`.
 
-    `look` has orders taken that have come, or come soon: blocks may arrive from a peer that the driver has told of a
-    grant while the order to expect them is on its way, or waits to be read.
+    `look` takes orders that have come, or come soon. Blocks may arrive before the order to expect them was read,
+    because their sender was told of the grant at the same time.
     """
 
     def __init__(self, own: RankPool, network: Network, look: Look | None = None) -> None:

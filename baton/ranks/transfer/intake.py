@@ -16,7 +16,7 @@ from baton.wire.request_key import RequestKey
 
 
 class Intake:
-    """What a rank receives by one transport."""
+    """The blocks that a rank receives by one transport."""
 
     def __init__(self, transport: str, receiver: PartReceiver) -> None:
         self._transport, self._receiver = transport, receiver

@@ -69,7 +69,7 @@ class RankLines:
         select.select(list(self._channels.values()), [], [], timeout_s)
 
     def wait_on(self) -> Sequence[Any]:
-        """What is readable when `round` has something to do."""
+        """Sockets that are readable when `round` has something to do."""
         return [*self._channels.values(), *self._own.wait_on()]
 
     def close(self) -> None:

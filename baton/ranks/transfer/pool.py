@@ -33,7 +33,7 @@ class RanksPool:
         self._lines.enter()
 
     def checksums(self, kind: str) -> Checksums:
-        """What adds up checksums over all ranks. Raises `ValueError` for other kinds than `DOT64` and `NONE`."""
+        """Checksums that are added up over all ranks. Raises `ValueError` for other kinds than `DOT64` and `NONE`."""
         if kind == NONE:
             return NoChecksums()
         if kind != DOT64:

@@ -78,7 +78,7 @@ class RanksReceiver:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Those of all ranks; without details while one of them starts again."""
+        """The endpoints of all ranks, as one; without details while one of them starts again."""
         return self._endpoint
 
     def wait_on(self) -> Sequence[Any]:

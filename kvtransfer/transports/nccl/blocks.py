@@ -26,8 +26,8 @@ _MAX_PIECE_BLOCKS = 1_024
 def pool_tensor(blocks: Blocks | torch.Tensor) -> torch.Tensor:
     """A pool as [num_blocks, block_bytes] uint8 tensor over the same memory.
 
-    The one place where memory of a GPU comes in: a contiguous CUDA tensor of that shape is taken as it is, and its
-    device makes the pair's backend NCCL.
+    This is the one place where memory of a GPU comes in. A contiguous CUDA tensor of that shape is taken as it is, and
+    its device makes the pair's backend NCCL.
     """
     return torch.from_numpy(blocks) if isinstance(blocks, np.ndarray) else blocks
 

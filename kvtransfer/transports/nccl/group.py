@@ -56,12 +56,11 @@ def backend_of(device: torch.device) -> str:
 class PairStore(Store):
     """The store of one group: each side keeps every entry and tells the other what it sets.
 
-    What gloo and NCCL need for two ranks that send and receive: set, get, check and wait (NCCL: one key, with the id of
-    the communicator). The rest of torch's interface says that it is not there.
-
-    `tell(key, value)` sends an entry to the peer, `hear(timeout_s)` returns the peer's next one or raises
-    `TimeoutError`. Both are called by the thread that made the store only: threads of a backend may use the store too,
-    but what they set stays here. An entry is set once; whatever comes for the same key later is dropped.
+    It has what gloo and NCCL need for two ranks that send and receive: set, get, check and wait (NCCL: one key, with
+    the id of the communicator). The rest of torch's interface says that it is not there. `tell(key, value)` sends an
+    entry to the peer; `hear(timeout_s)` returns the peer's next one or raises `TimeoutError`. Both are called by the
+    thread that made the store only. Threads of a backend may use the store too, but their entries stay here. An entry
+    is set once; later ones of the same key are dropped.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class PairStore(Store):
 
     @property
     def remaining_s(self) -> float:
-        """What is left of the time in which the group must stand."""
+        """The seconds that are left until the group must stand."""
         return max(0.001, self._deadline_s - time.monotonic())
 
     def set(self, key: str, value: str | bytes) -> None:

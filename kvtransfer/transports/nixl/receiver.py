@@ -150,8 +150,10 @@ class NixlDeviceReceiver(NixlReceiver):
         self.write_proof = WriteProof.BOTH_ENDED if is_mapped else WriteProof.ENDPOINT_ENDED
 
     def fence(self) -> bool:
-        """End the agent, and its registration with it. True when that stops every peer; where a peer may hold a
-        mapping of its own it does not, and this returns False although the agent has ended and the endpoint changes.
+        """End the agent, and its registration with it. True when that stops every peer.
+
+        False where a peer may hold a mapping of its own, which it does not stop. The agent has ended all the same, and
+        the endpoint changes.
         """
         return super().fence() and self.write_proof is WriteProof.ENDPOINT_ENDED
 

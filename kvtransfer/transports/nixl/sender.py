@@ -44,7 +44,7 @@ _MAX_CONNECTS = 256
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a sender writes of each block: `block_bytes` of it, into blocks of `target_bytes`.
+    """The part of each block that a sender writes: `block_bytes` of it, into blocks of `target_bytes`.
 
     `runs`: (offset here, offset there, number of bytes) of each; none: the block as it is. `source`: the rank whose
     bytes they are; None: whole blocks, or all that the receiver's rank stores of them.
@@ -66,7 +66,7 @@ class _Pushed:
 class NixlSenders:
     """The sending end of one node: one agent for all its receivers, over blocks of `block_bytes`, closed with it.
 
-    With an agent on a thread, `poll` raises `TransferFailed` when that can no longer be ended: a write that cannot be
+    With an agent on a thread, `poll` raises `TransferFailed` when that can no longer be ended. A write that cannot be
     stopped reads blocks that the node must not use again, so the node must not go on.
     """
 
@@ -99,8 +99,8 @@ class NixlSenders:
     def open(self, endpoint: Endpoint, num_target_blocks: int, part: Part | None = None) -> NixlSender:
         """A sender to the receiver at `endpoint`, of whole blocks or of a part of them.
 
-        Raises `TransferFailed` when that is not the endpoint of such a pool, or while the peer's agent starts again or
-        the own one may not, and `Starting` while the own one does.
+        Raises `TransferFailed` when that is not the endpoint of such a pool, while the peer's agent starts again, or
+        when the own one may not. Raises `Starting` while the own one does.
         """
         self._is_worn = self._num_connects >= _MAX_CONNECTS
         self.poll()
@@ -257,7 +257,7 @@ class NixlSender:
         return self.num_reading[key] > 0
 
     def close(self) -> None:
-        """No more pushes. What is in flight may land for 2 s; then the agent process is ended, for all its senders."""
+        """End pushes. Writes in flight may land for 2 s; then the agent process is ended, for all its senders."""
         if self._close_deadline_s is None:
             self._close_deadline_s = time.monotonic() + _CLOSE_S
             self._failure = self._failure or "closed"

@@ -37,9 +37,8 @@ _MAX_CHUNKS = 16
 
 @dataclass(frozen=True, slots=True)
 class PoolDetails:
-    """Endpoint details: what nixl needs to reach an agent, and where the pool lies in that agent's memory: "DRAM" of
-    the host, or "VRAM" of the GPU with this number there.
-    """
+    """The details of an endpoint: what nixl needs to reach an agent, and where the pool lies in that agent's memory.
+    That is "DRAM" of the host, or "VRAM" of the GPU with this number there."""
 
     metadata: _Metadata
     base_address: U64
@@ -71,8 +70,8 @@ class Watch:
 class Connect:
     """Node -> agent: prepare writes into the pool of another agent. Answered by `PeerEnded` when that fails.
 
-    `sources`, `targets`, `sizes`: the runs of bytes, as offsets in a block here and in one there, that a write of a
-    block consists of; none: blocks are written as they are.
+    `sources`, `targets`, `sizes`: the runs of bytes that a write of a block consists of, as offsets in a block here and
+    in one there. None: blocks are written as they are.
     """
 
     peer_id: U32

@@ -40,8 +40,8 @@ class WholeBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Writes of runs of bytes of each block: described write by write, since a list of all of them could be longer than
-    the pool is large."""
+    """Writes of runs of bytes of each block. They are described write by write, since a list of all of them could be
+    longer than the pool is large."""
 
     own: Region
     pool: Region

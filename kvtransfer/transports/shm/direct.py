@@ -58,7 +58,7 @@ class ShmReceiver:
         return ()
 
     def fence(self) -> bool:
-        """Whoever has the segment mapped keeps it."""
+        """False: a peer that has the segment mapped keeps it."""
         return False
 
     def close(self) -> None:

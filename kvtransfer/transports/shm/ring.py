@@ -29,7 +29,7 @@ class RingShape:
 
     @property
     def num_bytes(self) -> int:
-        """Of all slots."""
+        """The bytes of all slots."""
         return self.num_slots * self.slot_blocks * self.block_bytes
 
     def slots(self, region: Blocks) -> Blocks:

@@ -32,7 +32,7 @@ class TokenBucket:
         self._at_s = now_s
 
     def level(self, now_s: float) -> float:
-        """What is left; below zero after more was taken than there was."""
+        """The tokens that are left; below zero after more was taken than there was."""
         self._level = min(self.per_minute, self._level + (now_s - self._at_s) * self.per_minute / _MINUTE_S)
         self._at_s = now_s
         return self._level
@@ -54,7 +54,7 @@ class TokenBucket:
 
 
 class Account:
-    """What one API key has used. The counts stay when the key file is read again."""
+    """The use of one API key. The counts stay when the key file is read again."""
 
     def __init__(self, limits: ApiKey, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_requests = 0

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Audited(Protocol):
-    """What a request generates."""
+    """The facts for the audit log about the output of a request."""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -9,8 +9,8 @@ from baton.router.http.access.account import Account
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The key that a request came with: its name in the key file, the root of its cache salts (32 bytes), the account
-    of what it uses, and whether it may change the deployment."""
+    """The key that a request came with: its name in the key file, and the root of its cache salts (32 bytes). Then the
+    account of what it uses, and whether it may change the deployment."""
 
     name: str
     cache_root: bytes = field(repr=False)

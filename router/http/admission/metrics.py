@@ -20,7 +20,7 @@ class AccessMetrics(Collector):
         self._guard = guard
 
     def collect(self) -> Iterable[Metric]:
-        """What waits at the router, what was refused and why, and what each API key has used."""
+        """The number of requests that wait at the router, refusals by their reason, and the use of each API key."""
         guard = self._guard
         yield GaugeMetricFamily(
             "baton:num_requests_queued", "Requests that wait for their turn at the router", self._admission.num_waiting

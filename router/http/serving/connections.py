@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Verdict(Enum):
-    """What becomes of a new connection. `REFUSED` ones are told so, `DROPPED` ones are not: there are too many."""
+    """The fate of a new connection. `REFUSED` ones are told so, `DROPPED` ones are not: there are too many."""
 
     ADMITTED = "admitted"
     REFUSED = "refused"

@@ -80,7 +80,7 @@ class OpenGguf:
         return self._read(self._views[name], None)
 
     def get_slice(self, name: str) -> _Slice:
-        """What may be indexed by slices."""
+        """The tensor of that name, unread: an index of slices reads a part of it."""
         view = self._views[name]
         return _Slice(lambda rows: self._read(view, rows))
 

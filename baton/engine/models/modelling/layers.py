@@ -57,7 +57,7 @@ _Mask: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Answers(Protocol):
-    """What stands behind the attention of one module."""
+    """The attention that a module of transformers calls."""
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, told: dict[str, Any]

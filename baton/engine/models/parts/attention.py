@@ -105,7 +105,7 @@ def has_gates(config: ModelConfig) -> bool:
 
 
 def qkv_matrices(tensors: str, config: ModelConfig, heads: range, kv_heads: range) -> list[Matrix]:
-    """Where the rows of these heads' queries, keys and values, and of their gates, are published, in this order."""
+    """The published matrices of these heads' queries, keys and values, and of their gates, in this order."""
     size, names = config.head_dim, config.names
     counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     chosen = (heads, kv_heads, kv_heads)

@@ -142,11 +142,12 @@ class GatedDeltaNet:
 
 
 def carry_on(before: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, fading: Tensor) -> tuple[Tensor, Tensor]:
-    """What n tokens read, [..., n, Dv], and the matrices [..., Dk, Dv] behind them.
+    """Carry the matrices of heads on over n tokens. Returns what the tokens read, [..., n, Dv], and the matrices [...,
+    Dk, Dv] behind them.
 
-    A token multiplies the matrix by e to its `fading` [..., n], adds the outer product of its key and of what its value
-    differs from what that key reads, times `beta` [..., n], and reads the result by its query. q, k: [..., n, Dk];
-    v: [..., n, Dv]; before: [..., Dk, Dv].
+    A token multiplies the matrix by e to its `fading` [..., n]. It then adds the outer product of its key and of its
+    value minus what that key reads, times `beta` [..., n]. At last it reads by its query. q, k: [..., n, Dk]; v: [...,
+    n, Dv]; before: [..., Dk, Dv].
     """
     faded = fading.cumsum(dim=-1)
     # how much of what a token has added is left at another one, which comes later

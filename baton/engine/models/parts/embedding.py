@@ -25,7 +25,7 @@ from baton.engine.models.shard import Shard
 
 
 class Embedding:
-    """The row of each token. See `Part`. `table`: this rank's `rows` of [V, E]. What loading fills is plain, and a tied
+    """The row of each token. See `Part`. `table`: this rank's `rows` of [V, E]. Loading fills a plain table, and a tied
     head multiplies by it."""
 
     def __init__(self, config: ModelConfig, setup: PartSetup) -> None:

@@ -45,8 +45,8 @@ class Products(Protocol):
 
 
 def make_products(gate: Gate, experts: Iterable[ExpertMatrices], setup: PartSetup) -> Products:
-    """What computes `experts` fastest on the device. Takes one after another, so that each may be made when asked
-    for."""
+    """The fastest products of `experts` on the device. Experts are taken one after another, so each may be made when it
+    is asked for."""
     if setup.device.type == "cuda" and setup.dtype == torch.bfloat16 and not setup.quantization.name:
         return GroupedProducts(gate, list(experts))
     return products_of(gate, [_packed(expert, setup) for expert in experts], setup)

@@ -56,7 +56,7 @@ class DecoderLayer(Protocol):
         ...
 
     def parts(self) -> tuple[Part, ...]:
-        """In the order in which they compute."""
+        """The parts of the layer, in the order in which they compute."""
         ...
 
 

@@ -35,7 +35,7 @@ class Unread(Protocol):
     """A weight whose tensors are still to be loaded."""
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """What loading fills."""
+        """The tensors that loading fills."""
         ...
 
     def loaded(self) -> LoadedWeight:
@@ -55,11 +55,11 @@ class Quantization(Protocol):
         ...
 
     def quantized(self, weight: LoadedWeight) -> LoadedWeight:
-        """What a loaded weight becomes before it is packed."""
+        """The form of a loaded weight in which it is packed."""
         ...
 
     def held_bytes(self, num_out: int, num_in: int) -> int:
-        """What a weight that is plain in the checkpoint takes in the end; 0: as much as it takes there."""
+        """The bytes in the end of a weight that is plain in the checkpoint; 0: as many as it takes there."""
         ...
 
 

@@ -58,7 +58,8 @@ class Published:
         self.held_bytes = Unquantized().held_bytes
 
     def unread(self, piece: Piece) -> Unread | None:
-        """The tensors to read of a matrix, or None where it is plain. What the files have decides, not the config."""
+        """The tensors to read of a matrix, or None where it is plain. The tensors of the files decide that, not the
+        config."""
         tensors = _PieceTensors(piece, self._entries)
         if tensors.has("qweight") and self._settings.method in (GPTQ, AWQ):
             return _gptq(tensors, self._settings)

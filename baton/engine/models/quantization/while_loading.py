@@ -95,7 +95,7 @@ class Int4(Int8):
 
 
 def quantization_while_loading(setting: str, kernels: Kernels | None = None) -> Unquantized | Int8:
-    """What `--quantization` asks for. Raises `InvalidSetting` for a name that is not known."""
+    """The method that `--quantization` asks for. Raises `InvalidSetting` for a name that is not known."""
     if setting not in WHILE_LOADING:
         raise InvalidSetting(f"quantization {setting!r:.50} is not known; allowed: {', '.join(WHILE_LOADING)}")
     method = WHILE_LOADING[setting]

@@ -49,8 +49,8 @@ class PixelRule:
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts(ABC):
-    """What router and nodes know of the images of a model. `patch`: edge, in pixels, of what the tower takes as one
-    input; `merge`: that many of them, squared, become one token."""
+    """Facts about the images of a model, for router and nodes. `patch`: the edge, in pixels, of one input of the tower;
+    `merge`: that many inputs, squared, become one token."""
 
     token_id: int
     patch: int
@@ -73,10 +73,10 @@ class ImageFacts(ABC):
 
     @abstractmethod
     def token_ids(self, height: int, width: int) -> list[int]:
-        """What stands in a prompt for an image of that size."""
+        """The token ids in a prompt that stand for an image of that size, in pixels."""
 
     def num_positions(self, image: PromptImage) -> int:
-        """By how much positions go on from the first token of an image to the token behind it."""
+        """The positions from the first token of an image to the token behind it."""
         return image.num_tokens
 
     def require_fit(self, token_ids: Sequence[int], image: PromptImage) -> None:
@@ -134,7 +134,7 @@ class QwenFacts(ImageFacts):
 
     @property
     def sections(self) -> tuple[int, ...]:
-        """For each of time, height and width, how many pairs of a head it rotates."""
+        """For each pair of elements of a head, the dimension that rotates it: time (0), row (1) or column (2)."""
         return self.dimensions
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
@@ -162,8 +162,8 @@ class QwenFacts(ImageFacts):
 
 
 def load_image_facts(folder: Path) -> ImageFacts | None:
-    """What the checkpoint in `folder` says of images; None for a model of text alone. Raises `NoImages` with the reason
-    for one whose images cannot be served, and `ModelLoadError` for files that cannot be read."""
+    """The facts of the checkpoint in `folder` about images; None for a model of text alone. Raises `NoImages` with the
+    reason when its images cannot be served, and `ModelLoadError` for files that cannot be read."""
     content, _ = read_config_files(folder)
     if not isinstance(content.get("vision_config"), dict):
         return None

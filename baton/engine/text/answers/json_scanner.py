@@ -131,8 +131,9 @@ class JsonScanner:
 
 
 def scan_value(reader: Reader, *, passes_on: bool = False) -> Steps[str | None]:
-    """Look at one value that is an object, an array or a string, or stands inside of one; its text, or None when it is
-    not JSON or the answer ends before it. `passes_on`: it is the arguments of the last call, which are told at once."""
+    """Look at one value that is an object, an array or a string, or stands inside of one. Returns its text, or None
+    when it is not JSON or the answer ends before it. `passes_on`: it is the arguments of the last call, which are told
+    at once."""
     scanner, pieces = JsonScanner(), []
     while True:
         start = reader.pos

@@ -74,7 +74,7 @@ def has_form(grammar: Grammar) -> bool:
 
 
 def form_of(grammar: Grammar) -> str:
-    """What a rule says that derives the texts of `grammar`."""
+    """The body of a rule that derives the texts of `grammar`."""
     return _FORMS[grammar.kind](grammar.text)
 
 
