@@ -31,8 +31,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import zmq
-
 from baton.kvtransfer.commands import (
     CancelReceiving,
     GrantBlocks,
@@ -50,8 +48,6 @@ from baton.kvtransfer.pools.base import HashedPool
 from baton.kvtransfer.receiver_connections import Connection, ReceiverConnections
 from baton.kvtransfer.states import ReceivingState
 from baton.kvtransfer.thread import MAX_IDLE_S
-from baton.kvtransfer.transports.base import Receiver
-from baton.wire import links
 from baton.wire.errors import BatonError
 from baton.wire.request_key import RequestKey
 
@@ -70,17 +66,15 @@ class ReceivingSide:
     def __init__(
         self,
         facts: ReceivingFacts,
-        context: zmq.Context[zmq.Socket[bytes]],
-        settings: links.LinkSettings,
-        receivers: Sequence[Receiver],
+        connections: ReceiverConnections,
         pool: HashedPool,
         notices: NoticeSink[ReceivingNotice],
         clock: Callable[[], float] = time.monotonic,
         counters: ReceivingCounters | None = None,
     ) -> None:
-        self.connections = ReceiverConnections(facts, context, settings, receivers)
+        self.connections = connections
         self.leases: LeaseTable[RequestKey] = LeaseTable()
-        self._handoffs = IncomingHandoffs(facts, self.connections, self.leases, notices, counters)
+        self._handoffs = IncomingHandoffs(facts, connections, self.leases, notices, counters)
         self._checksums = pool.checksums(facts.checksum)
         self._renew_after_s = facts.lease_s / 3
         self._clock = clock

@@ -18,7 +18,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -219,9 +219,19 @@ class Passages:
             os.close(passage.memory.descriptor)
 
 
-def taken_ends(
-    shard: Shard, stream: StreamShape, take: Callable[[], int], pairs: Pairs = NO_PAIRS
-) -> tuple[Incoming | None, Outgoing | None]:
+class PassageEnds(NamedTuple):
+    """The ends that a rank has: `incoming` from the stage before, None in the first; `outgoing` to the next stage, None
+    in the last."""
+
+    incoming: Incoming | None = None
+    outgoing: Outgoing | None = None
+
+
+NO_PASSAGES = PassageEnds()
+"""Of a rank in the only stage."""
+
+
+def taken_ends(shard: Shard, stream: StreamShape, take: Callable[[], int], pairs: Pairs = NO_PAIRS) -> PassageEnds:
     """The ends of the passages of a rank that is not the driver. `take`: its next descriptor; `pairs`: those without
     shared memory."""
 
@@ -240,7 +250,7 @@ def taken_ends(
         incoming = SharedIncoming(*end()) if pairs.before is None else incoming_from(pairs.before, stream)
     if not shard.is_last_stage:
         outgoing = SharedOutgoing(*end()) if pairs.next is None else _outgoing_to(pairs.next, stream)
-    return incoming, outgoing
+    return PassageEnds(incoming, outgoing)
 
 
 def incoming_from(pair: World, stream: StreamShape) -> Incoming:

@@ -36,7 +36,7 @@ from baton.engine.models.shard import Shard
 from baton.engine.runner.forward import decoded_pass
 from baton.engine.runner.kv_memory import KvMemory, mapped_kv, own_kv_memory
 from baton.engine.settings import EngineSettings
-from baton.ranks.executor.following import Follower
+from baton.ranks.executor.following import Follower, RankModel
 from baton.ranks.executor.meeting import RankOrders
 from baton.ranks.executor.messages import (
     Begin,
@@ -53,7 +53,7 @@ from baton.ranks.executor.messages import (
     Stop,
     UsePool,
 )
-from baton.ranks.executor.passages import taken_ends
+from baton.ranks.executor.passages import NO_PASSAGES, taken_ends
 from baton.ranks.executor.world import RanksLost, join_pairs, join_stage
 from baton.runtime.channel import ChannelBroken
 from baton.runtime.process import keep_freed_memory
@@ -180,10 +180,10 @@ def _prepared(
         paged, blocks = memory.paged, memory.paged.blocks
         limits = replace(limits, spare_block=memory.spare_block)
     stream = stream_of(basis, model, shard)
-    ends = (None, None) if stream is None else taken_ends(shard, stream, channel.take_descriptor, pairs)
+    ends = NO_PASSAGES if stream is None else taken_ends(shard, stream, channel.take_descriptor, pairs)
     attention = choice.build(paged)
     run = recorded_pass(basis, model, attention) or decoded_pass(model.decoder, attention)
-    follower = Follower(model.decoder, attention, basis.device, limits, run, world, *ends, blocks=blocks)
+    follower = Follower(RankModel(model.decoder, attention, run, blocks), basis.device, limits, world, ends)
     if basis.records_steps:
         follower.record_graphs()
     return follower
