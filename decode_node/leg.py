@@ -117,7 +117,7 @@ class DecodeLeg:
         return [key for key in keys if key not in self._others] if self._others else keys
 
     def wait_on(self) -> Sequence[Any]:
-        """The notices of both sides."""
+        """The sockets that wake for notices of both sides."""
         return [self._notices.wakeup, *self._source.wait_on()]
 
     def begin(self, request: Any, now_s: float) -> None:

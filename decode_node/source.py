@@ -46,7 +46,7 @@ class Source:
         return self._handoffs
 
     def wait_on(self) -> Sequence[Any]:
-        """The sending side's notices."""
+        """The socket that wakes for notices of the sending side."""
         return [self._end.notices.wakeup]
 
     def hand_over(self, order: HandOver, now_s: float) -> int:

@@ -62,12 +62,12 @@ class IncomingHandoff:
 
     @property
     def state(self) -> ReceivingState:
-        """Its current state."""
+        """The current state of the handoff."""
         return self._life.state
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that it holds."""
+        """The number of blocks that the handoff holds."""
         return len(self._blocks.block_ids)
 
     @property

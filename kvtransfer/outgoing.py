@@ -57,7 +57,7 @@ class OutgoingHandoff:
 
     @property
     def state(self) -> SendingState:
-        """Its current state."""
+        """The current state of the handoff."""
         return self._life.state
 
     @property

@@ -105,7 +105,7 @@ class PrefillLeg:
         return self._prompt_of
 
     def wait_on(self) -> Sequence[Any]:
-        """The sending side's notices."""
+        """The socket that wakes for notices of the sending side."""
         return [self._end.notices.wakeup]
 
     def begin(self, request: Any, now_s: float) -> None:

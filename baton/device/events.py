@@ -35,11 +35,11 @@ class PassedEvent:
     """The event of a host, where everything has happened when its call returns."""
 
     def is_passed(self) -> bool:
-        """Always."""
+        """True, always."""
         return True
 
     def wait(self, timeout_s: float) -> None:
-        """Nothing is in flight."""
+        """Return at once: nothing is in flight."""
 
 
 class CudaEvent:

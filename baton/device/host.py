@@ -55,7 +55,7 @@ class HostDevice:
         return HostStaging()
 
     def record(self, run: Callable[[], _Outputs]) -> tuple[Graph, _Outputs]:
-        """Not here: see `records`."""
+        """Raise `NotImplementedError`: a host records no graphs (`records` is false)."""
         raise NotImplementedError
 
     def fetch(self, tensors: Sequence[Tensor]) -> PresentCopy:

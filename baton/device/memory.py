@@ -38,7 +38,7 @@ def read_memory(device: torch.device) -> MemoryReading:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Count the peak from here on."""
+    """Count the peak of the device's memory from now on."""
     torch.cuda.reset_peak_memory_stats(device)
 
 

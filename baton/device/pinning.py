@@ -31,4 +31,4 @@ class HostPin:
     is_direct: bool = True
 
     def close(self) -> None:
-        """There is nothing to undo."""
+        """Do nothing: no memory was registered."""

@@ -36,7 +36,7 @@ class AnswerFigures:
     num_tokens: int | None = None
 
     def note_part(self, now_s: float) -> None:
-        """A part with text has come."""
+        """Count a part with text, which came at `now_s`."""
         self.first_s = now_s if self.first_s is None else self.first_s
         self.last_s = now_s
         self.num_parts += 1

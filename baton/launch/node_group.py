@@ -38,12 +38,12 @@ def prefill(arguments: Sequence[str]) -> int:
 
 
 def decode(arguments: Sequence[str]) -> int:
-    """`baton decode`; likewise."""
+    """`baton decode`; its exit status. Raises `BatonError`."""
     return _run(DECODE, "baton.decode_node", NodeSettings, arguments)
 
 
 def mixed(arguments: Sequence[str]) -> int:
-    """`baton node`; likewise."""
+    """`baton node`; its exit status. Raises `BatonError`."""
     return _run("node", "baton.node", MixedNodeSettings, arguments)
 
 

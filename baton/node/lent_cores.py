@@ -44,7 +44,7 @@ class LentCores:
             self._loans.give(for_s)
 
     def take_back(self) -> None:
-        """The engine goes on."""
+        """Lend no more cores: the engine goes on."""
         if self._loans is not None:
             self._loans.take_back()
 

@@ -53,7 +53,7 @@ class MixedLeg:
         return (*self._prefill.live_keys(), *self._decode.live_keys())
 
     def wait_on(self) -> Sequence[Any]:
-        """The notices of both sides."""
+        """The sockets that wake for notices of both sides."""
         return self._decode.wait_on()
 
     def begin(self, request: Any, now_s: float) -> None:

@@ -147,7 +147,7 @@ class RouterLink:
             self._end_session("the router does not take what is sent to it")
 
     def send_tokens(self, events: Sequence[TokenEvent]) -> None:
-        """One message for all requests of a step."""
+        """Send the tokens of all requests of a step in one message."""
         if events:
             self.send(Tokens(self._epoch, tuple(events)))
 
@@ -157,7 +157,7 @@ class RouterLink:
             self.send(message)
 
     def send_failed(self, handoff_id: bytes, attempt: int, error: BatonError) -> None:
-        """This attempt ended without finishing."""
+        """Tell the router that this attempt ended without finishing."""
         self.send(Failed(handoff_id, attempt, error.code[:128], str(error)[:1024]))
 
     def send_cache_events(self, stored: Sequence[bytes], removed: Sequence[bytes], *, is_snapshot: bool) -> None:

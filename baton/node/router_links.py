@@ -41,7 +41,7 @@ class RouterLinks:
 
     @property
     def sockets(self) -> Sequence[zmq.Socket[bytes]]:
-        """To wait on."""
+        """The sockets of all routers, to wait on."""
         return [link.socket for link in self._links]
 
     @property

@@ -31,7 +31,7 @@ class ChannelBroken(BatonError):
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all messages."""
+    """The base class of all messages."""
 
 
 MessageT = TypeVar("MessageT")

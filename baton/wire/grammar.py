@@ -53,7 +53,7 @@ class Grammar:
 
     @classmethod
     def json_object(cls) -> Grammar:
-        """Any JSON object."""
+        """The grammar of an output that is any JSON object."""
         return cls.json_schema({"type": "object"})
 
     @classmethod
@@ -63,7 +63,7 @@ class Grammar:
 
     @classmethod
     def choice(cls, choices: Sequence[str]) -> Grammar:
-        """One of these texts."""
+        """The grammar of an output that is one of these texts."""
         return cls(CHOICE, json.dumps(list(choices), ensure_ascii=False))
 
     @classmethod

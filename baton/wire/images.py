@@ -62,7 +62,7 @@ class PromptImage:
         return self.digest + self.start.to_bytes(4, "little")
 
     def without_pixels(self) -> PromptImage:
-        """The same for a node that gets the KV."""
+        """This image for a node that gets the KV, and needs no pixels."""
         return replace(self, pixels=b"")
 
 

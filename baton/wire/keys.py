@@ -48,7 +48,7 @@ class KeyFile:
 
     @classmethod
     def read(cls, path: Path) -> KeyFile:
-        """Raises `InvalidSetting` when it is not a file written by `baton key`."""
+        """The keys in the file at `path`. Raises `InvalidSetting` when it is not a file written by `baton key`."""
         try:
             return cls.parse(path.read_text(encoding="ascii"))
         except (OSError, ValueError, zmq.ZMQError) as error:
@@ -76,7 +76,7 @@ class KeyFile:
         return cls(tuple(found[SECRET]), {role: tuple(found[role]) for role in ROLES})
 
     def text(self) -> str:
-        """The file that says this."""
+        """The text of a file with these keys."""
         if self.publics is None:
             return "".join(f"{secret.decode()}\n" for secret in self.secrets)
         lines = [(SECRET, secret) for secret in self.secrets]
@@ -107,12 +107,12 @@ class KeyRing:
 
     @property
     def public(self) -> bytes:
-        """The program's own."""
+        """The program's own public key."""
         return self._public
 
     @property
     def secret(self) -> bytes:
-        """The program's own."""
+        """The program's own secret key."""
         return self._secret
 
     @property

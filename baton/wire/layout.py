@@ -114,7 +114,7 @@ class KvLayout:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model."""
+        """The number of layers of the model."""
         return sum(len(group.layers) for group in self.groups)
 
     @property

@@ -59,7 +59,7 @@ class LinkWatch:
         return self.is_dead
 
     def dialled(self) -> None:
-        """The socket has dialled anew."""
+        """Note that the socket has dialled anew: it is not dead."""
         self.is_dead = self._goes_on = False
 
     def close(self) -> None:

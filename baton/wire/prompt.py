@@ -50,5 +50,5 @@ class Prompt:
         return replace(self, token_ids=self.token_ids[:num_tokens], images=images)
 
     def without_pixels(self) -> Prompt:
-        """The same for a node that gets its KV."""
+        """This prompt for a node that gets the KV, and needs no pixels."""
         return replace(self, images=tuple(image.without_pixels() for image in self.images)) if self.images else self

@@ -157,7 +157,7 @@ class SamplingParams(DecodingParams):
         check_stop_strings(self.stop)
 
     def decoding(self) -> DecodingParams:
-        """The part that nodes see."""
+        """The parameters that nodes need, without those of text."""
         return DecodingParams(**{field.name: getattr(self, field.name) for field in fields(DecodingParams)})
 
 

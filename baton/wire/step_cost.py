@@ -47,13 +47,13 @@ class StepCost:
         return self.prompt_token_s + self.prompt_pair_s > 0
 
     def with_prompts_of(self, other: StepCost) -> StepCost:
-        """The same, with the cost of prompts of `other` if this one does not know its own."""
+        """These costs, with the cost of prompts of `other` if this one does not know its own."""
         if self.knows_prompts:
             return self
         return replace(self, prompt_token_s=other.prompt_token_s, prompt_pair_s=other.prompt_pair_s)
 
     def seconds(self, work: StepWork) -> float:
-        """The time of a step."""
+        """The seconds that a step with this work takes."""
         return (
             self.step_s
             + self.prompt_token_s * work.num_prompt_tokens

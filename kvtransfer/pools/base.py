@@ -29,7 +29,7 @@ class Pending(Protocol):
     """Checksums that are being computed."""
 
     def take(self) -> Sequence[int] | None:
-        """One for each block, in the order in which they were asked for; None as long as they are computed."""
+        """One number for each block, in the order in which they were asked for; None as long as they are computed."""
         ...
 
 
@@ -37,19 +37,20 @@ class Sums(Protocol):
     """Computes one number of each block, as the blocks are when it is asked."""
 
     def begin(self, block_ids: Sequence[int]) -> Pending:
-        """Begin with whole blocks."""
+        """Begin to compute the sums of whole blocks."""
         ...
 
 
 class Parts(Protocol):
-    """Checksums of some blocks that are complete only part by part."""
+    """Checksums of blocks whose bytes become available part by part."""
 
     def add(self, begin_byte: int, end_byte: int) -> None:
-        """Bytes `begin_byte` .. `end_byte - 1` of every block are there. In ascending order, each once."""
+        """Add bytes `begin_byte` .. `end_byte - 1` of every block, which are there now. In ascending order, each byte
+        once."""
         ...
 
     def finish(self) -> Pending:
-        """All bytes were added."""
+        """End: all bytes were added. Returns the checksums, which may still be computed."""
         ...
 
 
@@ -229,7 +230,7 @@ class CopiedOut:
         self.frames = frames
 
     def give_back(self) -> None:
-        """Nothing was taken."""
+        """Do nothing: the copy goes with its last reference."""
 
 
 class Gathers(Protocol):

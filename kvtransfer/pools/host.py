@@ -163,7 +163,7 @@ class HostPool:
             self.memory[run.target : run.target + run.count] = payload[run.source : run.source + run.count]
 
     def settle(self) -> None:
-        """Everything is in place when `write` returns."""
+        """Do nothing: everything is in place when `write` returns."""
 
     def pin(self, region: Blocks) -> Pin:
         """A pin that registers nothing: this is host memory."""

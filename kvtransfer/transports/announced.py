@@ -160,7 +160,7 @@ class GrantedWriter:
         return self._announced.take_arrivals()
 
     def is_writing(self, key: RequestKey) -> bool:
-        """Never: see `Receiver.is_writing`."""
+        """False: this thread writes by itself, and only in `poll`."""
         return False
 
     def fence(self) -> bool:

@@ -42,7 +42,7 @@ class Starting(TransferFailed):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One block to push: `index` is its place in the grant."""
+    """One block to push: from `source` here to `target` there. `index` is its place in the grant."""
 
     index: int
     source: int

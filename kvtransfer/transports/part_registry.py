@@ -62,7 +62,7 @@ class RankPool:
     descriptor: int | None = None
 
     def for_thread(self) -> RankPool:
-        """The same for one more thread: a pool on a device is used by one."""
+        """This pool for one more thread: a pool on a device is used by one."""
         return replace(self, pool=open_pool(self.pool.memory)) if self.pool.is_device else self
 
 

@@ -44,7 +44,7 @@ class ListeningReceiver(GrantedWriter):
         return Endpoint(self._name, self._address)
 
     def wait_on(self) -> Sequence[Any]:
-        """The socket."""
+        """The socket on which senders' messages come."""
         return () if self._socket.closed else (self._socket,)
 
 
@@ -75,7 +75,7 @@ class Connection:
 
     @property
     def is_made(self) -> bool:
-        """Whether it was made."""
+        """Whether the connection was made."""
         return self._watch.is_made
 
     @property

@@ -92,8 +92,8 @@ class RouterMetrics:
         return _text_of(self._collected())
 
     async def render_aside(self) -> bytes:
-        """The same, written in a thread: with a thousand nodes the text would hold up tokens for longer than all the
-        rest of a scrape."""
+        """The text that `/metrics` answers, written in a thread. With a thousand nodes, writing it here would hold up
+        tokens for longer than all the rest of a scrape."""
         return await asyncio.to_thread(_text_of, self._collected())
 
     def _collected(self) -> list[_Collected]:

@@ -38,7 +38,7 @@ class RunnableDecoder(Protocol):
 
     @property
     def num_heads(self) -> int:
-        """Query heads of a layer."""
+        """The number of query heads of a layer."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class RunnableDecoder(Protocol):
 
     @property
     def layer_rules(self) -> tuple[LayerRule, ...]:
-        """How each layer attends."""
+        """For each layer of this stage, how it attends."""
         ...
 
     @property
@@ -75,5 +75,5 @@ class RunnableDecoder(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, V] float32 of rows [N, E] that `forward` returned."""
+        """Logits [N, V], float32, of rows [N, E] that `forward` returned."""
         ...

@@ -72,7 +72,7 @@ class Fields:
         return float(value)  # type: ignore[arg-type]  # just asked
 
     def numbers(self, name: str, length: int) -> tuple[float, ...]:
-        """A list of `length` positive numbers."""
+        """The numbers in a field, which has to be a list of `length` positive ones. Raises `ModelLoadError`."""
         value = self._content.get(name)
         if not isinstance(value, list) or len(value) != length or not all(map(_is_positive, value)):
             raise self.error(name, f"a list of {length} positive numbers")
@@ -97,7 +97,7 @@ class Fields:
         return value.removeprefix("torch.")
 
     def token_ids(self, name: str) -> list[int]:
-        """One id or a list of ids; a null is an empty list."""
+        """The ids in a field that holds one id, a list of ids, or null for none."""
         value = self._content.get(name)
         if value is None:
             return []

@@ -128,7 +128,7 @@ class Decoder:
         return delta
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, V] float32 of rows [N, E] that `forward` returned."""
+        """Logits [N, V], float32, of rows [N, E] that `forward` returned."""
         return self.head(hidden, None).to(torch.float32)
 
     def head(self, residual: Tensor, delta: Tensor | None) -> Tensor:
@@ -151,7 +151,7 @@ class Decoder:
 
     @property
     def num_heads(self) -> int:
-        """Query heads of a layer."""
+        """The number of query heads of a layer."""
         return self.config.num_heads
 
     @property
@@ -161,7 +161,7 @@ class Decoder:
 
     @property
     def layer_rules(self) -> tuple[LayerRule, ...]:
-        """How each layer attends."""
+        """For each layer of this stage, how it attends."""
         return tuple(layer.rule for layer in self._layers)
 
     def parameters(self) -> Iterator[Parameter]:

@@ -22,12 +22,12 @@ class ModelFacts(Protocol):
 
     @property
     def architecture(self) -> str:
-        """Its name in `config.json`."""
+        """The name of the architecture in `config.json`."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Rows of its output layer."""
+        """The number of rows of the output layer."""
         ...
 
     @property

@@ -21,7 +21,7 @@ class LatentSettings:
 
 
 def read_latent(fields: Fields) -> LatentSettings:
-    """Raises `ModelLoadError`."""
+    """The sizes of attention over latents in a `config.json`. Raises `ModelLoadError`."""
     rope_dim = fields.count("qk_rope_head_dim")
     if rope_dim % 2:
         raise fields.error("qk_rope_head_dim", "even, to be rotated")

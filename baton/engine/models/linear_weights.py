@@ -38,12 +38,12 @@ class PlainWeight:
         return self.filled
 
     def loaded(self) -> PlainWeight:
-        """Itself, once it is filled."""
+        """This weight itself, once it is filled."""
         return PlainWeight(self.matrix)
 
     @property
     def num_rows(self) -> int:
-        """Outputs."""
+        """The number of outputs, which are the rows of the matrix."""
         return self.matrix.shape[0]
 
     def reordered(self, order: Tensor) -> PlainWeight:
@@ -70,12 +70,12 @@ class QuantizedWeight:
 
     @property
     def num_rows(self) -> int:
-        """Outputs."""
+        """The number of outputs, which are the rows of the matrix."""
         return self.codes.shape[0]
 
     @property
     def num_in(self) -> int:
-        """Inputs."""
+        """The number of inputs, which are the columns of the matrix."""
         return self.scales.shape[1] * self.group_size
 
     def parameters(self) -> tuple[Parameter, ...]:

@@ -9,7 +9,7 @@ from baton.engine.native.library import Kernels
 
 
 class NotedCollectives:
-    """The same calls, of which a recording of `kernels` knows. See `Collectives`."""
+    """The calls of `collectives` among ranks, of which a recording of `kernels` knows. See `Collectives`."""
 
     def __init__(self, collectives: Collectives, kernels: Kernels) -> None:
         self._collectives = collectives

@@ -84,12 +84,12 @@ class Parameter:
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """All of a tensor."""
+    """The box of a whole tensor."""
     return tuple(range(size) for size in shape)
 
 
 def slices(box: Box) -> tuple[slice, ...]:
-    """The same as an index."""
+    """A box as an index of a tensor."""
     return tuple(slice(indices.start, indices.stop) for indices in box)
 
 

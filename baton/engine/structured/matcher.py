@@ -150,7 +150,7 @@ class GrammarMatcher:
             self._settle()
 
     def fork(self, output: Sequence[int]) -> GrammarMatcher:
-        """A matcher of another output."""
+        """A matcher of another output, in the same grammar."""
         return GrammarMatcher(self._compiled, output)
 
     def mask(self) -> bytes | None:

@@ -63,7 +63,7 @@ class References:
 
 
 def reference_of(schema: Schema) -> str | None:
-    """Its `$ref`."""
+    """The `$ref` of a schema, if it has one."""
     found = schema.get(REF)
     return found if isinstance(found, str) else None
 

@@ -83,7 +83,7 @@ class Keeper:
             self._report = replace(self._report, phase=Phase.STOPPING)
 
     def report(self) -> Report:
-        """How the program is now."""
+        """The state of the program now."""
         self._take_events()
         return self._report
 

@@ -271,7 +271,7 @@ class Deployed:
     """A controller that runs on Ray, as a command sees it."""
 
     def __init__(self, deployment: str) -> None:
-        """Find it. Raises `InvalidSetting` when there is none."""
+        """Find the controller of that deployment. Raises `InvalidSetting` when there is none."""
         try:
             self._actor = ray.get_actor(CONTROLLER, namespace(deployment))
         except ValueError:
@@ -279,7 +279,7 @@ class Deployed:
 
     @staticmethod
     def begin(file: ClusterFile, text: str, origin: str, known: Secrets) -> Deployed:
-        """Start one. Raises `InvalidSetting` when there is one of that name."""
+        """Start a deployment. Raises `InvalidSetting` when there is one of that name."""
         if CONTROLLER in names_of(file.name):
             raise InvalidSetting(f"{file.name} is up already: `baton cluster down --name {file.name}` first")
         ray.remote(ControllerActor).options(

@@ -38,7 +38,7 @@ _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """Settings of `baton plan`. What is left out is as in `baton serve`."""
+    """Settings of `baton plan`. Settings that are left out are as in `baton serve`."""
 
     model: str = setting(
         "",

@@ -56,7 +56,7 @@ _PATIENCE = 10.0
 
 
 class Leader(Protocol):
-    """Tells all ranks but this one what to do."""
+    """The driver's way to tell all other ranks what to do."""
 
     def tell_ahead(self, order: Order) -> None:
         """Send an order to every rank of the stages before this one. Raises `DeviceFailed`."""

@@ -51,7 +51,7 @@ class Meeting(_STORE):  # type: ignore[misc]
 
 
 def stage_group(stage: int) -> str:
-    """The ranks of a stage."""
+    """The name of the group of a stage's ranks."""
     return f"stage {stage}"
 
 
@@ -91,7 +91,7 @@ class RankOrders:
         return begin
 
     def meeting(self, group: str) -> Meeting:
-        """The store of a group."""
+        """The store by which the ranks of a group find each other."""
         return Meeting(group, self._post, self._await_posted)
 
     def _post(self, posted: Posted) -> None:

@@ -87,7 +87,7 @@ class Compute(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """Driver: end."""
+    """Driver: the rank has to end."""
 
 
 class Here(Message, frozen=True):
@@ -120,6 +120,6 @@ Report: TypeAlias = Here | Loaded | Room | Ready | Failed
 
 
 class Channel(baton.runtime.channel.Channel[Order | Report | Posted]):
-    """One end of the pair."""
+    """One end of the sockets between the driver and a rank."""
 
     decoder: ClassVar = msgspec.msgpack.Decoder(Order | Report | Posted)

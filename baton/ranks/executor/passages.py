@@ -42,7 +42,7 @@ class Outgoing(Protocol):
         ...
 
     def close(self) -> None:
-        """The receiver learns of it."""
+        """Close this end; the receiver notices."""
         ...
 
 
@@ -51,7 +51,7 @@ class Incoming(Protocol):
 
     @property
     def place(self) -> Tensor | None:
-        """[max_tokens, E], where each stream begins that is received; None: they are in several places."""
+        """The memory [max_tokens, E] in whose begin every stream is received; None: there are several such places."""
         ...
 
     def receive(self, num_tokens: int) -> Tensor:
@@ -60,7 +60,7 @@ class Incoming(Protocol):
         ...
 
     def close(self) -> None:
-        """The sender learns of it."""
+        """Close this end; the sender notices."""
         ...
 
 
@@ -207,7 +207,7 @@ class Passages:
         return found
 
     def incoming(self) -> SharedIncoming:
-        """The end of the driver itself."""
+        """The driver's own end: the stream of the stage before."""
         own = self._from[self._stream.num_stages - 2, 0]
         return SharedIncoming(own.receiver.dup(), self._stream.slots(own.memory.array))
 

@@ -52,7 +52,7 @@ class Spread:
         return not shard.is_first_stage and self._is_afar(number, shard.stage - 1)
 
     def is_next_afar(self, number: int) -> bool:
-        """The same of the passage to the next stage."""
+        """Whether the passage to the next stage leads to memory that cannot be shared. See `is_before_afar`."""
         shard = self.shards[number]
         return not shard.is_last_stage and self._is_afar(number, shard.stage + 1)
 

@@ -52,7 +52,7 @@ class Lanes:
         self._by_descriptor[end.fileno()] = key
 
     def register(self, poller: zmq.Poller) -> None:
-        """Have all ends polled."""
+        """Register all local ends with `poller`."""
         for lane in self._lanes.values():
             poller.register(lane.end.fileno(), zmq.POLLIN | (zmq.POLLOUT if lane.backlog else 0))
 
@@ -89,7 +89,7 @@ class Lanes:
             self._flush(key)
 
     def close(self, key: Key) -> None:
-        """Close the local end."""
+        """Close the local end of one lane."""
         lane = self._lanes.pop(key, None)
         if lane is not None:
             del self._by_descriptor[lane.end.fileno()]

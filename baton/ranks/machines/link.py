@@ -99,7 +99,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Driver: it ends."""
+    """Driver: its life ends, and with it that of all ranks."""
 
     epoch: U64
 

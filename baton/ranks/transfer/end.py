@@ -104,7 +104,7 @@ class RankEnd:
         return list(dict.fromkeys([*sending, *agent, *receiving]))
 
     def take(self, order: Order) -> None:
-        """Carry out an order."""
+        """Carry out an order of the driver."""
         match order:
             case Listen():
                 self._listen(order)
@@ -141,7 +141,7 @@ class RankEnd:
             self._send(outgoing)
 
     def close(self) -> None:
-        """Close its sockets."""
+        """Close this rank's sockets."""
         for outgoing in self._outgoing.values():
             _close(outgoing)
         for intake in self._intakes.values():

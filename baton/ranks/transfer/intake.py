@@ -29,12 +29,12 @@ class Intake:
         return self._receiver.wait_on()
 
     def expect(self, order: Expect) -> None:
-        """Accept blocks."""
+        """Accept these blocks of a handoff from now on."""
         self._expected[order.key] = order.number
         self._receiver.expect(order.key, order.block_ids, order.generations)
 
     def forget(self, key: RequestKey) -> Report:
-        """Accept nothing more."""
+        """Accept nothing more for this handoff. Returns the report of that."""
         self._expected.pop(key, None)
         self._receiver.forget(key)
         return Forgotten(self._transport, key)

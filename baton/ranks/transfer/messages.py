@@ -167,6 +167,6 @@ Report: TypeAlias = Prepared | Listening | Arrived | Forgotten | Taken | Read | 
 
 
 class TransferChannel(Channel[Order | Report]):
-    """One end of the pair."""
+    """One end of the sockets between a driver's transfer thread and a rank."""
 
     decoder: ClassVar = msgspec.msgpack.Decoder(Order | Report)

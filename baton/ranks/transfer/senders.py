@@ -63,7 +63,7 @@ class RanksSender:
         return True
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
-        """Not here: see `pushes_parts`."""
+        """Raise `NotImplementedError`: see `pushes_parts`."""
         raise NotImplementedError
 
     def poll(self) -> None:
@@ -91,7 +91,7 @@ class RanksSender:
         return self._is_closed and not +self._unread
 
     def note_taken(self, shard: KvShard) -> None:
-        """A rank takes another push."""
+        """Note that a rank has taken one more push."""
         self._untaken[shard] -= 1
 
     def note_read(self, read: Read) -> None:

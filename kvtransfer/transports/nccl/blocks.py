@@ -62,7 +62,7 @@ def gather_indexed(slot: torch.Tensor, pool: torch.Tensor, sources: Sequence[int
 
 
 def scatter_indexed(pool: torch.Tensor, targets: Sequence[int], slot: torch.Tensor) -> None:
-    """`scatter` in one operation."""
+    """Copy the first blocks of a slot into the pool, as `scatter` does, in one operation of the device."""
     indices = torch.tensor(targets, dtype=torch.int64, device=pool.device)
     _wide(pool).index_copy_(0, indices, _wide(slot)[: len(targets)])
 

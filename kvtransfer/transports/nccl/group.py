@@ -113,7 +113,7 @@ class PairStore(Store):
         return False
 
     def num_keys(self) -> int:
-        """How many entries are here."""
+        """The number of entries that are here."""
         return len(self._entries)
 
     deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815 the names that torch's native side calls

@@ -33,7 +33,7 @@ class Crashes:
         return len(self._recent_s) < _MAX_CRASHES or time.monotonic() - self._recent_s[0] > _CRASH_PERIOD_S
 
     def note(self) -> None:
-        """A life ended by itself."""
+        """Count a life that ended by itself."""
         self.num_crashes += 1
         self._recent_s.append(time.monotonic())
 
@@ -50,7 +50,7 @@ class RunningAgent(Protocol):
 
     @property
     def num_crashes(self) -> int:
-        """Lives that ended by themselves."""
+        """The number of lives that ended by themselves."""
         ...
 
     @property
@@ -90,7 +90,7 @@ class RunningAgent(Protocol):
         ...
 
     def close(self) -> None:
-        """End it for good."""
+        """End the agent for good."""
         ...
 
 

@@ -68,7 +68,7 @@ class AgentProcess:
 
     @property
     def num_crashes(self) -> int:
-        """Lives that ended by themselves."""
+        """The number of lives that ended by themselves."""
         return self._crashes.num_crashes
 
     @property
@@ -119,7 +119,7 @@ class AgentProcess:
         self._reap()
 
     def close(self) -> None:
-        """End it for good."""
+        """End the agent for good."""
         self.kill()
         self._is_closed = True
 

@@ -41,7 +41,7 @@ class NixlReceiver:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is an agent."""
+        """Whether an agent runs."""
         return self._agent.ready is not None
 
     @property
@@ -51,7 +51,7 @@ class NixlReceiver:
 
     @property
     def num_crashes(self) -> int:
-        """Agents that ended by themselves."""
+        """The number of agents that ended by themselves."""
         return self._agent.num_crashes
 
     @property
@@ -60,7 +60,7 @@ class NixlReceiver:
         return None if self._agent.ready is None else self._agent.ready.process
 
     def wait_on(self) -> Sequence[Any]:
-        """The agent's socket."""
+        """The socket of the agent."""
         return self._agent.wait_on()
 
     def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
@@ -75,7 +75,7 @@ class NixlReceiver:
         self._announced.look = look
 
     def is_writing(self, key: RequestKey) -> bool:
-        """Never: peers write."""
+        """False: peers write, and never this side."""
         return False
 
     def forget(self, key: RequestKey) -> None:

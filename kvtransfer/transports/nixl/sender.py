@@ -84,7 +84,7 @@ class NixlSenders:
 
     @property
     def num_crashes(self) -> int:
-        """Agents that ended by themselves."""
+        """The number of agents that ended by themselves."""
         return self._agent.num_crashes
 
     @property
@@ -248,7 +248,7 @@ class NixlSender:
             raise TransferFailed(self._failure)
 
     def wait_on(self) -> Sequence[Any]:
-        """The agent's socket."""
+        """The socket of the agent."""
         return self._senders.wait_on()
 
     def is_reading(self, key: RequestKey) -> bool:
@@ -264,6 +264,6 @@ class NixlSender:
             self._senders.disconnect(self)
 
     def fail(self, reason: str, *, needs_fence: bool) -> None:
-        """The connection is of no use any more."""
+        """Note that the connection is of no use any more."""
         self._failure = self._failure or reason
         self.needs_fence = self.needs_fence or needs_fence

@@ -119,7 +119,7 @@ class AgentThread:
 
     @property
     def num_crashes(self) -> int:
-        """Lives that ended by themselves."""
+        """The number of lives that ended by themselves."""
         return self._crashes.num_crashes
 
     @property

@@ -146,7 +146,8 @@ DETAILS = Codec(PoolDetails)
 
 
 class Channel:
-    """One end of the socket pair. Never blocks: what does not fit waits for `flush`: `num_waiting_bytes`.
+    """One end of the socket pair between a node and its agent. It never blocks: bytes that do not fit wait for `flush`,
+    `num_waiting_bytes` of them.
 
     `is_open` turns False when the other end is gone or sent something that cannot be; both mean the same to its owner.
     """
@@ -172,7 +173,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Let go of what fits."""
+        """Send as much of what waits as the socket takes."""
         try:
             while self._outgoing and self.is_open:
                 del self._outgoing[: self.socket.send(self._outgoing[:_CHUNK_BYTES])]
@@ -194,7 +195,7 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Hang up."""
+        """Close this end of the socket pair."""
         self.is_open = False
         self.socket.close()
 

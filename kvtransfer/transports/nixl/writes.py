@@ -56,4 +56,4 @@ class Runs:
         return nixl.initialize_xfer("WRITE", sources, targets, self.name, command.notice)
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no handles are held."""

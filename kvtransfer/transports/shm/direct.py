@@ -33,28 +33,28 @@ class ShmReceiver:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The segment's name."""
+        """The transport, and the name of the segment."""
         return Endpoint(NAME, self._segment.name)
 
     def wait_on(self) -> Sequence[Any]:
-        """Peers write by themselves."""
+        """No sockets: peers write by themselves."""
         return ()
 
     def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
         """Nothing to prepare: Commit and its checksums decide."""
 
     def forget(self, key: RequestKey) -> None:
-        """Nothing to forget."""
+        """Do nothing: this side does not know what peers write."""
 
     def is_writing(self, key: RequestKey) -> bool:
-        """Never: peers write."""
+        """False: peers write, and never this side."""
         return False
 
     def poll(self) -> None:
-        """Nothing to take."""
+        """Do nothing: peers write by themselves."""
 
     def take_arrivals(self) -> Sequence[BlocksArrived]:
-        """Unknown here."""
+        """Nothing: this side does not notice what has arrived."""
         return ()
 
     def fence(self) -> bool:
@@ -101,17 +101,17 @@ class ShmSender:
             )
 
     def poll(self) -> None:
-        """Nothing is ever in flight."""
+        """Do nothing: no push is ever in flight."""
 
     def wait_on(self) -> Sequence[Any]:
-        """Nothing to wait for."""
+        """No sockets: no push is ever in flight."""
         return ()
 
     def is_reading(self, key: RequestKey) -> bool:
-        """Never after `push`."""
+        """False: nothing is read after `push`."""
         return False
 
     def close(self) -> None:
-        """The mapping ends with the last reference to it."""
+        """Drop the mapping, which ends with its last reference."""
         self._target = np.empty((0, 0), dtype=np.uint8)
         self._mapping.close()

@@ -122,7 +122,7 @@ class SlotsSender:
         return True
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
-        """Not here: see `pushes_parts`."""
+        """Raise `NotImplementedError`: see `pushes_parts`."""
         raise NotImplementedError
 
     def poll(self) -> None:

@@ -68,7 +68,7 @@ class Account:
         self.change_limits(limits)
 
     def change_limits(self, limits: ApiKey) -> None:
-        """Go on with other limits."""
+        """Apply other limits from now on."""
         now_s = self._clock()
         self._limits = limits
         self._requests = _resized(self._requests, limits.requests_per_minute, now_s)
@@ -91,7 +91,7 @@ class Account:
         self.num_requests += 1
 
     def end(self) -> None:
-        """The request that has begun is over."""
+        """Note that a request has ended."""
         self.num_running -= 1
 
     def charge(self, num_tokens: int) -> None:

@@ -36,12 +36,12 @@ class Audited(Protocol):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of its prompts."""
+        """The number of tokens of its prompts."""
         ...
 
     @property
     def num_completion_tokens(self) -> int:
-        """Tokens generated so far."""
+        """The number of tokens generated so far."""
         ...
 
     @property

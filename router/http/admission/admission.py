@@ -117,7 +117,7 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
+        """The number of requests in the queue."""
         return len(self._queue)
 
     async def admit(self, demand: Demand) -> Permit:

@@ -33,7 +33,7 @@ _ResultT = TypeVar("_ResultT")
 
 
 class Bodies:
-    """All bodies of one application."""
+    """The request bodies of one application that are held in memory."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.num_bytes = 0

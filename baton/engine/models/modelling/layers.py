@@ -68,7 +68,7 @@ class Answers(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayer:
-    """One layer's attention. `kv`: what it stores of a token, values filled up to the size of keys."""
+    """The attention of one layer. `kv`: the KV that it stores of a token, with values filled up to the size of keys."""
 
     module: nn.Module
     num_heads: int

@@ -62,7 +62,7 @@ class ModellingDecoder:
         return torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, V] float32 of rows [N, E] that `forward` returned."""
+        """Logits [N, V], float32, of rows [N, E] that `forward` returned."""
         self._given.hidden = hidden[None]
         found = self._head(input_ids=torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device))
         self._given.hidden = None

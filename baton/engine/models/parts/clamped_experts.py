@@ -47,7 +47,7 @@ class ClampedExperts:
         self._products: Products | None = None
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """[T, E] of x [T, E], the experts `chosen` [T, K] and their `weights` [T, K]."""
+        """The weighted sum of each token's experts, [T, E] of x [T, E]. `chosen`: [T, K] experts, `weights`: [T, K]."""
         assert self._products is not None  # packed
         return self._products(x, chosen, weights)
 

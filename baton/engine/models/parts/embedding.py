@@ -42,7 +42,7 @@ class Embedding:
         self.is_divided = divided is not None
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """[T, E] of token ids and positions, each [T] int64. The caller may change it."""
+        """The rows [T, E] of the tokens. token_ids and positions: [T] int64. The caller may change the rows."""
         return self._ops.embed(token_ids, self.table)
 
     @property
@@ -120,7 +120,7 @@ class Head(Part, Protocol):
     """The product that gives logits."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[N, V] of x [N, E]; on every rank but the first, something else of no use."""
+        """Logits [N, V] of x [N, E], on the first rank. The result on other ranks is of no use."""
         ...
 
 

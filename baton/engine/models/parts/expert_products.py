@@ -37,10 +37,10 @@ class ExpertMatrices:
 
 
 class Products(Protocol):
-    """All experts of a layer."""
+    """The matrices of all experts of a layer, and how they are multiplied by."""
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """[T, E] of x [T, E], the experts `chosen` [T, K] and their `weights` [T, K]."""
+        """The weighted sum of each token's experts, [T, E] of x [T, E]. `chosen`: [T, K] experts, `weights`: [T, K]."""
         ...
 
 
@@ -53,7 +53,7 @@ def make_products(gate: Gate, experts: Iterable[ExpertMatrices], setup: PartSetu
 
 
 def products_of(gate: Gate, pairs: Sequence[tuple[Linear, Linear]], setup: PartSetup) -> Products:
-    """The same of gate_up and down of each expert, packed."""
+    """The fastest products on the device, of the packed gate_up and down of each expert."""
     return DenseProducts(gate, pairs) if setup.device.type == "cuda" else LoopedProducts(gate, pairs)
 
 

@@ -51,7 +51,7 @@ class Experts:
         self._products: Products | None = None
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """[T, E] of x [T, E], the experts `chosen` [T, K] and their `weights` [T, K]."""
+        """The weighted sum of each token's experts, [T, E] of x [T, E]. `chosen`: [T, K] experts, `weights`: [T, K]."""
         assert self._products is not None  # packed
         return self._products(x, chosen, weights)
 
@@ -71,8 +71,7 @@ class Experts:
 
 
 class SeparateExperts:
-    """The same where the checkpoint is quantized: each matrix is loaded as it is published, and stays so. See
-    `Part`."""
+    """The experts of a quantized checkpoint: each matrix is loaded as it is published, and stays so. See `Part`."""
 
     def __init__(
         self, name: str, tensors: str, settings: ExpertSettings, config: ModelConfig, setup: PartSetup
@@ -91,7 +90,7 @@ class SeparateExperts:
         self._products = products_of(gate_of(config.hidden_act, setup), self._pairs, setup)
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """The weighted sum [T, E] of the experts `chosen` [T, K], of x [T, E] and `weights` [T, K]."""
+        """The weighted sum of each token's experts, [T, E] of x [T, E]. `chosen`: [T, K] experts, `weights`: [T, K]."""
         return self._products(x, chosen, weights)
 
     def parameters(self) -> Iterator[Parameter]:

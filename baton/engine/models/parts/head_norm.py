@@ -25,10 +25,10 @@ from baton.engine.models.shard import scaled
 
 
 class HeadPart(Part, Protocol):
-    """Turns queries and keys into what attention takes."""
+    """The norm, if there is one, and the rotation of queries and keys before attention."""
 
     def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """[T, H, D] of x [T, H, D]."""
+        """The normed and rotated heads of queries and keys: [T, H, D] of x [T, H, D]."""
         ...
 
 

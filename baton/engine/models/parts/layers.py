@@ -30,7 +30,7 @@ from baton.wire.layout import LayerKv
 
 
 class MlpPart(Part, Protocol):
-    """Any MLP."""
+    """The MLP of a layer, of any kind."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """The MLP's summand for the residual stream, [T, E] of x [T, E]."""
@@ -38,7 +38,7 @@ class MlpPart(Part, Protocol):
 
 
 class DecoderLayer(Protocol):
-    """One layer."""
+    """One layer of a decoder."""
 
     @property
     def kv(self) -> LayerKv:
@@ -124,7 +124,7 @@ class PreNormLayer:
 
 
 class ScaledLayer(PreNormLayer):
-    """The same, and what is added to the stream is multiplied by a constant."""
+    """A `PreNormLayer` whose summands for the stream are multiplied by a constant."""
 
     def __init__(self, layer: int, config: ModelConfig, rope: int, setup: PartSetup) -> None:
         super().__init__(layer, config, rope, setup)

@@ -152,7 +152,7 @@ class HeadRotation:
             self._parameter = Parameter(name, self._weight, tuple(sources), center=1.0)
 
     def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """[T, H, D] of x [T, H, D]."""
+        """The normed and rotated heads of queries and keys: [T, H, D] of x [T, H, D]."""
         return self._ops.norm_rotate(x, self._weight, self._eps, rotation)
 
     def parameters(self) -> Iterator[Parameter]:

@@ -29,7 +29,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class JsonScanner:
-    """One value. `is_done`: it has ended; `is_bad`: the next character cannot belong to it."""
+    """Follows one JSON value. `is_done`: the value has ended; `is_bad`: the next character cannot belong to it."""
 
     def __init__(self) -> None:
         self.is_done = False

@@ -31,7 +31,7 @@ def marker_form(token_of: Callable[[str], int | None]) -> MarkerForm:
 
 
 def quoted(text: str) -> str:
-    """`text`, literally."""
+    """A string in Lark's notation that stands for `text`."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -203,16 +203,16 @@ class AnswerParser:
 
     @property
     def num_calls(self) -> int:
-        """Calls that have begun."""
+        """The number of calls that have begun."""
         return self._reader.num_calls
 
     def push(self, text: str) -> list[Delta]:
-        """The next text."""
+        """Add text; returns the pieces of the answer that are known now."""
         self._reader.text += text
         return self._run()
 
     def finish(self) -> list[Delta]:
-        """No more text comes."""
+        """End the text; returns the last pieces of the answer."""
         self._reader.has_ended = True
         return self._run()
 
