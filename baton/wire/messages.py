@@ -116,12 +116,9 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """Node -> router, the answer to a Ping.
-
-    `sent` and `received` are the node's. `live` are the attempts that it knows of this router, as of then. Each takes
-    20 bytes, the handoff id and the attempt as u32, and they are laid end to end. `num_other_legs`: those of other
-    routers. `num_other_prompt_tokens`: of their prompts, what is not computed yet.
-    """
+    """Node -> router, the answer to a Ping. `sent` and `received` are the node's. `live` are the attempts that it knows
+    of this router, as of then, laid end to end: 20 bytes each, the handoff id and the attempt as u32. `num_other_legs`:
+    those of other routers. `num_other_prompt_tokens`: of their prompts, what is not computed yet."""
 
     session: U64
     sent: U64
@@ -356,11 +353,9 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Decode node -> router, the answer to `HandOver`, behind the last token of the attempt that ended.
-
-    `attempt` is the next one. `num_tokens` of prompt and output have their KV in its handoff: all but the last that was
-    sent. 0: there is nothing to hand over now, and the request goes on here.
-    """
+    """Decode node -> router, the answer to `HandOver`, behind the last token of the attempt that ended. `attempt` is
+    the next one. The handoff of that has the KV of `num_tokens` of prompt and output: all but the last that was sent.
+    0: there is nothing to hand over now, and the request goes on here."""
 
     epoch: U64
     handoff_id: Id128
