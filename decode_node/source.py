@@ -26,7 +26,7 @@ from baton.wire.request_key import RequestKey
 
 
 def nobody(notice: SendingNotice) -> None:
-    """Nobody else uses the sending side."""
+    """Take a notice that nobody waits for: only running requests use the sending side."""
 
 
 class Source:
@@ -83,7 +83,7 @@ class Source:
         self._awaiting_steps = [each for each in self._awaiting_steps if each[0]]
 
     def cancel(self, key: RequestKey) -> None:
-        """Nobody wants this handoff any more. Harmless when it is unknown."""
+        """Cancel a handoff that nobody wants any more. Harmless when it is unknown."""
         if key in self._handoffs:
             self._end.thread.post(CancelSending(key, "cancelled"))
 

@@ -72,27 +72,27 @@ class IncomingHandoff:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it may still be delivered."""
+        """Whether the handoff may still be delivered."""
         return self._life.state in (_R.WAITING, _R.RESERVED, _R.GRANTED, _R.COMMITTED)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether blocks of it may arrive."""
+        """Whether blocks of the handoff may arrive."""
         return self._life.state in (_R.GRANTED, _R.COMMITTED)
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether its blocks are held only because a peer may still write them."""
+        """Whether the handoff's blocks are held only because a peer may still write them."""
         return self._life.state in (_R.REVOKING, _R.FENCING, _R.CUT_OFF)
 
     def renew(self, now_s: float) -> None:
-        """Renew its lease, because a block has arrived or the sender has mentioned it."""
+        """Renew the handoff's lease, because a block has arrived or the sender has mentioned it."""
         self._leases.renew(self.key, now_s + self._facts.lease_s)
 
     # granting
 
     def reserve(self, blocks: ReservedBlocks, connection: Connection, now_s: float) -> None:
-        """Give it the blocks that were reserved for it, and begin its lease."""
+        """Give the handoff the blocks that were reserved for it, and begin its lease."""
         self._life.enter(_R.RESERVED, now_s)
         self.connection, self._blocks = connection, blocks
         self.arrived = ArrivedBlocks(len(blocks.block_ids), checksums=self._facts.checksum != NONE)
@@ -198,7 +198,7 @@ class IncomingHandoff:
         self._leave()
 
     def end(self, now_s: float) -> None:
-        """End it: its blocks cannot be written any more, or never could be."""
+        """End the handoff: its blocks cannot be written any more, or never could be."""
         self._life.enter(_R.ENDED, now_s)
         self._leave()
 

@@ -56,8 +56,8 @@ class Endpoint:
 
     @property
     def has_ranks(self) -> bool:
-        """Whether it is that of a node whose ranks have pools of their own: it has no address then, and
-        `RankEndpoints` as its details."""
+        """Whether the node has ranks with pools of their own. The endpoint has no address then, and `RankEndpoints` as
+        its details."""
         return not self.address and bool(self.details)
 
 

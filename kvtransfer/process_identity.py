@@ -24,7 +24,8 @@ def shares_processes(mine: ProcessIdentity, theirs: ProcessIdentity) -> bool:
 
 
 def is_elsewhere(mine: ProcessIdentity, theirs: ProcessIdentity) -> bool:
-    """Whether they are known to see different process tables: on two machines, or in two containers of one machine."""
+    """Whether the two are known to see different process tables: on two machines, or in two containers of one
+    machine."""
     return bool(mine.host) and bool(theirs.host) and _processes_of(mine) != _processes_of(theirs)
 
 

@@ -54,7 +54,8 @@ class CudaEvent:
         self._spin_s = spin_s
 
     def record(self, stream: Any = None) -> None:
-        """Put it behind everything issued on `stream` so far; by default the current one of the calling thread."""
+        """Put the event behind everything issued on `stream` so far; by default the current one of the calling
+        thread."""
         self._native.record(stream)
 
     def is_passed(self) -> bool:

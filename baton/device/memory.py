@@ -44,7 +44,7 @@ def reset_peak(device: torch.device) -> None:
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """Around a start: a device or a machine that is too small or too full for it is an `InvalidSetting`."""
+    """A context for a start. A device or a machine that is too small or too full for it raises `InvalidSetting`."""
     try:
         yield
     except torch.OutOfMemoryError as error:

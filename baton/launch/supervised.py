@@ -92,7 +92,7 @@ class SupervisedChild:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id of the child."""
         return self._child.pid
 
     def terminate(self) -> None:

@@ -96,8 +96,8 @@ class RouterLinks:
         return any(link.owes_pong for link in self._links)
 
     def answer_pings(self, live: Iterable[RequestKey], uncomputed: Iterable[tuple[RequestKey, int]]) -> None:
-        """Answer those routers. `live` are all attempts that this node knows, and `uncomputed` those whose prompts are
-        not computed, with the tokens that are missing."""
+        """Answer all routers that wait for a Pong. `live` are all attempts that this node knows. `uncomputed` are those
+        whose prompts are not computed, with the number of tokens that are missing."""
         keys, prompts = list(live), list(uncomputed)
         for link in self._links:
             if link.owes_pong:

@@ -26,7 +26,7 @@ _logging = partial(setting, group="logging")
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings(EngineSettings):
-    """An engine plus its place in a deployment."""
+    """The settings of a node: those of its engine, and its place in a deployment."""
 
     router: str = setting(
         "tcp://127.0.0.1:8001",

@@ -83,18 +83,18 @@ class Child:
 
     @property
     def stdin(self) -> IO[bytes]:
-        """Its standard input, opened with `PIPE`. Buffered: flush it."""
+        """The child's standard input, opened with `PIPE`. Buffered: flush it."""
         return _piped(self._process.stdin)
 
     @property
     def stdout(self) -> IO[bytes]:
-        """Its standard output, opened with `PIPE`. A caller that reads from it must not call `read_line` or
+        """The child's standard output, opened with `PIPE`. A caller that reads from it must not call `read_line` or
         `wait_ready`."""
         return _piped(self._process.stdout)
 
     @property
     def stderr(self) -> IO[bytes]:
-        """Its standard error, opened with `PIPE`."""
+        """The child's standard error, opened with `PIPE`."""
         return _piped(self._process.stderr)
 
     def write(self, content: bytes, timeout_s: float) -> None:
@@ -136,7 +136,7 @@ class Child:
         return line
 
     def wait_ready(self, timeout_s: float) -> Ready:
-        """Read its standard output up to the event that says it is ready. Raises as `read_line`."""
+        """Read the child's standard output up to the event that says it is ready. Raises as `read_line`."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             line = self.read_line(max(0.0, deadline_s - time.monotonic()))
@@ -144,15 +144,16 @@ class Child:
                 return event
 
     def terminate(self) -> None:
-        """Ask it to finish: SIGTERM to the process alone."""
+        """Ask the child to finish: SIGTERM to the process alone."""
         self._process.terminate()
 
     def hang_up(self) -> None:
-        """Ask it to read its files again: SIGHUP to the process alone, which ends one that does not expect it."""
+        """Ask the child to read its files again: SIGHUP to the process alone, which ends one that does not expect
+        it."""
         self._process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
-        """SIGKILL to it and to everything in its process group. Returns at once: `wait` notices the end."""
+        """Send SIGKILL to the child and to everything in its process group. Returns at once: `wait` notices the end."""
         with self._ending:
             if not self._has_ended:
                 self._kill_group()
@@ -171,7 +172,7 @@ class Child:
         return self.poll()
 
     def watch(self) -> int:
-        """Its exit status, however long it runs: for a thread that does nothing else."""
+        """The child's exit status, however long it runs: for a thread that does nothing else."""
         status = self._process.wait()
         self._note_end()
         return status

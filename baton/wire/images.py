@@ -53,7 +53,7 @@ class PromptImage:
 
     @property
     def stop(self) -> int:
-        """The place behind its last token."""
+        """The place behind the image's last token in the prompt."""
         return self.start + self.num_tokens
 
     @property

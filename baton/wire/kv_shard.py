@@ -54,7 +54,7 @@ class KvShard:
         return self.division == KvDivision()
 
     def layers_of(self, num_layers: int) -> range:
-        """Its layers of so many; the first stages have one more where they do not divide."""
+        """The layers of this stage, of `num_layers`. The first stages have one more where they do not divide."""
         few, num_longer = divmod(num_layers, self.division.num_stages)
         first = self.stage * few + min(self.stage, num_longer)
         return range(first, first + few + (self.stage < num_longer))

@@ -41,11 +41,12 @@ class Prompt:
         return len(self.token_ids)
 
     def followed_by(self, output_ids: Sequence[int]) -> tuple[int, ...]:
-        """The ids of its tokens and those behind them; without any, its own, which are not copied."""
+        """The prompt's token ids with `output_ids` behind them. Without any, it is the prompt's own tuple, not a
+        copy."""
         return (*self.token_ids, *output_ids) if output_ids else self.token_ids
 
     def first(self, num_tokens: int) -> Prompt:
-        """The prompt that its first tokens are, at least one."""
+        """The prompt of the first `num_tokens` tokens of this one, at least one."""
         images = tuple(image for image in self.images if image.start < num_tokens)
         return replace(self, token_ids=self.token_ids[:num_tokens], images=images)
 

@@ -74,11 +74,11 @@ class Lent(Protocol):
 
     @property
     def is_pool(self) -> bool:
-        """Whether they are the pool itself, and no copy."""
+        """Whether the frames are the pool itself, and no copy."""
         ...
 
     def give_back(self) -> None:
-        """Nobody reads the bytes any more."""
+        """Give the bytes back: nobody reads them any more."""
         ...
 
 

@@ -164,5 +164,5 @@ class GrantedWriter:
         return False
 
     def fence(self) -> bool:
-        """Nobody but this receiver writes the pool, and it writes nothing that was forgotten."""
+        """True: nobody but this receiver writes the pool, and it writes nothing that was forgotten."""
         return True

@@ -70,7 +70,7 @@ class Connection:
 
     @property
     def monitor(self) -> zmq.Socket[bytes]:
-        """Readable when the connection was made or broke."""
+        """The socket that is readable when the connection was made or broke."""
         return self._watch.monitor
 
     @property
@@ -80,7 +80,7 @@ class Connection:
 
     @property
     def has_broken(self) -> bool:
-        """Whether it broke after it was made."""
+        """Whether the connection broke after it was made."""
         return self._watch.has_broken
 
     @property
@@ -89,11 +89,11 @@ class Connection:
         return bool(self.socket.closed)
 
     def watch(self) -> None:
-        """Notice that it was made, or that it broke: it stays broken then."""
+        """Notice that the connection was made, or that it broke: it stays broken then."""
         self._watch.look()
 
     def close(self) -> None:
-        """Drop it, and whatever is still queued on it."""
+        """Drop the connection, and whatever is still queued on it."""
         if not self.is_closed:
             self._watch.close()
             self.socket.close(linger=0)

@@ -28,7 +28,7 @@ class RunnableDecoder(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype it computes in."""
+        """The dtype in which the decoder computes."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class RunnableDecoder(Protocol):
 
     @property
     def has_head(self) -> bool:
-        """Whether it computes logits; without, what `forward` returns is the next stage's input."""
+        """Whether the decoder computes logits. Without a head, the result of `forward` is the next stage's input."""
         ...
 
     def trial_inputs(self, num_tokens: int) -> Tensor:

@@ -42,7 +42,7 @@ class ModelFacts(Protocol):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Each of them ends a generation; sorted."""
+        """The ids of tokens that end a generation, sorted."""
         ...
 
 

@@ -73,7 +73,7 @@ class Parameter:
 
     @property
     def num_bytes(self) -> int:
-        """The memory that it takes after loading."""
+        """The bytes of memory that the parameter takes after loading."""
         return self.held_bytes or self.tensor.nbytes
 
     @property

@@ -51,7 +51,7 @@ class Shard:
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether its layers begin with the embedding."""
+        """Whether this stage begins with the embedding."""
         return self.stage == 0
 
     @property
@@ -60,8 +60,8 @@ class Shard:
         return self.stage == self.num_stages - 1
 
     def layers_of(self, num_layers: int) -> range:
-        """The layers of its stage; the first stages have one more where they do not divide. Raises `ModelLoadError`
-        when there are fewer layers than stages."""
+        """The layers of this stage, of `num_layers`. The first stages have one more where they do not divide. Raises
+        `ModelLoadError` when there are fewer layers than stages."""
         if num_layers < self.num_stages:
             raise ModelLoadError(f"{num_layers} layers cannot be divided among {self.num_stages} stages")
         return self.kv.layers_of(num_layers)

@@ -61,7 +61,7 @@ class TensorEntry:
 
     @property
     def num_elements(self) -> int:
-        """How many numbers it holds."""
+        """The number of elements of the tensor."""
         return math.prod(self.shape)
 
 

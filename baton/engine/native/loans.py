@@ -80,11 +80,11 @@ class CoreLoans:
         return [(self._line(line), self._own, core) for core, line in self._lending.guests]
 
     def give(self, for_s: float = -1.0) -> None:
-        """Lend this node's cores for so long, until they are taken back when it is negative."""
+        """Lend this node's cores for `for_s` seconds. Below zero: until they are taken back."""
         self._library.baton_loan_give(self._own, int(for_s * 1e9))
 
     def take_back(self) -> None:
-        """Lend them no more. To be called again and again while the node computes."""
+        """Lend no cores any more. To be called again and again while the node computes."""
         self._library.baton_loan_take_back(self._own)
 
     def is_wanted(self, within_s: float) -> bool:

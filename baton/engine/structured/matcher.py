@@ -64,7 +64,7 @@ class CompiledGrammar:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is compiled, or will be, or cannot be."""
+        """Whether the grammar is compiled, or will be, or cannot be."""
         return not self.is_worn and not (self.first.done() and isinstance(self.first.exception(), RequestFailed))
 
 
@@ -106,7 +106,7 @@ class GrammarMatcher:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its grammar was compiled, or could not be."""
+        """Whether the grammar was compiled, or could not be."""
         return self._compiled.first.done()
 
     def accepts(self, token_id: int) -> bool:

@@ -67,7 +67,7 @@ class Stage(Protocol):
         ...
 
     def flush(self) -> list[str]:
-        """Nothing more comes: return what was held back."""
+        """End the text: return what was held back."""
         ...
 
     def settle(self) -> list[str]:

@@ -297,7 +297,7 @@ class Deployed:
         return status
 
     def stop(self) -> None:
-        """Begin to take it down. Raises `ChildFailed`."""
+        """Begin to take the deployment down. Raises `ChildFailed`."""
         self._ask(self._actor.stop)
 
     def _ask(self, method: Any) -> Any:

@@ -49,7 +49,7 @@ class RouterView:
         self._looks: deque[Look] = deque()
 
     def look(self, now_s: float) -> None:
-        """Ask all of them. Raises `RequestFailed`."""
+        """Ask all routers for their figures. Raises `RequestFailed`."""
         self.add(added_up([parse_look(each.metrics(), each.nodes(), now_s) for each in self._clients]))
 
     def add(self, look: Look) -> None:

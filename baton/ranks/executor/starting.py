@@ -45,15 +45,15 @@ class StartedRank(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it; returns at once."""
+        """Kill the rank; returns at once."""
         ...
 
     def wait(self, timeout_s: float) -> str:
-        """How it has ended, "" when it has not within `timeout_s`."""
+        """How the rank has ended, for a message; "" when it has not within `timeout_s` seconds."""
         ...
 
     def end(self) -> None:
-        """Kill it, and wait until nothing of it is left; bounded."""
+        """Kill the rank, and wait until nothing of it is left. The wait is bounded."""
         ...
 
 

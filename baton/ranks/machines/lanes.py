@@ -82,7 +82,7 @@ class Lanes:
         self._flush(key)
 
     def finish(self, key: Key) -> None:
-        """Nothing more comes over the link for this lane: close it when the rest is taken."""
+        """Close a lane when the rest of it is taken: nothing more comes for it over the link."""
         lane = self._lanes.get(key)
         if lane is not None:
             lane.is_over = True

@@ -89,7 +89,7 @@ class DistantRank:
         return f"has not been heard for {self.silent_s:.0f} s" if self.silent_s > _FRESH_S else ""
 
     def transfer_ends(self) -> tuple[tuple[socket.socket, socket.socket], Sequence[socket.socket]]:
-        """Its own ends lie on its machine."""
+        """The driver's ends of the lines. The rank's own ends lie on its machine."""
         self._has_given_ends = True
         return self._transfer_ends, ()
 

@@ -141,7 +141,7 @@ class RanksReceiver:
             self._endpoint = Endpoint(self._transport, "", RANK_ENDPOINTS.encode(ranks))
 
     def on_arrived(self, shard: KvShard, arrived: Arrived) -> None:
-        """A rank has its bytes of some blocks."""
+        """Note that a rank has its bytes of some blocks."""
         self._counters.num_part_bytes += arrived.num_bytes
         expected = self._expected.get(arrived.key)
         if expected is None or expected.number != arrived.number:

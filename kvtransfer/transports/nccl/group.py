@@ -95,7 +95,8 @@ class PairStore(Store):
         return all(key in self._entries for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all `keys` are there. Raises `TimeoutError` at the store's own deadline, whatever `timeout` says."""
+        """Wait until all `keys` are there. Raises `TimeoutError` at the store's own deadline, whatever `timeout`
+        says."""
         while not self.check(keys):
             if threading.get_ident() != self._owner or time.monotonic() >= self._deadline_s:
                 raise TimeoutError("the peer did not form the group in time")

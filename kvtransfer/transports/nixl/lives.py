@@ -74,7 +74,7 @@ class RunningAgent(Protocol):
         ...
 
     def wait_on(self) -> Sequence[Any]:
-        """Readable when `poll` has something to do."""
+        """A socket that is readable when `poll` has something to do."""
         ...
 
     def send(self, command: object) -> None:

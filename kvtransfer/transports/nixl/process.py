@@ -61,7 +61,7 @@ class AgentProcess:
         self._wait_until_ready()
 
     def wait_on(self) -> Sequence[Any]:
-        """Readable when `poll` has something to do."""
+        """The socket that is readable when `poll` has something to do."""
         if self._child is None or self._channel is None or not self._channel.is_open:
             return ()
         return (self._channel.socket, self._child.stderr)

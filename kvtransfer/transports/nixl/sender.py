@@ -224,7 +224,7 @@ class NixlSender:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether its writes should have ended by now."""
+        """Whether this sender's writes should have ended by now."""
         deadline_s = self._close_deadline_s
         return deadline_s is not None and bool(self.num_reading) and time.monotonic() > deadline_s
 
@@ -238,7 +238,7 @@ class NixlSender:
         return True
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
-        """Not here: every write has its fixed cost. Raises `TransferFailed`."""
+        """Raise `TransferFailed`: every write has its fixed cost, so parts are not pushed."""
         raise TransferFailed("nixl moves whole blocks")
 
     def poll(self) -> None:

@@ -41,7 +41,7 @@ class ShmReceiver:
         return ()
 
     def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """Nothing to prepare: Commit and its checksums decide."""
+        """Do nothing: Commit and its checksums decide."""
 
     def forget(self, key: RequestKey) -> None:
         """Do nothing: this side does not know what peers write."""

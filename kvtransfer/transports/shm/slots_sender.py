@@ -145,7 +145,7 @@ class SlotsSender:
         return () if self._connection.is_closed else (self._connection.socket, self._connection.monitor)
 
     def is_reading(self, key: RequestKey) -> bool:
-        """Never after `push`: what is in flight are copies, which the receiver writes only where they are granted."""
+        """False: after `push` only copies are in flight, which the receiver writes only where they are granted."""
         return False
 
     def close(self) -> None:

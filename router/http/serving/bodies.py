@@ -131,7 +131,7 @@ class Place:
     num_bytes: int = 0
 
     def add(self, num_bytes: int) -> None:
-        """Its next bytes have come. Raises `Overloaded`."""
+        """Count the body's next bytes. Raises `Overloaded`."""
         self.bodies.add(self.client, num_bytes)
         self.num_bytes += num_bytes
 

@@ -55,7 +55,7 @@ class Embedding:
         yield from self._parameters
 
     def pack(self) -> None:
-        """Nothing is packed: the plain rows stay, until a tied head has packed them."""
+        """Drop the parameters. Nothing is packed: the plain rows stay, until a tied head has packed them."""
         self._parameters.clear()
 
     def share(self, table: LinearWeight) -> None:
