@@ -152,7 +152,7 @@ class RouterLink:
             self.send(Tokens(self._epoch, tuple(events)))
 
     def send_prompt_logprobs(self, scores: PromptScores) -> None:
-        """Send the scores of a prompt, in as many messages as needed."""
+        """What a step found out about a prompt, in as many messages as needed."""
         for message in prompt_logprobs(scores, self._epoch):
             self.send(message)
 

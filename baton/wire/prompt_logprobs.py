@@ -31,12 +31,12 @@ class PromptTokenLogprobs(NamedTuple):
 
 
 def row_words(num_top: int) -> int:
-    """The number of 32-bit words of a row."""
+    """32-bit words of a row."""
     return _FIXED_WORDS + 2 * num_top
 
 
 def row_bytes(num_top: int) -> int:
-    """The number of bytes of a row."""
+    """Bytes of a row."""
     return _WORD_BYTES * row_words(num_top)
 
 

@@ -62,8 +62,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
-    """The settings of a node's transports. `port`: where the first of its receivers that listens does so; each further
-    one has the next port. 0: the system chooses them."""
+    """What the transports of a node are made from. `port`: where the first of its receivers that listens does so; each
+    further one has the next port. 0: the system chooses them."""
 
     choice: str
     context: zmq.Context[zmq.Socket[bytes]]

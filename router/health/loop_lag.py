@@ -48,7 +48,7 @@ class LoopLag(Collector):
             self._timer.cancel()
 
     def collect(self) -> Iterable[Metric]:
-        """How late the event loop ran its timer, in seconds: a histogram and the worst."""
+        """The lags as a histogram, the worst one, and the worst that the loop itself was to blame for."""
         bounds = [*map(floatToGoString, _BUCKETS), "+Inf"]
         buckets = [*zip(bounds, accumulate(self._counts), strict=True)]
         doc = "How late the event loop ran a timer"

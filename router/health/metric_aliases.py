@@ -44,7 +44,7 @@ class VllmAliases(Collector):
         self._source = source
 
     def collect(self) -> Iterable[Metric]:
-        """Each metric of the source that vLLM has, too, under vLLM's name."""
+        """Every metric with an alias, under the alias."""
         for family in self._source.collect():
             for alias in VLLM_NAMES.get(family.name, ()):
                 yield _renamed(family, alias)

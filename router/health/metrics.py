@@ -107,7 +107,7 @@ class _Collected:
     metrics: list[Metric]
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics that were handed in, as they are."""
+        """The metrics, as a registry gives them."""
         return self.metrics
 
 
@@ -208,7 +208,7 @@ class TokenMetrics(Collector):
         self._counts = counts
 
     def collect(self) -> Iterable[Metric]:
-        """Tokens sent, and gaps between them in seconds, for each model."""
+        """Tokens that were sent, and the gaps between them, of each model."""
         tokens = CounterMetricFamily("baton:generation_tokens", "Tokens sent", labels=[MODEL_LABEL])
         gaps = HistogramMetricFamily("baton:inter_token_latency_seconds", "Gap between tokens", labels=[MODEL_LABEL])
         bounds = [*map(floatToGoString, _ITL_BUCKETS), "+Inf"]

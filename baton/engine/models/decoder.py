@@ -83,12 +83,12 @@ class Decoder:
     def forward(
         self, token_ids: Tensor, positions: Tensor, attention: Attention, seen: SeenRows | None = None
     ) -> Tensor:
-        """Run all layers over the step's tokens. Returns the residual stream [T, E] before the final norm, which
-        `logits` applies to the rows that need it.
+        """Run all layers over the step's tokens.
 
-        token_ids and positions: [T] int64 on this decoder's device. Sequences lie one after another, prompts and
-        decodes mixed as `attention` has planned. In a later stage, the result of the stage before takes the place of
-        token ids. `seen`: the tokens of images among them.
+        token_ids and positions: [T] int64 on this decoder's device, sequences one after another, prompts and decodes
+        mixed as `attention` has planned. In a later stage, what the stage before has returned takes the place of token
+        ids. `seen`: the tokens of images among them. Returns the residual stream [T, E] before the final norm, which
+        `logits` applies to the rows that need it.
         """
         residual = self.embed(token_ids, positions)
         if seen is not None:

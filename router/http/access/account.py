@@ -54,7 +54,7 @@ class TokenBucket:
 
 
 class Account:
-    """The use of one API key. The counts stay when the key file is read again."""
+    """What one API key has used and may still use. Keeps its counts when the key file is read again."""
 
     def __init__(self, limits: ApiKey, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_requests = 0

@@ -63,7 +63,8 @@ GENERATION: Final = web.RequestKey("generation", Generation)
 
 
 class AuditLog:
-    """The audit log in one file, which is only appended to. `reload` opens it anew, after it was renamed."""
+    """Writes a line for each request that is over. The file is appended to; `reload` opens it again, so that it can be
+    rotated by renaming it."""
 
     def __init__(self, path: str) -> None:
         """Raises `InvalidSetting` when the file cannot be written."""

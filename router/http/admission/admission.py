@@ -99,7 +99,8 @@ class _Ticket:
 
 
 class Admission:
-    """Decides which requests run, wait or are refused. `capacity` says for how many requests the nodes have room."""
+    """Admits requests as long as `capacity()` has room, lets a bounded number wait for their turn, and refuses
+    others."""
 
     def __init__(
         self, settings: AdmissionSettings, capacity: Callable[[], int], clock: Callable[[], float] = time.monotonic

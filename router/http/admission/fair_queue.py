@@ -42,7 +42,7 @@ class _Line(Generic[ItemT]):
 
 
 class FairQueue(Generic[ItemT]):
-    """A queue that is fair between keys. `num_requests` and `num_tokens` are those of all that wait."""
+    """Items of several lines, and whose turn it is. `num_requests` and `num_tokens` are those of all that wait."""
 
     def __init__(self) -> None:
         self.num_requests = 0

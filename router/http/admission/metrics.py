@@ -20,7 +20,7 @@ class AccessMetrics(Collector):
         self._guard = guard
 
     def collect(self) -> Iterable[Metric]:
-        """The number of requests that wait at the router, refusals by their reason, and the use of each API key."""
+        """Requests that wait and that were refused; with keys, what each has used."""
         guard = self._guard
         yield GaugeMetricFamily(
             "baton:num_requests_queued", "Requests that wait for their turn at the router", self._admission.num_waiting

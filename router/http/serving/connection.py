@@ -74,7 +74,7 @@ class Connection(web.RequestHandler):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the client's address. A connection beyond the limits is refused; others have to send a request soon."""
+        """A client has connected: it is counted, and refused when there are too many."""
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else ""
         self._verdict = self._counts.opened(self._address)
@@ -85,7 +85,7 @@ class Connection(web.RequestHandler):
             self._refuse(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Give the connection's place back, and stop its timers."""
+        """The connection is closed, by whoever; `exc`: None for a regular end."""
         self._counts.closed(self._address)
         self._cancel_head_timer()
         if self._timer is not None:
@@ -94,7 +94,7 @@ class Connection(web.RequestHandler):
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, with a deadline for the first request's head. Bytes that are no HTTP end the connection."""
+        """Bytes have come: they are parsed, and whatever is no HTTP ends the connection with an answer."""
         if self._verdict is not Verdict.ADMITTED:
             return
         if self._request is None and self._head_timer is None:
@@ -110,7 +110,7 @@ class Connection(web.RequestHandler):
                 self._parse_failed()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """True keeps the connection open for the answers that are due; False closes it."""
+        """The client sends no more. True keeps the connection open for the answers that are due."""
         if self._verdict is not Verdict.ADMITTED or not self._num_due or not self._last_body.is_eof():
             return False
         if self.ssl_context is not None or (self._request is not None and self._request.writer.output_size > 0):

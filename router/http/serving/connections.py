@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class Verdict(Enum):
-    """The fate of a new connection. `REFUSED` ones are told so, `DROPPED` ones are not: there are too many."""
+    """What becomes of a new connection. `REFUSED` ones are told so, `DROPPED` ones are not: there are too many."""
 
     ADMITTED = "admitted"
     REFUSED = "refused"

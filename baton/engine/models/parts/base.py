@@ -22,11 +22,11 @@ from baton.engine.models.shard import Shard
 
 @dataclass(frozen=True, slots=True)
 class PartSetup:
-    """The values that all parts of one model on one device share.
+    """The values that all parts of one model on one device share. `shard`: this rank's share of the divided weights;
+    `quantization`: of the weights of products.
 
-    `shard`: this rank's share of the divided weights; `quantization`: of the weights of products. `collectives`: by
-    which parts put the shares of all ranks together. None: a part's result is this rank's share of it, and the
-    vocabulary is not divided.
+    `collectives`: by which parts put the shares of all ranks together; None: a part's result is this rank's share of
+    it, and the vocabulary is not divided.
     """
 
     dtype: torch.dtype
