@@ -79,7 +79,7 @@ class ApiClient:
             return response.read(MAX_BODY_BYTES).decode(errors="replace")
 
     def drain(self, node: str, *, restart: bool) -> int:
-        """Drain a node; how many requests it had. Raises `RequestFailed`."""
+        """Drain a node. Returns how many requests it had. Raises `RequestFailed`."""
         body = json.dumps({"node": node, "restart": restart}).encode()
         with self._request("POST", "/admin/drain", body, root="") as response:
             content = _decode_json(response.read(MAX_BODY_BYTES))

@@ -63,7 +63,7 @@ class CountsRejections(Protocol):
 
     @property
     def num_rejected_messages(self) -> int:
-        """Since the start of the node."""
+        """The number of rejected messages since the start of the node."""
         ...
 
 

@@ -45,7 +45,7 @@ class MixedLeg:
 
     @property
     def num_live(self) -> int:
-        """Prompts for other nodes, and requests that are generated here."""
+        """The number of prompts for other nodes, and of requests that are generated here."""
         return self._prefill.num_live + self._decode.num_live
 
     def live_keys(self) -> Iterable[RequestKey]:

@@ -196,7 +196,7 @@ class Known:
 
 
 class NoChecksums:
-    """Zeros: both sides have agreed not to look. See `Checksums`."""
+    """Zeros in the place of checksums: both sides have agreed not to look. See `Checksums`."""
 
     max_blocks = 2**20
 
@@ -248,7 +248,7 @@ class CopyingOutlet:
         self._part, self._size = part, max_frame_blocks
 
     def has_room(self, num_blocks: int) -> bool:
-        """Always: the sender bounds what is unread."""
+        """True: the sender bounds the bytes that are not read yet."""
         return True
 
     def lend(self, block_ids: Sequence[int]) -> Lent:

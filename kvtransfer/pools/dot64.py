@@ -33,7 +33,7 @@ _SLAB_WORDS = 2**15
 
 
 def weights(num_words: int) -> Weights:
-    """a[0] .. a[num_words - 1], [num_words]. Raises `ValueError` beyond 2^31."""
+    """The weights a[0] .. a[num_words - 1] of a block's words. Raises `ValueError` beyond 2^31."""
     if num_words > 2**_LOW_BITS:
         raise ValueError(f"a block of {num_words} words is too large for dot64")
     index = np.arange(num_words, dtype=np.uint64)

@@ -100,7 +100,7 @@ class Connection:
 
 
 def dial(link: zmq.Socket[bytes], endpoint: Endpoint, settings: links.LinkSettings) -> str:
-    """Connect `link` to a peer's endpoint; its address. Raises `TransferFailed` when that cannot be dialled."""
+    """Connect `link` to a peer's endpoint. Returns the address. Raises `TransferFailed` when that cannot be dialled."""
     try:
         address = links.parse_address(endpoint.address, "peer endpoint")
         return links.connect(link, address, settings)

@@ -109,7 +109,7 @@ def inner_schemas(schema: Schema, without: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def place_of(path: Path) -> str:
-    """Short, however long the path is."""
+    """The path as text for a person: short, however long the path is."""
     text = "".join(f"[{each}]" if isinstance(each, int) else _member(each) for each in path)
     half = _MAX_PLACE_CHARS // 2
     return text if len(text) <= _MAX_PLACE_CHARS else f"{text[:half]}...{text[-half:]}"

@@ -73,7 +73,8 @@ OnPool: TypeAlias = Callable[[KvMemory, tuple[socket.socket, socket.socket]], No
 
 
 def follow(descriptor: int, on_pool: OnPool) -> int:
-    """Be told over the socket of this descriptor, until that is to stop; the exit status."""
+    """Carry out orders that come over the socket with this descriptor, until one of them is to stop. Returns the exit
+    status."""
     # the driver decides when its ranks end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING)

@@ -253,7 +253,7 @@ def join_pairs(
     is_before_afar: bool,
     is_next_afar: bool,
 ) -> Pairs:
-    """Find the other ends. Raises as `World`."""
+    """Find the other ends of this rank's passages that are worlds of two. Raises as `World`."""
 
     def joined(place: int, stage: int) -> World:
         meeting = meeting_of(passage_group(stage, shard.rank))

@@ -57,7 +57,7 @@ class Lanes:
             poller.register(lane.end.fileno(), zmq.POLLIN | (zmq.POLLOUT if lane.backlog else 0))
 
     def serve(self, events: Sequence[tuple[object, int]]) -> list[Key]:
-        """Carry what was polled. The lanes whose local end was closed, whoever has closed it."""
+        """Carry bytes of the ends that were polled. Returns the lanes whose local end was closed, by whoever."""
         closed: list[Key] = []
         for source, event in events:
             key = self._by_descriptor.get(source) if isinstance(source, int) else None

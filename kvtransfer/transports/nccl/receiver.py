@@ -73,7 +73,7 @@ class NcclReceiver(ListeningReceiver):
 
     @property
     def num_pairs(self) -> int:
-        """Groups that stand or are being formed."""
+        """The number of groups that stand or are being formed."""
         return len(self._pairs)
 
     def wait_on(self) -> Sequence[Any]:

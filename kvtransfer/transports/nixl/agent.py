@@ -131,7 +131,7 @@ class Agent:
         channel.send(Ready(self._name, this_process(), details))
 
     def run(self) -> None:
-        """Work until the node hangs up or says stop."""
+        """Carry out commands until the node hangs up or says stop."""
         while self._channel.is_open and not self._stopped.is_set():
             if self._wait():
                 self._take_commands()

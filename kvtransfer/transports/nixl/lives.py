@@ -19,9 +19,8 @@ _CRASH_PERIOD_S = 60.0
 
 
 class Crashes:
-    """Lives that ended by themselves. After `_MAX_CRASHES` of them within `_CRASH_PERIOD_S` the next start waits until
-    the first of them is that long ago.
-    """
+    """The lives that ended by themselves. After `_MAX_CRASHES` of them within `_CRASH_PERIOD_S` seconds, the next start
+    waits until the first of them is that long ago."""
 
     def __init__(self) -> None:
         self.num_crashes = 0

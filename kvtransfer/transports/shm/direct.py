@@ -62,7 +62,7 @@ class ShmReceiver:
         return False
 
     def close(self) -> None:
-        """Remove the segment's name."""
+        """Remove the segment's name; peers keep what they have mapped."""
         self._segment.close()
 
 

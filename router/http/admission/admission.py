@@ -144,7 +144,7 @@ class Admission:
         return Permit(self, demand, self._clock() - begun_s)
 
     def release(self, demand: Demand) -> None:
-        """Called by a permit: its room is free again."""
+        """Free the room of a request. Called by its permit."""
         self._speed.done(demand.num_tokens, self._clock())
         self.num_running -= demand.num_choices
         self.fill()

@@ -15,7 +15,8 @@ _MAX_WAIT_S = 600
 
 
 class Speed:
-    """Times are seconds of any clock that never goes back."""
+    """Measures how many tokens a second are worked off while something waits. Times are seconds of any clock that never
+    goes back."""
 
     def __init__(self) -> None:
         self._tokens = 0.0

@@ -25,7 +25,7 @@ from baton.wire.errors import ModelLoadError
 
 
 class ClampedExperts:
-    """Gated MLPs, of which each token has its own. See `Part`."""
+    """The experts of gpt-oss: gated MLPs, of which each token has its own. See `Part`."""
 
     def __init__(
         self, name: str, tensors: str, settings: ExpertSettings, config: ModelConfig, setup: PartSetup

@@ -70,7 +70,7 @@ def _linear(matrix: Tensor, bias: Tensor | None, setup: PartSetup) -> Linear:
 
 
 class LoopedProducts:
-    """Expert by expert, each for its own tokens. See `Products`."""
+    """Products that go expert by expert, each for its own tokens. See `Products`."""
 
     def __init__(self, gate: Gate, pairs: Sequence[tuple[Linear, Linear]]) -> None:
         """`pairs`: the products of each expert."""
@@ -96,7 +96,7 @@ class LoopedProducts:
 
 
 class DenseProducts:
-    """Expert by expert, each for all tokens. See `Products`."""
+    """Products that go expert by expert, each for all tokens. See `Products`."""
 
     def __init__(self, gate: Gate, pairs: Sequence[tuple[Linear, Linear]]) -> None:
         """`pairs`: for each expert its products gate_up and down."""

@@ -21,7 +21,7 @@ from baton.engine.models.parts.mlp import gate_of
 
 
 class Experts:
-    """Gated MLPs, of which each token has its own. See `Part`."""
+    """The experts of a plain checkpoint: gated MLPs, of which each token has its own. See `Part`."""
 
     def __init__(
         self, name: str, tensors: str, settings: ExpertSettings, config: ModelConfig, setup: PartSetup

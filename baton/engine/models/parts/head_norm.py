@@ -47,7 +47,8 @@ def make_head_rotation(
 
 
 class WholeHeadNorm:
-    """RMS norms over all queries, and over all keys, of a token: those of all ranks together. See `HeadPart`."""
+    """RMS norms over all query heads of a token, and over all its key heads: those of all ranks together. See
+    `HeadPart`."""
 
     def __init__(self, name: str, tensors: tuple[str, ...], config: ModelConfig, setup: PartSetup) -> None:
         """`tensors`: of the weights of queries [Hq * D] and keys [Hkv * D]."""

@@ -94,7 +94,7 @@ class _Parts:
 
 
 class PreNormLayer:
-    """Norms before attention and before the MLP. See `DecoderLayer`."""
+    """A layer with norms before attention and before the MLP. See `DecoderLayer`."""
 
     def __init__(self, layer: int, config: ModelConfig, rope: int, setup: PartSetup) -> None:
         make, names = _Parts(layer, config, rope, setup), config.names
@@ -131,13 +131,13 @@ class ScaledLayer(PreNormLayer):
         self._factor = config.multipliers.residual
 
     def forward(self, residual: Tensor, delta: Tensor | None, rotations: Rotations, attention: Attention) -> Tensor:
-        """As `PreNormLayer.forward`, with both summands times a factor."""
+        """Norm, attention, norm, MLP, with each summand times a factor. Returns what the MLP adds, [T, E]."""
         attended = self._attention(self._input_norm(residual, delta), rotations, attention)
         return self._mlp(self._mlp_norm(residual, attended * self._factor)) * self._factor
 
 
 class PostNormLayer:
-    """Norms after attention and after the MLP alone. See `DecoderLayer`."""
+    """A layer with norms after attention and after the MLP alone. See `DecoderLayer`."""
 
     def __init__(self, layer: int, config: ModelConfig, rope: int, setup: PartSetup) -> None:
         make, names = _Parts(layer, config, rope, setup), config.names
@@ -169,7 +169,7 @@ class PostNormLayer:
 
 
 class SandwichLayer(PreNormLayer):
-    """Norms before and after attention and MLP."""
+    """A layer with norms before and after attention and MLP. See `DecoderLayer`."""
 
     def __init__(self, layer: int, config: ModelConfig, rope: int, setup: PartSetup) -> None:
         super().__init__(layer, config, rope, setup)

@@ -37,7 +37,7 @@ def _gate(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
 
 
 class GatedMlp:
-    """down(activation(gate(x)) * up(x)). See `Part`."""
+    """The MLP down(activation(gate(x)) * up(x)). See `Part`."""
 
     def __init__(self, name: str, tensors: str, inner: int, config: ModelConfig, setup: PartSetup) -> None:
         """`name` of its parameters, `tensors` of the checkpoint's, `inner`: I."""
@@ -70,7 +70,7 @@ class GatedMlp:
 
 
 class PlainMlp:
-    """down(activation(up(x))). See `Part`."""
+    """The MLP down(activation(up(x))). See `Part`."""
 
     def __init__(self, name: str, tensors: str, inner: int, config: ModelConfig, setup: PartSetup) -> None:
         """`name` is for messages, `tensors` the prefix of names in the checkpoint, `inner` the size between the two

@@ -68,7 +68,7 @@ class OffsetWeight:
         self.parameter = _parameter(name, tensor, self._weight, center=0.0)
 
     def factors(self) -> Tensor:
-        """1 + weight [E], float32."""
+        """The factors 1 + weight, [E] float32."""
         return 1.0 + self._weight.float()
 
 
@@ -98,7 +98,7 @@ class OffsetNorm:
 
 
 class LayerNorm:
-    """Mean 0 and variance 1, times a weight, plus a bias where the model has one. See `StreamNorm`."""
+    """The norm to mean 0 and variance 1, times a weight, plus a bias where the model has one. See `StreamNorm`."""
 
     def __init__(self, name: str, tensor: str, size: int, eps: float, setup: PartSetup, *, has_bias: bool) -> None:
         self._weight, self._bias = setup.empty(size), setup.empty(size) if has_bias else None

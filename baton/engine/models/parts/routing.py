@@ -21,7 +21,7 @@ from baton.engine.models.parts.base import PartSetup
 
 
 class ExpertRouting:
-    """Scores [T, X] of tokens, and which K experts each goes to. See `Part`."""
+    """Chooses the K experts that each token goes to, by scores [T, X]. See `Part`."""
 
     def __init__(
         self, name: str, tensors: str, settings: ExpertSettings, config: ModelConfig, setup: PartSetup

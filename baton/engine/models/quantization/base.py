@@ -64,7 +64,7 @@ class Quantization(Protocol):
 
 
 class Unquantized:
-    """Plain weights stay plain. See `Quantization`."""
+    """No method: plain weights stay plain. See `Quantization`."""
 
     name = ""
     is_published = False

@@ -35,7 +35,8 @@ _SMALLEST_HALF = 2.0**-14
 
 
 class Int8:
-    """Groups of 64 inputs; where they do not divide them, one group for each output. See `Quantization`."""
+    """8 bits a weight, in groups of 64 inputs. Where 64 does not divide the inputs, each output is one group. See
+    `Quantization`."""
 
     name = INT8
     is_published = False
@@ -68,7 +69,8 @@ class Int8:
 
 
 class Int4(Int8):
-    """Groups of 32 inputs; what they do not divide gets 8 bits. See `Quantization`."""
+    """4 bits a weight, in groups of 32 inputs. A matrix whose inputs 32 does not divide gets 8 bits. See
+    `Quantization`."""
 
     name = INT4
 

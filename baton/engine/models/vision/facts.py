@@ -59,7 +59,7 @@ class ImageFacts(ABC):
 
     @property
     def edge(self) -> int:
-        """Edge of what becomes one token, in pixels."""
+        """The edge of the square of pixels that becomes one token."""
         return self.patch * self.merge
 
     @property

@@ -41,7 +41,7 @@ class JsonScanner:
         self._num_hex = 0
 
     def scan(self, text: str, at: int) -> int:
-        """Go on at `text[at]`; the place behind what belongs to the value."""
+        """Go on at `text[at]`. Returns the place behind what belongs to the value."""
         while at < len(text) and not self.is_done and not self.is_bad:
             run = _RUNS[self._state].match(text, at) if self._state in _RUNS else None
             if run is not None:

@@ -47,15 +47,15 @@ class Reader:
         return CallBegun(self.num_calls - 1, name)
 
     def arguments(self, text: str) -> Arguments:
-        """More arguments of the last call."""
+        """A piece with more arguments of the last call."""
         return Arguments(self.num_calls - 1, text)
 
     def begin_reasoning(self) -> None:
-        """Reasoning begins behind what was taken."""
+        """Note that reasoning begins behind the text that was taken."""
         self.reasoning_spans.append((self.num_taken, None))
 
     def end_reasoning(self, marker: str) -> None:
-        """Reasoning ended before `marker`, which was looked at last."""
+        """Note that reasoning ended before `marker`, which was looked at last."""
         self.reasoning_spans[-1] = (self.reasoning_spans[-1][0], self.num_taken + self.pos - len(marker))
 
 
