@@ -69,9 +69,10 @@ class _Awaited:
 
 
 class DecodeLeg:
-    """See `baton.node.loop.Leg`. `end` is its receiving side, whose counters are read here. `first_steps` holds the
-    requests in the engine whose first tokens are still to come. `source` hands running requests over. `others`: the
-    keys of requests in the same engine that another leg has, which may count into the same `counters`.
+    """The decode leg of a node's requests. `end` is its receiving side, whose counters are read here. `first_steps`
+    holds the requests in the engine whose first tokens are still to come. `source` hands running requests over.
+
+    `others` are the keys of requests in the same engine that another leg has, which may count into the same `counters`.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class DecodeLeg:
         return sum(1 for awaited in self._awaited.values() if awaited.reservation is None)
 
     def live_keys(self) -> Iterable[RequestKey]:
-        """See `Leg`."""
+        """Requests that wait for KV, requests in the engine, and those that are handed over."""
         return (*self._awaited_of, *self._in_engine(), *self._source.handoffs)
 
     def _in_engine(self) -> list[RequestKey]:
@@ -116,7 +117,7 @@ class DecodeLeg:
         return [key for key in keys if key not in self._others] if self._others else keys
 
     def wait_on(self) -> Sequence[Any]:
-        """The notices of both sides."""
+        """The sockets that wake for notices of both sides."""
         return [self._notices.wakeup, *self._source.wait_on()]
 
     def begin(self, request: Any, now_s: float) -> None:
@@ -141,14 +142,15 @@ class DecodeLeg:
             self._thread.post(WaitForRoom(key, request.prefill_peer))
 
     def hand_over(self, order: HandOver, now_s: float) -> int:
-        """See `Leg`."""
+        """End a running request here, and begin its handoff. Returns for how many of its tokens KV goes with it; 0: it
+        goes on."""
         num_tokens = self._source.hand_over(order, now_s)
         if num_tokens and not order.goes_on:
             self._first_steps.forget(RequestKey(order.handoff_id, order.attempt))
         return num_tokens
 
     def cancel(self, key: RequestKey, now_s: float) -> None:
-        """See `Leg`."""
+        """Stop a request in the engine, in a handoff to another node, or while it waits for KV."""
         self._source.cancel(key)
         self._core.abort(key)
         self._first_steps.forget(key)
@@ -161,7 +163,7 @@ class DecodeLeg:
                     self._forget(awaited.handoff)
 
     def cancel_all(self, now_s: float, owner: bytes = b"") -> None:
-        """See `Leg`."""
+        """Cancel the requests whose id begins with `owner`, and report them as failed."""
         wanted = [key for key, awaited in self._awaited_of.items() if key in awaited.wanted]
         live = [*self._in_engine(), *wanted, *self._source.handoffs]
         for key in [key for key in live if key.handoff_id.startswith(owner)]:
@@ -169,7 +171,8 @@ class DecodeLeg:
             self._failures.append((key, RequestFailed("the router was silent for too long")))
 
     def poll(self, now_s: float) -> None:
-        """See `Leg`."""
+        """Take the notices of both transfer threads, and grant blocks to requests that wait. Raises `BatonError` when
+        one has ended."""
         self._thread.require_alive()
         for notice in self._notices.take():
             match notice:
@@ -184,14 +187,13 @@ class DecodeLeg:
         self._grant_waiting()
 
     def watch(self, step: Step) -> LayerStored | None:
-        """See `Leg`. A decode node does not use single layers."""
+        """Note that a step begins. None: a decode node does not use single layers."""
         self._first_steps.step_begins()
         return None
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
-        """Every token of the step. Token 1 of a handoff was sent by its prefill node and is repeated here, so that the
-        stream has no gap if that message was lost.
-        """
+        """An event for every token of the step. Token 1 of a handoff was sent by its prefill node and is repeated here.
+        So the stream has no gap if that message was lost."""
         self._first_steps.step_ends()
         self._source.step_over()
         self._counters.count(outputs)
@@ -201,20 +203,20 @@ class DecodeLeg:
         return events
 
     def sent(self, now_s: float) -> None:
-        """See `Leg`. There is nothing to do after the tokens were sent."""
+        """Do nothing: there is no slow work after the tokens were sent."""
 
     def lost(self, error: BatonError, now_s: float) -> None:
-        """See `Leg`. No KV of the failed steps has left this node."""
+        """Take the steps in flight as over: they write nothing any more, and none of their KV has left this node."""
         self._first_steps.steps_lost()
         self._source.steps_lost()
 
     def take_failures(self) -> list[tuple[RequestKey, BatonError]]:
-        """See `Leg`."""
+        """The requests that failed since the last call, with their errors."""
         failures, self._failures = self._failures, []
         return failures
 
     def fail(self, key: RequestKey, error: BatonError, now_s: float) -> None:
-        """See `Leg`."""
+        """Abort the request in the engine, and report it as failed."""
         self._core.abort(key)
         self._first_steps.forget(key)
         self._failures.append((key, error))
@@ -268,7 +270,7 @@ class DecodeLeg:
         return awaited
 
     def metrics(self) -> Iterable[Metric]:
-        """See `Leg`."""
+        """The counts of this leg and of both its sides, and the number of quarantined blocks."""
         yield from self._counters.metrics()
         yield from self._exposed.metrics()
         help_text = "Handoffs received by this node, since its start"

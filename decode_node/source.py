@@ -26,12 +26,12 @@ from baton.wire.request_key import RequestKey
 
 
 def nobody(notice: SendingNotice) -> None:
-    """Nobody else uses the sending side."""
+    """Take a notice that nobody waits for: only running requests use the sending side."""
 
 
 class Source:
-    """See the module. Used by the engine loop. `pass_on` gets the notices of handoffs that are
-    not running requests of this node."""
+    """Hands running requests over to other decode nodes. Used by the engine loop. `pass_on` gets the notices of
+    handoffs that are not running requests of this node."""
 
     def __init__(self, core: EngineCore, end: SendingEnd, pass_on: Callable[[SendingNotice], None] = nobody) -> None:
         self._core = core
@@ -42,11 +42,11 @@ class Source:
 
     @property
     def handoffs(self) -> Collection[RequestKey]:
-        """Those whose blocks are held here."""
+        """The handoffs whose blocks are held here."""
         return self._handoffs
 
     def wait_on(self) -> Sequence[Any]:
-        """The sending side's notices."""
+        """The socket that wakes for notices of the sending side."""
         return [self._end.notices.wakeup]
 
     def hand_over(self, order: HandOver, now_s: float) -> int:
@@ -83,7 +83,7 @@ class Source:
         self._awaiting_steps = [each for each in self._awaiting_steps if each[0]]
 
     def cancel(self, key: RequestKey) -> None:
-        """Nobody wants this handoff any more. Harmless when it is unknown."""
+        """Cancel a handoff that nobody wants any more. Harmless when it is unknown."""
         if key in self._handoffs:
             self._end.thread.post(CancelSending(key, "cancelled"))
 

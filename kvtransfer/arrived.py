@@ -32,7 +32,7 @@ class ArrivedBlocks:
 
     @property
     def num_missing(self) -> int:
-        """Blocks that have not arrived."""
+        """The number of blocks that have not arrived."""
         return self._num_blocks - len(self._arrived)
 
     @property

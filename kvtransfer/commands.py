@@ -70,9 +70,8 @@ class PushLayers:
 
 @dataclass(frozen=True, slots=True)
 class FinishHandoff:
-    """The prompt was computed at `computed_s` (monotonic) and `firsts`, token 1 of each choice, are on their way to the
-    client: push the rest and commit.
-    """
+    """Push the rest of a handoff and commit it. The prompt was computed at `computed_s` (monotonic), and `firsts`,
+    token 1 of each choice, are on their way to the client."""
 
     key: RequestKey
     table: Sequence[int]

@@ -35,7 +35,8 @@ _R = ReceivingState
 
 
 class IncomingHandoff:
-    """See the module. `receiver` takes its blocks once it is granted; `arrived` says which blocks have arrived."""
+    """One handoff to this node. `receiver` takes its blocks once it is granted; `arrived` says which blocks have
+    arrived."""
 
     def __init__(
         self,
@@ -61,37 +62,37 @@ class IncomingHandoff:
 
     @property
     def state(self) -> ReceivingState:
-        """Its current state."""
+        """The current state of the handoff."""
         return self._life.state
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that it holds."""
+        """The number of blocks that the handoff holds."""
         return len(self._blocks.block_ids)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it may still be delivered."""
+        """Whether the handoff may still be delivered."""
         return self._life.state in (_R.WAITING, _R.RESERVED, _R.GRANTED, _R.COMMITTED)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether blocks of it may arrive."""
+        """Whether blocks of the handoff may arrive."""
         return self._life.state in (_R.GRANTED, _R.COMMITTED)
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether its blocks are held only because a peer may still write them."""
+        """Whether the handoff's blocks are held only because a peer may still write them."""
         return self._life.state in (_R.REVOKING, _R.FENCING, _R.CUT_OFF)
 
     def renew(self, now_s: float) -> None:
-        """Renew its lease, because a block has arrived or the sender has mentioned it."""
+        """Renew the handoff's lease, because a block has arrived or the sender has mentioned it."""
         self._leases.renew(self.key, now_s + self._facts.lease_s)
 
     # granting
 
     def reserve(self, blocks: ReservedBlocks, connection: Connection, now_s: float) -> None:
-        """Give it the blocks that were reserved for it, and begin its lease."""
+        """Give the handoff the blocks that were reserved for it, and begin its lease."""
         self._life.enter(_R.RESERVED, now_s)
         self.connection, self._blocks = connection, blocks
         self.arrived = ArrivedBlocks(len(blocks.block_ids), checksums=self._facts.checksum != NONE)
@@ -197,7 +198,7 @@ class IncomingHandoff:
         self._leave()
 
     def end(self, now_s: float) -> None:
-        """End it: its blocks cannot be written any more, or never could be."""
+        """End the handoff: its blocks cannot be written any more, or never could be."""
         self._life.enter(_R.ENDED, now_s)
         self._leave()
 

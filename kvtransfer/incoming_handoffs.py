@@ -51,7 +51,7 @@ class ReceivingCounters:
 
 
 class IncomingHandoffs:
-    """See the module. `num_quarantined_blocks` is read by metrics."""
+    """All handoffs to this node. `num_quarantined_blocks` is read by metrics."""
 
     def __init__(
         self,

@@ -24,14 +24,14 @@ _Round = Annotated[int, Bounds(0, 1000)]
 
 @dataclass(frozen=True, slots=True)
 class HandoffName:
-    """A `RequestKey` on the wire."""
+    """The `RequestKey` of a handoff, as it is on the wire."""
 
     handoff_id: Id128
     attempt: _Attempt
 
     @property
     def key(self) -> RequestKey:
-        """The same key in the form that is used inside a program."""
+        """This name in the form that is used inside a program."""
         return RequestKey(self.handoff_id, self.attempt)
 
 
@@ -56,8 +56,8 @@ class Endpoint:
 
     @property
     def has_ranks(self) -> bool:
-        """Whether it is that of a node whose ranks have pools of their own: it has no address then, and
-        `RankEndpoints` as its details."""
+        """Whether the node has ranks with pools of their own. The endpoint has no address then, and `RankEndpoints` as
+        its details."""
         return not self.address and bool(self.details)
 
 

@@ -31,7 +31,7 @@ _MAX_REASON = 1000
 
 
 class OutgoingHandoff:
-    """See the module. `peer` is set with the grant; its connection may have ended since."""
+    """One handoff from this node. `peer` is set with the grant; its connection may have ended since."""
 
     def __init__(
         self, prompt: BeginHandoff, facts: SendingFacts, leases: LeaseTable[RequestKey], pusher: Pusher, now_s: float
@@ -57,27 +57,27 @@ class OutgoingHandoff:
 
     @property
     def state(self) -> SendingState:
-        """Its current state."""
+        """The current state of the handoff."""
         return self._life.state
 
     @property
     def since_s(self) -> float:
-        """When it entered its current state, in seconds, monotonic."""
+        """When the handoff entered its current state, in seconds, monotonic."""
         return self._life.since_s
 
     @property
     def may_push(self) -> bool:
-        """Whether pushes of its blocks may still begin."""
+        """Whether pushes of the handoff's blocks may still begin."""
         return self._life.state in (SendingState.COMPUTING, SendingState.PUSHING)
 
     @property
     def is_ending(self) -> bool:
-        """Whether it only waits until none of its blocks is queued or read any more."""
+        """Whether the handoff only waits until none of its blocks is queued or read any more."""
         return self._life.state in (SendingState.RELEASING, SendingState.CANCELLING)
 
     @property
     def is_drained(self) -> bool:
-        """Whether none of its blocks is queued or read any more."""
+        """Whether none of the handoff's blocks is queued or read any more."""
         return not self._num_jobs and not self._pusher.is_reading(self.key)
 
     def belongs_to(self, hello: PeerHello) -> bool:
@@ -85,7 +85,7 @@ class OutgoingHandoff:
         return (hello.node_id, hello.epoch) == (self._prompt.decode_node_id, self._prompt.decode_epoch)
 
     def renew(self, now_s: float) -> None:
-        """Renew its lease, because its receiver has mentioned it."""
+        """Renew the handoff's lease, because its receiver has mentioned it."""
         self._leases.renew(self.key, now_s + self._facts.lease_s)
 
     # the prompt
@@ -219,7 +219,7 @@ class OutgoingHandoff:
         return True
 
     def end(self, now_s: float) -> End:
-        """End it, once it is drained; returns how it ended."""
+        """End the handoff, once it is drained; returns how it ended."""
         was_cancelled = self.state is SendingState.CANCELLING
         end = End(self._request_ended, was_cancelled and self._pusher.needs_fence(self.key))
         self._life.enter(SendingState.ENDED, now_s)

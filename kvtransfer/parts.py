@@ -46,8 +46,11 @@ class _Piece:
 
 def part_runs(layout: KvLayout, sources: KvDivision, target: KvShard) -> Mapping[KvShard, Sequence[ByteRun]]:
     """For each rank of `sources` from which `target` gets bytes: which bytes of the source's block go where in the
-    target's. Together they are the target's block, each byte once, but for what states are filled up with. `layout` is
-    that of the whole model. Raises `InvalidSetting` where it cannot be divided so."""
+    target's. Raises `InvalidSetting` where it cannot be divided so.
+
+    Together they are the target's block, each byte once, but for what states are filled up with. `layout` is that of
+    the whole model.
+    """
     if sources == target.division:
         return {target: [ByteRun(0, 0, own_layout(layout, target).block_bytes)]}
     num_parts = lcm(sources.num_ranks, target.division.num_ranks)

@@ -24,13 +24,16 @@ def shares_processes(mine: ProcessIdentity, theirs: ProcessIdentity) -> bool:
 
 
 def is_elsewhere(mine: ProcessIdentity, theirs: ProcessIdentity) -> bool:
-    """Whether they are known to see different process tables: on two machines, or in two containers of one machine."""
+    """Whether the two are known to see different process tables: on two machines, or in two containers of one
+    machine."""
     return bool(mine.host) and bool(theirs.host) and _processes_of(mine) != _processes_of(theirs)
 
 
 def is_gone(process: ProcessIdentity) -> bool:
-    """Whether a process of this host has ended for good. A stopped (frozen) process is not gone, and neither is one
-    whose state cannot be read now: a process counts as a possible writer until its end is proven.
+    """Whether a process of this host has ended for good.
+
+    A stopped (frozen) process is not gone, and neither is one whose state cannot be read now. A process counts as a
+    possible writer until its end is proven.
     """
     try:
         return _start_ticks(process.pid) != process.start_ticks or _is_zombie(process.pid)

@@ -102,7 +102,7 @@ class ReceiverConnections:
         return connection
 
     def dial_broken_again(self, now_s: float) -> None:
-        """Dial those peers again whose connection broke. What they were granted over it is void with their welcome."""
+        """Dial those peers again whose connection broke. Grants over that connection are void with their welcome."""
         for connection in self:
             self._dial_again_if_broken(connection, now_s)
 

@@ -31,8 +31,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import zmq
-
 from baton.kvtransfer.commands import (
     CancelReceiving,
     GrantBlocks,
@@ -50,8 +48,6 @@ from baton.kvtransfer.pools.base import HashedPool
 from baton.kvtransfer.receiver_connections import Connection, ReceiverConnections
 from baton.kvtransfer.states import ReceivingState
 from baton.kvtransfer.thread import MAX_IDLE_S
-from baton.kvtransfer.transports.base import Receiver
-from baton.wire import links
 from baton.wire.errors import BatonError
 from baton.wire.request_key import RequestKey
 
@@ -70,17 +66,15 @@ class ReceivingSide:
     def __init__(
         self,
         facts: ReceivingFacts,
-        context: zmq.Context[zmq.Socket[bytes]],
-        settings: links.LinkSettings,
-        receivers: Sequence[Receiver],
+        connections: ReceiverConnections,
         pool: HashedPool,
         notices: NoticeSink[ReceivingNotice],
         clock: Callable[[], float] = time.monotonic,
         counters: ReceivingCounters | None = None,
     ) -> None:
-        self.connections = ReceiverConnections(facts, context, settings, receivers)
+        self.connections = connections
         self.leases: LeaseTable[RequestKey] = LeaseTable()
-        self._handoffs = IncomingHandoffs(facts, self.connections, self.leases, notices, counters)
+        self._handoffs = IncomingHandoffs(facts, connections, self.leases, notices, counters)
         self._checksums = pool.checksums(facts.checksum)
         self._renew_after_s = facts.lease_s / 3
         self._clock = clock
@@ -102,11 +96,11 @@ class ReceivingSide:
         return self._handoffs.num_quarantined_blocks
 
     def wait_on(self) -> Sequence[Any]:
-        """See `Side`."""
+        """The sockets of connections and receivers that are readable when `round` has something to do."""
         return self.connections.wait_on()
 
     def do(self, command: ReceivingCommand, now_s: float) -> None:
-        """See `Side`."""
+        """Begin a handoff, grant it blocks, or cancel it."""
         match command:
             case WaitForRoom():
                 self._handoffs.begin(command.key, command.peer, now_s)
@@ -116,7 +110,8 @@ class ReceivingSide:
                 self._handoffs.cancel(command.key, now_s)
 
     def round(self, now_s: float) -> float:
-        """See `Side`."""
+        """Read messages, take arrivals, verify blocks, and end what is overdue. Returns in how many seconds it is due
+        again."""
         self.connections.dial_broken_again(now_s)
         for connection in self.connections:
             self._read(connection, now_s)

@@ -15,6 +15,7 @@ from baton.kvtransfer.facts import ReceivingFacts
 from baton.kvtransfer.incoming_handoffs import ReceivingCounters
 from baton.kvtransfer.mailbox import Mailbox
 from baton.kvtransfer.pools.base import HashedPool
+from baton.kvtransfer.receiver_connections import ReceiverConnections
 from baton.kvtransfer.receiving import ReceivingSide
 from baton.kvtransfer.thread import TransferThread
 from baton.kvtransfer.transports.base import Receiver
@@ -48,7 +49,8 @@ def open_receiving_end(
     """A running receiving side over `pool`, into which `receivers` write. Its thread touches `beat`, and it counts in
     `counters`."""
     notices: Mailbox[ReceivingNotice] = Mailbox()
-    side = ReceivingSide(facts, context, settings, receivers, pool, notices, counters=counters)
+    connections = ReceiverConnections(facts, context, settings, receivers)
+    side = ReceivingSide(facts, connections, pool, notices, counters=counters)
     thread = TransferThread(side, "kv-receiving", pool.enter, beat)
     thread.start()
     return ReceivingEnd(side, thread, notices)

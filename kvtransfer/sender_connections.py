@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class SenderOpener(Protocol):
-    """Opens transports to receivers."""
+    """Opens senders to receivers, by the transports of this node."""
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
         """Returns the name of the chosen transport and a sender for it. Raises `Refused`, and `Starting` where there
@@ -44,7 +44,7 @@ class SenderOpener(Protocol):
         ...
 
     def poll(self) -> None:
-        """Called every round; drives the resources that all senders share."""
+        """Advance the resources that all senders share. Called every round."""
         ...
 
     def wait_on(self) -> Sequence[Any]:

@@ -106,11 +106,11 @@ class SendingSide:
         return tuple(self._handoffs.values())
 
     def wait_on(self) -> Sequence[Any]:
-        """See `Side`."""
+        """The sockets of connections and transports that are readable when `round` has something to do."""
         return list(dict.fromkeys([*self.connections.wait_on(), *self._pusher.wait_on()]))
 
     def do(self, command: SendingCommand, now_s: float) -> None:
-        """See `Side`. Commands about handoffs that are over change nothing."""
+        """Begin, advance or end a handoff. Commands about handoffs that are over change nothing."""
         if isinstance(command, BeginHandoff):
             self._begin(command, now_s)
             return
@@ -129,7 +129,7 @@ class SendingSide:
                 self._cancel(handoff, command, now_s)
 
     def round(self, now_s: float) -> float:
-        """See `Side`."""
+        """Read messages, push blocks, and end what is over. Returns in how many seconds it is due again."""
         self._handle(now_s)
         self.connections.poll()
         for peer in self.connections.greet_waiting(now_s):
@@ -146,7 +146,7 @@ class SendingSide:
         return wait_s
 
     def close(self) -> None:
-        """See `Side`."""
+        """Close the connections to all receivers."""
         self.connections.close()
 
     def _begin(self, prompt: BeginHandoff, now_s: float) -> None:

@@ -37,7 +37,7 @@ class SendingEnd:
 
 @dataclass(frozen=True, slots=True)
 class ListenAt:
-    """Where receivers dial a sending side. `port` 0: the system chooses it."""
+    """The address at which receivers dial a sending side. `port` 0: the system chooses it."""
 
     context: zmq.Context[zmq.Socket[bytes]]
     host: str

@@ -45,7 +45,7 @@ class Side(Protocol[CommandT_contra]):
         ...
 
     def close(self) -> None:
-        """Close connections."""
+        """Close all connections."""
         ...
 
 

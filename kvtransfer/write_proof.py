@@ -48,7 +48,7 @@ class Writer(Enum):
 
 
 def writer_of_all(writers: Collection[Writer]) -> Writer:
-    """What is known of several processes together, each of which may write. Of none nothing is known."""
+    """The state of several processes together, each of which may write. Of none nothing is known."""
     if not writers or Writer.MAY_RUN in writers:
         return Writer.MAY_RUN
     return Writer.ELSEWHERE if Writer.ELSEWHERE in writers else Writer.ENDED

@@ -65,10 +65,9 @@ class _WatchedStep:
 
 
 class PrefillLeg:
-    """See `baton.node.loop.Leg`. `end` is its sending side. `layer_ends`: see `KvLayout`.
-    `first_steps` holds the prompts whose first token is still to come. `counters`: those of another leg that counts the
-    same steps and shows them, None for its own.
-    """
+    """The prefill leg of a node's requests. `end` is its sending side; `layer_ends` says where layers end in a block
+    (see `KvLayout`). `first_steps` holds the prompts whose first token is still to come. `counters` are those of
+    another leg that counts the same steps and shows them; None for its own."""
 
     def __init__(
         self,
@@ -102,11 +101,11 @@ class PrefillLeg:
         return self._prompt_of.keys()
 
     def live_keys(self) -> Iterable[RequestKey]:
-        """See `Leg`."""
+        """The keys of all prompts whose blocks are not released yet."""
         return self._prompt_of
 
     def wait_on(self) -> Sequence[Any]:
-        """The sending side's notices."""
+        """The socket that wakes for notices of the sending side."""
         return [self._end.notices.wakeup]
 
     def begin(self, request: Any, now_s: float) -> None:
@@ -138,11 +137,11 @@ class PrefillLeg:
         )
 
     def hand_over(self, order: HandOver, now_s: float) -> int:
-        """See `Leg`. A prefill node generates nothing."""
+        """0: a prefill node generates nothing that could be handed over."""
         return 0
 
     def cancel(self, key: RequestKey, now_s: float) -> None:
-        """See `Leg`."""
+        """Stop one choice. The handoff of its prompt is cancelled with the last of its choices."""
         prompt = self._prompt_of.get(key)
         if prompt is not None and key in prompt.wanted:
             prompt.wanted.remove(key)
@@ -150,14 +149,14 @@ class PrefillLeg:
                 self._thread.post(CancelSending(prompt.handoff, "cancelled"))
 
     def cancel_all(self, now_s: float, owner: bytes = b"") -> None:
-        """See `Leg`."""
+        """Cancel the choices whose id begins with `owner`, and report them as failed."""
         wanted = [key for key, prompt in self._prompt_of.items() if key in prompt.wanted]
         for key in [key for key in wanted if key.handoff_id.startswith(owner)]:
             self.cancel(key, now_s)
             self._failures.append((key, RequestFailed("the router was silent for too long")))
 
     def poll(self, now_s: float) -> None:
-        """See `Leg`."""
+        """Take the notices of the sending side. Raises `BatonError` when the transfer thread has ended."""
         self._thread.require_alive()
         for notice in self._end.notices.take():
             self.take_notice(notice)
@@ -176,7 +175,8 @@ class PrefillLeg:
             self._fail_choices(prompt, InvalidMessage(notice.reason))
 
     def watch(self, step: Step) -> LayerStored | None:
-        """See `Leg`. Prompts that the step completes are pushed layer by layer."""
+        """Begin to push the prompts that the step completes, layer by layer. Returns what counts the layers, if there
+        are any."""
         self._first_steps.step_begins()
         layers = LayerProgress(self._layer_ends, self._thread.wake)
         ending: list[RequestKey] = []
@@ -222,7 +222,8 @@ class PrefillLeg:
         self._finished = []
 
     def lost(self, error: BatonError, now_s: float) -> None:
-        """See `Leg`. Layers that are not stored by now never will be, and the stored ones may be wrong."""
+        """Fail the prompts in flight. Layers that are not stored by now never will be, and the stored ones may be
+        wrong."""
         self._first_steps.steps_lost()
         while self._watched:
             step = self._watched.popleft()
@@ -231,12 +232,12 @@ class PrefillLeg:
                 self.fail(key, error, now_s)
 
     def take_failures(self) -> list[tuple[RequestKey, BatonError]]:
-        """See `Leg`."""
+        """The choices that failed since the last call, with their errors."""
         failures, self._failures = self._failures, []
         return failures
 
     def fail(self, key: RequestKey, error: BatonError, now_s: float) -> None:
-        """See `Leg`."""
+        """Fail all choices of the prompt, and cancel its handoff. Its blocks are held until nothing reads them."""
         # its blocks are held until nothing reads them; until then it may be in more steps, and fail again
         prompt = self._prompt_of.get(key)
         if prompt is not None and prompt.wanted:
@@ -248,7 +249,7 @@ class PrefillLeg:
         prompt.wanted.clear()
 
     def metrics(self) -> Iterable[Metric]:
-        """See `Leg`."""
+        """The counts of this leg, and those of its sending side."""
         yield from self._counters.metrics()
         help_text = "Handoffs sent by this node, since its start"
         yield from counters_as_metrics("baton:kv_send_", help_text, asdict(self._end.side.counters))

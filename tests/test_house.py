@@ -6,6 +6,7 @@ import ast
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -97,16 +98,59 @@ LONG_FILES = {"demo.training.facts", "demo.training.stories"}
 """Texts that the demo model learns."""
 LARGE_CLASSES = {"EngineCore", "Flight", "RouterLink", "ControlLink", "NodeRegistry"}
 """docs/decisions.md says why."""
+MAX_PARAMETERS = 7
+LONG_SIGNATURES = {
+    "engine.build._core": "all that an engine is built of meets here",
+    "engine.build._runner": "all that a runner is built of meets here",
+    "engine.core.__init__": "all that an engine is made of meets here",
+    "engine.models.ops.triton_ops._add_norm": "a Triton kernel takes its pointers, strides and sizes one by one",
+    "engine.models.ops.triton_ops._norm_rotate": "a Triton kernel takes its pointers, strides and sizes one by one",
+    "engine.models.parts.linear.row_parallel": "names, shape and share of one matrix, as `column_parallel` has them",
+    "engine.runner.graphs.__init__": "made of the runner's own members",
+    "engine.runner.model_runner.__init__": "`RunnerArguments`, spelled out, and the passes that replace the usual one",
+    "router.http.served_model._load": "settings by name, each for another part of a served model",
+    "router.http.served_model.load_served_models": "settings by name, each for another part of a served model",
+    "router.nodes.control.__init__": "where it listens and how, the registry, and what a simulation replaces",
+}
+"""Of functions with more parameters, apart from `self` and `cls`: why they are not a value."""
+TELLS_BY_ITSELF = (
+    "decode_node",
+    "device",
+    "engine.attention",
+    "engine.models",
+    "engine.native",
+    "engine.structured",
+    "engine.text",
+    "kvtransfer",
+    "launch",
+    "node",
+    "prefill_node",
+    "ranks",
+    "router.health",
+    "router.http.access",
+    "router.http.admission",
+    "router.http.serving",
+    "runtime",
+    "wire",
+)
+"""Where no docstring sends its reader elsewhere to learn what it is about."""
+SENDS_ELSEWHERE = {"engine.models.parts.linear"}
+
+
+_Definition: TypeAlias = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Of one file: its lines; its classes with more methods than most; the modules it imports, wherever in it; its
-    attributes of names ("time.time"); and what it calls, such as "eval", ".eval" for a method of anything, and
-    "torch.load"."""
+    """Of one file: its lines; its classes with more methods than most, and its functions with more parameters; names
+    whose docstring begins with "See"; the modules it imports, wherever in it; its attributes of names ("time.time");
+    and what it calls, such as "eval", ".eval" for a method of anything, and "torch.load"."""
 
     num_lines: int
     large_classes: set[str] = field(default_factory=set)
+    long_signatures: set[str] = field(default_factory=set)
+    sent_elsewhere: set[str] = field(default_factory=set)
     imports: set[str] = field(default_factory=set)
     attributes: set[str] = field(default_factory=set)
     calls: set[str] = field(default_factory=set)
@@ -127,13 +171,27 @@ class Source:
                 source.attributes.update(_named(node))
             elif isinstance(node, ast.Call):
                 source.calls.update(_named(node.func))
-            elif isinstance(node, ast.ClassDef) and _num_methods(node) > MAX_METHODS:
-                source.large_classes.add(node.name)
+            elif isinstance(node, _DEFINITIONS):
+                source._note_definition(node)
         return source
+
+    def _note_definition(self, node: _Definition) -> None:
+        if (ast.get_docstring(node) or "").startswith("See "):
+            self.sent_elsewhere.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            if _num_methods(node) > MAX_METHODS:
+                self.large_classes.add(node.name)
+        elif _num_parameters(node) > MAX_PARAMETERS:
+            self.long_signatures.add(node.name)
 
 
 def _num_methods(node: ast.ClassDef) -> int:
     return sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+
+
+def _num_parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    return sum(each.arg not in ("self", "cls") for each in every)
 
 
 def _named(node: ast.expr) -> set[str]:
@@ -245,6 +303,20 @@ def test_no_file_is_for_anything(sources: dict[str, Source]) -> None:
 def test_files_and_classes_have_a_size_that_can_be_read(sources: dict[str, Source]) -> None:
     assert {module for module, source in sources.items() if source.num_lines > MAX_LINES} == LONG_FILES
     assert {name for source in sources.values() for name in source.large_classes} == LARGE_CLASSES
+
+
+def test_a_function_with_many_parameters_has_its_reason(sources: dict[str, Source]) -> None:
+    """What belongs together is a value with a name. The table says why these few are none."""
+    found = {f"{module}.{name}" for module, source in sources.items() for name in source.long_signatures}
+    assert found - set(LONG_SIGNATURES) == set()
+    assert {name for name, reason in LONG_SIGNATURES.items() if len(reason.split()) < 5} == set()
+
+
+def test_a_docstring_says_what_it_is_about(sources: dict[str, Source]) -> None:
+    """A stranger reads one file: a sentence there says what a method does in it, and not only in its interface."""
+    for module, source in sources.items():
+        if _within(module, TELLS_BY_ITSELF) and module not in SENDS_ELSEWHERE:
+            assert source.sent_elsewhere == set(), module
 
 
 def test_every_large_class_has_its_reason() -> None:

@@ -21,9 +21,11 @@ _CUDA_NAME = re.compile(r"cuda(:(\d{1,3}))?")
 
 
 def open_device(name: str, place: int = 0) -> Device:
-    """The device of that name: `auto` (a GPU where torch sees one), `cpu`, `cuda`, `cuda:N`, or `emulated` (the host's
-    cores behind the code paths of a GPU, for tests). `place`: which of a node's ranks on this machine it is for; each
-    has a GPU of its own, from the named one on. Raises `InvalidSetting`.
+    """Open a device by name. Raises `InvalidSetting`.
+
+    `name`: `auto` (a GPU where torch sees one), `cpu`, `cuda`, `cuda:N`, or `emulated` (the host's cores behind the
+    code paths of a GPU, for tests). `place`: the number of the rank among those of a node on this machine. Each rank
+    has a GPU of its own, from the named one on.
     """
     if name == CPU or (name == AUTO and not torch.cuda.is_available()):
         from baton.device.host import HostDevice

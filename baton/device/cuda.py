@@ -33,7 +33,8 @@ _Outputs = TypeVar("_Outputs")
 
 
 class CudaStaging:
-    """See `Staging`: pinned memory, device memory of the same size, one asynchronous copy."""
+    """Staging in pinned host memory, with device memory of the same size behind it and one asynchronous copy between
+    them."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self._pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -43,18 +44,18 @@ class CudaStaging:
         self._is_in_flight = False
 
     def begin(self) -> None:
-        """See `Staging.begin`. Raises `DeviceFailed`."""
+        """Wait until the device has read the last upload, then begin a new step. Raises `DeviceFailed`."""
         if self._is_in_flight:
             self._taken.wait(STEP_TIMEOUT_S)
             self._is_in_flight = False
         self._memory.layout.reset()
 
     def put(self, values: Array, capacity: int = 0) -> Tensor:
-        """See `Staging.put`."""
+        """Copy `values` [n] into pinned memory; return their view on the device, valid from `upload` on."""
         return self._memory.put(values, capacity)
 
     def upload(self) -> None:
-        """See `Staging.upload`."""
+        """Issue one asynchronous copy of the bytes in use, and the event behind it."""
         num_bytes = self._memory.layout.num_used_bytes
         self._device[:num_bytes].copy_(self._pinned[:num_bytes], non_blocking=True)
         self._taken.record()
@@ -63,19 +64,20 @@ class CudaStaging:
 
 @dataclass(frozen=True, slots=True)
 class CudaCopy:
-    """See `HostCopy`: copies into pinned memory, and the event behind them."""
+    """Results on their way into pinned memory, and the event behind the copies."""
 
     copies: tuple[Tensor, ...]
     event: CudaEvent
 
     def wait(self, timeout_s: float = STEP_TIMEOUT_S) -> tuple[Array, ...]:
-        """See `HostCopy.wait`."""
+        """The values, once the event has passed. Raises `DeviceFailed` after `timeout_s` seconds, or when the device
+        failed."""
         self.event.wait(timeout_s)
         return tuple(copy.numpy() for copy in self.copies)
 
 
 class CudaDevice:
-    """See `Device`, and the module. Made and used by one thread; `index` counts among the visible devices."""
+    """A CUDA device with its notice thread. Made and used by one thread; `index` counts among the visible devices."""
 
     has_own_memory = True
     is_asynchronous = True
@@ -88,14 +90,15 @@ class CudaDevice:
         self._notices = NoticeThread(begin=partial(torch.cuda.set_device, index))
 
     def staging(self, num_bytes: int) -> CudaStaging:
-        """See `Device.staging`."""
+        """Pinned staging memory for steps of at most `num_bytes` bytes."""
         return CudaStaging(num_bytes, self.torch_device)
 
     def record(self, run: Callable[[], _Outputs]) -> tuple[Graph, _Outputs]:
-        """See `Device.record`. Graphs share the memory of their intermediate results, so they never run side by side.
+        """Record the work of `run` in a CUDA graph, without computing it. Returns the graph and the tensors that it
+        writes.
 
-        What `run` returns must stay referenced for as long as the graph is replayed: its memory would be given to the
-        next one recorded.
+        Graphs share the memory of their intermediate results, so they never run side by side. The caller keeps the
+        tensors that `run` returns for as long as it replays the graph: the next recording would be given their memory.
         """
         graph = torch.cuda.CUDAGraph()
         # other threads may use CUDA meanwhile: only calls of this one can make the recording fail
@@ -108,7 +111,7 @@ class CudaDevice:
         return graph, outputs
 
     def fetch(self, tensors: Sequence[Tensor]) -> CudaCopy:
-        """See `Device.fetch`."""
+        """Begin copies into pinned memory, ordered behind everything issued so far. Nothing is waited for."""
         copies = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)
         for copy, tensor in zip(copies, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
@@ -117,18 +120,19 @@ class CudaDevice:
         return CudaCopy(copies, event)
 
     def notify(self, call: Callable[[], None]) -> None:
-        """See `Device.notify`."""
+        """Record an event; the notice thread runs `call` once it has passed."""
         event = CudaEvent()
         event.record()
         self._notices.add(event, call)
 
     def settle(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
-        """See `Device.settle`."""
+        """Wait until the notice thread has made all calls. Raises `DeviceFailed` after `timeout_s` seconds."""
         self._notices.settle(timeout_s)
 
     @contextmanager
     def issuing(self) -> Iterator[None]:
-        """See `Device.issuing`."""
+        """A context that turns errors of the CUDA driver into `DeviceFailed`. Running out of memory is passed on as it
+        is."""
         try:
             yield
         except torch.OutOfMemoryError:
@@ -137,12 +141,12 @@ class CudaDevice:
             raise DeviceFailed(f"the CUDA device failed: {describe_error(error)}") from error
 
     def synchronize(self) -> None:
-        """See `Device.synchronize`."""
+        """Wait until the whole device is idle; there is no deadline. Raises `DeviceFailed`."""
         with self.issuing():
             torch.cuda.synchronize(self.torch_device)
 
     def close(self) -> None:
-        """See `Device.close`."""
+        """End the notice thread."""
         self._notices.close()
 
 

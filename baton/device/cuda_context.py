@@ -11,7 +11,7 @@ import torch
 def bind_context(device_index: int) -> None:
     """Make this device the current one of the calling thread, and its context current too.
 
-    UCX looks for the context that is current; CUDA binds a thread to one at its first call that needs a device, and
+    UCX looks for the context that is current. CUDA binds a thread to one at its first call that needs a device, and
     choosing a device is not always such a call.
     """
     torch.cuda.set_device(device_index)
@@ -19,9 +19,8 @@ def bind_context(device_index: int) -> None:
 
 
 def is_in_one_allocation(address: int, device_index: int) -> bool:
-    """Whether torch has this memory from cudaMalloc, in one piece: nothing else can be handed to another process by
-    CUDA IPC, neither `expandable_segments` nor a memory pool of CUDA.
-    """
+    """Whether torch has this memory from cudaMalloc, in one piece. CUDA IPC hands nothing else to another process:
+    neither `expandable_segments` nor a memory pool of CUDA."""
     if torch.cuda.get_allocator_backend() != "native":
         return False
     for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class CudaStream:
-    """See `Stream`, and the module."""
+    """A CUDA stream of high priority for transfers, on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -38,42 +38,43 @@ class CudaStream:
         self._stream = self._cuda.Stream(device, priority=-1)
 
     def enter(self) -> None:
-        """See `Stream.enter`."""
+        """Make this stream's device the current one of the calling thread."""
         bind_thread(self._device)
 
     def current(self) -> AbstractContextManager[Any]:
-        """See `Stream.current`."""
+        """A context in which torch issues its work on this stream."""
         context: AbstractContextManager[Any] = self._cuda.stream(self._stream)
         return context
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """See `Stream.copy`."""
+        """Issue an asynchronous copy on this stream."""
         # a pool that was made in inference mode may only be written in it
         with self.current(), torch.inference_mode():
             target.copy_(source, non_blocking=True)
 
     def run(self, work: Callable[[], None]) -> None:
-        """See `Stream.run`."""
+        """Call `work` with this stream as the current one."""
         with self.current(), torch.inference_mode():
             work()
 
     def record_event(self) -> CudaEvent:
-        """See `Stream.record_event`."""
+        """Record an event for which the host spins for a millisecond before it sleeps: transfers are short."""
         event = CudaEvent(_SPIN_S)
         event.record(self._stream)
         return event
 
     def synchronize(self) -> None:
-        """See `Stream.synchronize`."""
+        """Wait until this stream is idle. Raises `DeviceFailed` after `COPY_TIMEOUT_S` seconds."""
         self.record_event().wait(COPY_TIMEOUT_S)
 
     def host_memory(self, num_bytes: int) -> HostBytes:
-        """See `Stream.host_memory`."""
+        """Pinned host memory, [num_bytes] uint8."""
         array: HostBytes = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True).numpy()
         return array
 
     def pin(self, region: HostBytes) -> Pin:
-        """See `Stream.pin`. Memory that the driver refuses is used without a pin: that is slower, and still correct."""
+        """Register `region` with the driver. Memory that it refuses is used without a pin: that is slower, and still
+        correct."""
         runtime = self._cuda.cudart()
         with self._cuda.device(self._device):
             error = int(runtime.cudaHostRegister(region.ctypes.data, region.nbytes, _PORTABLE))
@@ -85,7 +86,7 @@ class CudaStream:
 
 
 class _CudaPin:
-    """See `Pin`."""
+    """A registration of host memory with the CUDA driver; `close` ends it."""
 
     is_direct = True
 

@@ -39,7 +39,7 @@ _INDEXES = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 
 
 class EmulatedStaging:
-    """See `Staging`: host memory, device memory, and one copy between them."""
+    """Staging with separate host and device memory, both on the CPU, and a real copy between them."""
 
     def __init__(self, num_bytes: int) -> None:
         self._host = torch.zeros(num_bytes, dtype=torch.uint8)
@@ -47,16 +47,16 @@ class EmulatedStaging:
         self._memory = StagedMemory(self._host, self._device)
 
     def begin(self) -> None:
-        """See `Staging.begin`. The values of the last step are overwritten."""
+        """Begin a new step. Device memory is filled with a poison, so a view of the last step shows wrong values."""
         self._memory.layout.reset()
         self._device.fill_(_POISON)
 
     def put(self, values: Array, capacity: int = 0) -> Tensor:
-        """See `Staging.put`."""
+        """Copy `values` [n] into host memory; return their view in device memory, which holds poison until `upload`."""
         return self._memory.put(values, capacity)
 
     def upload(self) -> None:
-        """See `Staging.upload`."""
+        """Copy the bytes in use to device memory, at once."""
         num_bytes = self._memory.layout.num_used_bytes
         self._device[:num_bytes] = self._host[:num_bytes]
 
@@ -95,14 +95,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class EmulatedGraph:
-    """See `Graph`."""
+    """Recorded torch operations with the tensors that they were recorded on."""
 
     def __init__(self, calls: Sequence[_Call]) -> None:
         self._calls = calls
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """See `Graph.replay`. Nothing of the recorded Python runs again."""
+        """Compute all operations again, in order. Nothing of the recorded Python runs again."""
         for call in self._calls:
             outputs = tree_leaves(call.operation(*call.arguments, **call.keywords))
             for begun in outputs:
@@ -113,7 +113,7 @@ class EmulatedGraph:
 
 
 class EmulatedDevice:
-    """See `Device`, and the module. `num_graphs` were recorded."""
+    """A device on the CPU that is used like a GPU. `num_graphs` counts the graphs that were recorded."""
 
     torch_device = torch.device("cpu")
     has_own_memory = True
@@ -125,11 +125,11 @@ class EmulatedDevice:
         self._notices = NoticeThread(begin=_nothing_to_begin)
 
     def staging(self, num_bytes: int) -> EmulatedStaging:
-        """See `Device.staging`."""
+        """Staging memory of `num_bytes` bytes on either side."""
         return EmulatedStaging(num_bytes)
 
     def record(self, run: Callable[[], _Outputs]) -> tuple[Graph, _Outputs]:
-        """See `Device.record`. Raises `RuntimeError` for what a GPU could not record.
+        """Record the operations of `run`. Raises `RuntimeError` for what a GPU could not record.
 
         Unlike on a GPU, the operations are computed while they are recorded.
         """
@@ -140,26 +140,26 @@ class EmulatedDevice:
         return EmulatedGraph(recorder.calls), outputs
 
     def fetch(self, tensors: Sequence[Tensor]) -> PresentCopy:
-        """See `Device.fetch`."""
+        """Copies of the tensors as they are now."""
         return PresentCopy(tuple(tensor.clone().numpy() for tensor in tensors))
 
     def notify(self, call: Callable[[], None]) -> None:
-        """See `Device.notify`: a little late, and on another thread."""
+        """Call `call` on the notice thread, a little late."""
         self._notices.add(_LateEvent(time.monotonic() + _NOTICE_DELAY_S), call)
 
     def settle(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
-        """See `Device.settle`."""
+        """Wait until the notice thread has made all calls. Raises `DeviceFailed` after `timeout_s` seconds."""
         self._notices.settle(timeout_s)
 
     def issuing(self) -> AbstractContextManager[None]:
-        """See `Device.issuing`."""
+        """A context that translates no errors: the CPU raises its own."""
         return nullcontext()
 
     def synchronize(self) -> None:
-        """See `Device.synchronize`."""
+        """Do nothing: every operation is done when its call returns."""
 
     def close(self) -> None:
-        """See `Device.close`."""
+        """End the notice thread."""
         self._notices.close()
 
 
@@ -169,7 +169,7 @@ def _nothing_to_begin() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _LateEvent:
-    """See `Event`: passed at `moment_s`."""
+    """An event that has passed once the monotonic clock shows `moment_s`."""
 
     moment_s: float
 

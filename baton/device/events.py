@@ -32,20 +32,21 @@ class Event(Protocol):
 
 
 class PassedEvent:
-    """See `Event`: of a host, where everything has happened when its call returns."""
+    """The event of a host, where everything has happened when its call returns."""
 
     def is_passed(self) -> bool:
-        """Always."""
+        """True, always."""
         return True
 
     def wait(self, timeout_s: float) -> None:
-        """Nothing is in flight."""
+        """Return at once: nothing is in flight."""
 
 
 class CudaEvent:
-    """See `Event`: of a stream of a GPU. `record` may be called again and again; the last one counts.
+    """A point in the order of a GPU's stream. `record` may be called again and again; the last one counts.
 
-    `spin_s`: how long a wait only yields before it naps, for what takes 0.1 ms. `native`: the event of torch.
+    `spin_s`: for how many seconds a wait only yields before it sleeps, for what takes 0.1 ms. `native`: the event of
+    torch.
     """
 
     def __init__(self, spin_s: float = 0.0, native: Any = None) -> None:
@@ -53,18 +54,20 @@ class CudaEvent:
         self._spin_s = spin_s
 
     def record(self, stream: Any = None) -> None:
-        """Put it behind everything issued on `stream` so far; by default the current one of the calling thread."""
+        """Put the event behind everything issued on `stream` so far; by default the current one of the calling
+        thread."""
         self._native.record(stream)
 
     def is_passed(self) -> bool:
-        """See `Event.is_passed`."""
+        """Ask the driver, without waiting, whether everything before the event is done. Raises `DeviceFailed`."""
         try:
             return bool(self._native.query())
         except RuntimeError as error:
             raise DeviceFailed(f"the CUDA device failed: {describe_error(error)}") from error
 
     def wait(self, timeout_s: float) -> None:
-        """See `Event.wait`."""
+        """Poll until the event has passed: spin at first, then sleep in between. Raises `DeviceFailed` after
+        `timeout_s` seconds."""
         begun_s = time.monotonic()
         while not self.is_passed():
             waited_s = time.monotonic() - begun_s

@@ -18,32 +18,32 @@ _NO_TRANSLATION = nullcontext()
 
 
 class HostStaging:
-    """See `Staging`: there is nothing to copy, so arrays become tensors in place."""
+    """Staging without a copy: arrays become tensors in place."""
 
     def begin(self) -> None:
-        """See `Staging.begin`."""
+        """Do nothing: there is no upload to wait for."""
 
     def put(self, values: Array, capacity: int = 0) -> Tensor:
-        """See `Staging.put`."""
+        """A tensor over the memory of `values` [n]; `capacity` is not needed."""
         return torch.from_numpy(values if values.flags.c_contiguous else np.ascontiguousarray(values))
 
     def upload(self) -> None:
-        """See `Staging.upload`."""
+        """Do nothing: the tensors are in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class PresentCopy:
-    """See `HostCopy`: values that are here already."""
+    """Values that are on the host already."""
 
     values: tuple[Array, ...]
 
     def wait(self, timeout_s: float = STEP_TIMEOUT_S) -> tuple[Array, ...]:
-        """See `HostCopy.wait`."""
+        """The values, at once."""
         return self.values
 
 
 class HostDevice:
-    """See `Device`."""
+    """The CPU as a device: every operation is done when its call returns."""
 
     torch_device = torch.device("cpu")
     has_own_memory = False
@@ -51,30 +51,30 @@ class HostDevice:
     records = False
 
     def staging(self, num_bytes: int) -> HostStaging:
-        """See `Device.staging`."""
+        """Staging that needs no memory of its own."""
         return HostStaging()
 
     def record(self, run: Callable[[], _Outputs]) -> tuple[Graph, _Outputs]:
-        """Not here: see `records`."""
+        """Raise `NotImplementedError`: a host records no graphs (`records` is false)."""
         raise NotImplementedError
 
     def fetch(self, tensors: Sequence[Tensor]) -> PresentCopy:
-        """See `Device.fetch`."""
+        """The tensors themselves as arrays, not copied."""
         return PresentCopy(tuple(tensor.numpy() for tensor in tensors))
 
     def notify(self, call: Callable[[], None]) -> None:
-        """See `Device.notify`."""
+        """Call `call` at once, on this thread."""
         call()
 
     def settle(self, timeout_s: float = STEP_TIMEOUT_S) -> None:
-        """See `Device.settle`."""
+        """Do nothing: each call was made within `notify`."""
 
     def issuing(self) -> AbstractContextManager[None]:
-        """See `Device.issuing`."""
+        """A context that translates no errors."""
         return _NO_TRANSLATION
 
     def synchronize(self) -> None:
-        """See `Device.synchronize`."""
+        """Do nothing: no work is ever open."""
 
     def close(self) -> None:
-        """See `Device.close`."""
+        """Do nothing: there is no thread."""

@@ -38,13 +38,13 @@ def read_memory(device: torch.device) -> MemoryReading:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Count the peak from here on."""
+    """Count the peak of the device's memory from now on."""
     torch.cuda.reset_peak_memory_stats(device)
 
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """Around a start: a device or a machine that is too small or too full for it is an `InvalidSetting`."""
+    """A context for a start. A device or a machine that is too small or too full for it raises `InvalidSetting`."""
     try:
         yield
     except torch.OutOfMemoryError as error:

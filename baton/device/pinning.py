@@ -25,11 +25,10 @@ class Pin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostPin:
-    """See `Pin`: nothing was registered. `is_direct` is true on the CPU, which reaches all memory, and false where a
-    device's driver refused the memory.
-    """
+    """A pin that registered nothing. `is_direct` is true on the CPU, which reaches all memory, and false where a
+    device's driver refused the memory."""
 
     is_direct: bool = True
 
     def close(self) -> None:
-        """There is nothing to undo."""
+        """Do nothing: no memory was registered."""

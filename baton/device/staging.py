@@ -42,7 +42,7 @@ class StagingLayout:
         self._next = 0
 
     def reset(self) -> None:
-        """Start over."""
+        """Forget all places, for a new step."""
         self._next = self.num_used_bytes = 0
 
     def place(self, values: Array, capacity: int) -> Place:

@@ -70,8 +70,8 @@ class Stream(Protocol):
 def bind_thread(device: torch.device) -> None:
     """Make `device` the current one of the calling thread, before it makes or enters a stream there.
 
-    On a thread with another current device, choosing a stream and asking an event would open a context there, too,
-    which takes half a GiB of that device.
+    A thread with another current device would open a context on that device, too, when it chooses a stream or asks an
+    event. A context takes half a GiB.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -81,32 +81,32 @@ class HostStream:
     """Everything has happened when a call returns. See `Stream`."""
 
     def enter(self) -> None:
-        """See `Stream.enter`: a host has no current device."""
+        """Do nothing: a host has no current device."""
 
     def current(self) -> AbstractContextManager[Any]:
-        """See `Stream.current`."""
+        """A context that changes nothing."""
         return nullcontext()
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """See `Stream.copy`."""
+        """Copy at once, with numpy."""
         # numpy's copy is one memcpy; torch's would start worker threads for it
         np.copyto(target.numpy(), source.numpy())
 
     def run(self, work: Callable[[], None]) -> None:
-        """See `Stream.run`."""
+        """Call `work` at once, on the calling thread."""
         work()
 
     def record_event(self) -> Event:
-        """See `Stream.record_event`."""
+        """An event that has passed already."""
         return PassedEvent()
 
     def synchronize(self) -> None:
-        """See `Stream.synchronize`."""
+        """Do nothing: no work is ever open."""
 
     def host_memory(self, num_bytes: int) -> HostBytes:
-        """See `Stream.host_memory`."""
+        """New host memory, [num_bytes] uint8, not initialized."""
         return np.empty(num_bytes, dtype=np.uint8)
 
     def pin(self, region: HostBytes) -> Pin:
-        """See `Stream.pin`."""
+        """A pin that registers nothing: the CPU reaches all memory."""
         return HostPin()

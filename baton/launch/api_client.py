@@ -64,7 +64,7 @@ class ApiClient:
                 raise RequestFailed(f"{self._url} lists no model")
 
     def nodes(self) -> list[dict[str, Any]]:
-        """What the router knows of its nodes, as in `/server_info`. Raises `RequestFailed`."""
+        """The router's view of its nodes, as in `/server_info`. Raises `RequestFailed`."""
         with self._request("GET", "/server_info", root="") as response:
             content = _decode_json(response.read(MAX_BODY_BYTES))
         match content:
@@ -79,7 +79,7 @@ class ApiClient:
             return response.read(MAX_BODY_BYTES).decode(errors="replace")
 
     def drain(self, node: str, *, restart: bool) -> int:
-        """Drain a node; how many requests it had. Raises `RequestFailed`."""
+        """Drain a node. Returns how many requests it had. Raises `RequestFailed`."""
         body = json.dumps({"node": node, "restart": restart}).encode()
         with self._request("POST", "/admin/drain", body, root="") as response:
             content = _decode_json(response.read(MAX_BODY_BYTES))

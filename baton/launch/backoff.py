@@ -16,8 +16,11 @@ _MAX_DOUBLINGS = 16
 
 @dataclass(slots=True)
 class Backoff:
-    """Of one program over its restarts. `first_delay_s`: from its second end in a row to its next start; doubled each
-    time after that, up to `MAX_RESTART_DELAY_S`. After the first end it starts again at once."""
+    """The delays of one program between its restarts.
+
+    After the first end it starts again at once. `first_delay_s`: from its second end in a row to its next start;
+    doubled each time after that, up to `MAX_RESTART_DELAY_S`.
+    """
 
     first_delay_s: float = FIRST_RESTART_DELAY_S
     num_failures: int = 0
@@ -25,11 +28,11 @@ class Backoff:
     started_s: float = 0.0
 
     def start(self, now_s: float) -> None:
-        """It is started now."""
+        """Note that the program is started now."""
         self.started_s = now_s
 
     def fail(self, now_s: float) -> float:
-        """It has ended; the seconds until it should be started again."""
+        """Note that the program has ended. Returns the seconds until it should be started again."""
         is_first = now_s - self.started_s >= STABLE_AFTER_S
         self.num_failures = 1 if is_first else self.num_failures + 1
         if self.num_failures == 1:

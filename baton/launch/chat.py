@@ -47,8 +47,8 @@ class ChatSettings:
 
 
 class Screen:
-    """Where answers are shown. On a terminal that can, reasoning and notes are dimmed; where the output is no terminal
-    there is only the answer itself."""
+    """The place where answers are shown. On a terminal that can, reasoning and notes are dimmed; where the output is no
+    terminal there is only the answer itself."""
 
     def __init__(self, is_terminal: bool, environment: Mapping[str, str]) -> None:
         self._is_terminal = is_terminal

@@ -29,7 +29,7 @@ A line that begins with \"\"\" goes on until one that ends with \"\"\"."""
 
 
 class Reply(NamedTuple):
-    """What a command says, and what it asks the model, "" for nothing."""
+    """The text that a command shows, and the text that it asks the model, "" for nothing."""
 
     says: str
     asks: str = ""
@@ -53,8 +53,8 @@ class ChatCommands:
         }
 
     def run(self, line: str) -> Reply | None:
-        """What the command in `line` does, None when it is none of the commands. Raises `InvalidRequest` when it cannot
-        be done, `RequestFailed` when the router does not answer."""
+        """Run the command in `line`; None when it is none of the commands. Raises `InvalidRequest` when it cannot be
+        done, `RequestFailed` when the router does not answer."""
         name, _, argument = line.partition(" ")
         command = self._commands.get(name)
         return None if command is None else command(argument.strip())

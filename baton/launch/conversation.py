@@ -36,7 +36,7 @@ class AnswerFigures:
     num_tokens: int | None = None
 
     def note_part(self, now_s: float) -> None:
-        """A part with text has come."""
+        """Count a part with text, which came at `now_s`."""
         self.first_s = now_s if self.first_s is None else self.first_s
         self.last_s = now_s
         self.num_parts += 1
@@ -78,7 +78,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """What the model is told: the system prompt, if there is one, and all turns."""
+        """The messages for the model: the system prompt, if there is one, and all turns."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self._turns]
 
     def reset(self) -> None:
@@ -94,10 +94,10 @@ class Conversation:
         return ""
 
     def answer(self, text: str) -> Generator[Part]:
-        """Send one user turn and yield the answer as it comes.
+        """Send one user turn and yield the answer as it comes. Raises `RequestFailed`.
 
-        The turn stays in the conversation with as much of the answer as was read; without any it is forgotten. What the
-        model has reasoned is not told to it again. Raises `RequestFailed`.
+        The turn stays in the conversation with as much of the answer as was read; without any it is forgotten. The
+        model is not told its reasoning again.
         """
         parts: list[str] = []
         self._turns.append({"role": "user", "content": text})

@@ -66,8 +66,11 @@ class Operator:
         _say(f"{name} has left")
 
     def restart(self, name: str) -> None:
-        """Drain a node, or the nodes of a group, and wait until they serve again. Another router may answer than the
-        one that was asked before, and not know yet that a node leaves: so another life of each is waited for."""
+        """Drain a node, or the nodes of a group, and wait until they serve again.
+
+        Another router may answer than the one that was asked before, and not know yet that a node leaves. So this waits
+        for another life of each.
+        """
         before = self._lives(name)
         self._ask(name, restart=True)
         self._wait(lambda: self._serve_anew(name, before), f"{name} does not serve again: does anything start it?")

@@ -22,9 +22,12 @@ PROCESS_BYTES = 160 * 2**20
 def require_memory_for_nodes(
     folder: Path, config: ModelFacts, dtype_setting: str, num_nodes: int, num_ranks: int, memory: HostMemory
 ) -> None:
-    """Raise `InvalidSetting` when `num_nodes` copies of the weights, and the processes of `num_ranks` ranks in all, do
-    not fit into what is free: a system without memory ends processes, whichever. Files that are not
-    there yet, or are wrong, are the nodes' to report."""
+    """Raise `InvalidSetting` when the nodes do not fit into the free memory: `num_nodes` copies of the weights, and the
+    processes of `num_ranks` ranks in all.
+
+    A system without memory ends processes, whichever. Files that are not there yet, or are wrong, are the nodes' to
+    report.
+    """
     try:
         headers = [read_header(path) for path in weight_files(folder)]
     except ModelLoadError:

@@ -38,12 +38,12 @@ def prefill(arguments: Sequence[str]) -> int:
 
 
 def decode(arguments: Sequence[str]) -> int:
-    """`baton decode`; likewise."""
+    """`baton decode`; its exit status. Raises `BatonError`."""
     return _run(DECODE, "baton.decode_node", NodeSettings, arguments)
 
 
 def mixed(arguments: Sequence[str]) -> int:
-    """`baton node`; likewise."""
+    """`baton node`; its exit status. Raises `BatonError`."""
     return _run("node", "baton.node", MixedNodeSettings, arguments)
 
 
@@ -70,8 +70,8 @@ def _run(name: str, module: str, settings_class: type[Any], arguments: Sequence[
 
 
 def engine_specs(module: str, group: str, settings: NodeSettings, environment: Mapping[str, str]) -> list[ChildSpec]:
-    """The nodes of a group: `GROUP-0` and so on, each with its share of this machine and, where `settings` name ports,
-    with ports of its own."""
+    """The nodes of a group: `GROUP-0` and so on. Each has its share of this machine and, where `settings` name ports,
+    ports of its own."""
     count, specs = settings.data_parallel_size, []
     num_ranks = [settings.num_ranks_here] * count
     # other groups may be on this machine

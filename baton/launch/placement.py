@@ -63,10 +63,10 @@ def find_devices(environment: Mapping[str, str], folder: Path = DEVICE_FOLDER) -
 def place_nodes(
     num_nodes: int, cpus: Cpus, devices: list[str], *, pin_cpus: bool, num_ranks: Sequence[int] = ()
 ) -> list[Placement]:
-    """One share per node: cores split evenly, accelerators in turn. `num_ranks`: of each node on this machine, where
-    not all of them have one; a rank has an accelerator of its own.
+    """One share per node: cores split evenly, accelerators in turn.
 
-    Cores are pinned only when each node gets at least one and no quota limits them: under a quota the kernel knows
+    `num_ranks`: of each node on this machine, where not all of them have one; a rank has an accelerator of its own.
+    Cores are pinned only when each node gets at least one and no quota limits them. Under a quota the kernel knows
     better which cores are free.
     """
     num_threads = max(1, cpus.num_usable // num_nodes)
@@ -111,7 +111,7 @@ def shares_of(
 
 
 def lendings(roles: Sequence[str], shares: Sequence[Placement], descriptor: int) -> list[Lending]:
-    """What each node is told of the cores that prefill and decode nodes lend each other; `descriptor`: of the page.
+    """For each node the cores that prefill and decode nodes lend each other. `descriptor`: of the page.
 
     The cores of a node are lent to one other, so that no two guests share a core. Decode nodes rest for prefill nodes.
     """

@@ -51,8 +51,8 @@ _NO_PORT = ListeningPort(0, ())
 
 
 class Doors(NamedTuple):
-    """Where a router listens: for clients, for nodes, and, if other routers listen for clients too, for what is asked
-    of it alone: its metrics."""
+    """The places where a router listens: for clients, for nodes, and for questions to it alone, such as its metrics.
+    The last is there where other routers listen for clients too."""
 
     name: str
     http: ListeningPort
@@ -69,7 +69,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(deployment: Deployment, environment: Mapping[str, str]) -> int:
-    """As `main`. `environment`: of all programs, beside their settings."""
+    """Serve `deployment`, as `main` does; returns the exit status. `environment`: of all programs, beside their
+    settings."""
     _check_model(deployment)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-"))
@@ -107,9 +108,12 @@ def _open_doors(deployment: Deployment, stack: ExitStack) -> list[Doors]:
 
 
 def with_cluster_key(deployment: Deployment, folder: Path) -> Deployment:
-    """The deployment with a cluster key of its own in `folder` when it names none, and without one when it asks for
-    none: other users of this machine must not be able to join it, or to read what its programs say. Of a folder each
-    program gets its role's."""
+    """The deployment with a cluster key: one of its own in `folder` when it names none, and none at all when it asks
+    for that.
+
+    Other users of this machine must not be able to join it, or to read what its programs say. Of a folder each program
+    gets its role's.
+    """
     asked = deployment.router.cluster_key
     if Path(asked).is_dir() and asked:
         files = {role: str(role_file(Path(asked), role)) for role in ("router", "prefill", "decode")}
@@ -131,8 +135,8 @@ def with_cluster_key(deployment: Deployment, folder: Path) -> Deployment:
 
 
 def with_journal(deployment: Deployment, folder: Path) -> Deployment:
-    """The deployment with a journal of resumable streams in `folder` when it has some and names no place for it: they
-    outlive a router, and not the deployment."""
+    """The deployment with a journal of resumable streams in `folder`, when it has some and names no place for it.
+    Journals outlive a router, and not the deployment."""
     router = deployment.router
     if router.resumable_streams_s and deployment.serve.routers > 1:
         raise InvalidSetting("--resumable-streams-s needs --routers 1: a stream is resumed at the router that began it")
@@ -172,8 +176,8 @@ def _settings_of_nodes(deployment: Deployment) -> list[NodeSettings]:
 
 
 def lend_cores(deployment: Deployment, shares: Sequence[Placement], stack: ExitStack) -> list[Lending]:
-    """What each node is told of the others' cores, by a page that is open until `stack` ends; empty when none are
-    lent: nodes share cores or have accelerators or ranks."""
+    """For each node the cores of others that it may use. They lie on a page that is open until `stack` ends. Empty when
+    none are lent: nodes share cores or have accelerators or ranks."""
     serve, nodes = deployment.serve, (deployment.prefill, deployment.decode)
     roles = [name.role for name in deployment.node_names]
     is_off = not serve.lend_cores or serve.mixed or PREFILL not in roles or len(roles) > MAX_LINES
@@ -202,9 +206,11 @@ def child_specs(
     reloads_keys: bool = False,
     core_loans: Sequence[Lending] = (),
 ) -> list[ChildSpec]:
-    """What to start: the routers, then one node per share, prefill nodes first. `reloads_keys`: cluster keys may
-    change, which those that `baton serve` has made for itself do not. `core_loans`: for each node, if cores are
-    lent."""
+    """The programs to start: the routers, then one node per share, prefill nodes first.
+
+    `reloads_keys`: cluster keys may change; those that `baton serve` has made for itself do not. `core_loans`: for each
+    node, if cores are lent.
+    """
     inherited = {**child_environment(environment), "PYTHONUNBUFFERED": "1"}
     reloads = deployment.router.reloads_files or reloads_keys
     specs = [_router_spec(deployment.router, each, inherited, reloads=reloads) for each in doors]

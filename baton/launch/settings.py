@@ -51,7 +51,7 @@ _lifetime = partial(setting, group="lifetime")
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """What `baton serve` adds to the settings of the router and the nodes."""
+    """The settings of `baton serve` beside those of the router and the nodes."""
 
     prefill: int | None = setting(
         None,
@@ -113,7 +113,7 @@ class NodeName(NamedTuple):
 
 
 def node_names(role: str, count: int, num_engines: int) -> list[NodeName]:
-    """Of `count` nodes of a role, or groups of `num_engines` nodes each."""
+    """The names of `count` nodes of a role, or of groups of `num_engines` nodes each."""
     names = [f"{role}-{index}" for index in range(count)]
     if num_engines == 1:
         return [NodeName(role, "", name) for name in names]

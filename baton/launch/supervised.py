@@ -26,9 +26,12 @@ ERROR_PREFIX = "error: "
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to run: `python -m module *arguments` with exactly `environment`. `reloads`: once it is ready, SIGHUP makes
-    it read files again and does not end it. `inherited_fds`: descriptors that it gets under the same numbers. `group`:
-    the deployment ends when all children of a group were given up; those of "" may all be."""
+    """A program to run: `python -m module *arguments` with exactly `environment`.
+
+    `reloads`: once it is ready, SIGHUP makes it read files again and does not end it. `inherited_fds`: descriptors that
+    it gets under the same numbers. `group`: the deployment ends when all children of a group were given up; those of ""
+    may all be.
+    """
 
     name: str
     module: str
@@ -89,7 +92,7 @@ class SupervisedChild:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id of the child."""
         return self._child.pid
 
     def terminate(self) -> None:

@@ -107,12 +107,12 @@ class Supervisor:
         self._signals: list[int] = []
 
     def run(self, on_ready: Callable[[Mapping[str, str]], None]) -> int:
-        """Run until a signal; returns the exit status. Call it on the main thread.
+        """Run until a signal; returns the exit status. Call it on the main thread. `on_ready` gets the addresses by
+        child name once every child is ready.
 
-        `on_ready` gets the addresses by child name once every child is ready. The status is 0 when
-        all children stopped as they were asked to, whichever signal asked, 128 + the number after a second signal, and
-        1 when a child did not stop in time.
-        Raises `BatonError` with the child's own error when one cannot start, or when a group was given up.
+        The status is 0 when all children stopped as they were asked to, whichever signal asked. It is 128 + the number
+        after a second signal, and 1 when a child did not stop in time. Raises `BatonError` with the child's own error
+        when one cannot start, or when a group was given up.
         """
         with self._signals_as_events():
             try:

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def version_line() -> str:
-    """What `baton version` prints."""
+    """The line that `baton version` prints."""
     try:
         return f"baton {importlib.metadata.version(DISTRIBUTION)}"
     except importlib.metadata.PackageNotFoundError:

@@ -13,9 +13,11 @@ from baton.wire.prompt_logprobs import MAX_ROWS, row_bytes
 
 
 def failure_of(output: RequestOutput) -> BatonError:
-    """The error of a request with `has_failed`, for which no token could be sampled. What its grammar cannot do here it
-    cannot do at another node either, unless this one lacked something, or others had used it up; nor is it a fault of
-    a node that it had no room."""
+    """The error of a request with `has_failed`, for which no token could be sampled.
+
+    A grammar that has no token here has none at another node either, unless this node lacked something, or other
+    requests had used it up. A lack of room is no fault of the node.
+    """
     if output.failure == IMAGES_GONE:
         return Overloaded(output.failure)
     if output.failure in (OUT_OF_RESOURCES, WORN_OUT):

@@ -54,7 +54,7 @@ class HealthServer:
         return 404, "application/json", b'{"error": {"message": "not found"}}'
 
     def watch(self, collector: Collector) -> None:
-        """Show its metrics too."""
+        """Show the metrics of `collector`, too."""
         self._registry.register(collector)
 
     def close(self) -> None:

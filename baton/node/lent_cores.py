@@ -19,7 +19,8 @@ _STEPS_OF_REST = 2.0
 
 
 class Loans(Protocol):
-    """See `baton.engine.native.loans.CoreLoans`."""
+    """The means to lend a node's cores to other nodes: `baton.engine.native.loans.CoreLoans`, or its double in
+    tests."""
 
     def give(self, for_s: float = -1.0) -> None: ...
 
@@ -43,7 +44,7 @@ class LentCores:
             self._loans.give(for_s)
 
     def take_back(self) -> None:
-        """The engine goes on."""
+        """Lend no more cores: the engine goes on."""
         if self._loans is not None:
             self._loans.take_back()
 

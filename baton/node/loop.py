@@ -152,7 +152,7 @@ class EngineLoop:
 
     @property
     def wait_s(self) -> float:
-        """For how long the next round may wait if nothing comes."""
+        """The seconds that the next round may wait if nothing comes."""
         if self._could_step:
             return max(0.0, self._rests_until_s - self._clock())
         return _READINESS_TICK_S if self._awaits_readiness else _TICK_S

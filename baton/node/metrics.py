@@ -63,7 +63,7 @@ class CountsRejections(Protocol):
 
     @property
     def num_rejected_messages(self) -> int:
-        """Since the start of the node."""
+        """The number of rejected messages since the start of the node."""
         ...
 
 
@@ -74,7 +74,7 @@ class LinkCollector(Collector):
         self._link = link
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """The count of messages of this router that were refused."""
         doc = "Messages of routers that were not understood, or not acted on"
         yield CounterMetricFamily("baton:rejected_messages", doc, self._link.num_rejected_messages)
 
@@ -86,7 +86,8 @@ class OffloadCollector(Collector):
         self._offload = offload
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """The figures of the KV store: tokens that it was asked for, blocks by what became of them, faults, and how
+        full it is."""
         counted = self._offload.counters
         doc = "Prompt tokens that the KV store was asked for, and those whose KV it has loaded"
         yield CounterMetricFamily("baton:external_prefix_cache_queries", doc, counted.num_queried_tokens)
@@ -133,7 +134,7 @@ class StepCounters:
         self._cached.inc(num_cached_tokens)
 
     def metrics(self) -> Iterable[Metric]:
-        """As Prometheus counters."""
+        """The counts as metrics of Prometheus."""
         for counter in (self._prompt, self._computed, self._generated, self._forced, self._steps):
             yield from counter.collect()
 

@@ -37,7 +37,7 @@ class PromptLeg(Leg, Protocol):
 
 
 class MixedLeg:
-    """See `baton.node.loop.Leg`. `prefill` has the sending side of `decode`, which takes its notices."""
+    """Both legs of a mixed node. `prefill` has the sending side of `decode`, which takes its notices."""
 
     def __init__(self, prefill: PromptLeg, decode: Leg) -> None:
         self._prefill = prefill
@@ -45,15 +45,15 @@ class MixedLeg:
 
     @property
     def num_live(self) -> int:
-        """Prompts for other nodes, and requests that are generated here."""
+        """The number of prompts for other nodes, and of requests that are generated here."""
         return self._prefill.num_live + self._decode.num_live
 
     def live_keys(self) -> Iterable[RequestKey]:
-        """See `Leg`."""
+        """The attempts of both legs."""
         return (*self._prefill.live_keys(), *self._decode.live_keys())
 
     def wait_on(self) -> Sequence[Any]:
-        """The notices of both sides."""
+        """The sockets that wake for notices of both sides."""
         return self._decode.wait_on()
 
     def begin(self, request: Any, now_s: float) -> None:
@@ -65,26 +65,26 @@ class MixedLeg:
         (self._prefill if is_prefill else self._decode).begin(request, now_s)
 
     def hand_over(self, order: HandOver, now_s: float) -> int:
-        """See `Leg`."""
+        """The decode leg's answer. Prompts of the prefill leg go on here: 0 for them."""
         if RequestKey(order.handoff_id, order.attempt) in self._prefill.keys:
             return 0
         return self._decode.hand_over(order, now_s)
 
     def cancel(self, key: RequestKey, now_s: float) -> None:
-        """See `Leg`."""
+        """Stop the attempt at the leg that has it."""
         self._leg_of(key).cancel(key, now_s)
 
     def cancel_all(self, now_s: float, owner: bytes = b"") -> None:
-        """See `Leg`."""
+        """Stop the attempts of `owner` at both legs."""
         self._prefill.cancel_all(now_s, owner)
         self._decode.cancel_all(now_s, owner)
 
     def poll(self, now_s: float) -> None:
-        """See `Leg`. Notices of the sending side reach the prefill leg through the decode leg."""
+        """Poll the decode leg; notices of the sending side reach the prefill leg through it."""
         self._decode.poll(now_s)
 
     def watch(self, step: Step) -> LayerStored | None:
-        """See `Leg`."""
+        """Show each leg its own requests of the step. Returns what the prefill leg wants called after each layer."""
         self._decode.watch(step)
         prompts = self._prefill.keys
         if not prompts:
@@ -92,31 +92,31 @@ class MixedLeg:
         return self._prefill.watch(Step(tuple([share for share in step.requests if share.key in prompts])))
 
     def applied(self, outputs: Sequence[RequestOutput], now_s: float) -> list[TokenEvent]:
-        """See `Leg`."""
+        """The events of both legs; each is shown the outputs of its own requests."""
         prompts = self._prefill.keys
         of_prompts = [output for output in outputs if output.key in prompts] if prompts else []
         others = [output for output in outputs if output.key not in prompts] if of_prompts else outputs
         return self._prefill.applied(of_prompts, now_s) + self._decode.applied(others, now_s)
 
     def sent(self, now_s: float) -> None:
-        """See `Leg`."""
+        """Let the prefill leg do what is slow; the decode leg has nothing of that kind."""
         self._prefill.sent(now_s)
 
     def lost(self, error: BatonError, now_s: float) -> None:
-        """See `Leg`."""
+        """Fail the handoffs of both legs that relied on these steps."""
         self._prefill.lost(error, now_s)
         self._decode.lost(error, now_s)
 
     def take_failures(self) -> list[tuple[RequestKey, BatonError]]:
-        """See `Leg`."""
+        """The failures of both legs."""
         return self._prefill.take_failures() + self._decode.take_failures()
 
     def fail(self, key: RequestKey, error: BatonError, now_s: float) -> None:
-        """See `Leg`."""
+        """Fail the request at the leg that has it."""
         self._leg_of(key).fail(key, error, now_s)
 
     def metrics(self) -> Iterable[Metric]:
-        """See `Leg`. The two legs count into the same numbers."""
+        """The metrics of the decode leg: both legs count into the same numbers."""
         return self._decode.metrics()
 
     def _leg_of(self, key: RequestKey) -> Leg:

@@ -38,8 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """One life of a node: the engine that was built for it, its id and epoch, and what makes the beat of a thread, by
-    its name."""
+    """One life of a node: its engine, its id and epoch, and a function that makes the beat of a thread, by its name."""
 
     engine: Engine
     node_id: str
@@ -48,7 +47,8 @@ class NodeParts:
 
 
 class NodePool:
-    """See the module. `use`: see `PoolMemory.role`. `ranks` starts the other ranks of the node's engine."""
+    """A node's KV pool and what moves its KV. `use` says who may write into it (`PoolMemory.role`); `ranks` starts the
+    other ranks of the node's engine."""
 
     def __init__(
         self, settings: NodeSettings, context: Context, link_settings: links.LinkSettings, role: str, use: str
@@ -69,7 +69,7 @@ class NodePool:
         return array if self._memory.segment is None else SharedRegion(array, self._memory.segment.descriptor)
 
     def open_ends(self, parts: NodeParts) -> Ends:
-        """What opens the ends over the pool of this engine. Raises `InvalidSetting`."""
+        """The opener of the ends over the pool of this engine. Raises `InvalidSetting`."""
         settings, transports, engine = self._settings, self._transports, parts.engine
         begin = Begin(settings.host, settings.cluster_key, self._role)
         transfers = open_transfers(

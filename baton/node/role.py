@@ -12,10 +12,11 @@ from baton.node.pool import Ends
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """`name`: `baton.wire.messages.PREFILL` or `DECODE`. `pool`: `SENDER` or `RECEIVER`, see `PoolMemory.role`.
+    """One role of a node.
 
-    `open_leg`: asks for the ends that the leg needs, which are closed after it; returns it, and the address at which
-    peers dial this node ("" where they do not). Raises `BatonError`. `preference`: see `Hello.prefers`.
+    `name`: `baton.wire.messages.PREFILL` or `DECODE`. `pool`: `SENDER` or `RECEIVER`, see `PoolMemory.role`. `open_leg`
+    asks for the ends that the leg needs, which are closed after it. It returns the leg, and the address at which peers
+    dial this node ("" where they do not). It raises `BatonError`. `preference`: see `Hello.prefers`.
     """
 
     name: str

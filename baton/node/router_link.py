@@ -147,7 +147,7 @@ class RouterLink:
             self._end_session("the router does not take what is sent to it")
 
     def send_tokens(self, events: Sequence[TokenEvent]) -> None:
-        """One message for all requests of a step."""
+        """Send the tokens of all requests of a step in one message."""
         if events:
             self.send(Tokens(self._epoch, tuple(events)))
 
@@ -157,7 +157,7 @@ class RouterLink:
             self.send(message)
 
     def send_failed(self, handoff_id: bytes, attempt: int, error: BatonError) -> None:
-        """This attempt ended without finishing."""
+        """Tell the router that this attempt ended without finishing."""
         self.send(Failed(handoff_id, attempt, error.code[:128], str(error)[:1024]))
 
     def send_cache_events(self, stored: Sequence[bytes], removed: Sequence[bytes], *, is_snapshot: bool) -> None:
@@ -175,8 +175,11 @@ class RouterLink:
             first = last
 
     def answer_ping(self, live: Iterable[RequestKey], num_other_legs: int = 0, num_other_tokens: int = 0) -> None:
-        """Answer the router's Ping, which is owed. To be called when everything that has been received was acted on and
-        reported: `live` are this router's attempts that are known to this node then. For the rest see `Pong`."""
+        """Answer the router's Ping, which is owed. To be called when everything that was received has been acted on and
+        reported.
+
+        `live` are this router's attempts that are known to this node then. For the rest see `Pong`.
+        """
         session, self.owes_pong = self._session, False
         if session is not None:
             keys = b"".join([live_key(*key) for key in live][:_MAX_LIVE])

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What one router has said. `void`: how the ids of those of its requests begin that are void now; None: none are.
+    """The messages of one router. `void`: how the ids of those of its requests begin that are void now; None: none are.
     It comes before `requests`."""
 
     link: RouterLink
@@ -34,14 +34,14 @@ class Heard:
 
 
 class RouterLinks:
-    """See the module. Used by the engine loop; `links` has at least one."""
+    """All routers of a node, as the engine loop sees them. `links` has at least one."""
 
     def __init__(self, links: Sequence[RouterLink]) -> None:
         self._links = tuple(links)
 
     @property
     def sockets(self) -> Sequence[zmq.Socket[bytes]]:
-        """To wait on."""
+        """The sockets of all routers, to wait on."""
         return [link.socket for link in self._links]
 
     @property
@@ -55,8 +55,8 @@ class RouterLinks:
         return sum(link.num_rejected_messages for link in self._links)
 
     def receive(self, now_s: float) -> list[Heard]:
-        """What has come. Raises `Refused` when a router does not take this node and none has had it, or when two of the
-        addresses are those of one router."""
+        """The messages that have come, router by router. Raises `Refused` when a router does not take this node and
+        none has had it, or when two of the addresses are those of one router."""
         return [heard for link in self._links if (heard := self._receive(link, now_s)) is not None]
 
     def send_tokens(self, events: Sequence[TokenEvent]) -> None:
@@ -71,17 +71,17 @@ class RouterLinks:
             link.send_tokens(by_owner.get(link.owner, ()))
 
     def send_prompt_logprobs(self, scores: PromptScores) -> None:
-        """See `RouterLink`."""
+        """Send the scores of a prompt to the router that owns the request."""
         for link in self._owners(scores.key.handoff_id):
             link.send_prompt_logprobs(scores)
 
     def send_failed(self, handoff_id: bytes, attempt: int, error: BatonError) -> None:
-        """See `RouterLink`."""
+        """Tell the router that owns the attempt why it ended."""
         for link in self._owners(handoff_id):
             link.send_failed(handoff_id, attempt, error)
 
     def send_handed_over(self, order: HandOver, num_tokens: int) -> None:
-        """See `RouterLink`."""
+        """Answer the `HandOver` of the router that owns the request."""
         for link in self._owners(order.handoff_id):
             link.send_handed_over(order, num_tokens)
 
@@ -96,8 +96,8 @@ class RouterLinks:
         return any(link.owes_pong for link in self._links)
 
     def answer_pings(self, live: Iterable[RequestKey], uncomputed: Iterable[tuple[RequestKey, int]]) -> None:
-        """Answer those routers. `live` are all attempts that this node knows, and `uncomputed` those whose prompts are
-        not computed, with the tokens that are missing."""
+        """Answer all routers that wait for a Pong. `live` are all attempts that this node knows. `uncomputed` are those
+        whose prompts are not computed, with the number of tokens that are missing."""
         keys, prompts = list(live), list(uncomputed)
         for link in self._links:
             if link.owes_pong:
@@ -115,7 +115,7 @@ class RouterLinks:
         return all(link.has_left(now_s) for link in self._links)
 
     def close(self) -> None:
-        """See `RouterLink`."""
+        """Close the connections to all routers."""
         for link in self._links:
             link.close()
 

@@ -26,7 +26,7 @@ _logging = partial(setting, group="logging")
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings(EngineSettings):
-    """An engine plus its place in a deployment."""
+    """The settings of a node: those of its engine, and its place in a deployment."""
 
     router: str = setting(
         "tcp://127.0.0.1:8001",
@@ -92,7 +92,7 @@ class NodeSettings(EngineSettings):
 
 @dataclass(frozen=True, slots=True)
 class MixedNodeSettings(NodeSettings):
-    """Those of every node, and what this one prefers."""
+    """The settings of every node, and the legs that this one prefers."""
 
     role: str = setting(
         BOTH, "the legs that the node is given where there is a choice; it can do any", choices=(PREFILL, DECODE, BOTH)

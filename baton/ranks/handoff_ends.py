@@ -43,11 +43,11 @@ class Transfers(Protocol):
     is_device: bool
 
     def receiving(self, counters: ReceivingCounters) -> tuple[Sequence[Receiver], HashedPool]:
-        """What receives, and the pool as a receiving side sees it. Raises `InvalidSetting`."""
+        """The receivers, and the pool as a receiving side sees it. Raises `InvalidSetting`."""
         ...
 
     def sending(self, transports: TransportSettings, counters: SendingCounters) -> tuple[SenderOpener, HashedPool]:
-        """What opens senders, and the pool as a sending side sees it. Raises `InvalidSetting`."""
+        """The opener of senders, and the pool as a sending side sees it. Raises `InvalidSetting`."""
         ...
 
 
@@ -59,15 +59,18 @@ def open_transfers(
     num_machines: int,
     on_close: OnClose,
 ) -> Transfers:
-    """Those of `engine`, whose ranks are on so many machines. `memory`: has allocated its pool; `begin`: what ranks
-    with pools of their own are told first. Raises `InvalidSetting` for a transport that they do not have."""
+    """The opener of the ends of `engine`, whose ranks are on `num_machines` machines. Raises `InvalidSetting` for a
+    transport that the ranks do not have.
+
+    `memory` has allocated the pool. `begin`: what ranks with pools of their own are told first.
+    """
     if engine.memory.is_divided:
         return _RankTransfers(engine, transports, taken_by_ranks(transports.choice, num_machines), begin, on_close)
     return _PoolTransfers(engine.memory, transports, memory, on_close)
 
 
 class _PoolTransfers:
-    """See `Transfers`: one pool of whole blocks."""
+    """The ends of handoffs over one pool of whole blocks."""
 
     def __init__(
         self, memory: KvMemory, transports: TransportSettings, pool_memory: PoolMemory, on_close: OnClose
@@ -77,7 +80,7 @@ class _PoolTransfers:
         self._on_close = on_close
 
     def receiving(self, counters: ReceivingCounters) -> tuple[Sequence[Receiver], HashedPool]:
-        """See `Transfers.receiving`."""
+        """A receiver for each transport, and the pool. Raises `InvalidSetting`."""
         pool = open_pool(self._memory.blocks)
         receivers = open_receivers(self._transports, self._pool_memory, pool, self._memory.layout)
         for receiver in receivers:
@@ -85,7 +88,7 @@ class _PoolTransfers:
         return receivers, pool
 
     def sending(self, transports: TransportSettings, counters: SendingCounters) -> tuple[SenderOpener, HashedPool]:
-        """See `Transfers.sending`. The sending thread has a view of the pool of its own."""
+        """What opens senders, and the pool. The sending thread has a view of the pool of its own."""
         pool = open_pool(self._memory.blocks)
         senders = SenderFactory(transports, self._pool_memory, pool)
         self._on_close(senders.close)
@@ -93,7 +96,7 @@ class _PoolTransfers:
 
 
 class _RankTransfers:
-    """See `Transfers`: each rank moves what lies in its own pool."""
+    """The ends of handoffs where each rank moves what lies in its own pool."""
 
     def __init__(
         self, engine: Engine, transports: TransportSettings, taken: Sequence[str], begin: Begin, on_close: OnClose
@@ -112,13 +115,13 @@ class _RankTransfers:
             on_close(sending.close)
 
     def receiving(self, counters: ReceivingCounters) -> tuple[Sequence[Receiver], HashedPool]:
-        """See `Transfers.receiving`."""
+        """Receivers that combine those of all ranks, and the pool they form. Raises `InvalidSetting`."""
         lines = self._lines(self._receiving_ends)
         receivers = open_ranks_receivers(lines, counters, self._taken, is_device=self.is_device)
         return receivers, RanksPool(lines, self._own.layout)
 
     def sending(self, transports: TransportSettings, counters: SendingCounters) -> tuple[SenderOpener, HashedPool]:
-        """See `Transfers.sending`."""
+        """What opens a sender at every rank, and the pool they form."""
         lines = self._lines(self._sending_ends)
         senders = RanksSenders(lines, counters, self._taken, self._shares_memory, are_mapping=self.is_device)
         return senders, RanksPool(lines, self._own.layout)

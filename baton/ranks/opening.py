@@ -22,27 +22,27 @@ class RankPlaces(Protocol):
 
     @property
     def rank_machines(self) -> int:
-        """See `EngineSettings`."""
+        """On how many machines the ranks are; 1: on this one."""
         ...
 
     @property
     def host(self) -> str:
-        """See `NodeSettings`."""
+        """The address of this machine at which it listens."""
         ...
 
     @property
     def rank_port(self) -> int:
-        """See `NodeSettings`."""
+        """The port at which the driver waits for other machines."""
         ...
 
     @property
     def divides_pool(self) -> bool:
-        """See `EngineSettings`."""
+        """Whether each rank has a KV pool of its own."""
         ...
 
     @property
     def kv_transport(self) -> str:
-        """See `NodeSettings`."""
+        """The name of the transport for KV, or "auto"."""
         ...
 
 
@@ -69,7 +69,7 @@ def open_ranks(
 
 @dataclass(frozen=True, slots=True)
 class _OfRole:
-    """See `baton.runtime.process.Admitting`: a machine of a node has the key of the node's role."""
+    """Admits machines whose public key is that of the node's role."""
 
     key: ClusterKey
     role: str

@@ -31,7 +31,7 @@ class ChannelBroken(BatonError):
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all messages."""
+    """The base class of all messages."""
 
 
 MessageT = TypeVar("MessageT")
@@ -50,7 +50,7 @@ class Channel(Generic[MessageT]):
         self._descriptors: list[int] = []
 
     def fileno(self) -> int:
-        """For `select`."""
+        """The descriptor of the socket, for `select`."""
         return self._socket.fileno()
 
     def send(self, message: MessageT, timeout_s: float, descriptors: Sequence[int] = ()) -> None:
@@ -64,7 +64,8 @@ class Channel(Generic[MessageT]):
         return _LENGTH.pack(len(body)) + body
 
     def send_encoded(self, frame: bytes, timeout_s: float, descriptors: Sequence[int] = ()) -> None:
-        """See `send`."""
+        """Send a message that is encoded already, with `descriptors` beside its first byte. Raises `ChannelBroken`
+        after `timeout_s` seconds."""
         try:
             self._socket.settimeout(timeout_s)
             if descriptors:
@@ -98,7 +99,7 @@ class Channel(Generic[MessageT]):
         return self._descriptors.pop(0)
 
     def close(self) -> None:
-        """Close this end. Whoever reads at the other end learns that."""
+        """Close this end; a read at the other end then fails."""
         self._socket.close()
         for descriptor in self._descriptors:
             os.close(descriptor)

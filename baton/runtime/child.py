@@ -35,13 +35,13 @@ _READ_BYTES = _WRITE_BYTES = 64 * 1024
 
 
 class Child:
-    """Runs `python -m module *arguments`. A context manager: at its end the child is killed.
+    """Runs `python -m module *arguments`. A context manager: at its end the child is killed. Raises `OSError` when the
+    system cannot start a process.
 
     `environment` is the whole environment of the child, None: that of this process. `stdin`, `stdout` and `stderr` are
     `NOTHING`, `PIPE`, or a file descriptor; None shares the stream of this process. `pass_fds` stay open in the child.
-    With `outlives_parent` the kernel leaves it alone when its parent dies: for a module that ends by itself with its
-    standard input, because it has to tidy up.
-    Raises `OSError` when the system cannot start a process.
+    With `outlives_parent` the kernel leaves the child alone when its parent dies. That is for a module that ends by
+    itself with its standard input, because it has to tidy up.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class Child:
 
     @property
     def stdin(self) -> IO[bytes]:
-        """Its standard input, opened with `PIPE`. Buffered: flush it."""
+        """The child's standard input, opened with `PIPE`. Buffered: flush it."""
         return _piped(self._process.stdin)
 
     @property
     def stdout(self) -> IO[bytes]:
-        """Its standard output, opened with `PIPE`. A caller that reads from it must not call `read_line` or
+        """The child's standard output, opened with `PIPE`. A caller that reads from it must not call `read_line` or
         `wait_ready`."""
         return _piped(self._process.stdout)
 
     @property
     def stderr(self) -> IO[bytes]:
-        """Its standard error, opened with `PIPE`."""
+        """The child's standard error, opened with `PIPE`."""
         return _piped(self._process.stderr)
 
     def write(self, content: bytes, timeout_s: float) -> None:
@@ -136,7 +136,7 @@ class Child:
         return line
 
     def wait_ready(self, timeout_s: float) -> Ready:
-        """Read its standard output up to the event that says it is ready. Raises as `read_line`."""
+        """Read the child's standard output up to the event that says it is ready. Raises as `read_line`."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             line = self.read_line(max(0.0, deadline_s - time.monotonic()))
@@ -144,34 +144,35 @@ class Child:
                 return event
 
     def terminate(self) -> None:
-        """Ask it to finish: SIGTERM to the process alone."""
+        """Ask the child to finish: SIGTERM to the process alone."""
         self._process.terminate()
 
     def hang_up(self) -> None:
-        """Ask it to read its files again: SIGHUP to the process alone, which ends one that does not expect it."""
+        """Ask the child to read its files again: SIGHUP to the process alone, which ends one that does not expect
+        it."""
         self._process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
-        """SIGKILL to it and to everything in its process group. Returns at once: `wait` notices the end."""
+        """Send SIGKILL to the child and to everything in its process group. Returns at once: `wait` notices the end."""
         with self._ending:
             if not self._has_ended:
                 self._kill_group()
 
     def poll(self) -> int | None:
-        """Its exit status, -N after signal N; None while it runs."""
+        """The exit status, -N after signal N; None while it runs."""
         status = self._process.poll()
         if status is not None:
             self._note_end()
         return status
 
     def wait(self, timeout_s: float) -> int | None:
-        """As `poll`, once it has ended or `timeout_s` is over."""
+        """The exit status, as of `poll`, once the child has ended; None when it runs after `timeout_s` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self.poll()
 
     def watch(self) -> int:
-        """Its exit status, however long it runs: for a thread that does nothing else."""
+        """The child's exit status, however long it runs: for a thread that does nothing else."""
         status = self._process.wait()
         self._note_end()
         return status

@@ -72,7 +72,7 @@ class CommandParser(argparse.ArgumentParser):
         return found
 
     def help_on(self, name: str) -> str:
-        """What `--help NAME` shows; "": `--help`. Exits where there is no such group."""
+        """The text that `--help NAME` shows; "": `--help`. Exits where there is no such group."""
         if name and name != ALL_GROUPS and self._groups and name not in self._groups:
             self.error(f"there is no group of flags {name!r:.100}, but {', '.join([*self._groups, ALL_GROUPS])}")
         formatter = self._get_formatter()
@@ -94,7 +94,7 @@ class CommandParser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def format_help(self) -> str:
-        """See `argparse`."""
+        """The text that `--help` shows where no group of flags is named."""
         return self.help_on("")
 
     def error(self, message: str) -> NoReturn:

@@ -30,8 +30,11 @@ _log = logging.getLogger(__name__)
 
 
 def configure_logging(level: str, log_format: str = "text") -> None:
-    """Log to stderr: lines for people, or, with `log_format` "json", one JSON object per line. Lines that cannot be
-    written, because a disk is full, are counted, and the number is logged as soon as a line can be written again."""
+    """Log to stderr: lines for people, or, with `log_format` "json", one JSON object per line.
+
+    Lines that cannot be written, because a disk is full, are counted. Their number is logged as soon as a line can be
+    written again.
+    """
     handler = _CountingHandler()
     handler.setFormatter(make_formatter(log_format))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -48,7 +51,7 @@ class _CountingHandler(logging.StreamHandler[TextIO]):
     _num_lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
+        """Write a record to the log, and say how many lines were lost before it, if any."""
         num_before = self._num_lost
         super().emit(record)
         if num_before and self._num_lost == num_before:
@@ -56,7 +59,7 @@ class _CountingHandler(logging.StreamHandler[TextIO]):
             _log.warning("%d lines of this log could not be written", num_before)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # its name in logging
-        """See `logging.Handler`."""
+        """Count a record that could not be written. Other errors than those of files are logging's."""
         if isinstance(sys.exc_info()[1], OSError):
             self._num_lost += 1
         else:
@@ -126,8 +129,8 @@ def _tell_malloc(options: Mapping[int, int]) -> None:
 
 
 def return_freed_memory() -> None:
-    """Give the system what was freed so far and is still kept: for the end of a start that has needed more than the
-    program will, or of work that has."""
+    """Give freed memory that this process still keeps back to the system. To be called when a start, or other work, has
+    needed more than the program will."""
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     except (OSError, AttributeError):
@@ -136,8 +139,8 @@ def return_freed_memory() -> None:
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Around the imports of a start: garbage is not looked for meanwhile, which takes a sixth of their time, nor ever
-    in what is there afterwards, nearly all of which stays."""
+    """A context for the imports of a start, in which garbage is not looked for: that takes a sixth of their time. Nor
+    is it looked for later in what is there at the end, nearly all of which stays."""
     gc.disable()
     try:
         yield
@@ -176,7 +179,8 @@ class _OnlyAdmitted:
 def start_authenticator(
     context: zmq.Context[zmq.Socket[bytes]], keys: Admitting | None
 ) -> zmq.auth.thread.ThreadAuthenticator | None:
-    """With a cluster key, let only programs that it admits connect to the sockets of `context`."""
+    """Let only programs that `keys` admits connect to the sockets of `context`. Returns the authenticator, which the
+    caller stops; None without keys."""
     if keys is None:
         return None
     authenticator = zmq.auth.thread.ThreadAuthenticator(context)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """From `least` to `most`, both included; without `least` itself when it `excludes_least`. NaN is in none."""
+    """The numbers from `least` to `most`, both included; without `least` itself when it `excludes_least`. NaN is in no
+    range."""
 
     least: float
     most: float

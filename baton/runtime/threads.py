@@ -17,7 +17,8 @@ _START_S = 30.0
 
 
 class StartedThreads(ThreadPoolExecutor):
-    """As `ThreadPoolExecutor`, once `start` was called. `num_threads`: as many as it takes by default where None."""
+    """A `ThreadPoolExecutor` whose threads all run once `start` was called. `num_threads`: None for the executor's
+    default."""
 
     def __init__(self, num_threads: int | None, name: str) -> None:
         self._num_threads = num_threads or min(32, (os.cpu_count() or 1) + 4)

@@ -55,18 +55,18 @@ class Beat:
         self._touched_s = None
 
     def age_s(self, now_s: float) -> float:
-        """For how long it has been still."""
+        """The seconds for which the part has been still, at `now_s`."""
         touched_s = self._touched_s
         return 0.0 if touched_s is None else max(0.0, now_s - touched_s)
 
     def excuse(self, pause_s: float) -> None:
-        """So much time does not count."""
+        """Do not count `pause_s` seconds as still."""
         touched_s = self._touched_s
         if touched_s is not None:
             self._touched_s = touched_s + pause_s
 
     def place(self) -> str:
-        """Where its thread is, as file, line and function."""
+        """The place of the part's thread in the code, as file, line and function."""
         frame = sys._current_frames().get(self._thread)
         if frame is None:
             return "its thread is gone"
@@ -119,7 +119,8 @@ def _interpreter_watchdog(thread_id: int, limit_s: float) -> _InterpreterWatchdo
 
 
 class Watchdog(Collector):
-    """See the module. `end` gets the reason when the program cannot go on; `clock` is in seconds."""
+    """Watches the parts of a program by the beats they touch. `end` gets the reason when the program cannot go on;
+    `clock` is in seconds."""
 
     def __init__(self, end: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._end = end or end_process
@@ -158,7 +159,7 @@ class Watchdog(Collector):
         return "; ".join(f"the {beat.name} has been still for {beat.age_s(now_s):.0f} s" for beat in late)
 
     def collect(self) -> Iterable[Metric]:
-        """See `Collector`."""
+        """For each part the seconds since its last beat."""
         doc = "For how long a part of the program has been still"
         still = GaugeMetricFamily("baton:watchdog_still_seconds", doc, labels=["part"])
         now_s = self._clock()

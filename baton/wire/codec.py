@@ -180,7 +180,7 @@ class _Scalar:
 
 
 class _PackedNumbers:
-    """See `Packed`."""
+    """Numbers of one type, as a little-endian byte string on the wire."""
 
     keeps_empty = False
 

@@ -23,11 +23,12 @@ _KINDS = (JSON_SCHEMA, REGEX, CHOICE, EBNF, LARK)
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """`kind`: "json_schema" (`text` is a schema), "regex" (one regular expression for the whole output), "choice" (a
-    JSON list of strings, of which the output is one), "grammar" (context-free, in Lark's notation or GBNF) or "lark"
-    (in llguidance's form of Lark's notation, which a router writes and no client).
+    """A grammar that an output must obey. Made by the functions below. Raises `InvalidRequest` for an unknown kind, and
+    for a text that is empty or too long.
 
-    Made by the functions below. Raises `InvalidRequest` for an unknown kind, and for a text that is empty or too long.
+    `kind`: "json_schema" (`text` is a schema), "regex" (one regular expression for the whole output) or "choice" (a
+    JSON list of strings, of which the output is one). Others are "grammar" (context-free, in Lark's notation or GBNF)
+    and "lark" (in llguidance's form of Lark's notation, which a router writes and no client).
     """
 
     kind: Annotated[str, Length(16)]
@@ -52,7 +53,7 @@ class Grammar:
 
     @classmethod
     def json_object(cls) -> Grammar:
-        """Any JSON object."""
+        """The grammar of an output that is any JSON object."""
         return cls.json_schema({"type": "object"})
 
     @classmethod
@@ -62,7 +63,7 @@ class Grammar:
 
     @classmethod
     def choice(cls, choices: Sequence[str]) -> Grammar:
-        """One of these texts."""
+        """The grammar of an output that is one of these texts."""
         return cls(CHOICE, json.dumps(list(choices), ensure_ascii=False))
 
     @classmethod

@@ -53,16 +53,16 @@ class PromptImage:
 
     @property
     def stop(self) -> int:
-        """The place behind its last token."""
+        """The place behind the image's last token in the prompt."""
         return self.start + self.num_tokens
 
     @property
     def mark(self) -> bytes:
-        """What the hash of a block covers of the image, where it stands in it."""
+        """The bytes that stand for the image in the hash of a block that holds it, with its place there."""
         return self.digest + self.start.to_bytes(4, "little")
 
     def without_pixels(self) -> PromptImage:
-        """The same for a node that gets the KV."""
+        """This image for a node that gets the KV, and needs no pixels."""
         return replace(self, pixels=b"")
 
 

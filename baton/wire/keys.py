@@ -40,14 +40,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """What a key file says. `publics`: of each role, the newest first; None when every role has the program's own."""
+    """The content of a key file. `publics`: of each role, the newest first; None when every role has the program's
+    own."""
 
     secrets: tuple[bytes, ...]
     publics: Mapping[str, tuple[bytes, ...]] | None = None
 
     @classmethod
     def read(cls, path: Path) -> KeyFile:
-        """Raises `InvalidSetting` when it is not a file written by `baton key`."""
+        """The keys in the file at `path`. Raises `InvalidSetting` when it is not a file written by `baton key`."""
         try:
             return cls.parse(path.read_text(encoding="ascii"))
         except (OSError, ValueError, zmq.ZMQError) as error:
@@ -55,7 +56,7 @@ class KeyFile:
 
     @classmethod
     def parse(cls, text: str) -> KeyFile:
-        """What such a text says. Raises `ValueError` or `zmq.ZMQError` for any other."""
+        """The keys in such a text. Raises `ValueError` or `zmq.ZMQError` for any other."""
         found: dict[str, list[bytes]] = {}
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
@@ -75,7 +76,7 @@ class KeyFile:
         return cls(tuple(found[SECRET]), {role: tuple(found[role]) for role in ROLES})
 
     def text(self) -> str:
-        """The file that says this."""
+        """The text of a file with these keys."""
         if self.publics is None:
             return "".join(f"{secret.decode()}\n" for secret in self.secrets)
         lines = [(SECRET, secret) for secret in self.secrets]
@@ -106,12 +107,12 @@ class KeyRing:
 
     @property
     def public(self) -> bytes:
-        """The program's own."""
+        """The program's own public key."""
         return self._public
 
     @property
     def secret(self) -> bytes:
-        """The program's own."""
+        """The program's own secret key."""
         return self._secret
 
     @property

@@ -30,7 +30,7 @@ class KvDivision:
 
     @property
     def shards(self) -> list[KvShard]:
-        """Those of all ranks: stage after stage, and in a stage rank after rank."""
+        """The shards of all ranks: stage after stage, and in a stage rank after rank."""
         places = [(rank, stage) for stage in range(self.num_stages) for rank in range(self.num_ranks)]
         return [KvShard(rank, stage, self) for rank, stage in places]
 
@@ -41,8 +41,8 @@ class KvDivision:
 
 @dataclass(frozen=True, slots=True)
 class KvShard:
-    """That of rank `rank` in stage `stage`. The default is the whole block. One that a peer names may not exist: only
-    those of `KvDivision.shards` do."""
+    """The part of a block that rank `rank` in stage `stage` stores. The default is the whole block. One that a peer
+    names may not exist: only those of `KvDivision.shards` do."""
 
     rank: _Number = 0
     stage: _Number = 0
@@ -54,7 +54,7 @@ class KvShard:
         return self.division == KvDivision()
 
     def layers_of(self, num_layers: int) -> range:
-        """Its layers of so many; the first stages have one more where they do not divide."""
+        """The layers of this stage, of `num_layers`. The first stages have one more where they do not divide."""
         few, num_longer = divmod(num_layers, self.division.num_stages)
         first = self.stage * few + min(self.stage, num_longer)
         return range(first, first + few + (self.stage < num_longer))
@@ -73,8 +73,8 @@ WHOLE_BLOCK = KvShard()
 
 
 def own_layout(layout: KvLayout, shard: KvShard) -> KvLayout:
-    """What a rank with `shard` stores of a block of `layout`, in a pool of its own. Raises `InvalidSetting` for what
-    cannot be divided."""
+    """The part of a block of `layout` that a rank with `shard` stores, in a pool of its own. Raises `InvalidSetting` if
+    it cannot be divided."""
     if shard.is_whole:
         return layout
     kvs = [layout.layers[layer] for layer in shard.layers_of(layout.num_layers)]

@@ -34,15 +34,18 @@ _Layer = Annotated[int, Bounds(0, MAX_LAYERS - 1)]
 
 @dataclass(frozen=True, slots=True)
 class LayerKv:
-    """The KV that one layer stores for each token, and how far back its attention reads.
+    """The KV that one layer stores for each token, and how far back its attention reads. `kind` says what is stored:
 
-    `kind` says what is stored. `key_value`: a key and a value of `head_dim` elements for each of `num_kv_heads` heads.
-    `key_value_short`: the same with keys that were rotated for short sequences, by a model that has two rotations.
-    `latent`: one vector that is the key, and whose begin is the value, of all heads.
-    `state`: nothing of a token; a block has one state of `num_kv_heads` x `head_dim` elements, that of the sequence
-    behind the last token which was stored in it. Its last `num_carried` elements, as many whole rows of `head_dim` as
-    they take, are the matrices that heads carry on, one head after another; the rows before them are the last inputs of
-    a convolution, with an element for each channel. A rank has neighbouring channels, and the matrices of its heads.
+    - `key_value`: a key and a value of `head_dim` elements for each of `num_kv_heads` heads.
+    - `key_value_short`: the same with keys that were rotated for short sequences, by a model that has two rotations.
+    - `latent`: one vector that is the key, and whose begin is the value, of all heads.
+    - `state`: nothing of a token. A block has one state of `num_kv_heads` x `head_dim` elements, that of the sequence
+      behind the last token which was stored in it.
+
+    The last `num_carried` elements of a state are the matrices that heads carry on, one head after another. They take
+    as many whole rows of `head_dim` as they need. The rows before them are the last inputs of a convolution, with an
+    element for each channel. A rank has neighbouring channels, and the matrices of its heads.
+
     `window`: a token attends to at most this number of tokens, itself included; None: to all before it.
     """
 
@@ -111,7 +114,7 @@ class KvLayout:
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model."""
+        """The number of layers of the model."""
         return sum(len(group.layers) for group in self.groups)
 
     @property

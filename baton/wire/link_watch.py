@@ -45,11 +45,12 @@ class LinkWatch:
 
     @property
     def is_made(self) -> bool:
-        """Whether it was made, maybe long ago."""
+        """Whether the connection was made, maybe long ago."""
         return self.num_made > 0
 
     def look(self) -> bool:
-        """Notice that it was made, or that it broke, or will never be made: it stays broken then. Returns `is_dead`."""
+        """Notice that the connection was made, that it broke, or that it will never be made: it stays broken then.
+        Returns `is_dead`."""
         for event in self._events():
             is_over = event == zmq.EVENT_DISCONNECTED
             self.is_dead = is_over and not self._goes_on
@@ -59,7 +60,7 @@ class LinkWatch:
         return self.is_dead
 
     def dialled(self) -> None:
-        """The socket has dialled anew."""
+        """Note that the socket has dialled anew: it is not dead."""
         self.is_dead = self._goes_on = False
 
     def close(self) -> None:

@@ -120,7 +120,7 @@ def connect(link: zmq.Socket[bytes], address: str, settings: LinkSettings, attem
 
 
 def num_expected_keys(settings: LinkSettings) -> int:
-    """How many keys those may have that are dialled; 1 without keys."""
+    """The number of keys that a dialled program may have; 1 without keys."""
     return 1 if settings.cluster_key is None else len(settings.cluster_key.expected)
 
 

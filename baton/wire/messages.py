@@ -52,16 +52,18 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Node -> router, first message of a connection. `epoch` is random for each life of the process.
+    """Node -> router, first message of a connection.
 
-    `fingerprint` names the weights and architecture. `peer_address` is where other nodes reach this one.
-    `max_request_tokens` is the longest prompt plus output the node's context and pool can hold. `clock` names the clock
-    of its stamps (see `baton.runtime.clock`), "" when it has no name. `session` is the one that it is in, 0 for none.
-    `tokenizer` is the digest of its tokenizer, "" when its checkpoint has none: masks of grammars depend on it.
-    `prefers`: "" for a node that does the legs of its role; `PREFILL`, `DECODE` or `BOTH` for a decode node that does
-    any leg, and which ones it is given where there is a choice. `group`: with which other nodes it is counted and
-    drained, "" for none. `sees_images`: whether it computes prompts with images. `start_ms`: what its
-    start took but for imports, 0 where that is not known.
+    `epoch` is random for each life of the process. `fingerprint` names the weights and architecture. `peer_address` is
+    where other nodes reach this one. `max_request_tokens` is the longest prompt plus output that the node's context and
+    pool can hold. `clock` names the clock of its stamps (see `baton.runtime.clock`), "" when it has no name. `session`
+    is the one that it is in, 0 for none. `tokenizer` is the digest of its tokenizer, "" when its checkpoint has none:
+    masks of grammars depend on it.
+
+    `prefers` is "" for a node that does the legs of its role. A decode node that does any leg has `PREFILL`, `DECODE`
+    or `BOTH`: the legs that it is given where there is a choice. `group`: with which other nodes it is counted and
+    drained, "" for none. `sees_images`: whether it computes prompts with images. `start_ms`: what its start took but
+    for imports, 0 where that is not known.
     """
 
     role: _Name
@@ -114,9 +116,9 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """Node -> router, the answer to a Ping. `sent` and `received` are the node's, and `live` are the attempts that it
-    knows of this router, as of then: 20 bytes each, the handoff id and the attempt as u32, laid end to end.
-    `num_other_legs`: those of other routers. `num_other_prompt_tokens`: of their prompts, what is not computed yet."""
+    """Node -> router, the answer to a Ping. `sent` and `received` are the node's. `live` are the attempts that it knows
+    of this router, as of then, laid end to end: 20 bytes each, the handoff id and the attempt as u32. `num_other_legs`:
+    those of other routers. `num_other_prompt_tokens`: of their prompts, what is not computed yet."""
 
     session: U64
     sent: U64
@@ -188,8 +190,8 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPeer:
-    """The node from which the KV of one request comes, and the address at which the decode node reaches it: a prefill
-    node, or the decode node that has generated so far."""
+    """The node from which the KV of one request comes, and the address at which the decode node reaches it. That node
+    is a prefill node, or the decode node that has generated so far."""
 
     node_id: _Name
     epoch: U64
@@ -211,7 +213,7 @@ class Decode:
 
     @property
     def num_tokens(self) -> int:
-        """As in `Prefill`."""
+        """The number of tokens, as in `Prefill`."""
         return self.prompt.num_tokens + len(self.output_ids)
 
 
@@ -284,14 +286,15 @@ class StepTimes:
 
 @dataclass(slots=True)
 class TokenEvent:
-    """Tokens of one request. `index` is the output index of token_ids[0]; logprobs is empty or one per token.
+    """Tokens of one request.
 
-    `finish_reason` is "" while the request goes on. `num_cached_tokens` counts prompt tokens that were not computed
-    for this request because the reporting node had them cached. `handoff` comes once, with the token that D repeats.
-    `times` is of token_ids[0], and comes with the first two tokens of an attempt at most.
+    `index` is the output index of token_ids[0]; logprobs is empty or one per token. `finish_reason` is "" while the
+    request goes on. `num_cached_tokens` counts prompt tokens that the reporting node had cached, and did not compute
+    for this request. `handoff` comes once, with the token that D repeats. `times` is of token_ids[0], and comes with
+    the first two tokens of an attempt at most.
 
     An event must not be changed. The class is not frozen because there is one event for each token, at both ends of the
-    link, and a frozen one takes three times as long to construct.
+    link. A frozen one takes three times as long to construct.
     """
 
     handoff_id: Id128
@@ -350,11 +353,9 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Decode node -> router, the answer to `HandOver`, behind the last token of the attempt that ended.
-
-    `attempt` is the next one, and `num_tokens` of prompt and output have their KV in its handoff: all but the last that
-    was sent. 0: there is nothing to hand over now, and the request goes on here.
-    """
+    """Decode node -> router, the answer to `HandOver`, behind the last token of the attempt that ended. `attempt` is
+    the next one. The handoff of that has the KV of `num_tokens` of prompt and output: all but the last that was sent.
+    0: there is nothing to hand over now, and the request goes on here."""
 
     epoch: U64
     handoff_id: Id128
@@ -376,7 +377,7 @@ class CacheEvents:
 
 
 def live_key(handoff_id: bytes, attempt: int) -> bytes:
-    """An attempt as `Pong` names it."""
+    """The bytes by which `Pong` names an attempt: its handoff id, and its number as u32."""
     return handoff_id + attempt.to_bytes(4, "little")
 
 

@@ -46,18 +46,19 @@ class Prompt:
 
     @property
     def num_tokens(self) -> int:
-        """Of the prompt alone: the first token that is generated behind it has output index 0."""
+        """The tokens of the prompt alone: the first one that is generated behind it has output index 0."""
         return len(self.token_ids)
 
     def followed_by(self, output_ids: Sequence[int]) -> tuple[int, ...]:
-        """The ids of its tokens and those behind them; without any, its own, which are not copied."""
+        """The prompt's token ids with `output_ids` behind them. Without any, it is the prompt's own tuple, not a
+        copy."""
         return (*self.token_ids, *output_ids) if output_ids else self.token_ids
 
     def first(self, num_tokens: int) -> Prompt:
-        """The prompt that its first tokens are, at least one."""
+        """The prompt of the first `num_tokens` tokens of this one, at least one."""
         images = tuple(image for image in self.images if image.start < num_tokens)
         return replace(self, token_ids=self.token_ids[:num_tokens], images=images)
 
     def without_pixels(self) -> Prompt:
-        """The same for a node that gets its KV."""
+        """This prompt for a node that gets the KV, and needs no pixels."""
         return replace(self, images=tuple(image.without_pixels() for image in self.images)) if self.images else self

@@ -33,18 +33,21 @@ _BadWord = Annotated[tuple[int, ...], Packed("I", MAX_BAD_WORD_TOKENS)]
 
 @dataclass(frozen=True, slots=True)
 class DecodingParams:
-    """Sampling and stopping in terms of token ids.
+    """Sampling and stopping in terms of token ids. Raises `InvalidRequest` with `param` set when a value is out of
+    range.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 turns it off. `logprobs` is the number of most likely tokens to report
     beside the chosen one (0: only the chosen one, None: nothing). `max_tokens` None means up to the context's end.
     `seed` None lets the router choose one; noise is a function of (seed, choice, position) only. `prompt_logprobs` is
-    the same as `logprobs` for the tokens of the prompt. `allowed_token_ids`: no other token is sampled; () allows all.
-    `bad_word_ids`: token sequences that the output must not contain, so the last token of one is withheld while the
-    output ends with those before it. `grammar`: what the output must obey, see `Grammar`; it ends where nothing can
-    follow, and before that only with an end-of-sequence token where the grammar allows the end. `goal_tpot_s`: seconds
-    between two tokens, to which steps keep that compute prompts beside it, and `goal_ttft_s` to the first one, for
-    which they may become longer; 0: the node's own goal. They change no token.
-    Raises `InvalidRequest` with `param` set when a value is out of range.
+    the same as `logprobs` for the tokens of the prompt.
+
+    `allowed_token_ids`: no other token is sampled; () allows all. `bad_word_ids`: token sequences that the output must
+    not contain. The last token of one is withheld while the output ends with those before it. `grammar`: what the
+    output must obey, see `Grammar`. It ends where nothing can follow; before that it ends only with an end-of-sequence
+    token, where the grammar allows the end.
+
+    `goal_tpot_s`: seconds between two tokens, to which steps keep that compute prompts beside it. `goal_ttft_s`:
+    seconds to the first token, for which steps may become longer. 0: the node's own goal. Goals change no token.
     """
 
     temperature: Annotated[float, Bounds(0, 2)] = 1.0
@@ -106,12 +109,12 @@ class DecodingParams:
 
     @property
     def takes_largest(self) -> bool:
-        """True when each token is that of the largest logit, of which nothing else is asked."""
+        """Whether each token is that of the largest logit, and nothing else is asked of it."""
         return self.grammar is None and self.takes_largest_allowed
 
     @property
     def takes_largest_allowed(self) -> bool:
-        """As `takes_largest`, of those that the grammar allows, if there is one."""
+        """Whether each token is that of the largest logit among those that the grammar allows, if there is one."""
         if self.temperature != 0.0 or self.logprobs is not None or self.min_tokens or self.needs_history:
             return False
         return not (self.logit_bias_ids or self.allowed_token_ids)
@@ -154,7 +157,7 @@ class SamplingParams(DecodingParams):
         check_stop_strings(self.stop)
 
     def decoding(self) -> DecodingParams:
-        """The part that nodes see."""
+        """The parameters that nodes need, without those of text."""
         return DecodingParams(**{field.name: getattr(self, field.name) for field in fields(DecodingParams)})
 
 

@@ -22,7 +22,7 @@ SMALLEST_CHUNK = 16
 
 
 class StepWork(NamedTuple):
-    """What a step computes: tokens of prompts, the pairs of such a token and one it attends to, requests that decode
+    """The work of a step: tokens of prompts, and pairs of such a token and one it attends to. Then requests that decode
     one token, and the tokens that those attend to."""
 
     num_prompt_tokens: int
@@ -47,13 +47,13 @@ class StepCost:
         return self.prompt_token_s + self.prompt_pair_s > 0
 
     def with_prompts_of(self, other: StepCost) -> StepCost:
-        """The same, with the cost of prompts of `other` if this one does not know its own."""
+        """These costs, with the cost of prompts of `other` if this one does not know its own."""
         if self.knows_prompts:
             return self
         return replace(self, prompt_token_s=other.prompt_token_s, prompt_pair_s=other.prompt_pair_s)
 
     def seconds(self, work: StepWork) -> float:
-        """The time of a step."""
+        """The seconds that a step with this work takes."""
         return (
             self.step_s
             + self.prompt_token_s * work.num_prompt_tokens
@@ -75,12 +75,12 @@ class StepCost:
         return int(2 * seconds / (linear + math.sqrt(linear * linear + 4 * square * seconds)))
 
     def prompt_s(self, num_tokens: int, start: int, chunk: int, num_decodes: int, num_context_tokens: int) -> float:
-        """The time until the tokens of a prompt from place `start` on are computed, `chunk` of them a step, in steps in
-        which other requests decode."""
+        """The seconds until `num_tokens` tokens of a prompt from place `start` on are computed. `chunk` of them are in
+        a step, and other requests decode in the same steps."""
         num_steps = -(-num_tokens // chunk)
         return num_steps * self.without_prompt_s(num_decodes, num_context_tokens) + self.tokens_s(num_tokens, start)
 
     def tokens_s(self, num_tokens: int, start: int) -> float:
-        """What tokens of a prompt from place `start` on cost, without the steps that they are in."""
+        """The seconds that tokens of a prompt from place `start` on take, without the steps that they are in."""
         pairs = num_tokens * start + num_tokens * (num_tokens + 1) // 2
         return self.prompt_token_s * num_tokens + self.prompt_pair_s * pairs

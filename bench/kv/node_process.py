@@ -23,6 +23,7 @@ from baton.kvtransfer.pools.base import KvPool
 from baton.kvtransfer.pools.open import open_pool
 from baton.kvtransfer.process_identity import this_process
 from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.receiver_connections import ReceiverConnections
 from baton.kvtransfer.receiving import ReceivingSide
 from baton.kvtransfer.sender_connections import open_listener
 from baton.kvtransfer.sending import SendingSide
@@ -201,7 +202,8 @@ class DecodeEnd(_End):
         for receiver in receivers:
             closing.callback(receiver.close)
         facts = ReceivingFacts(num_blocks=spec["num_blocks"], **self._facts())
-        self._side = ReceivingSide(facts, self._context, self._settings.links, receivers, pool, self._told)
+        connections = ReceiverConnections(facts, self._context, self._settings.links, receivers)
+        self._side = ReceivingSide(facts, connections, pool, self._told)
         self._thread = self._start(self._side, pool)
 
     def grant(self, number: int, first: int, count: int, address: str) -> None:

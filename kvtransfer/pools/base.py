@@ -29,7 +29,7 @@ class Pending(Protocol):
     """Checksums that are being computed."""
 
     def take(self) -> Sequence[int] | None:
-        """One for each block, in the order in which they were asked for; None as long as they are computed."""
+        """One number for each block, in the order in which they were asked for; None as long as they are computed."""
         ...
 
 
@@ -37,19 +37,20 @@ class Sums(Protocol):
     """Computes one number of each block, as the blocks are when it is asked."""
 
     def begin(self, block_ids: Sequence[int]) -> Pending:
-        """Begin with whole blocks."""
+        """Begin to compute the sums of whole blocks."""
         ...
 
 
 class Parts(Protocol):
-    """Checksums of some blocks that are complete only part by part."""
+    """Checksums of blocks whose bytes become available part by part."""
 
     def add(self, begin_byte: int, end_byte: int) -> None:
-        """Bytes `begin_byte` .. `end_byte - 1` of every block are there. In ascending order, each once."""
+        """Add bytes `begin_byte` .. `end_byte - 1` of every block, which are there now. In ascending order, each byte
+        once."""
         ...
 
     def finish(self) -> Pending:
-        """All bytes were added."""
+        """End: all bytes were added. Returns the checksums, which may still be computed."""
         ...
 
 
@@ -73,11 +74,11 @@ class Lent(Protocol):
 
     @property
     def is_pool(self) -> bool:
-        """Whether they are the pool itself, and no copy."""
+        """Whether the frames are the pool itself, and no copy."""
         ...
 
     def give_back(self) -> None:
-        """Nobody reads the bytes any more."""
+        """Give the bytes back: nobody reads them any more."""
         ...
 
 
@@ -94,55 +95,54 @@ class Outlet(Protocol):
 
 
 class HashedPool(Protocol):
-    """What the sides of a handoff need of a pool, wherever its bytes are: blocks of `block_bytes`."""
+    """The pool as the sides of a handoff need it, wherever its bytes are: blocks of `block_bytes`."""
 
     block_bytes: int
 
     def enter(self) -> None:
-        """See `KvPool.enter`."""
+        """Make the calling thread the one that uses this pool. Once, before anything else."""
         ...
 
     def checksums(self, kind: str) -> Checksums:
-        """See `KvPool.checksums`."""
+        """The checksums of this kind (see `integrity`). Raises `ValueError` for one that cannot be computed here."""
         ...
 
 
 class BlockSource(Protocol):
-    """What a sender reads: blocks of `block_bytes`."""
+    """Blocks of `block_bytes` that a sender reads."""
 
     block_bytes: int
 
     def outlet(self, max_frame_blocks: int) -> Outlet:
-        """See `KvPool.outlet`."""
+        """An outlet that lends blocks in host memory, in frames of at most `max_frame_blocks` blocks."""
         ...
 
     def read(self, block_ids: Sequence[int], into: Blocks) -> None:
-        """See `KvPool.read`."""
+        """Copy blocks into `into`, [n, block_bytes] of host memory. The bytes are there when it returns."""
         ...
 
     def pin(self, region: Blocks) -> Pin:
-        """See `KvPool.pin`."""
+        """Prepare `region`, [num_bytes] of host memory, for many copies from this pool."""
         ...
 
 
 class BlockSink(Protocol):
-    """What a receiver writes: blocks of `block_bytes`."""
+    """Blocks of `block_bytes` that a receiver writes."""
 
     block_bytes: int
 
     def write(self, block_ids: Sequence[int], payload: Blocks, *, is_direct: bool = False) -> None:
-        """See `KvPool.write`."""
+        """Begin to copy `payload` [n, block_bytes] into blocks. With `is_direct` it must not change before `settle`."""
         ...
 
     def settle(self) -> None:
-        """See `KvPool.settle`."""
+        """Wait until all that was written is in place."""
         ...
 
 
 class KvPool(Protocol):
-    """Blocks [num_blocks, block_bytes]. `memory` is what the pool is made of (a numpy array, or a torch tensor where it
-    `is_device`), for transports that reach into it by themselves.
-    """
+    """Blocks [num_blocks, block_bytes]. `memory` is what the pool is made of, for transports that reach into it by
+    themselves: a numpy array, or a torch tensor where it `is_device`."""
 
     num_blocks: int
     block_bytes: int
@@ -154,11 +154,11 @@ class KvPool(Protocol):
         ...
 
     def checksums(self, kind: str) -> Checksums:
-        """What computes this kind (see `integrity`). Raises `ValueError` for one that cannot be computed here."""
+        """The checksums of this kind (see `integrity`). Raises `ValueError` for one that cannot be computed here."""
         ...
 
     def totals(self, weights: Weights) -> Sums:
-        """What adds up the words of blocks, each times its weight: see `dot64`."""
+        """Sums of the words of blocks, each times its weight: see `dot64`."""
         ...
 
     def outlet(self, max_frame_blocks: int) -> Outlet:
@@ -191,21 +191,21 @@ class Known:
     values: Sequence[int]
 
     def take(self) -> Sequence[int] | None:
-        """See `Pending.take`."""
+        """The checksums, at once."""
         return self.values
 
 
 class NoChecksums:
-    """Zeros: both sides have agreed not to look. See `Checksums`."""
+    """Zeros in the place of checksums: both sides have agreed not to look. See `Checksums`."""
 
     max_blocks = 2**20
 
     def begin(self, block_ids: Sequence[int]) -> Pending:
-        """See `Checksums.begin`."""
+        """A zero for each block."""
         return Known([0] * len(block_ids))
 
     def begin_parts(self, block_ids: Sequence[int]) -> Parts:
-        """See `Checksums.begin_parts`."""
+        """A zero for each block, whatever parts are added."""
         return _NoParts(len(block_ids))
 
 
@@ -214,15 +214,15 @@ class _NoParts:
     num_blocks: int
 
     def add(self, begin_byte: int, end_byte: int) -> None:
-        """See `Parts.add`."""
+        """Do nothing: no byte is looked at."""
 
     def finish(self) -> Pending:
-        """See `Parts.finish`."""
+        """A zero for each block."""
         return Known([0] * self.num_blocks)
 
 
 class CopiedOut:
-    """See `Lent`: frames of a copy."""
+    """Frames of a copy of blocks, which nobody waits for."""
 
     is_pool = False
 
@@ -230,7 +230,7 @@ class CopiedOut:
         self.frames = frames
 
     def give_back(self) -> None:
-        """Nothing was taken."""
+        """Do nothing: the copy goes with its last reference."""
 
 
 class Gathers(Protocol):
@@ -242,16 +242,16 @@ class Gathers(Protocol):
 
 
 class CopyingOutlet:
-    """See `Outlet`: lends copies of `part`."""
+    """Lends copies of a part of each block, in frames of at most `max_frame_blocks` blocks."""
 
     def __init__(self, part: Gathers, max_frame_blocks: int) -> None:
         self._part, self._size = part, max_frame_blocks
 
     def has_room(self, num_blocks: int) -> bool:
-        """Always: the sender bounds what is unread."""
+        """True: the sender bounds the bytes that are not read yet."""
         return True
 
     def lend(self, block_ids: Sequence[int]) -> Lent:
-        """See `Outlet.lend`."""
+        """Copy the part of these blocks, and lend the copy: frames [n, part bytes]."""
         copy = self._part.gathered(block_ids)
         return CopiedOut([copy[first : first + self._size] for first in range(0, len(copy), self._size)])

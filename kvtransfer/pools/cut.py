@@ -42,7 +42,7 @@ class CutPool:
             begin += num_bytes
 
     def outlet(self, max_frame_blocks: int) -> CopyingOutlet:
-        """See `KvPool.outlet`."""
+        """An outlet that lends copies of the part."""
         return CopyingOutlet(self, max_frame_blocks)
 
     def gathered(self, block_ids: Sequence[int]) -> Blocks:
@@ -52,17 +52,17 @@ class CutPool:
         return copy
 
     def read(self, block_ids: Sequence[int], into: Blocks) -> None:
-        """See `KvPool.read`."""
+        """Gather the part of each block into `into` [n, block_bytes]."""
         rows = list(block_ids)
         for in_pool, in_part in self._runs:
             into[:, in_part] = self._memory[rows, in_pool]
 
     def pin(self, region: Blocks) -> Pin:
-        """See `KvPool.pin`."""
+        """A pin that registers nothing: this is host memory."""
         return HostPin()
 
     def write(self, block_ids: Sequence[int], payload: Blocks, *, is_direct: bool = False) -> None:
-        """See `KvPool.write`."""
+        """Scatter `payload` [n, block_bytes] to the part of each block, at once."""
         rows = list(block_ids)
         for in_pool, in_part in self._runs:
             self._memory[rows, in_pool] = payload[:, in_part]
@@ -76,12 +76,12 @@ Part: TypeAlias = "KvPool | CutPool | DeviceCutPool"
 
 
 def source_of(pool: KvPool, runs: Sequence[ByteRun]) -> Part:
-    """What a rank sends another: the pool itself, where that is all of it."""
+    """The blocks that a rank sends another from: the pool itself, where that is all of it."""
     return _cut(pool, [(run.source, run.num_bytes) for run in runs])
 
 
 def sink_of(pool: KvPool, runs: Sequence[ByteRun]) -> Part:
-    """Where a rank writes what comes from another: the pool itself, where that is all of it."""
+    """The blocks that a rank writes what comes from another to: the pool itself, where that is all of it."""
     return _cut(pool, [(run.target, run.num_bytes) for run in runs])
 
 
@@ -108,18 +108,18 @@ class StrandTotals:
         ]
 
     def begin(self, block_ids: Sequence[int]) -> Pending:
-        """Of one block after another, the totals of its strands."""
+        """Begin the totals: of one block after another, those of its strands."""
         return _StrandsPending([sums.begin(block_ids) for sums in self._sums])
 
 
 class _StrandsPending:
-    """See `Pending`: of `strands` in turn."""
+    """Totals of several strands, which are asked for one after another."""
 
     def __init__(self, strands: Sequence[Pending]) -> None:
         self._missing, self._found = list(strands), list[Sequence[int]]()
 
     def take(self) -> Sequence[int] | None:
-        """See `Pending.take`."""
+        """For each block the totals of all strands, or None while one of them is still computed."""
         while self._missing:
             totals = self._missing[0].take()
             if totals is None:
@@ -154,7 +154,7 @@ class WholeChecksums:
         self._num_sets = max(max(copies) for copies in self._copies.values())
 
     def values(self, num_blocks: int, totals: Mapping[KvShard, Sequence[int]]) -> list[int]:
-        """Of so many blocks, of the `StrandTotals` of each rank."""
+        """The checksums of `num_blocks` blocks, made of the `StrandTotals` of each rank."""
         return [self._value(block, totals) for block in range(num_blocks)]
 
     def _value(self, block: int, totals: Mapping[KvShard, Sequence[int]]) -> int:

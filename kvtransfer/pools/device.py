@@ -53,11 +53,11 @@ class DevicePool:
         self._slots = deque(_Slot(memory) for memory in self.staging(_WRITE_SLOTS, self._slot_blocks))
 
     def enter(self) -> None:
-        """See `KvPool.enter`."""
+        """Make the device the current one of the calling thread."""
         self.stream.enter()
 
     def checksums(self, kind: str) -> Checksums:
-        """See `KvPool.checksums`."""
+        """Checksums that the device computes: `DOT64` or `NONE`. Raises `ValueError` for others."""
         if kind == NONE:
             return NoChecksums()
         if kind != DOT64:
@@ -65,15 +65,15 @@ class DevicePool:
         return DeviceDot64(self.memory, self.stream)
 
     def totals(self, weights: Weights) -> Sums:
-        """See `KvPool.totals`."""
+        """Sums, on the device, of the words of blocks, each times its weight."""
         return DeviceDot64(self.memory, self.stream, weights)
 
     def outlet(self, max_frame_blocks: int) -> Outlet:
-        """See `KvPool.outlet`."""
+        """An outlet with a ring of pinned memory of its own."""
         return _DeviceOutlet(self, max_frame_blocks)
 
     def read(self, block_ids: Sequence[int], into: Blocks) -> None:
-        """See `KvPool.read`."""
+        """Copy blocks into `into` [n, block_bytes] of host memory, run by run, and wait for it."""
         target = torch.from_numpy(into)
         for run in coalesce(block_ids, range(len(block_ids)), len(block_ids)):
             self.stream.copy(
@@ -82,7 +82,8 @@ class DevicePool:
         self.stream.synchronize()
 
     def write(self, block_ids: Sequence[int], payload: Blocks, *, is_direct: bool = False) -> None:
-        """See `KvPool.write`. Waits for a slot that is still being copied from."""
+        """Begin to copy `payload` [n, block_bytes] into blocks: by way of pinned slots, or from where it is with
+        `is_direct`. Waits for a slot that is still being copied from."""
         if is_direct:
             self._write_from(torch.from_numpy(payload), block_ids)
             return
@@ -96,11 +97,11 @@ class DevicePool:
             slot.taken = self.stream.record_event()
 
     def settle(self) -> None:
-        """See `KvPool.settle`."""
+        """Wait until the stream is idle. Raises `DeviceFailed`."""
         self.stream.synchronize()
 
     def pin(self, region: Blocks) -> Pin:
-        """See `KvPool.pin`."""
+        """Register `region` [num_bytes] with the device's driver."""
         return self.stream.pin(region)
 
     def staging(self, num_slots: int, slot_blocks: int) -> Blocks:
@@ -130,7 +131,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class _DeviceLent:
-    """See `Lent`."""
+    """Frames of pinned memory that blocks were copied to. Their slots go back to the ring."""
 
     frames: Sequence[Blocks]
     slots: list[Blocks]
@@ -144,7 +145,8 @@ class _DeviceLent:
 
 
 class _DeviceOutlet:
-    """See `Outlet`. A ring of its own for each connection: one that is slow keeps no other from sending.
+    """Lends blocks that were copied to pinned memory. Each connection has a ring of its own: one that is slow keeps no
+    other from sending.
 
     What is larger than the whole ring gets memory of its own, once nothing else is lent.
     """
@@ -155,11 +157,11 @@ class _DeviceOutlet:
         self._free = deque(pool.staging(_OUTLET_SLOTS, max_frame_blocks))
 
     def has_room(self, num_blocks: int) -> bool:
-        """See `Outlet.has_room`."""
+        """Whether the ring has a free slot for each frame, or is all free for what is larger than the ring."""
         return len(self._free) >= min(_OUTLET_SLOTS, self._num_frames(num_blocks))
 
     def lend(self, block_ids: Sequence[int]) -> Lent:
-        """See `Outlet.lend`."""
+        """Copy the blocks to pinned memory, and lend that, in frames [n, block_bytes]."""
         count, num_frames = self._max_frame_blocks, self._num_frames(len(block_ids))
         slots: list[Blocks] = []
         if num_frames <= len(self._free):

@@ -49,13 +49,13 @@ class DeviceDot64:
             self.begin([0] * count)
 
     def begin(self, block_ids: Sequence[int]) -> Pending:
-        """See `Checksums.begin`."""
+        """Issue the sums of whole blocks on the device."""
         totals = _Totals(self, block_ids)
         totals.add(0, self.block_bytes)
         return totals.finish()
 
     def begin_parts(self, block_ids: Sequence[int]) -> Parts:
-        """See `Checksums.begin_parts`."""
+        """Sums of blocks whose bytes are added as they are computed."""
         return _Totals(self, block_ids)
 
     def hold(self, host: Tensor) -> Event:
@@ -105,12 +105,12 @@ class _Totals:
         computer.hold(self._host)
 
     def add(self, begin_byte: int, end_byte: int) -> None:
-        """See `Parts.add`."""
+        """Issue the sums of these bytes of every block. Both ends have to be multiples of a word."""
         require_words(begin_byte, end_byte, self._computer.block_bytes)
         self._computer.stream.run(lambda: self._add(begin_byte, end_byte))
 
     def finish(self) -> Pending:
-        """See `Parts.finish`."""
+        """Issue the copy of all sums to the host."""
         self._computer.stream.run(self._fetch)
         event = self._computer.hold(self._host)
         num_bytes = None if self._computer.gives_totals else self._computer.block_bytes
@@ -131,7 +131,7 @@ class _Totals:
 
 
 class _DevicePending:
-    """See `Pending`. `block_bytes`: None where totals are wanted as they are."""
+    """Sums that are on their way to the host. `block_bytes`: None where totals are wanted as they are."""
 
     def __init__(self, totals: npt.NDArray[np.int64], event: Event, block_bytes: int | None) -> None:
         self._totals = totals
@@ -140,7 +140,8 @@ class _DevicePending:
         self._deadline_s = time.monotonic() + COPY_TIMEOUT_S
 
     def take(self) -> Sequence[int] | None:
-        """See `Pending.take`. Raises `DeviceFailed` when the device does not come to it, or has failed."""
+        """A checksum or a total for each block, or None while they are computed. Raises `DeviceFailed` when the device
+        has failed, or takes more than `COPY_TIMEOUT_S` seconds."""
         if self._event.is_passed():
             totals = self._totals.tolist()
             return totals if self._block_bytes is None else [value(total, self._block_bytes) for total in totals]

@@ -42,7 +42,7 @@ class DeviceCutPool:
         self._in_flight: deque[tuple[Event, Blocks]] = deque()
 
     def outlet(self, max_frame_blocks: int) -> CopyingOutlet:
-        """See `KvPool.outlet`."""
+        """An outlet that lends copies of the part."""
         return CopyingOutlet(self, max_frame_blocks)
 
     def gathered(self, block_ids: Sequence[int]) -> Blocks:
@@ -53,15 +53,16 @@ class DeviceCutPool:
         return copy
 
     def read(self, block_ids: Sequence[int], into: Blocks) -> None:
-        """See `KvPool.read`."""
+        """Gather the part of each block on the device, and copy it into `into` [n, block_bytes] of host memory."""
         np.copyto(into, self.gathered(block_ids))
 
     def pin(self, region: Blocks) -> Pin:
-        """See `KvPool.pin`: bytes pass through memory of its own."""
+        """A pin without effect: bytes pass through memory of this pool's own."""
         return HostPin(is_direct=False)
 
     def write(self, block_ids: Sequence[int], payload: Blocks, *, is_direct: bool = False) -> None:
-        """See `KvPool.write`. Waits for the oldest of `_NUM_SLOTS` writes."""
+        """Begin to scatter `payload` [n, block_bytes] to the part of each block. Waits for the oldest of `_NUM_SLOTS`
+        writes."""
         if len(self._in_flight) == _NUM_SLOTS:
             self._in_flight.popleft()[0].wait(COPY_TIMEOUT_S)
         copy = self._host(len(block_ids))
@@ -70,7 +71,7 @@ class DeviceCutPool:
         self._in_flight.append((self._stream.record_event(), copy))
 
     def settle(self) -> None:
-        """See `KvPool.settle`."""
+        """Wait until the stream is idle. Raises `DeviceFailed`."""
         self._stream.synchronize()
         self._in_flight.clear()
 

@@ -33,7 +33,7 @@ _SLAB_WORDS = 2**15
 
 
 def weights(num_words: int) -> Weights:
-    """a[0] .. a[num_words - 1], [num_words]. Raises `ValueError` beyond 2^31."""
+    """The weights a[0] .. a[num_words - 1] of a block's words. Raises `ValueError` beyond 2^31."""
     if num_words > 2**_LOW_BITS:
         raise ValueError(f"a block of {num_words} words is too large for dot64")
     index = np.arange(num_words, dtype=np.uint64)
@@ -56,9 +56,8 @@ class Dot64:
         self._products = np.empty(_SLAB_WORDS, dtype=np.int64)
 
     def total(self, part: npt.NDArray[np.uint8], begin_byte: int = 0) -> int:
-        """What the bytes from `begin_byte` on add to the total, [n] uint8, contiguous. Raises `ValueError` when they do
-        not begin and end at words.
-        """
+        """The share of the total of the bytes from `begin_byte` on: [n] uint8, contiguous. Raises `ValueError` when
+        they do not begin and end at words."""
         require_words(begin_byte, begin_byte + part.size, self._block_bytes)
         if part.size % WORD_BYTES:
             part = np.concatenate([part, np.zeros(-part.size % WORD_BYTES, dtype=np.uint8)])
@@ -73,7 +72,7 @@ class Dot64:
         return found & _MASK
 
     def checksum(self, block: npt.NDArray[np.uint8]) -> int:
-        """Of a whole block, [block_bytes] uint8."""
+        """The checksum of a whole block, [block_bytes] uint8."""
         return value(self.total(block), self._block_bytes)
 
 

@@ -22,7 +22,7 @@ _SHORT_RUN_BYTES = 2**17
 
 
 class _HostXxh3:
-    """See `Checksums`. One block at a time, so that whoever asks can stop between two."""
+    """xxh3 of blocks in host memory, one block at a time, so that the caller can stop between two."""
 
     max_blocks = 1
 
@@ -50,7 +50,7 @@ class _Xxh3Parts:
 
 
 class _HostDot64:
-    """See `Checksums`."""
+    """dot64 of blocks in host memory, one block at a time, so that the caller can stop between two."""
 
     max_blocks = 1
 
@@ -67,7 +67,7 @@ class _HostDot64:
 
 @dataclass(frozen=True, slots=True)
 class _HostTotals:
-    """See `Sums`."""
+    """Weighted sums over the words of blocks in host memory."""
 
     blocks: Blocks
     sums: dot64.Dot64
@@ -94,7 +94,7 @@ class _Dot64Parts:
 
 @dataclass(frozen=True, slots=True)
 class _HostLent:
-    """See `Lent`. A gathered copy counts as the pool: it is not worth telling the two apart."""
+    """Frames in host memory. A gathered copy counts as the pool: it is not worth telling the two apart."""
 
     frames: Sequence[Blocks]
     is_pool: bool = True
@@ -105,7 +105,7 @@ class _HostLent:
 
 @dataclass(frozen=True, slots=True)
 class _HostOutlet:
-    """See `Outlet`: the pool itself where blocks lie together, a gathered copy where the runs are short."""
+    """Lends the pool itself where blocks lie together, and a gathered copy where the runs are short."""
 
     blocks: Blocks
     max_frame_blocks: int
@@ -115,7 +115,7 @@ class _HostOutlet:
         return True
 
     def lend(self, block_ids: Sequence[int]) -> Lent:
-        """See `Outlet.lend`."""
+        """Frames [n, block_bytes] of the pool, or of a copy where runs of neighbouring blocks are short."""
         runs = coalesce(block_ids, range(len(block_ids)), self.max_frame_blocks)
         if len(runs) > 1 and len(block_ids) * self.blocks.shape[1] < len(runs) * _SHORT_RUN_BYTES:
             gathered, size = self.blocks[list(block_ids)], self.max_frame_blocks
@@ -133,10 +133,10 @@ class HostPool:
         self.memory: Blocks = blocks
 
     def enter(self) -> None:
-        """See `KvPool.enter`: any thread may."""
+        """Do nothing: any thread may use it."""
 
     def checksums(self, kind: str) -> Checksums:
-        """See `KvPool.checksums`."""
+        """Checksums that this thread computes: `XXH3`, `DOT64` or `NONE`. Raises `ValueError` for others."""
         computers: dict[str, type[_HostXxh3 | _HostDot64]] = {XXH3: _HostXxh3, DOT64: _HostDot64}
         if kind == NONE:
             return NoChecksums()
@@ -145,26 +145,26 @@ class HostPool:
         return computers[kind](self.memory)
 
     def totals(self, weights: dot64.Weights) -> Sums:
-        """See `KvPool.totals`."""
+        """Sums, on this thread, of the words of blocks, each times its weight."""
         return _HostTotals(self.memory, dot64.Dot64(self.block_bytes, weights))
 
     def outlet(self, max_frame_blocks: int) -> Outlet:
-        """See `KvPool.outlet`."""
+        """An outlet that lends the pool itself where it can."""
         return _HostOutlet(self.memory, max_frame_blocks)
 
     def read(self, block_ids: Sequence[int], into: Blocks) -> None:
-        """See `KvPool.read`."""
+        """Copy blocks into `into` [n, block_bytes], run by run."""
         for run in coalesce(block_ids, range(len(block_ids)), len(block_ids)):
             into[run.target : run.target + run.count] = self.memory[run.source : run.source + run.count]
 
     def write(self, block_ids: Sequence[int], payload: Blocks, *, is_direct: bool = False) -> None:
-        """See `KvPool.write`."""
+        """Copy `payload` [n, block_bytes] into blocks, at once."""
         for run in coalesce(range(len(block_ids)), block_ids, len(block_ids)):
             self.memory[run.target : run.target + run.count] = payload[run.source : run.source + run.count]
 
     def settle(self) -> None:
-        """Everything is in place when `write` returns."""
+        """Do nothing: everything is in place when `write` returns."""
 
     def pin(self, region: Blocks) -> Pin:
-        """See `KvPool.pin`."""
+        """A pin that registers nothing: this is host memory."""
         return HostPin()

@@ -41,9 +41,12 @@ class _Grant:
 
 
 class AnnouncedBlocks:
-    """The blocks that are on their way to one pool. `look` is called when something comes for an unknown handoff, or a
-    block for the second time: what announces it may have come too, or come soon. Nothing more is waited for of those
-    that are over, or never came, and once only for doubled blocks of a grant."""
+    """The blocks that are on their way to one pool.
+
+    `look` is called when something comes for an unknown handoff, or a block for the second time: its announcement may
+    have come too, or come soon. It is not called again for handoffs that are over, or never came, and once only for
+    doubled blocks of a grant.
+    """
 
     def __init__(self) -> None:
         self.look: Look = _nothing
@@ -52,11 +55,12 @@ class AnnouncedBlocks:
         self._with_news: set[RequestKey] = set()
 
     def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """See `Receiver.expect`. Arrivals of an earlier time that were not taken are not arrivals any more."""
+        """Accept these blocks from now on, each once. Arrivals of an earlier time that were not taken are not arrivals
+        any more."""
         self._grants[key] = _Grant(tuple(block_ids), tuple(generations))
 
     def forget(self, key: RequestKey) -> None:
-        """See `Receiver.forget`."""
+        """Accept no blocks for this handoff any more, and remember that it is over."""
         if self._grants.pop(key, None) is not None:
             self._over.append(key)
         self._with_news.discard(key)
@@ -100,8 +104,8 @@ class AnnouncedBlocks:
         source: KvShard = WHOLE_BLOCK,
         sources: Collection[KvShard] = (WHOLE_BLOCK,),
     ) -> None:
-        """What `source` has of these blocks, which `may_write` allowed, is in the pool now. `sources`: all that have a
-        part of them."""
+        """The bytes that `source` has of these blocks, which `may_write` allowed, are in the pool now. `sources`: all
+        that have a part of them."""
         grant = self._grants[key]
         grant.arrived.setdefault(source, set()).update(range(first_index, first_index + count))
         self._with_news.add(key)
@@ -114,7 +118,7 @@ class AnnouncedBlocks:
                 grant.news.append(BlocksArrived(key, index, 1))
 
     def take_arrivals(self) -> Sequence[BlocksArrived]:
-        """See `Receiver.take_arrivals`."""
+        """The blocks that have arrived since the last call, of all grants."""
         arrivals: list[BlocksArrived] = []
         for key in self._with_news:
             arrivals += self._grants[key].news
@@ -128,10 +132,8 @@ def _nothing(is_known: Callable[[], bool]) -> None:
 
 
 class GrantedWriter:
-    """What receivers have in common that write their pool themselves, as a grant allows (see `Receiver`).
-
-    `num_refused` counts messages that changed nothing.
-    """
+    """The common part of receivers that write their pool themselves, as a grant allows (see `Receiver`). `num_refused`
+    counts messages that changed nothing."""
 
     write_proof = WriteProof.OWN_HANDS
     is_silent = False
@@ -142,25 +144,25 @@ class GrantedWriter:
         self._announced = AnnouncedBlocks()
 
     def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """See `Receiver.expect`."""
+        """Accept these blocks of a grant from now on, each once."""
         self._announced.expect(key, block_ids, generations)
 
     def look_by(self, look: Look) -> None:
-        """See `AnnouncedBlocks.look`."""
+        """Set what is called when something comes for a handoff that is not known here."""
         self._announced.look = look
 
     def forget(self, key: RequestKey) -> None:
-        """See `Receiver.forget`."""
+        """Accept no blocks for this handoff any more."""
         self._announced.forget(key)
 
     def take_arrivals(self) -> Sequence[BlocksArrived]:
-        """See `Receiver.take_arrivals`."""
+        """The blocks that have arrived since the last call."""
         return self._announced.take_arrivals()
 
     def is_writing(self, key: RequestKey) -> bool:
-        """Never: see `Receiver.is_writing`."""
+        """False: this thread writes by itself, and only in `poll`."""
         return False
 
     def fence(self) -> bool:
-        """Nobody but this receiver writes the pool, and it writes nothing that was forgotten."""
+        """True: nobody but this receiver writes the pool, and it writes nothing that was forgotten."""
         return True

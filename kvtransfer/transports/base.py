@@ -37,12 +37,12 @@ Blocks = npt.NDArray[np.uint8]
 
 
 class Starting(TransferFailed):
-    """What a transport needs at this node is starting: whoever asks again in a moment gets it."""
+    """A transport is not ready yet, because a process that it needs is starting. Another try in a moment will do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One block to push: `index` is its place in the grant."""
+    """One block to push: from `source` here to `target` there. `index` is its place in the grant."""
 
     index: int
     source: int
@@ -76,7 +76,8 @@ class Receiver(Protocol):
 
     @property
     def endpoint(self) -> Endpoint:
-        """What a sender needs to connect. Changes with `fence`, and in `poll` when a process of this side had died."""
+        """The address and details that a sender needs to connect. They change with `fence`, and in `poll` when a
+        process of this side had died."""
         ...
 
     def wait_on(self) -> Sequence[Any]:
@@ -92,9 +93,8 @@ class Receiver(Protocol):
         ...
 
     def is_writing(self, key: RequestKey) -> bool:
-        """Whether this side itself may still write blocks of this handoff, which it was told to forget: it writes from
-        other processes, and one of them has not heard yet.
-        """
+        """Whether this side itself may still write blocks of this handoff, which it was told to forget. A side that
+        writes from other processes may, until each of them has heard of that."""
         ...
 
     def poll(self) -> None:
@@ -131,9 +131,8 @@ class Sender(Protocol):
 
     @property
     def needs_fence(self) -> bool:
-        """Whether something that was pushed may land at the receiver although nothing is read here any more: then only
-        a fence of the receiver ends it. True once a push ended in any other way than by landing.
-        """
+        """Whether pushed bytes may land at the receiver although nothing is read here any more. Only a fence of the
+        receiver ends that. True once a push ended in any other way than by landing."""
         ...
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
@@ -153,7 +152,7 @@ class Sender(Protocol):
         ...
 
     def wait_on(self) -> Sequence[Any]:
-        """What is readable when `poll` has something to do, or `push` may be tried again."""
+        """Sockets and files that are readable when `poll` has something to do, or `push` may be tried again."""
         ...
 
     def is_reading(self, key: RequestKey) -> bool:

@@ -16,7 +16,7 @@ from baton.wire.request_key import RequestKey
 
 
 class FanOutSender:
-    """See `Sender`. Of senders that are not silent and push no parts."""
+    """A sender to each rank of a receiver, used as one. None of them is silent or pushes parts."""
 
     is_silent = False
     pushes_parts = False
@@ -31,11 +31,12 @@ class FanOutSender:
 
     @property
     def needs_fence(self) -> bool:
-        """See `Sender.needs_fence`."""
+        """Whether one of the senders needs a fence of the receiver."""
         return any(sender.needs_fence for sender in self._senders)
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
-        """See `Sender.push`."""
+        """Give the moves to all senders. A sender that takes none now gets them later; until then nothing more is
+        accepted."""
         self._push_waiting()
         if any(self._waiting):
             return False
@@ -48,26 +49,26 @@ class FanOutSender:
         return True
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
-        """Not here: see `pushes_parts`."""
+        """Raise `NotImplementedError`: see `pushes_parts`."""
         raise NotImplementedError
 
     def poll(self) -> None:
-        """See `Sender.poll`."""
+        """Notice what has finished at every sender, and give them what waits. Raises `TransferFailed`."""
         for sender in self._senders:
             sender.poll()
         self._push_waiting()
 
     def wait_on(self) -> Sequence[Any]:
-        """See `Sender.wait_on`."""
+        """Sockets and files that are readable when one of the senders has something to do."""
         return [source for sender in self._senders for source in sender.wait_on()]
 
     def is_reading(self, key: RequestKey) -> bool:
-        """See `Sender.is_reading`."""
+        """Whether a sender reads blocks of this handoff, or has still to take them."""
         is_waiting = any(each == key for waiting in self._waiting for each, _ in waiting)
         return is_waiting or any(sender.is_reading(key) for sender in self._senders)
 
     def close(self) -> None:
-        """See `Sender.close`."""
+        """Close all senders, and drop what waits for them."""
         for sender, waiting in zip(self._senders, self._waiting, strict=True):
             waiting.clear()
             sender.close()

@@ -15,7 +15,8 @@ from baton.wire.kv_shard import WHOLE_BLOCK, KvShard
 
 @dataclass(frozen=True, slots=True)
 class Inlet:
-    """Where what a rank of a sender has is written. `sources`: all ranks of that sender that have some of a block."""
+    """The place where the bytes of one rank of a sender are written. `sources`: all ranks of that sender that have some
+    of a block."""
 
     sink: BlockSink
     source: KvShard = WHOLE_BLOCK
@@ -32,10 +33,10 @@ class Inlets(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WholeOnly:
-    """See `Inlets`: senders have whole blocks."""
+    """The inlet of a node whose senders all have whole blocks."""
 
     sink: BlockSink
 
     def of(self, source: KvShard | None) -> Inlet | None:
-        """See `Inlets.of`."""
+        """The pool for a sender of whole blocks, None for a rank."""
         return Inlet(self.sink) if source is None else None

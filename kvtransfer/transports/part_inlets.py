@@ -17,14 +17,15 @@ _MAX_DIVISIONS = 16
 
 
 class RankInlets:
-    """See `Inlets`. `pool` holds `shard` of blocks of `layout`."""
+    """The inlets of one rank. `pool` holds `shard` of blocks of `layout`."""
 
     def __init__(self, pool: KvPool, layout: KvLayout, shard: KvShard) -> None:
         self._pool, self._layout, self._shard = pool, layout, shard
         self._by_division: dict[KvDivision, dict[KvShard, Inlet]] = {}
 
     def of(self, source: KvShard | None) -> Inlet | None:
-        """See `Inlets.of`."""
+        """The place of the bytes that `source` has of blocks, or None if none of them belong here. A `source` of None
+        has whole blocks."""
         source = source or WHOLE_BLOCK
         inlets = self._by_division.get(source.division)
         if inlets is None:

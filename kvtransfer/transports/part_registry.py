@@ -47,14 +47,14 @@ class PartReceiver(Receiver, Protocol):
     num_bytes: int
 
     def look_by(self, look: Look) -> None:
-        """See `AnnouncedBlocks.look`."""
+        """Set what is called when something comes for a handoff that is not known here."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RankPool:
     """The pool of one rank: it holds `shard` of blocks of `layout`. `descriptor`: the open file of its memory, by which
-    an agent process can map it; None for one on a device, whose agent is a thread."""
+    an agent process can map it. None for one on a device, whose agent is a thread."""
 
     pool: KvPool
     layout: KvLayout
@@ -62,13 +62,13 @@ class RankPool:
     descriptor: int | None = None
 
     def for_thread(self) -> RankPool:
-        """The same for one more thread: a pool on a device is used by one."""
+        """This pool for one more thread: a pool on a device is used by one."""
         return replace(self, pool=open_pool(self.pool.memory)) if self.pool.is_device else self
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Where a process listens, and with which keys it talks."""
+    """The address at which a process listens, and the keys with which it talks."""
 
     context: zmq.Context[zmq.Socket[bytes]]
     host: str
@@ -112,7 +112,7 @@ def open_part_receiver(name: str, own: RankPool, network: Network) -> PartReceiv
 
 
 def open_nixl_senders(own: RankPool, network: Network) -> NixlSenders:
-    """What this rank sends by nixl with. Raises `InvalidSetting`."""
+    """The opener of this rank's senders by nixl. Raises `InvalidSetting`."""
     from baton.kvtransfer.transports.nixl.sender import NixlSenders
 
     return NixlSenders(_open_agent(own, network), own.pool.block_bytes)
@@ -155,6 +155,15 @@ def ranks_at(endpoint: Endpoint, num_blocks: int) -> Reached:
     return Reached(endpoint.transport, found.division, found.ranks, num_blocks)
 
 
+@dataclass(frozen=True, slots=True)
+class _Destination:
+    """A rank of a receiver that needs bytes of this pool: `runs` of each block. It listens at `place`."""
+
+    shard: KvShard
+    place: RankEndpoint
+    runs: Sequence[ByteRun]
+
+
 def open_parts(
     own: RankPool, network: Network, nixl: NixlSenders | None, receiver: Reached
 ) -> tuple[FanOutSender, int]:
@@ -162,16 +171,16 @@ def open_parts(
     `TransferFailed` where one cannot be reached, and `InvalidSetting` where no model is divided so."""
     runs = [part_runs(own.layout, own.shard.division, target).get(own.shard) for target in receiver.division.shards]
     pairs = zip(receiver.division.shards, receiver.endpoints, runs, strict=True)
-    needed = [(target, endpoint, found) for target, endpoint, found in pairs if found]
+    needed = [_Destination(target, endpoint, found) for target, endpoint, found in pairs if found]
     senders: list[Sender] = []
     try:
-        for target, endpoint, found in needed:
-            senders.append(_open_part(own, network, nixl, receiver, target, endpoint, found, len(needed)))
+        for destination in needed:
+            senders.append(_open_part(own, network, nixl, receiver, destination, len(needed)))
     except BaseException:
         for sender in senders:
             sender.close()
         raise
-    return FanOutSender(senders), sum(run.num_bytes for _, _, found in needed for run in found)
+    return FanOutSender(senders), sum(run.num_bytes for destination in needed for run in destination.runs)
 
 
 def _open_part(
@@ -179,18 +188,17 @@ def _open_part(
     network: Network,
     nixl: NixlSenders | None,
     receiver: Reached,
-    target: KvShard,
-    place: RankEndpoint,
-    runs: Sequence[ByteRun],
-    num_targets: int,
+    destination: _Destination,
+    num_destinations: int,
 ) -> Sender:
+    place, runs = destination.place, destination.runs
     endpoint, part = Endpoint(receiver.transport, place.address, place.details), source_of(own.pool, runs)
     source = None if own.shard == WHOLE_BLOCK else own.shard
     match receiver.transport:
         case "shm_slots":
             from baton.kvtransfer.transports.shm.slots_sender import SlotsSender
 
-            room = _RINGS_BYTES // num_targets
+            room = _RINGS_BYTES // num_destinations
             return SlotsSender(network.context, endpoint, part, network.links, room, source)
         case "zmq":
             from baton.kvtransfer.transports.tcp_zmq import ZmqSender
@@ -199,7 +207,7 @@ def _open_part(
         case "nixl" if nixl is not None:
             from baton.kvtransfer.transports.nixl.sender import Part
 
-            target_bytes = own_layout(own.layout, target).block_bytes
+            target_bytes = own_layout(own.layout, destination.shard).block_bytes
             is_whole = part is own.pool and part.block_bytes == target_bytes
             columns = () if is_whole else [(run.source, run.target, run.num_bytes) for run in runs]
             return nixl.open(endpoint, receiver.num_blocks, Part(part.block_bytes, target_bytes, columns, source))

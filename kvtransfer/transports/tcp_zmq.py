@@ -105,7 +105,7 @@ class ZmqReceiver(ListeningReceiver):
         self._incoming: _Incoming | None = None
 
     def poll(self) -> None:
-        """See `Receiver.poll`."""
+        """Read messages, at most `_MAX_POLL_BYTES`, and write what was granted into the pool."""
         num_bytes_left = _MAX_POLL_BYTES
         while num_bytes_left > 0 and not self._socket.closed:
             try:
@@ -211,7 +211,8 @@ class ZmqSender:
         self._connection = Connection(context, zmq.PUSH, endpoint, limits)
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
-        """See `Sender.push`. `moves` are neighbours in the grant. False also as long as there is no connection."""
+        """Send the blocks as one message; `moves` are neighbours in the grant. False without a connection or room in
+        it. Raises `TransferFailed`."""
         if self._connection.is_closed:
             raise TransferFailed("the sender is closed")
         self.poll()
@@ -249,11 +250,11 @@ class ZmqSender:
         return True
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
-        """Not here: see `pushes_parts`."""
+        """Raise `NotImplementedError`: see `pushes_parts`."""
         raise NotImplementedError
 
     def poll(self) -> None:
-        """See `Sender.poll`."""
+        """Drop messages that ZMQ has sent. Raises `TransferFailed` when the connection broke."""
         self._drop_what_is_over()
         self._connection.watch()
         if self._connection.has_broken:
@@ -262,11 +263,13 @@ class ZmqSender:
             raise TransferFailed(self._failure)
 
     def wait_on(self) -> Sequence[Any]:
-        """Whatever tells that the connection was made or broke. That ZMQ has read something is noticed in `poll`."""
+        """The sockets that tell that the connection was made or broke. That ZMQ has read something is noticed in
+        `poll`."""
         return () if self._connection.is_closed else (self._connection.monitor,)
 
     def is_reading(self, key: RequestKey) -> bool:
-        """See `Sender.is_reading`. Blocks that were copied out of the pool are not read any more."""
+        """Whether ZMQ may still read blocks of this handoff. Those that were copied out of the pool are not read any
+        more."""
         self._drop_what_is_over()
         return self._num_pushes[key] > 0
 

@@ -44,7 +44,7 @@ class ListeningReceiver(GrantedWriter):
         return Endpoint(self._name, self._address)
 
     def wait_on(self) -> Sequence[Any]:
-        """The socket."""
+        """The socket on which senders' messages come."""
         return () if self._socket.closed else (self._socket,)
 
 
@@ -70,17 +70,17 @@ class Connection:
 
     @property
     def monitor(self) -> zmq.Socket[bytes]:
-        """Readable when the connection was made or broke."""
+        """The socket that is readable when the connection was made or broke."""
         return self._watch.monitor
 
     @property
     def is_made(self) -> bool:
-        """Whether it was made."""
+        """Whether the connection was made."""
         return self._watch.is_made
 
     @property
     def has_broken(self) -> bool:
-        """Whether it broke after it was made."""
+        """Whether the connection broke after it was made."""
         return self._watch.has_broken
 
     @property
@@ -89,18 +89,18 @@ class Connection:
         return bool(self.socket.closed)
 
     def watch(self) -> None:
-        """Notice that it was made, or that it broke: it stays broken then."""
+        """Notice that the connection was made, or that it broke: it stays broken then."""
         self._watch.look()
 
     def close(self) -> None:
-        """Drop it, and whatever is still queued on it."""
+        """Drop the connection, and whatever is still queued on it."""
         if not self.is_closed:
             self._watch.close()
             self.socket.close(linger=0)
 
 
 def dial(link: zmq.Socket[bytes], endpoint: Endpoint, settings: links.LinkSettings) -> str:
-    """Connect `link` to a peer's endpoint; its address. Raises `TransferFailed` when that cannot be dialled."""
+    """Connect `link` to a peer's endpoint. Returns the address. Raises `TransferFailed` when that cannot be dialled."""
     try:
         address = links.parse_address(endpoint.address, "peer endpoint")
         return links.connect(link, address, settings)

@@ -24,7 +24,8 @@ _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
 class LoopLag(Collector):
-    """Samples from its `start` to its `stop`. As a metric: a histogram, and the worst since the start."""
+    """Samples the lag of the event loop, in seconds, from `start` to `stop`. Its metrics are a histogram, and the worst
+    since the start."""
 
     def __init__(self) -> None:
         self.worst_s = 0.0

@@ -91,8 +91,8 @@ class RouterMetrics:
         return _text_of(self._collected())
 
     async def render_aside(self) -> bytes:
-        """The same, written in a thread: with a thousand nodes the text would hold up tokens for longer than all the
-        rest of a scrape."""
+        """The text that `/metrics` answers, written in a thread. With a thousand nodes, writing it here would hold up
+        tokens for longer than all the rest of a scrape."""
         return await asyncio.to_thread(_text_of, self._collected())
 
     def _collected(self) -> list[_Collected]:
@@ -135,7 +135,7 @@ class _ModelFamilies:
 
 
 class ModelMetrics:
-    """What is measured of the requests for one model."""
+    """The measurements of the requests for one model."""
 
     def __init__(self, families: _ModelFamilies, model: str) -> None:
         def histogram(name: str, doc: str, buckets: tuple[float, ...]) -> Histogram:

@@ -21,6 +21,7 @@ from baton.kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
 from baton.kvtransfer.pools.base import KvPool
 from baton.kvtransfer.pools.host import HostPool
 from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.receiver_connections import ReceiverConnections
 from baton.kvtransfer.receiving import ReceivingSide
 from baton.kvtransfer.receiving_end import ReceivingEnd
 from baton.kvtransfer.sender_connections import SenderOpener, open_listener
@@ -334,7 +335,8 @@ def open_decode(
     core = make_core(blocks, runner)
     receiver = LoopbackReceiver(network, facts.node_id, blocks, peers_write=peers_write)
     received: Mailbox[ReceivingNotice] = Mailbox()
-    receiving = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(blocks), received)
+    connections = ReceiverConnections(facts, context, SETTINGS, [receiver])
+    receiving = ReceivingSide(facts, connections, HostPool(blocks), received)
     end = ReceivingEnd(receiving, SteppedThread(receiving, "receiving"), received)
     source, source_end, address = open_source(context, core, facts, LoopbackOpener(network, blocks), HostPool(blocks))
     leg = DecodeLeg(core, end, first_steps, source)

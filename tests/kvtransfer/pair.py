@@ -28,6 +28,7 @@ from baton.kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER, Pr
 from baton.kvtransfer.pools.host import HostPool
 from baton.kvtransfer.process_identity import this_process
 from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.receiver_connections import ReceiverConnections
 from baton.kvtransfer.receiving import ReceivingSide
 from baton.kvtransfer.sender_connections import SenderOpener
 from baton.kvtransfer.sending import SendingSide
@@ -284,7 +285,8 @@ def make_decode_node(
     receiver, blocks = open_receiver(network, transport, f"{facts.node_id}-{facts.epoch}", facts.num_blocks)
     pool = DecodePool(blocks)
     dial = cast("zmq.Context[zmq.Socket[bytes]]", context)
-    side = ReceivingSide(facts, dial, SETTINGS, [receiver], HostPool(blocks), pool, context.wire.clock)
+    connections = ReceiverConnections(facts, dial, SETTINGS, [receiver])
+    side = ReceivingSide(facts, connections, HostPool(blocks), pool, context.wire.clock)
     return DecodeNode(side, pool, [receiver])
 
 

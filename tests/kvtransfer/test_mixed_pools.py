@@ -25,6 +25,7 @@ from baton.kvtransfer.pools.device import DevicePool
 from baton.kvtransfer.pools.host import HostPool
 from baton.kvtransfer.process_identity import this_process
 from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.receiver_connections import ReceiverConnections
 from baton.kvtransfer.receiving import ReceivingSide
 from baton.kvtransfer.receiving_end import ReceivingEnd
 from baton.kvtransfer.sender_connections import open_listener
@@ -86,7 +87,8 @@ def open_relay(sender: Kind, receiver: Kind) -> Iterator[tuple[Relay, list[Recei
     )
     received: Mailbox[ReceivingNotice] = Mailbox()
     facts = replace(receiving_facts(), checksum=kinds[1])
-    receiving = ReceivingSide(facts, context, SETTINGS, receivers, received_pool, received)
+    connections = ReceiverConnections(facts, context, SETTINGS, receivers)
+    receiving = ReceivingSide(facts, connections, received_pool, received)
     sending_end = SendingEnd(sending, SteppedThread(sending, "sending"), sent)
     receiving_end = ReceivingEnd(receiving, SteppedThread(receiving, "receiving"), received)
     first_steps = FirstSteps(), FirstSteps()

@@ -34,6 +34,7 @@ from baton.kvtransfer.messages import PeerHello, PeerRefusal, PeerWelcome, Proce
 from baton.kvtransfer.pools.host import HostPool
 from baton.kvtransfer.process_identity import this_process
 from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.receiver_connections import ReceiverConnections
 from baton.kvtransfer.receiving import ReceivingSide
 from baton.kvtransfer.sending import SendingSide
 from baton.kvtransfer.states import ReceivingState, SendingState
@@ -279,14 +280,9 @@ class World:
         self.network = LoopbackNetwork(plan)
         self.decode_pool = CheckedDecodePool(empty_blocks())
         self.receiver = CheckedReceiver(self.network, self.decode_pool, kind, self.violations)
-        self.decode = ReceivingSide(
-            receiving_facts(),
-            cast("zmq.Context[zmq.Socket[bytes]]", self.context),
-            LinkSettings(),
-            [self.receiver],
-            HostPool(self.decode_pool.blocks),
-            self.decode_pool,
-        )
+        facts, context = receiving_facts(), cast("zmq.Context[zmq.Socket[bytes]]", self.context)
+        connections = ReceiverConnections(facts, context, LinkSettings(), [self.receiver])
+        self.decode = ReceivingSide(facts, connections, HostPool(self.decode_pool.blocks), self.decode_pool)
         self.num_lives = 0
         self.life = self._start_prefill_node()
         self.is_prefill_frozen = False

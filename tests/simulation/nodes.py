@@ -22,6 +22,7 @@ from baton.kvtransfer.facts import ReceivingFacts, SendingFacts
 from baton.kvtransfer.messages import PeerHello, ProcessIdentity
 from baton.kvtransfer.pools.host import HostPool
 from baton.kvtransfer.pusher import Pusher
+from baton.kvtransfer.receiver_connections import ReceiverConnections
 from baton.kvtransfer.receiving import ReceivingSide
 from baton.kvtransfer.receiving_end import ReceivingEnd
 from baton.kvtransfer.sender_connections import open_listener
@@ -248,7 +249,8 @@ class NodeProgram(Program):
         notices: SimMailbox[ReceivingNotice] = SimMailbox(self._engine.wake)
         name = f"{self.name}-{self.epoch}"
         receiver = LoopbackReceiver(around.blocks, name, blocks, peers_write=around.peers_write)
-        side = ReceivingSide(facts, context, SETTINGS, [receiver], HostPool(blocks), notices, around.clock)
+        connections = ReceiverConnections(facts, context, SETTINGS, [receiver])
+        side = ReceivingSide(facts, connections, HostPool(blocks), notices, around.clock)
         thread.side = side
         self._end_data.append(receiver.close)
         end = ReceivingEnd(side, cast(Any, thread), cast(Any, notices))

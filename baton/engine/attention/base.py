@@ -34,17 +34,17 @@ class PlannedShare(Protocol):
 
     @property
     def start(self) -> int:
-        """See the class."""
+        """The position of the first token in its sequence."""
         ...
 
     @property
     def num_tokens(self) -> int:
-        """See the class."""
+        """How many tokens the step computes of the sequence."""
         ...
 
     @property
     def block_table(self) -> Sequence[int]:
-        """See the class."""
+        """The blocks of the sequence, in order. They have room for `context_len` tokens."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class PlannedShare(Protocol):
 
 
 class SequenceShare(NamedTuple):
-    """See `PlannedShare`."""
+    """A sequence's part of a step, as a plain value: the least that a backend has to know."""
 
     start: int
     num_tokens: int
@@ -62,7 +62,7 @@ class SequenceShare(NamedTuple):
 
     @property
     def context_len(self) -> int:
-        """See `PlannedShare`."""
+        """The tokens of the sequence that attention sees: those stored before, and those of this step."""
         return self.start + self.num_tokens
 
 
@@ -92,11 +92,11 @@ class Attention(Protocol):
     """Attention as a decoder sees it in a step."""
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store k and v of the step's tokens in layer `layer` of this stage, then attend causally, by the layer's
+        """Store k and v of the step's tokens in layer `layer` of this stage. Then attend causally, by the layer's
         `LayerRule`.
 
-        q: [T, Hq, D], k and v: [T, Hkv, D], rotated already. All three may be views: the last dimension is contiguous
-        and heads are D apart, the distance between tokens is the tensor's own. Returns [T, Hq, D].
+        q: [T, Hq, D], k and v: [T, Hkv, D], rotated already. All three may be views: the last dimension is contiguous,
+        heads are D apart, and the distance between tokens is the tensor's own. Returns [T, Hq, D].
         """
         ...
 
@@ -118,9 +118,11 @@ class KeepsStates(Protocol):
     inputs of a convolution; what a recurrence carries on lies behind them."""
 
     def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
-        """The inputs of each token and of the `num_before` tokens before it, [T, 1 + num_before, E] of x [T, E]: oldest
-        first, zeros before the begin of its sequence. The last of them go into the states. E: what this rank has of
-        an input."""
+        """The inputs of each token and of the `num_before` tokens before it: [T, 1 + num_before, E] of x [T, E]. The
+        oldest is first, and zeros stand before the begin of a sequence.
+
+        The last inputs go into the states. E is this rank's share of an input.
+        """
         ...
 
     def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
@@ -154,9 +156,9 @@ class AttentionBackend(Attention, Protocol):
     def for_graph(self, num_sequences: int) -> AttentionBackend | None:
         """A backend over the same KV whose `run` can be recorded, or None where there is none.
 
-        It takes steps of exactly `num_sequences` shares of one token. Its plans put the same arrays into the staging
-        in the same order each time, so a `run` that was recorded computes, replayed, whatever was planned last.
-        `layer_stored` is not for recorded steps: no Python runs in a replay.
+        It takes steps of exactly `num_sequences` shares of one token. Its plans put the same arrays into the staging in
+        the same order each time. A recorded `run` therefore computes, when it is replayed, the step that was planned
+        last. `layer_stored` is not for recorded steps: no Python runs in a replay.
         """
         ...
 

@@ -50,7 +50,7 @@ class BlockStates:
         self._inputs: _Inputs | None = None
         self._windows: dict[int, Tensor] = {}
         self.pieces: Sequence[StatePiece] = ()
-        """See `KeepsStates.pieces`."""
+        """The tokens of the planned step, cut where blocks end."""
 
     def plan(self, shares: Sequence[PlannedShare], staging: Staging) -> None:
         """Prepare for one step over `shares`: see `AttentionBackend.plan`."""
@@ -72,7 +72,7 @@ class BlockStates:
         self._windows.clear()
 
     def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
-        """See `KeepsStates.recent`."""
+        """Windows of inputs, [T, 1 + num_before, E]. Also stores the last inputs of every block of the step."""
         inputs, (_, width) = self._inputs, x.shape
         # of each input, as of all that is carried, ranks have neighbouring shares
         states = self._states[layer][:, :num_before, self._rank * width : (self._rank + 1) * width]
@@ -88,7 +88,7 @@ class BlockStates:
         return rows[windows]
 
     def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
-        """See `KeepsStates.carried`."""
+        """A view [B, num_elements] of the states, behind the inputs of convolutions: this rank's elements only."""
         behind = self._states[layer][:, num_before:].flatten(1)
         return behind[:, self._rank * num_elements : (self._rank + 1) * num_elements]
 

@@ -33,9 +33,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The facts that decide which backend works. `dtype`: of queries; `max_blocks`: of one sequence;
-    `max_graph_sequences`: of the largest step that is recorded, 0 where none is; `rules`: of each layer, none for the
-    default."""
+    """The facts that decide which backend works.
+
+    `dtype`: of queries; `max_blocks`: of one sequence; `rules`: of each layer, empty for the default.
+    `max_graph_sequences`: of the largest step that is recorded, 0 where none is.
+    """
 
     num_heads: int
     dtype: torch.dtype
@@ -52,7 +54,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What kernels need to know of a GPU. `num_processors`: its multiprocessors."""
+    """The facts about a GPU that decide which kernels run on it. `num_processors` counts its multiprocessors."""
 
     compute_capability: tuple[int, int]
     num_processors: int
@@ -74,9 +76,8 @@ def gpu_of(device: torch.device) -> Gpu:
 
 @torch.inference_mode()
 def try_out(choice: AttentionChoice, shape: AttentionShape, device: Device) -> None:
-    """Compute a small step with a prompt and a decode: packages that load may still lack a kernel for a shape, or the
-    tools to compile one. Raises whatever that raises.
-    """
+    """Compute a small step with a prompt and a decode. Packages that load may still lack a kernel for a shape, or the
+    tools to compile one. Raises whatever that raises."""
     shares = [SequenceShare(0, 1, (0,)), SequenceShare(0, 2, (1,))]
     layout, where = replace(shape.layout, block_size=_TRIED_BLOCK_SIZE), device.torch_device
     block_elements = layout.block_bytes // DTYPE_BYTES[layout.dtype]

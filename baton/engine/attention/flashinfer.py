@@ -224,7 +224,7 @@ class FlashInferAttention:
         self._layer_stored: LayerStored | None = None
 
     def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
-        """See `AttentionBackend.plan`."""
+        """Stage the page table, and plan flashinfer's decode and prefill kernels for these shares."""
         self._layer_stored = layer_stored
         pages = PageTable.of(shares, self._pool.block_size)
         self._pages = _StagedPages.put(pages, staging)
@@ -235,7 +235,8 @@ class FlashInferAttention:
             self._plan_prefills(pages, self._pages, self._num_decodes, shares)
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `Attention.run`."""
+        """Store k and v, then attend with the decode kernel for leading single tokens and the prefill kernel for the
+        rest."""
         assert self._pages is not None, "run before plan"
         self._pool.store(layer, k, v, self._pages)
         if self._layer_stored is not None:
@@ -249,7 +250,7 @@ class FlashInferAttention:
         return out
 
     def for_graph(self, num_sequences: int) -> FlashInferDecodes:
-        """See `AttentionBackend.for_graph`."""
+        """A backend for graphs of `num_sequences` single tokens; all graphs share the pool and the workspaces."""
         if not self._graph_int_workspaces:
             self._graph_int_workspaces = [
                 torch.zeros(GRAPH_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self._pool.device)
@@ -309,7 +310,8 @@ class FlashInferDecodes:
         self._layer_stored: LayerStored | None = None
 
     def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
-        """See `AttentionBackend.plan`. Raises `ValueError` for other steps than those this was made for."""
+        """Stage the page table where the first plan put it. Raises `ValueError` for steps of another kind than planned
+        for."""
         if len(shares) != self._num_sequences or any(share.num_tokens != 1 for share in shares):
             raise ValueError(f"this backend takes {self._num_sequences} shares of one token")
         self._layer_stored = layer_stored
@@ -333,7 +335,7 @@ class FlashInferDecodes:
                 self._calls.fast_decode_plan(wrapper, *inputs, *group.shape, **group.options)
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `Attention.run`."""
+        """Store k and v, then attend with the decode kernel. A graph may record it."""
         assert self._pages is not None, "run before plan"
         self._pool.store(layer, k, v, self._pages)
         if self._layer_stored is not None:
@@ -343,7 +345,7 @@ class FlashInferDecodes:
         return out
 
     def for_graph(self, num_sequences: int) -> FlashInferDecodes | None:
-        """See `AttentionBackend.for_graph`."""
+        """This backend itself if it was made for `num_sequences`, else None."""
         return self if num_sequences == self._num_sequences else None
 
     def _wrapper(self, group: _Group, int_workspace: Tensor, whole: _StagedPages) -> Any:

@@ -39,7 +39,7 @@ class Plane(Protocol):
 
 
 class PlainPlane:
-    """In the dtype of the pool. See `Plane`."""
+    """Keys or values in the dtype of the pool. See `Plane`."""
 
     def __init__(self, heads: Tensor, head_dim: int) -> None:
         """heads: [head rows, block_size * D]."""
@@ -47,16 +47,16 @@ class PlainPlane:
         self._tokens = heads.view(-1, head_dim)
 
     def store(self, rows: Tensor, values: Tensor) -> None:
-        """See `Plane`."""
+        """Write `values` [T, Hkv, D] to token rows `rows` [T * Hkv], as they are."""
         self._tokens.index_copy_(0, rows, values.reshape(-1, self._tokens.shape[1]))
 
     def gather(self, rows: Tensor, out: Tensor) -> None:
-        """See `Plane`."""
+        """Copy head rows `rows` [R] into `out` [R, block_size * D]."""
         torch.index_select(self._heads, 0, rows, out=out)
 
 
 class ScaledPlane:
-    """In codes of 8 bits with scales. See `Plane`."""
+    """Keys or values in codes of 8 bits with scales. See `Plane`."""
 
     def __init__(self, heads: Tensor, block_size: int, head_dim: int) -> None:
         """heads: [head rows, block_size * (D + 1)], bytes."""
@@ -66,7 +66,7 @@ class ScaledPlane:
         self._scales = heads[:, self._num_codes :]
 
     def store(self, rows: Tensor, values: Tensor) -> None:
-        """See `Plane`."""
+        """Encode `values` [T, Hkv, D] in 8 bits; write codes and scales to token rows `rows` [T * Hkv]."""
         _, block_size, head_dim = self._codes.shape
         codes, scales = encoded(values.reshape(-1, head_dim))
         places = (rows // block_size, rows % block_size)
@@ -74,7 +74,7 @@ class ScaledPlane:
         self._scales.index_put_(places, scales)
 
     def gather(self, rows: Tensor, out: Tensor) -> None:
-        """See `Plane`."""
+        """Decode head rows `rows` [R] into `out` [R, block_size * D]."""
         found = torch.index_select(self._heads, 0, rows)
         codes = found[:, : self._num_codes].view(len(found), *self._codes.shape[1:])
         out.copy_(decoded(codes, found[:, self._num_codes :]).flatten(1))

@@ -131,7 +131,7 @@ class NativeAttention:
         return _Layer(BatonStore(kv=paged), attention)
 
     def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
-        """See `AttentionBackend.plan`. Nothing is staged: the kernels read the host's memory."""
+        """Make the index arrays of the step. Nothing is staged: the kernels read the host's memory."""
         self._layer_stored = layer_stored
         values: list[int] = []
         self._tables = tables = []
@@ -178,10 +178,10 @@ class NativeAttention:
         self.num_positions = plan.num_positions
 
     def for_graph(self, num_sequences: int) -> None:
-        """See `AttentionBackend.for_graph`: the host records nothing."""
+        """None: the host records nothing."""
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `Attention.run`."""
+        """Store k and v, then attend: two kernel calls with the addresses of this layer."""
         store, attention = self._layers[layer].store, self._layers[layer].attention
         store.k, store.v = k.data_ptr(), v.data_ptr()
         store.k_stride, store.v_stride = k.stride(0), v.stride(0)
@@ -202,7 +202,7 @@ class NativeAttention:
         self.repeat(recording)
 
     def repeat(self, recording: Recording) -> None:
-        """As `replay`, with inputs where those of the last replay were."""
+        """Replay again, with inputs where those of the last `replay` were."""
         recording.replay(self._step, self._num_tokens, self._layer_stored)
 
     def _make_room(self, needed: BatonPlan) -> BatonPlan:

@@ -41,7 +41,7 @@ class PagedKv:
         return self.blocks.narrow(1, end - size, size).view(shape)[:, :, heads.start : heads.stop]
 
     def layer(self, number: int) -> Tensor:
-        """The same as [B, planes, Hkv, block_size, D], where no scales lie between heads."""
+        """The KV of a layer as [B, planes, Hkv, block_size, D], where no scales lie between heads."""
         heads = self.heads(number)
         return heads.view(*heads.shape[:3], self.layout.block_size, -1)
 

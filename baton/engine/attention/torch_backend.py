@@ -100,9 +100,11 @@ class _GroupPlan:
 
 
 def begun_blocks(shares: Sequence[PlannedShare], block_size: int) -> list[int]:
-    """The blocks that a step begins and does not fill; they are zeroed before it. What lies behind the last token gets
-    the weight zero, but zero times NaN is NaN: whatever a block held before must not reach the request that has it
-    now."""
+    """The ids of blocks that a step begins and does not fill; they are zeroed before the step.
+
+    Attention gives elements behind the last token the weight zero, but zero times NaN is NaN. So a block's old content
+    must not reach the request that has the block now.
+    """
     return [
         share.block_table[share.context_len // block_size]
         for share in shares
@@ -212,7 +214,7 @@ class TorchAttention:
         self._layer_stored: LayerStored | None = None
 
     def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
-        """See `AttentionBackend.plan`."""
+        """Stage slots, block tables and masks for gathers; decodes are computed together, prompts one after another."""
         self._layer_stored = layer_stored
         # in memory that ranks share, this rank could wipe what another has stored: the runner does it before the step
         begun = () if self._is_shared else begun_blocks(shares, self._block_size)
@@ -237,10 +239,10 @@ class TorchAttention:
         )
 
     def for_graph(self, num_sequences: int) -> None:
-        """See `AttentionBackend.for_graph`: the shapes here follow the longest context of a step."""
+        """None: the shapes of a step depend on its longest context, so it cannot be recorded."""
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `Attention.run`."""
+        """Store k and v, then attend in plain torch: decodes in one batch, then prompt by prompt."""
         self._begin_step()
         here = self._layers[layer]
         plan = self._plans[here.group]
@@ -255,21 +257,21 @@ class TorchAttention:
         return out
 
     def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
-        """See `KeepsStates.recent`."""
+        """Windows of inputs, [T, 1 + num_before, E]. The first call of a step also wipes the blocks that it begins."""
         self._begin_step()
         return self._states.recent(layer, x, num_before)
 
     def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
-        """See `KeepsStates.carried`."""
+        """A view [B, num_elements] of this rank's states behind `num_before` inputs."""
         return self._states.carried(layer, num_before, num_elements)
 
     @property
     def pieces(self) -> Sequence[StatePiece]:
-        """See `KeepsStates.pieces`."""
+        """The step's tokens, cut where blocks end, as the last `plan` found them."""
         return self._states.pieces
 
     def stored(self) -> None:
-        """See `KeepsStates.stored`."""
+        """Tell the caller of the last `plan`, if it wants to know, that a layer is stored."""
         if self._layer_stored is not None:
             self._layer_stored()
 
@@ -372,7 +374,7 @@ class TorchAttention:
         )
 
     def _slots_of_new_tokens(self, shares: Sequence[PlannedShare]) -> np.ndarray:
-        """See `_StepInputs.slots`."""
+        """The slot (block * block_size + offset) of each new token, [T] int64."""
         slots = []
         for share in shares:
             positions = np.arange(share.start, share.context_len)

@@ -13,9 +13,10 @@ _NOT_COMPUTED = ("dtype", "eos_token_ids", "names", "has_short_context", "quanti
 def architecture_facts(config: ModelConfig) -> dict[str, int | float | str | bool | None]:
     """The fields of `config` that change what a forward pass computes, flat and in a fixed order, for a fingerprint.
 
-    Left out: the checkpoint's dtype (the dtype in use is the node's own choice), the bos and eos ids (no tensor
-    depends on them), the names of tensors, and `has_short_context`, which is a node's own choice too and part of the
-    layout of its KV."""
+    Left out are the checkpoint's dtype (the dtype in use is the node's own choice), the bos and eos ids (no tensor
+    depends on them) and the names of tensors. `has_short_context` is left out as well: it is a node's own choice too,
+    and part of the layout of its KV.
+    """
     shape = asdict(config)
     for not_computed in _NOT_COMPUTED:
         del shape[not_computed]

@@ -23,22 +23,22 @@ class RunnableDecoder(Protocol):
 
     @property
     def config(self) -> ModelFacts:
-        """What is known of the model."""
+        """The model's facts."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype it computes in."""
+        """The dtype in which the decoder computes."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of the weights."""
         ...
 
     @property
     def num_heads(self) -> int:
-        """Query heads of a layer."""
+        """The number of query heads of a layer."""
         ...
 
     @property
@@ -48,33 +48,32 @@ class RunnableDecoder(Protocol):
 
     @property
     def layer_rules(self) -> tuple[LayerRule, ...]:
-        """How each layer attends."""
+        """For each layer of this stage, how it attends."""
         ...
 
     @property
     def is_recordable(self) -> bool:
-        """Whether every layer is made of operations alone, one after another: what they compute with may then be noted
-        once and computed again for any number of tokens."""
+        """Whether every layer is made of operations alone, one after another. Their arguments may then be noted once,
+        and computed with again for any number of tokens."""
         ...
 
     @property
     def has_head(self) -> bool:
-        """Whether it computes logits; without, what `forward` returns is the next stage's input."""
+        """Whether the decoder computes logits. Without a head, the result of `forward` is the next stage's input."""
         ...
 
     def trial_inputs(self, num_tokens: int) -> Tensor:
-        """What `forward` takes as its first argument, to try it out: token ids, or in a later stage a residual
-        stream."""
+        """A first argument for `forward`, to try it out: token ids, or in a later stage a residual stream."""
         ...
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Run all layers over the step's tokens.
+        """Run all layers over the step's tokens. Returns rows [T, E] for `logits`.
 
-        token_ids and positions: [T] int64 on this device, sequences one after another, prompts and decodes mixed as
-        `attention` has planned. Returns rows [T, E] for `logits`.
+        token_ids and positions: [T] int64 on this device. Sequences lie one after another, prompts and decodes mixed as
+        `attention` has planned.
         """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, V] float32 of rows [N, E] that `forward` returned."""
+        """Logits [N, V], float32, of rows [N, E] that `forward` returned."""
         ...

@@ -35,10 +35,12 @@ _WEIGHT_FILES = ("model*.safetensors", "model.safetensors.index.json")
 
 
 def resolve_checkpoint(model: str, weights: bool = True) -> Path:
-    """The folder of `model`: itself when it is a folder, one that is made of it when it is a GGUF file, otherwise the
-    snapshot of that hub id, downloaded as far as the local cache lacks it; a download that was interrupted goes on.
-    `owner/name@revision` is a branch, a tag or a commit of it. Without `weights` only config and tokenizer files are
-    fetched. Offline, the cache must have it. Raises `ModelLoadError`."""
+    """The folder of `model`, which may be a folder, a GGUF file or a hub id. Raises `ModelLoadError`.
+
+    A GGUF file gets a folder that is made of it. Of a hub id, the snapshot is downloaded as far as the local cache
+    lacks it; a download that was interrupted goes on. `owner/name@revision` is a branch, a tag or a commit of it.
+    Without `weights` only config and tokenizer files are fetched. Offline, the cache must have it.
+    """
     folder = Path(model).expanduser()
     if model and folder.is_dir():
         return folder

@@ -23,7 +23,7 @@ class Collectives(Protocol):
         ...
 
     def side_by_side(self, share: Tensor) -> Tensor:
-        """[N, R * W]: the `share` [N, W] of every rank in the order of ranks, on the first rank. The others get their
+        """The `share` [N, W] of every rank in the order of ranks, [N, R * W], on the first rank. The others get their
         own share back: they have no use for the whole."""
         ...
 

@@ -113,8 +113,8 @@ class ModelConfig:
         return self.rope.longest(self.max_position_embeddings)
 
     def for_context(self, max_model_len: int) -> ModelConfig:
-        """The model for sequences of at most so many tokens (0: of any length): longrope has other frequencies where
-        all of them fit into the context before scaling."""
+        """The model for sequences of at most `max_model_len` tokens (0: of any length). longrope has other frequencies
+        where all of them fit into the context before scaling."""
         is_short = self.rope.rope_type == "longrope" and 0 < max_model_len <= self.rope.original_max_position
         return replace(self, has_short_context=True) if is_short else self
 

@@ -46,7 +46,8 @@ class Fields:
         return self._content.get(name)
 
     def count(self, name: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-        """A size from 1 to `most`. What no model has would be allocated before it is compared with anything."""
+        """A size from 1 to `most`. A size beyond any model's is refused here, before memory of that size is
+        allocated."""
         value = self._content.get(name)
         if value is None and default is not None:
             return default
@@ -71,7 +72,7 @@ class Fields:
         return float(value)  # type: ignore[arg-type]  # just asked
 
     def numbers(self, name: str, length: int) -> tuple[float, ...]:
-        """A list of `length` positive numbers."""
+        """The numbers in a field, which has to be a list of `length` positive ones. Raises `ModelLoadError`."""
         value = self._content.get(name)
         if not isinstance(value, list) or len(value) != length or not all(map(_is_positive, value)):
             raise self.error(name, f"a list of {length} positive numbers")
@@ -96,7 +97,7 @@ class Fields:
         return value.removeprefix("torch.")
 
     def token_ids(self, name: str) -> list[int]:
-        """One id or a list of ids; a null is an empty list."""
+        """The ids in a field that holds one id, a list of ids, or null for none."""
         value = self._content.get(name)
         if value is None:
             return []

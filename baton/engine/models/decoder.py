@@ -60,11 +60,13 @@ class Decoder:
         collectives: Collectives | None = None,
         quantization: Quantization = UNQUANTIZED,
     ) -> None:
-        """Allocates all parameters without setting them. `ops`: `None` for what is fastest on `device`. The layers of a
-        `shard` are those of its stage; they compute its share of heads and rows, and `collectives` put the shares of
-        the ranks of a stage together; without, nothing does. Every one of them then makes the same calls, and the first
+        """Allocates all parameters without setting them. `ops`: `None` for what is fastest on `device`.
+
+        The layers of a `shard` are those of its stage, and compute its share of heads and rows. `collectives` put the
+        shares of a stage's ranks together; without, nothing does. Every rank then makes the same calls, and the first
         of the last stage has the logits. Raises `ModelLoadError` for a checkpoint's quantization that does not fit the
-        model, and for what cannot be divided."""
+        model, and for what cannot be divided.
+        """
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
@@ -110,7 +112,7 @@ class Decoder:
         return token_ids.clone() if self._embedding is None else self._embedding(token_ids, positions)
 
     def trial_inputs(self, num_tokens: int) -> Tensor:
-        """See `RunnableDecoder.trial_inputs`."""
+        """Token ids [T], or in a later stage a residual stream [T, E], with fixed values to try the decoder with."""
         if self._embedding is not None:
             return torch.arange(num_tokens, device=self.device) % self.config.vocab_size
         values = torch.linspace(-1.0, 1.0, num_tokens * self.config.hidden_size, device=self.device)
@@ -135,12 +137,12 @@ class Decoder:
         return delta
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, V] float32 of rows [N, E] that `forward` returned."""
+        """Logits [N, V], float32, of rows [N, E] that `forward` returned."""
         return self.head(hidden, None).to(torch.float32)
 
     def head(self, residual: Tensor, delta: Tensor | None) -> Tensor:
-        """[N, V] in the model's dtype of rows [N, E] of the residual stream. What was not added to them yet, `delta`
-        [N, E], is added in place. Only with `has_head`."""
+        """Logits [N, V], in the model's dtype, of rows [N, E] of the residual stream. `delta` [N, E], which was not
+        added to them yet, is added in place. Only with `has_head`."""
         assert self._head is not None
         assert self._norm is not None
         return self._head(self._norm(residual, delta))
@@ -152,13 +154,13 @@ class Decoder:
 
     @property
     def is_recordable(self) -> bool:
-        """Whether every layer is made of operations alone, one after another: what they compute with may then be noted
-        once and computed again for any number of tokens."""
+        """Whether every layer is made of operations alone, one after another. Their arguments may then be noted once,
+        and computed with again for any number of tokens."""
         return _is_plain(self.config)
 
     @property
     def num_heads(self) -> int:
-        """Query heads of a layer."""
+        """The number of query heads of a layer."""
         return self.config.num_heads
 
     @property
@@ -168,7 +170,7 @@ class Decoder:
 
     @property
     def layer_rules(self) -> tuple[LayerRule, ...]:
-        """How each layer attends."""
+        """For each layer of this stage, how it attends."""
         return tuple(layer.rule for layer in self._layers)
 
     def parameters(self) -> Iterator[Parameter]:

@@ -18,16 +18,16 @@ AUTO, BATON, TRANSFORMERS = MODEL_IMPLS = ("auto", "baton", "transformers")
 
 
 class ModelFacts(Protocol):
-    """What is known of a model before it is loaded. Sizes are element counts, lengths tokens."""
+    """Facts about a model before it is loaded. Sizes are element counts, lengths are tokens."""
 
     @property
     def architecture(self) -> str:
-        """Its name in `config.json`."""
+        """The name of the architecture in `config.json`."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Rows of its output layer."""
+        """The number of rows of the output layer."""
         ...
 
     @property
@@ -42,7 +42,7 @@ class ModelFacts(Protocol):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Each of them ends a generation; sorted."""
+        """The ids of tokens that end a generation, sorted."""
         ...
 
 

@@ -35,11 +35,11 @@ MlpKind = Literal["gated", "plain"]
 
 @dataclass(frozen=True)
 class Family:
-    """What distinguishes one architecture. A bias of `None` follows the checkpoint's own flag (`attention_bias`,
-    `mlp_bias`); true or false is fixed by the architecture whatever the file says.
+    """The fields of one architecture that distinguish it from others.
 
-    `defaults`: of fields that a file leaves out. `renamed`: other names of fields. `refused`: fields that would change
-    what is computed, and the only value each may have.
+    A bias of `None` follows the checkpoint's own flag (`attention_bias`, `mlp_bias`); true or false is fixed by the
+    architecture, whatever the file says. `defaults`: of fields that a file leaves out. `renamed`: other names of
+    fields. `refused`: fields that would change the results, and the only value each may have.
     """
 
     architecture: str

@@ -33,7 +33,7 @@ def model_fingerprint(folder: Path, config: ModelConfig | ModellingConfig) -> st
 
 
 def dummy_fingerprint(config: ModelConfig | ModellingConfig, kind: str) -> str:
-    """Stands for the fingerprint of a checkpoint: equal where random weights of the same `kind` are."""
+    """A string in the place of a checkpoint's fingerprint: equal where random weights of the same `kind` are."""
     return _fingerprint(config, f"random weights {kind}")
 
 

@@ -10,8 +10,8 @@ from baton.engine.models.config_fields import Fields
 
 @dataclass(frozen=True)
 class LatentSettings:
-    """Attention over latents. Element counts: of the vector between stream and queries (0: there is none), of a latent,
-    of a head's query that is not rotated and that is, of a head's value."""
+    """The sizes of attention over latents, in elements: of the vector between stream and queries (0: there is none),
+    and of a latent. Then those of a head: the parts of its query without and with rotation, and its value."""
 
     q_rank: int
     kv_rank: int
@@ -21,7 +21,7 @@ class LatentSettings:
 
 
 def read_latent(fields: Fields) -> LatentSettings:
-    """Raises `ModelLoadError`."""
+    """The sizes of attention over latents in a `config.json`. Raises `ModelLoadError`."""
     rope_dim = fields.count("qk_rope_head_dim")
     if rope_dim % 2:
         raise fields.error("qk_rope_head_dim", "even, to be rotated")

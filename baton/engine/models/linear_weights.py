@@ -21,7 +21,7 @@ class LinearWeight(Protocol):
     """W [out, in] in some format."""
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """What loading fills; nothing for a format that is made of another."""
+        """The tensors that loading fills; none for a format that is made of another."""
         ...
 
 
@@ -34,20 +34,20 @@ class PlainWeight:
     filled: tuple[Parameter, ...] = ()
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See `LinearWeight.parameters`."""
+        """The tensors that a checkpoint fills."""
         return self.filled
 
     def loaded(self) -> PlainWeight:
-        """Itself, once it is filled."""
+        """This weight itself, once it is filled."""
         return PlainWeight(self.matrix)
 
     @property
     def num_rows(self) -> int:
-        """Outputs."""
+        """The number of outputs, which are the rows of the matrix."""
         return self.matrix.shape[0]
 
     def reordered(self, order: Tensor) -> PlainWeight:
-        """With the rows of `order`."""
+        """A weight with the rows of this one in `order`."""
         return PlainWeight(self.matrix[order.to(self.matrix.device)])
 
 
@@ -55,10 +55,10 @@ class PlainWeight:
 class QuantizedWeight:
     """W[n, k] = scales[n, g] * code[n, k] + offsets[n, g], with g = k / group_size.
 
-    `codes`: int8 [out, in]; or float8_e4m3fn [out, in]; or uint8 [out, in / 2] with two codes in a byte, the first in
-    its lower half, where 0 to 15 stand for -8 to 7. `scales`, `offsets` (None: zeros): [out, in / group_size] float32.
-    `dtype`: of what it multiplies. `input_order` [in]: the input that each column multiplies, None for their own
-    order.
+    `codes`: int8 [out, in]; or float8_e4m3fn [out, in]; or uint8 [out, in / 2] with two codes in a byte. There the
+    first is in the lower half, and 0 to 15 stand for -8 to 7. `scales`, `offsets` (None: zeros): [out, in / group_size]
+    float32. `dtype`: of what it multiplies. `input_order` [in]: the input that each column multiplies, None for their
+    own order.
     """
 
     codes: Tensor
@@ -70,20 +70,20 @@ class QuantizedWeight:
 
     @property
     def num_rows(self) -> int:
-        """Outputs."""
+        """The number of outputs, which are the rows of the matrix."""
         return self.codes.shape[0]
 
     @property
     def num_in(self) -> int:
-        """Inputs."""
+        """The number of inputs, which are the columns of the matrix."""
         return self.scales.shape[1] * self.group_size
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See `LinearWeight.parameters`: it is made of what a method loads."""
+        """No parameters: its tensors are made of those that a quantization method has loaded."""
         return ()
 
     def reordered(self, order: Tensor) -> QuantizedWeight:
-        """With the rows of `order`."""
+        """A weight with the rows of this one in `order`."""
         order = order.to(self.codes.device)
         offsets = None if self.offsets is None else self.offsets[order]
         return replace(self, codes=_rows(self.codes, order), scales=self.scales[order], offsets=offsets)
@@ -110,7 +110,7 @@ class StackedWeight:
     pieces: tuple[LinearWeight, ...]
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See `LinearWeight.parameters`."""
+        """The parameters of all pieces, in order."""
         return tuple(parameter for piece in self.pieces for parameter in piece.parameters())
 
 
@@ -131,5 +131,5 @@ class PackedWeight:
     blocked: Tensor
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See `LinearWeight.parameters`."""
+        """No parameters: it is made of a loaded weight."""
         return ()

@@ -16,17 +16,18 @@ _ATTENTION_RATE = 0.7
 
 
 def product_flop_per_token(config: ModelConfig) -> float:
-    """Of all layers' products for one token, two for each weight that it meets. The head is `head_flop`."""
+    """Floating-point operations of all layers' products for one token: two for each weight that it meets. The head is
+    `head_flop`."""
     return 2.0 * sum(_attention_weights(config) + _mlp_weights(config, layer) for layer in range(config.num_layers))
 
 
 def head_flop(config: ModelConfig) -> float:
-    """Of the logits of one token. A prompt needs those of its last token only."""
+    """Floating-point operations of the logits of one token. A prompt needs those of its last token only."""
     return 2.0 * config.vocab_size * config.hidden_size
 
 
 def attention_flop(config: ModelConfig, position: int) -> float:
-    """Of one token's scores and sums over what it attends to, `position` tokens before it, in all layers."""
+    """Floating-point operations of one token's scores and sums in all layers, with `position` tokens before it."""
     latent = config.latent
     if latent is None:
         per_token = 4.0 * config.num_heads * config.head_dim
@@ -36,8 +37,8 @@ def attention_flop(config: ModelConfig, position: int) -> float:
 
 
 def pair_in_tokens(config: ModelConfig) -> float:
-    """What a token of a prompt costs for each token that it attends to, as a share of what it costs by itself: a few
-    in ten thousand."""
+    """The cost of one pair of tokens in attention, as a share of the cost of a token by itself: a few in ten
+    thousand."""
     return attention_flop(config, _FAR) / (_FAR + 1) / (_ATTENTION_RATE * product_flop_per_token(config))
 
 

@@ -73,7 +73,7 @@ class Parameter:
 
     @property
     def num_bytes(self) -> int:
-        """The memory that it takes after loading."""
+        """The bytes of memory that the parameter takes after loading."""
         return self.held_bytes or self.tensor.nbytes
 
     @property
@@ -84,12 +84,12 @@ class Parameter:
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """All of a tensor."""
+    """The box of a whole tensor."""
     return tuple(range(size) for size in shape)
 
 
 def slices(box: Box) -> tuple[slice, ...]:
-    """The same as an index."""
+    """A box as an index of a tensor."""
     return tuple(slice(indices.start, indices.stop) for indices in box)
 
 

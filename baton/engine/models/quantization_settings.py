@@ -80,7 +80,7 @@ class _Content:
 
 
 def refusal_of(method: object) -> ModelLoadError:
-    """Of a method that is none of `METHODS`."""
+    """The error for a method that is none of `METHODS`."""
     instead = _INSTEAD.get(method, "") if isinstance(method, str) else ""
     return ModelLoadError(
         f"config.json: quantization_config (quant_method {method!r:.50}) is not supported; supported: "

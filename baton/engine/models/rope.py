@@ -99,7 +99,7 @@ class RotaryEmbedding:
 
 
 class DynamicRotaryEmbedding(RotaryEmbedding):
-    """The same with dynamic scaling."""
+    """A rotation with dynamic scaling: frequencies depend on the length of the sequence."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         super().__init__(config, device)
@@ -119,7 +119,7 @@ class DynamicRotaryEmbedding(RotaryEmbedding):
 
 
 def make_rotary_embedding(config: ModelConfig, device: torch.device, kind: LayerRope = "main") -> RotaryEmbedding:
-    """The rotation of that kind."""
+    """The model's rotation of that kind."""
     if config.rope.rope_type == "dynamic" and kind == "main":
         return DynamicRotaryEmbedding(config, device)
     return RotaryEmbedding(config, device, kind)

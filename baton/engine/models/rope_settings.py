@@ -65,8 +65,8 @@ class RopeSettings:
     """longrope: divisors of the frequencies, for sequences within `original_max_position` and for longer ones."""
 
     def longest(self, max_position: int) -> int:
-        """The longest sequence of a model whose file says `max_position`: yarn, linear and dynamic scaling stretch it,
-        what the others do is already part of it."""
+        """The longest sequence, in tokens, of a model whose file says `max_position`. Yarn, linear and dynamic scaling
+        stretch it; with other kinds the file's number has that in it."""
         if self.rope_type == "yarn":
             return max(max_position, int(self.original_max_position * self.factor))
         return int(max_position * max(self.factor, 1.0)) if self.rope_type in _STRETCHING else max_position

@@ -9,10 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SeenRows:
-    """For M of a step's T tokens the rows that stand for their embeddings, and what is added behind the first K layers.
+    """The embeddings of M tokens of images among the T tokens of a step, and rows to add behind the first K layers.
 
-    places: [M] int64 among the tokens; rows: [1 + K, M, E]. positions: [T, D] int64, of each element of a head, which
-    is rotated by time, row or column; None where images have positions like text.
+    `places`: [M] int64 among the tokens; `rows`: [1 + K, M, E]. `positions`: [T, D] int64, one for each element of a
+    head, which is rotated by time, row or column; None where images have positions like text.
     """
 
     places: Tensor

@@ -31,9 +31,11 @@ class Shard:
 
     @classmethod
     def of_process(cls, number: int, size: int, num_stages: int) -> Shard:
-        """What process `number` of a node has, with `size` ranks in each of its stages. The driver, which is number 0,
-        is in the last stage, where logits are; then come the others of its stage, and those of the first stage, the
-        second, and so on."""
+        """The shard of process `number` of a node, with `size` ranks in each of its stages.
+
+        The driver, which is number 0, is in the last stage, where logits are. Then come the others of its stage, those
+        of the first stage, the second, and so on.
+        """
         group, rank = divmod(number, size)
         return cls(rank, size, (group - 1) % num_stages, num_stages)
 
@@ -44,12 +46,12 @@ class Shard:
 
     @property
     def kv(self) -> KvShard:
-        """What it stores of a block."""
+        """The part of a block that this rank stores."""
         return KvShard(self.rank, self.stage, KvDivision(self.size, self.num_stages))
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether its layers begin with the embedding."""
+        """Whether this stage begins with the embedding."""
         return self.stage == 0
 
     @property
@@ -58,8 +60,8 @@ class Shard:
         return self.stage == self.num_stages - 1
 
     def layers_of(self, num_layers: int) -> range:
-        """The layers of its stage; the first stages have one more where they do not divide. Raises `ModelLoadError`
-        when there are fewer layers than stages."""
+        """The layers of this stage, of `num_layers`. The first stages have one more where they do not divide. Raises
+        `ModelLoadError` when there are fewer layers than stages."""
         if num_layers < self.num_stages:
             raise ModelLoadError(f"{num_layers} layers cannot be divided among {self.num_stages} stages")
         return self.kv.layers_of(num_layers)

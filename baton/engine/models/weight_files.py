@@ -61,7 +61,7 @@ class TensorEntry:
 
     @property
     def num_elements(self) -> int:
-        """How many numbers it holds."""
+        """The number of elements of the tensor."""
         return math.prod(self.shape)
 
 
@@ -91,9 +91,12 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
 
 
 def weights_digest(folder: Path) -> str:
-    """Identity of the weights in a folder: 32 hexadecimal digits over each file's name, size, header and 64 samples of
-    4 KiB spread evenly from its first to its last byte. Reads 256 KiB a file, whatever its size: it tells checkpoints
-    and revisions apart, and does not prove that no bit has changed. Raises `ModelLoadError`."""
+    """Identity of the weights in a folder, as 32 hexadecimal digits. Raises `ModelLoadError`.
+
+    It covers each file's name, size and header, and 64 samples of 4 KiB spread evenly from its first to its last byte.
+    So 256 KiB are read of a file, whatever its size. It tells checkpoints and revisions apart, and does not prove that
+    no bit has changed.
+    """
     digest = xxhash.xxh3_128()
     for path in weight_files(folder):
         header, _ = _raw_header(path)

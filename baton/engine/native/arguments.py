@@ -14,7 +14,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class BatonPack(Structure):
-    """See kernels.h."""
+    """`BatonPack` of kernels.h: pack a plain weight [num_out, num_in]."""
 
     _fields_ = [
         ("packed", c_void_p),
@@ -27,7 +27,7 @@ class BatonPack(Structure):
 
 
 class BatonLinear(Structure):
-    """See kernels.h."""
+    """`BatonLinear` of kernels.h: multiply by a packed weight."""
 
     _fields_ = [
         ("out", c_void_p),
@@ -45,7 +45,7 @@ class BatonLinear(Structure):
 
 
 class BatonQuantizedPack(Structure):
-    """See kernels.h."""
+    """`BatonQuantizedPack` of kernels.h: pack codes with their scales and offsets."""
 
     _fields_ = [
         ("packed", c_void_p),
@@ -63,7 +63,7 @@ class BatonQuantizedPack(Structure):
 
 
 class BatonQuantizedLinear(Structure):
-    """See kernels.h."""
+    """`BatonQuantizedLinear` of kernels.h: multiply by a packed quantized weight."""
 
     _fields_ = [
         ("out", c_void_p),
@@ -85,7 +85,7 @@ class BatonQuantizedLinear(Structure):
 
 
 class BatonQuantize(Structure):
-    """See kernels.h."""
+    """`BatonQuantize` of kernels.h: make codes, scales and offsets of a plain weight."""
 
     _fields_ = [
         ("codes", c_void_p),
@@ -100,7 +100,7 @@ class BatonQuantize(Structure):
 
 
 class BatonPagedKv(Structure):
-    """See kernels.h."""
+    """`BatonPagedKv` of kernels.h: where a layer's keys and values lie, and in which format."""
 
     _fields_ = [
         ("keys", c_void_p),
@@ -115,13 +115,14 @@ class BatonPagedKv(Structure):
 
 
 class BatonGuest(Structure):
-    """See kernels.h."""
+    """`BatonGuest` of kernels.h: a thread on a core that another node may lend. `loan` and `own` are the nodes' lines
+    of shared memory."""
 
     _fields_ = [("loan", c_void_p), ("own", c_void_p), ("core", c_int32)]
 
 
 class BatonStore(Structure):
-    """See kernels.h."""
+    """`BatonStore` of kernels.h: write a step's keys and values to their slots."""
 
     _fields_ = [
         ("kv", BatonPagedKv),
@@ -135,7 +136,7 @@ class BatonStore(Structure):
 
 
 class BatonAttention(Structure):
-    """See kernels.h."""
+    """`BatonAttention` of kernels.h: causal attention of all sequences of a step."""
 
     _fields_ = [
         ("kv", BatonPagedKv),
@@ -156,13 +157,13 @@ class BatonAttention(Structure):
 
 
 class BatonSequence(Structure):
-    """See kernels.h."""
+    """`BatonSequence` of kernels.h: a sequence's tokens in a step, and its blocks."""
 
     _fields_ = [("start", c_int64), ("num_tokens", c_int64), ("blocks", c_void_p), ("num_blocks", c_int64)]
 
 
 class BatonPlan(Structure):
-    """See kernels.h."""
+    """`BatonPlan` of kernels.h: make a step's index arrays; the last fields are written."""
 
     _fields_ = [
         ("sequences", c_void_p),
@@ -184,7 +185,7 @@ class BatonPlan(Structure):
 
 
 class BatonAddNorm(Structure):
-    """See kernels.h."""
+    """`BatonAddNorm` of kernels.h: add to the residual stream and norm it."""
 
     _fields_ = [
         ("out", c_void_p),
@@ -202,7 +203,7 @@ class BatonAddNorm(Structure):
 
 
 class BatonNormRotate(Structure):
-    """See kernels.h."""
+    """`BatonNormRotate` of kernels.h: norm and rotate heads."""
 
     _fields_ = [
         ("out", c_void_p),
@@ -220,7 +221,7 @@ class BatonNormRotate(Structure):
 
 
 class BatonGate(Structure):
-    """See kernels.h."""
+    """`BatonGate` of kernels.h: silu(gate) * up."""
 
     _fields_ = [
         ("out", c_void_p),
@@ -233,7 +234,7 @@ class BatonGate(Structure):
 
 
 class BatonGather(Structure):
-    """See kernels.h."""
+    """`BatonGather` of kernels.h: copy the rows of a table that a step names."""
 
     _fields_ = [
         ("out", c_void_p),
@@ -248,7 +249,7 @@ class BatonGather(Structure):
 
 
 class BatonArgmax(Structure):
-    """See kernels.h."""
+    """`BatonArgmax` of kernels.h: the largest logit of each row, under masks."""
 
     _fields_ = [
         ("token_ids", c_void_p),
@@ -268,7 +269,7 @@ class BatonArgmax(Structure):
 
 
 class BatonSample(Structure):
-    """See kernels.h."""
+    """`BatonSample` of kernels.h: sample a token for some of the rows."""
 
     _fields_ = [
         ("found", BatonArgmax),
@@ -280,7 +281,7 @@ class BatonSample(Structure):
 
 
 class BatonStep(Structure):
-    """See kernels.h."""
+    """`BatonStep` of kernels.h: what differs between two replays of the same calls."""
 
     _fields_ = [
         ("slots", c_void_p),
@@ -298,7 +299,7 @@ class BatonStep(Structure):
 
 
 class BatonCall(Structure):
-    """See kernels.h."""
+    """`BatonCall` of kernels.h: one call of a replay, by kind and arguments."""
 
     _fields_ = [("arguments", c_void_p), ("kind", c_int32)]
 

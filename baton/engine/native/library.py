@@ -207,11 +207,11 @@ def _open_loans(library: CDLL, lending: Lending) -> CoreLoans | None:
 
 
 def huge_pages(num_bytes: int) -> Tensor:
-    """`num_bytes` of memory, uint8 and aligned to 64 bytes, on huge pages where the system gives them: a stream through
+    """`num_bytes` of memory, uint8 and aligned to 64 bytes, on huge pages where the system gives them. A stream through
     a large weight is a fifth faster then. Raises `OSError` without memory.
 
-    It is fresh from the system, and goes back to it when nobody holds it: in memory that was freed before, pages that
-    are not needed would stay resident.
+    The memory is fresh from the system, and goes back to it when nobody holds it. In memory that was freed before,
+    pages that are not needed would stay resident.
     """
     if num_bytes < _HUGE_PAGE_BYTES:
         small = torch.empty(num_bytes + 64, dtype=torch.uint8)
@@ -232,7 +232,7 @@ class WeightMemory:
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def take(self, num_bytes: int) -> Tensor:
-        """As `huge_pages`. What is shared is freed with the last weight in it."""
+        """Memory as of `huge_pages`. Weights may share pages, which are freed with the last weight in them."""
         if num_bytes >= _SHARED_BYTES // 2:
             return huge_pages(num_bytes)
         rounded = -(-num_bytes // 64) * 64

@@ -22,10 +22,10 @@ MAX_LINES = 256
 
 @dataclass(frozen=True, slots=True)
 class Lending:
-    """What a node needs to know to lend its cores and to use those of others.
+    """The facts by which a node lends its cores and uses those of others.
 
-    `descriptor`: of the page, inherited; `line`: this node's own; `rests_for`: lines of the nodes to which it lends its
-    cores between its steps too; `guests`: cores of other nodes on which it has threads, each with that node's line.
+    `descriptor`: of the page, inherited; `line`: this node's own. `rests_for`: lines of the nodes to which it lends its
+    cores between its steps too. `guests`: cores of other nodes on which it has threads, each with that node's line.
     """
 
     descriptor: int
@@ -80,11 +80,11 @@ class CoreLoans:
         return [(self._line(line), self._own, core) for core, line in self._lending.guests]
 
     def give(self, for_s: float = -1.0) -> None:
-        """Lend this node's cores for so long, until they are taken back when it is negative."""
+        """Lend this node's cores for `for_s` seconds. Below zero: until they are taken back."""
         self._library.baton_loan_give(self._own, int(for_s * 1e9))
 
     def take_back(self) -> None:
-        """Lend them no more. To be called again and again while the node computes."""
+        """Lend no cores any more. To be called again and again while the node computes."""
         self._library.baton_loan_take_back(self._own)
 
     def is_wanted(self, within_s: float) -> bool:

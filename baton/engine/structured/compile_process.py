@@ -35,7 +35,7 @@ _STACK_BYTES = 4 * 2**20
 
 
 def main() -> int:
-    """Answer until the input ends."""
+    """Compile one grammar after another until the input ends."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(_STACK_BYTES)
     thread = threading.Thread(target=_serve, args=(Path(sys.argv[1]),))

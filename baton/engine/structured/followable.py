@@ -30,10 +30,11 @@ MAX_OPTIONAL_MEMBERS = 490
 
 
 def unfollowable(schema: Any) -> Fault | None:
-    """What compiles in `schema` and yet has no answer. None: nothing.
+    """The first fault in `schema` that compiles and yet allows no answer, or None.
 
-    A `$ref` of which no instance ever ends leads back to itself whatever is chosen: a model that has begun one could
-    write for ever, or nothing. Of an object with too many members to choose from no mask can be made.
+    One is a `$ref` of which no instance ever ends, because it leads back to itself whatever is chosen: a model that has
+    begun one could write for ever, or nothing. Another is an object with too many members to choose from: no mask can
+    be made of it.
     """
     references = References(schema)
     endings = _Endings(references)

@@ -46,9 +46,12 @@ class FirstMatcher(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class CompiledGrammar:
-    """`first`: the matcher before any token, once it is there. Its copies share one lexer with it, and so all states of
-    this that any of them has reached. `num_copies` of it were made so far. `is_worn`: one of them has found no room for
-    another state; where there were others, whose states these may be, the grammar is to be compiled anew."""
+    """A grammar that was compiled. `first`: the matcher before any token, once it is there. Its `num_copies` copies
+    share one lexer with it, and all states that any of them has reached.
+
+    `is_worn`: a copy has found no room for another state. If there are others, whose states these may be, the grammar
+    has to be compiled anew.
+    """
 
     first: Future[FirstMatcher]
     num_copies: int = 0
@@ -61,18 +64,17 @@ class CompiledGrammar:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is compiled, or will be, or cannot be."""
+        """Whether the grammar is compiled, or will be, or cannot be."""
         return not self.is_worn and not (self.first.done() and isinstance(self.first.exception(), RequestFailed))
 
 
 class GrammarMatcher:
-    """Follows one output. `output`: the tokens so far.
+    """Follows one output. `output`: the tokens so far. See `baton.engine.scheduler.request.Matcher`.
 
-    See `baton.engine.scheduler.request.Matcher`. While it `_is_settled`, the library's matcher stands behind the
-    output, and `is_complete` and `leaves_choice` are what it has said there. All that a step asks about a token is
-    asked in one call, `accepts`: its state is in the caches then, and each call of Python's costs about as much as one
-    of the library. Tokens that are forced behind each other, `_forced`, are read together, once the last of them was
-    taken: between them nothing else may stand.
+    While it `_is_settled`, the library's matcher stands behind the output, and has set `is_complete` and
+    `leaves_choice` there. A step asks about a token in one call, `accepts`: its state is in the caches then, and a call
+    in Python costs about as much as one of the library. Forced tokens that follow each other, `_forced`, are read
+    together, once the last of them was taken: nothing else may stand between them.
     """
 
     __slots__ = (
@@ -104,12 +106,15 @@ class GrammarMatcher:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its grammar was compiled, or could not be."""
+        """Whether the grammar was compiled, or could not be."""
         return self._compiled.first.done()
 
     def accepts(self, token_id: int) -> bool:
-        """See `Matcher.accepts`. Where the next byte is forced the mask decides: it has the one token that a tokenizer
-        would write, and the library accepts others that begin the same text."""
+        """Take a token, if the grammar allows it.
+
+        The mask decides where the next byte is forced. It has the one token that a tokenizer would write, while the
+        library accepts others that begin the same text.
+        """
         if not (self._is_settled or self._settle()) or token_id >= self._num_tokens:
             return False
         if not self.leaves_choice and not _has_bit(self.mask() or b"", token_id):
@@ -124,7 +129,7 @@ class GrammarMatcher:
         return True
 
     def goes_on_with(self, token_id: int) -> bool:
-        """See `Matcher.goes_on_with`."""
+        """Whether `token_id` was taken last, and the grammar leaves a choice behind it."""
         return token_id == self._accepted and self.leaves_choice and not self.is_complete
 
     def take(self, token_id: int) -> None:
@@ -145,7 +150,7 @@ class GrammarMatcher:
             self._settle()
 
     def fork(self, output: Sequence[int]) -> GrammarMatcher:
-        """A matcher of another output."""
+        """A matcher of another output, in the same grammar."""
         return GrammarMatcher(self._compiled, output)
 
     def mask(self) -> bytes | None:
@@ -161,7 +166,7 @@ class GrammarMatcher:
         return self._mask
 
     def forced_token(self) -> int | None:
-        """See `Matcher.forced_token`."""
+        """The only token that the grammar allows next, or None where it leaves a choice."""
         if self._forced:
             return self._forced[0]
         # where the grammar leaves a choice of bytes, which costs little to ask, hardly ever one token alone fits
@@ -241,7 +246,7 @@ class Grammars:
         self._early: Future[None] | None = None
 
     def begin_loading(self) -> None:
-        """Load the vocabulary now. What goes wrong is told to the requests that need it."""
+        """Load the vocabulary now. An error is told to the requests that need it."""
         self._early = self._submit(self._load_early)
 
     def finish_loading(self) -> None:

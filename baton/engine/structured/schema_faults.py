@@ -45,15 +45,15 @@ _MAX_TRIES, _MAX_TRIED_CHARS = 256, 2**21
 
 
 def explained(schema: Schema, reason: str, reason_against: Callable[[Schema], str]) -> Fault:
-    """What llguidance said of `schema`, for its author. `reason_against`: what it says of another schema, "" when it
-    takes it."""
+    """The words of llguidance about `schema`, for its author. `reason_against`: what it says of another schema, "" when
+    it takes it."""
     path, part, reason = _innermost(schema, reason, reason_against)
     keyword, told = _said(part, reason) or ("", "it cannot be enforced: say it by fewer or other keywords")
     return Fault(place_of((*path, keyword) if keyword in part else path), told)
 
 
 def in_plain_words(reason: str) -> str:
-    """What llguidance said of a grammar that is no schema."""
+    """The words of llguidance about a grammar that is no schema."""
     said = _said({}, reason)
     return reason if said is None else said[1]
 

@@ -46,8 +46,8 @@ class References:
         """What each of them names, but for those that name nothing here."""
 
     def at(self, reference: str) -> tuple[Path, Any] | None:
-        """The schema that a pointer into the root or an anchor names, and where it stands; None for any other
-        reference, and for one to nothing."""
+        """The schema that a pointer into the root or an anchor names, and its place. None for any other reference, and
+        for one to nothing."""
         if reference not in ("", "#") and not reference.startswith("#/"):
             return self._anchors.get(reference)
         found, path = self._root, []
@@ -63,7 +63,7 @@ class References:
 
 
 def reference_of(schema: Schema) -> str | None:
-    """Its `$ref`."""
+    """The `$ref` of a schema, if it has one."""
     found = schema.get(REF)
     return found if isinstance(found, str) else None
 
@@ -74,13 +74,13 @@ def required_of(schema: Schema) -> set[str]:
 
 
 def listed(schema: Schema, name: str) -> list[Any]:
-    """What stands under a keyword, if it is an array; else nothing."""
+    """The values under a keyword, if they are an array; else none."""
     found = schema.get(name)
     return found if isinstance(found, list) else []
 
 
 def members(schema: Schema, name: str) -> dict[str, Any]:
-    """What stands under a keyword, if it is an object; else nothing."""
+    """The members under a keyword, if it has an object; else none."""
     found = schema.get(name)
     return found if isinstance(found, dict) else {}
 
@@ -97,7 +97,7 @@ def schemas_in(schema: Any, path: Path = (), without: tuple[str, ...] = ()) -> I
 
 
 def inner_schemas(schema: Schema, without: tuple[str, ...] = ()) -> Iterator[tuple[Path, Any]]:
-    """What stands directly in `schema` where a schema has to stand."""
+    """The values directly in `schema` where a schema has to stand."""
     for name in _ONE:
         if name in schema and not isinstance(schema[name], list):
             yield (name,), schema[name]
@@ -109,7 +109,7 @@ def inner_schemas(schema: Schema, without: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def place_of(path: Path) -> str:
-    """Short, however long the path is."""
+    """The path as text for a person: short, however long the path is."""
     text = "".join(f"[{each}]" if isinstance(each, int) else _member(each) for each in path)
     half = _MAX_PLACE_CHARS // 2
     return text if len(text) <= _MAX_PLACE_CHARS else f"{text[:half]}...{text[-half:]}"

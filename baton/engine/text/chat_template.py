@@ -81,11 +81,10 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, path: Path) -> ChatTemplate:
-        """The template files of the checkpoint in `path`, or else the entry in its tokenizer config, or in the file
-        that processors of images have for it.
+        """The chat template of the checkpoint in `path`. Raises `ModelLoadError` for files that cannot be used.
 
-        A checkpoint without any is fine until something is rendered. Raises `ModelLoadError` for files that
-        cannot be used.
+        It is in template files, or else in the tokenizer config, or in the file that image processors have for it. A
+        checkpoint without any is fine until something is rendered.
         """
         sources = _template_files(path)
         for name in (TOKENIZER_CONFIG, _PROCESSORS_FILE):
@@ -135,8 +134,8 @@ class ChatTemplate:
         raise InvalidRequest(f"the chat template refused the messages: {reason}", param="messages") from reason
 
     def thinks_unless_told(self) -> bool:
-        """Whether a prompt is the same with `enable_thinking` as without it, and another one when it is false: then the
-        model is used to reason before it answers."""
+        """Whether the model reasons before it answers unless it is told not to: a prompt is the same with
+        `enable_thinking` as without it, and another one when that is false."""
         try:
             unset, true, false = map(self._greeting, ({}, {"enable_thinking": True}, {"enable_thinking": False}))
         except InvalidRequest:

@@ -50,9 +50,8 @@ class ScoredToken(NamedTuple):
 
 
 class TopTokens(Sequence[ScoredToken]):
-    """The most likely tokens at one place, best first. Text and bytes are looked up when somebody reads them: an answer
-    may hold a million of these tokens for as long as it is generated.
-    """
+    """The most likely tokens at one place, best first. Text and bytes are looked up when somebody reads them. An answer
+    may hold a million of these tokens for as long as it is generated."""
 
     __slots__ = ("_as_ids", "_logprobs", "_tokenizer")
 

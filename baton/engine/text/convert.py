@@ -22,7 +22,7 @@ def convert(folder: str, out_file: str) -> None:
 
 
 def main() -> int:
-    """Exit status 0, or 1 with the reason as the last line on stderr."""
+    """Convert a tokenizer. The exit status is 0, or 1 with the reason as the last line on stderr."""
     try:
         convert(sys.argv[1], sys.argv[2])
     except Exception as error:  # the outer edge of a program: any failure becomes its one line

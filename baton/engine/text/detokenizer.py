@@ -50,8 +50,8 @@ class IncrementalDetokenizer:
         return "".join(pieces)
 
     def settle(self) -> str:
-        """The ids so far are a prompt that ends here: return the held text, but for the first bytes of a character that
-        the text after it may finish."""
+        """End the prompt here. Returns the held text, but for the first bytes of a character that the text after it may
+        finish."""
         pieces: list[str] = []
         for stage in self._stages:
             pieces = stage.push(pieces) + stage.settle()

@@ -22,7 +22,7 @@ MAX_TEXT_CHARS = 2**22
 
 
 def main() -> int:
-    """Answer one request."""
+    """Answer one request to render a template."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     asked: dict[str, Any] = json.load(sys.stdin)

@@ -67,13 +67,16 @@ class Stage(Protocol):
         ...
 
     def flush(self) -> list[str]:
-        """Nothing more comes: return what was held back."""
+        """End the text: return what was held back."""
         ...
 
     def settle(self) -> list[str]:
-        """The prompt ends here, and what follows is another text: return what was held back and is complete by
-        itself, keep only the beginning of an unfinished character. If what follows finishes it, it begins with
-        that character; if not, the beginning belongs to the prompt alone and is forgotten."""
+        """End the prompt here; another text follows. Returns what was held back and is complete by itself, and keeps
+        only the beginning of an unfinished character.
+
+        If the next text finishes that character, it begins with it. Otherwise the beginning belongs to the prompt alone
+        and is forgotten.
+        """
         ...
 
 
@@ -114,10 +117,10 @@ class ByteLevel:
 
 
 class ByteFallback:
-    """A run of neighbouring byte tokens is text if all of it is valid UTF-8, otherwise one U+FFFD per byte.
+    """Decodes runs of neighbouring byte tokens. A run is text if all of it is valid UTF-8, otherwise one U+FFFD for
+    each byte.
 
-    The last byte of a run can still turn the whole run into U+FFFD, so a run is held until a token of
-    another kind ends it.
+    The last byte can still turn a whole run into U+FFFD, so a run is held until a token of another kind ends it.
     """
 
     def __init__(self) -> None:

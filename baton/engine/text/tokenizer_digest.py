@@ -13,7 +13,7 @@ _SETTINGS = ("added_tokens_decoder", "split_special_tokens")
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """128 bits in hex over the vocabulary files of the checkpoint in `folder` and the tokens that its settings add; ""
+    """128 bits in hex over the vocabulary files of the checkpoint in `folder` and the tokens that its settings add. ""
     when it has no tokenizer. The chat template does not count. Raises `ModelLoadError` for damaged settings."""
     own = folder / "tokenizer.json"
     files = [own] if own.is_file() else source_files(folder)

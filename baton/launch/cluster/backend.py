@@ -26,12 +26,12 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a member runs: `python -m module *arguments` beside the variables that its machine has. Each of
-    `host_flags` is given the address at which it has to listen there. `resources`: what it needs of one machine.
+    """The program of a member: `python -m module *arguments` beside the variables that its machine has.
 
-    A member may be spread over several: `further` runs on others, each on one of its own and with the same resources,
-    and comes and goes with the member. `wait_flag` is given a port at which the member waits for these, and theirs,
-    `dial_flag`, the member's address with that port.
+    Each of `host_flags` is given the address at which it has to listen there. `resources`: its needs of one machine. A
+    member may be spread over several machines. `further` then runs on others, each on one of its own with the same
+    resources, and comes and goes with the member. `wait_flag` is given a port at which the member waits for these;
+    their `dial_flag` is given the member's address with that port.
     """
 
     name: str
@@ -47,9 +47,12 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A member as it is now. `address` and `control_address` are those that it told when it was ready; `machine` is its
-    machine's name, "" before it has a place; `reason` is why it exited or was lost, or what it waits for; `arguments`
-    are those that its program was started with."""
+    """The state of a member now.
+
+    `address` and `control_address` are those that it told when it was ready. `machine` is its machine's name, "" before
+    it has a place. `reason` says why it exited or was lost, or what it waits for. `arguments` are those that its
+    program was started with.
+    """
 
     phase: Phase
     machine: str = ""

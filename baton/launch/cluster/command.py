@@ -179,11 +179,11 @@ class Stoppable(Protocol):
     """A controller that can be asked to take its deployment down."""
 
     def status(self) -> Status:
-        """How the deployment is."""
+        """The state of the deployment."""
         ...
 
     def stop(self) -> None:
-        """Take it down."""
+        """Take the deployment down."""
         ...
 
 

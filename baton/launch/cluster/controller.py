@@ -71,7 +71,7 @@ class _Member:
 
 
 class Controller:
-    """Of one deployment. `make_view`: a view of the routers at these addresses."""
+    """The controller of one deployment. `make_view`: a view of the routers at these addresses."""
 
     def __init__(
         self,

@@ -157,7 +157,8 @@ class ClusterFile:
 
     @property
     def router_names(self) -> list[str]:
-        """One is called by its role, several have numbers behind it, as in `baton serve`."""
+        """The names of the routers: that of the role for one, with numbers behind it for several, as in `baton
+        serve`."""
         return [ROUTER] if self.num_routers == 1 else [f"{ROUTER}-{index}" for index in range(self.num_routers)]
 
     @property
@@ -166,7 +167,7 @@ class ClusterFile:
         return {PREFILL: self.prefill, DECODE: self.decode}
 
     def on_one_machine(self) -> Deployment:
-        """The same as a deployment of `baton serve`, with each group at its count, and all ranks here."""
+        """The file as a deployment of `baton serve`, with each group at its count, and all ranks here."""
         serve = ServeSettings(
             self.prefill.count, self.decode.count, routers=self.num_routers, start_timeout_s=self.start_timeout_s
         )

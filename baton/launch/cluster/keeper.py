@@ -30,8 +30,8 @@ _ANYWHERE = ("0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What the programs of a deployment must know and nobody else: the text of its cluster key, and an API key of the
-    router, "" for none. The repr hides both."""
+    """The secrets that the programs of a deployment share: the text of its cluster key, and an API key of the router,
+    "" for none. The repr hides both."""
 
     cluster_key: str
     api_key: str = ""
@@ -41,8 +41,8 @@ class Secrets:
 
 
 class Keeper:
-    """Of one member, on the machine called `machine`, whose programs listen at `address`. To be used by one thread,
-    which has to live as long as the program."""
+    """Keeps the program of one member, on the machine called `machine`, whose programs listen at `address`. Used by one
+    thread, which has to live as long as the program."""
 
     def __init__(self, machine: str, address: str, console: Console) -> None:
         self._address = address
@@ -54,8 +54,8 @@ class Keeper:
         self._report = Report(Phase.PLACING, machine)
 
     def meeting_place(self) -> str:
-        """Where a program here waits for those on further machines: a port that is kept for it, and for the next one
-        here, so that they find it again."""
+        """HOST:PORT at which a program here waits for those on further machines. The port is kept for it, and for the
+        next program here, so that they find it again."""
         if self._waiting is None:
             self._waiting = socket.socket()
             # who listens there has to set this, too
@@ -83,7 +83,7 @@ class Keeper:
             self._report = replace(self._report, phase=Phase.STOPPING)
 
     def report(self) -> Report:
-        """How the program is now."""
+        """The state of the program now."""
         self._take_events()
         return self._report
 

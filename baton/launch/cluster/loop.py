@@ -30,7 +30,7 @@ class ControllerLoop:
         self._thread.start()
 
     def status(self) -> Status:
-        """As of the last round."""
+        """The status as of the last round."""
         return self._status
 
     def stop(self) -> None:

@@ -49,8 +49,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a router measured in the last seconds; times are what one request in ten exceeded, None without requests or
-    where it cannot be measured. `num_held_back`: requests that wait at the router because the nodes have no room."""
+    """Measurements of a router in the last seconds. Each time is what one request in ten exceeded; None without
+    requests, or where it cannot be measured. `num_held_back`: requests that wait at the router because the nodes have
+    no room."""
 
     window_s: float
     queue_s: float | None = None
@@ -79,7 +80,7 @@ class Change:
 
 
 def prefill_pressure(reading: Reading, ttft_goal_s: float, count: int) -> Pressure:
-    """Of a prefill group of `count` nodes."""
+    """The pressure on a prefill group of `count` nodes."""
     if not ttft_goal_s:
         return Pressure()
     allowed_s = _QUEUE_SHARE * ttft_goal_s
@@ -100,7 +101,7 @@ def prefill_pressure(reading: Reading, ttft_goal_s: float, count: int) -> Pressu
 
 
 def decode_pressure(reading: Reading, tpot_goal_s: float, count: int, share: float = 1.0) -> Pressure:
-    """Of a decode group of `count` nodes, each with `share` times of what was measured."""
+    """The pressure on a decode group of `count` nodes, each with `share` times of what was measured."""
     if not tpot_goal_s:
         return Pressure()
     kv_share = share * reading.decode.kv_share
@@ -126,7 +127,7 @@ class Policy:
     _settled_s: float = 0.0
 
     def decide(self, reading: Reading, counts: Mapping[str, int], now_s: float) -> Change | None:
-        """What to change, None: nothing now. `counts`: nodes of each role."""
+        """The change to make now, or None. `counts`: nodes of each role."""
         self.pressures = {
             PREFILL: prefill_pressure(reading, self.file.ttft_goal_s, counts[PREFILL]),
             DECODE: decode_pressure(reading, self.file.tpot_goal_s, counts[DECODE]),

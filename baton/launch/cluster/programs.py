@@ -25,15 +25,18 @@ _RANK_MODULE = "baton.ranks.command"
 
 
 class Ports(NamedTuple):
-    """Where a router listens for clients and for nodes; 0: the system chooses."""
+    """The ports at which a router listens for clients and for nodes; 0: the system chooses."""
 
     http: int
     control: int
 
 
 def first_ports(file: ClusterFile, name: str) -> Ports:
-    """Where the router of that name listens at first. Several may be on one machine, so that each has ports of its own:
-    the next but one for each, since the control port is likely to be the next."""
+    """The ports at which the router of that name listens at first.
+
+    Several routers may be on one machine, so each has ports of its own. They are two apart, since the control port is
+    likely to be the next one.
+    """
     step = 2 * file.router_names.index(name)
     return Ports(*(port and port + step for port in (file.router.port, file.router.control_port)))
 

@@ -80,7 +80,7 @@ class KeeperActor:
         self._keeper = Keeper(machine_name(ray.get_runtime_context().get_node_id()), address, Console(sys.stderr))
 
     def meeting_place(self) -> str:
-        """See `Keeper`, as for the others."""
+        """HOST:PORT at which the program waits for those on further machines."""
         return self._keeper.meeting_place()
 
     def start(self, program: Program, known: Secrets, dials: str = "") -> None:
@@ -110,7 +110,7 @@ class ControllerActor:
         self._loop = ControllerLoop(Controller(file, RayBackend(file, known), make_view))
 
     def status(self) -> Status:
-        """As of the last round."""
+        """The status as of the last round."""
         return self._loop.status()
 
     def stop(self) -> None:
@@ -119,7 +119,7 @@ class ControllerActor:
 
 
 class RayBackend:
-    """See `baton.launch.cluster.backend.Backend`. Finds the members that run already. Raises `ChildFailed`."""
+    """Runs members in actors of a Ray cluster, and finds those that run already. Raises `ChildFailed`."""
 
     def __init__(self, file: ClusterFile, known: Secrets) -> None:
         self._file = file
@@ -128,7 +128,7 @@ class RayBackend:
         self._adopt()
 
     def start(self, program: Program) -> None:
-        """See `Backend`."""
+        """Place the member if it has no place or was lost, then start its program. One that runs is left alone."""
         seat = self._seats.get(program.name)
         if seat is not None and seat.report.phase == Phase.LOST:
             self.remove(program.name)
@@ -148,7 +148,7 @@ class RayBackend:
             actor.start.remote(each, self._secrets, own.meeting_place.remote())
 
     def terminate(self, name: str) -> None:
-        """See `Backend`."""
+        """Ask the program to finish and exit. Parts of it on further machines run until it needs them no more."""
         seat = self._seats.get(name)
         if seat is not None and seat.report.phase != Phase.LOST:
             # what is on further machines goes on until the member needs it no more
@@ -156,7 +156,7 @@ class RayBackend:
             seat.posts[0].question = None
 
     def remove(self, name: str) -> None:
-        """See `Backend`."""
+        """End the member's programs, then its actors and its places on the cluster."""
         seat = self._seats.pop(name, None)
         if seat is None:
             return
@@ -168,7 +168,7 @@ class RayBackend:
         end([post.actor for post in seat.posts], seat.group)
 
     def reports(self) -> Mapping[str, Report]:
-        """See `Backend`."""
+        """All members by name, as their actors last said. Waits at most `REPORT_S` seconds for answers."""
         posts = [(seat, post) for seat in self._seats.values() for post in seat.posts]
         for _, post in posts:
             if post.question is None and post.report.phase != Phase.LOST:
@@ -188,7 +188,7 @@ class RayBackend:
         return {name: seat.report for name, seat in self._seats.items()}
 
     def machines(self) -> Sequence[Machine]:
-        """See `Backend`."""
+        """The live machines of the Ray cluster, with what Ray has counted on them."""
         return [
             Machine(
                 machine_name(node["NodeID"]),
@@ -271,7 +271,7 @@ class Deployed:
     """A controller that runs on Ray, as a command sees it."""
 
     def __init__(self, deployment: str) -> None:
-        """Find it. Raises `InvalidSetting` when there is none."""
+        """Find the controller of that deployment. Raises `InvalidSetting` when there is none."""
         try:
             self._actor = ray.get_actor(CONTROLLER, namespace(deployment))
         except ValueError:
@@ -279,7 +279,7 @@ class Deployed:
 
     @staticmethod
     def begin(file: ClusterFile, text: str, origin: str, known: Secrets) -> Deployed:
-        """Start one. Raises `InvalidSetting` when there is one of that name."""
+        """Start a deployment. Raises `InvalidSetting` when there is one of that name."""
         if CONTROLLER in names_of(file.name):
             raise InvalidSetting(f"{file.name} is up already: `baton cluster down --name {file.name}` first")
         ray.remote(ControllerActor).options(
@@ -292,12 +292,12 @@ class Deployed:
         return Deployed(file.name)
 
     def status(self) -> Status:
-        """Raises `ChildFailed` when it does not answer."""
+        """The status of the deployment, as its controller says. Raises `ChildFailed` when it does not answer."""
         status: Status = self._ask(self._actor.status)
         return status
 
     def stop(self) -> None:
-        """Begin to take it down. Raises `ChildFailed`."""
+        """Begin to take the deployment down. Raises `ChildFailed`."""
         self._ask(self._actor.stop)
 
     def _ask(self, method: Any) -> Any:

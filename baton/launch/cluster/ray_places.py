@@ -25,8 +25,8 @@ _NAME_LENGTH = 12
 
 @dataclass(slots=True)
 class Post:
-    """What watches over a program: its actor, None when it was lost before it was found, and what it has reported.
-    `question`: the report that it was asked for and has not given yet."""
+    """A program's actor and what it has reported. The actor is None when it was lost before it was found. `question`:
+    the report that it was asked for and has not given yet."""
 
     actor: Any
     report: Report
@@ -43,7 +43,8 @@ class Seat:
 
     @property
     def report(self) -> Report:
-        """That of the member, which is lost, or has exited, when something of it on another machine is."""
+        """The report of the member. A part of it on another machine that was lost, or has exited, counts for all of
+        it."""
         own, *further = (post.report for post in self.posts)
         if own.phase == Phase.LOST:
             return own
@@ -61,7 +62,7 @@ def namespace(deployment: str) -> str:
 
 
 def names_of(deployment: str) -> list[str]:
-    """Of all actors of a deployment that live."""
+    """The names of all live actors of a deployment."""
     found = ray.util.list_named_actors(all_namespaces=True)
     return [actor["name"] for actor in found if actor["namespace"] == namespace(deployment)]
 
@@ -77,7 +78,7 @@ def known_groups() -> dict[str, PlacementGroup]:
 
 
 def actor_names(place: str, count: int) -> list[str]:
-    """Of the actors at a place with so many machines."""
+    """The names of the actors at a place with so many machines."""
     return [place, *(f"{place}.{number}" for number in range(1, count))]
 
 
@@ -95,7 +96,7 @@ def end(actors: Sequence[Any], group: PlacementGroup | None) -> None:
 
 
 def answer(seat: Seat, post: Post) -> Report:
-    """What an actor has answered, or what has become of it."""
+    """The answer of an actor, or a report of how it was lost."""
     try:
         report: Report = ray.get(post.question, timeout=REPORT_S)
         if seat.program is None and report.phase == Phase.PLACING:

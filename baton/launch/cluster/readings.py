@@ -49,7 +49,7 @@ class RouterView:
         self._looks: deque[Look] = deque()
 
     def look(self, now_s: float) -> None:
-        """Ask all of them. Raises `RequestFailed`."""
+        """Ask all routers for their figures. Raises `RequestFailed`."""
         self.add(added_up([parse_look(each.metrics(), each.nodes(), now_s) for each in self._clients]))
 
     def add(self, look: Look) -> None:
@@ -62,11 +62,11 @@ class RouterView:
 
     @property
     def nodes(self) -> Sequence[Mapping[str, Any]]:
-        """As the routers list them, as of the last look."""
+        """The nodes as the routers listed them at the last look."""
         return self._looks[-1].nodes if self._looks else ()
 
     def reading(self) -> Reading | None:
-        """What the window says; None as long as it is not full."""
+        """The measurements of the window; None as long as it is not full."""
         if not self._looks or self._looks[-1].at_s - self._looks[0].at_s < self._window_s:
             return None
         first, last = self._looks[0], self._looks[-1]
@@ -121,8 +121,8 @@ def added_up(looks: Sequence[Look]) -> Look:
 
 
 def quantile(buckets: Buckets, share: float = _QUANTILE) -> float | None:
-    """What a `share` of the values is at most, interpolated within its bucket; None without values. Of values beyond
-    the last bound it says that bound."""
+    """The value that a `share` of all values does not exceed, interpolated within its bucket; None without values.
+    Beyond the last bound it is that bound."""
     total = buckets.get(math.inf, 0.0)
     if total <= 0:
         return None

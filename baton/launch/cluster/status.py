@@ -93,7 +93,7 @@ class Status:
 
 
 def shown(note: Note) -> str:
-    """A change as one line."""
+    """A change of the deployment as one line."""
     return f"{time.strftime('%H:%M:%S', time.localtime(note.at_s))}  {note.text}"
 
 

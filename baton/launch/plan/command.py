@@ -38,7 +38,7 @@ _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """Settings of `baton plan`. What is left out is as in `baton serve`."""
+    """Settings of `baton plan`. Settings that are left out are as in `baton serve`."""
 
     model: str = setting(
         "",
@@ -84,7 +84,8 @@ class PlanSettings:
 
 @dataclass(frozen=True, slots=True)
 class Concurrency:
-    """Of decode nodes: requests of `context` tokens whose KV fits, and how long a step of them takes at least."""
+    """The limits of decode nodes: how many requests of `context` tokens have room for their KV, and the least time of a
+    step of them."""
 
     context: int
     kv_bytes: int
@@ -162,7 +163,7 @@ def make_plan(settings: PlanSettings) -> Plan:
 
 
 def read_config(model: str) -> ModelConfig:
-    """Of a folder, a file or a hub id. Raises `ModelLoadError`."""
+    """The config of a folder, a file or a hub id. Raises `ModelLoadError`."""
     path = Path(model).expanduser()
     return (
         parse_config(read_json_object(path)) if path.is_file() else load_config(find_checkpoint(model, weights=False))

@@ -12,9 +12,12 @@ from baton.launch.plan.node_plan import NodePlanner, PlannedNode
 
 @dataclass(frozen=True, slots=True)
 class PlannedHandoff:
-    """Of a prompt of `num_tokens`. `num_bytes`: in all; `bytes_per_rank`: what the decode rank that gets most gets.
-    `num_links`: pairs of ranks that have something for each other. `hiding_bytes_per_s`: a chunk's KV, in all, within
-    the time of the chunk after it: with less, transfers fall behind computing. `prompt_s`: of computing it."""
+    """The handoff of a prompt of `num_tokens`.
+
+    `num_bytes`: in all; `bytes_per_rank`: those of the decode rank that gets most. `num_links`: pairs of ranks that
+    have something for each other. `hiding_bytes_per_s`: the rate that moves a chunk's KV within the time of the chunk
+    after it; with less, transfers fall behind computing. `prompt_s`: the seconds of computing the prompt.
+    """
 
     num_tokens: int
     num_bytes: int

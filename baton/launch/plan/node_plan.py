@@ -43,7 +43,7 @@ class Ranks:
 
     @property
     def count(self) -> int:
-        """All of them; each has a device of its own, except on a CPU."""
+        """The number of all ranks. Each has a device of its own, except on a CPU."""
         return self.tensor * self.stages
 
 

@@ -21,8 +21,8 @@ _EMBEDDINGS = ("embedding", "positions")
 
 @dataclass(frozen=True, slots=True)
 class RankSize:
-    """Of one rank in one stage. `expert_bytes` of the `weights_bytes` are experts', of which a token needs a few;
-    `table_bytes` are tables, of which a token needs a row."""
+    """The bytes of one rank in one stage. `expert_bytes` of the `weights_bytes` are experts', of which a token needs a
+    few. `table_bytes` are tables, of which a token needs a row."""
 
     weights_bytes: int
     expert_bytes: int

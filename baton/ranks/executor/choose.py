@@ -22,8 +22,8 @@ AUTO, UNI, MP = "auto", "uni", "mp"
 
 
 def open_executor(basis: Basis, num_threads: int, starter: RankStarter | None = None) -> Executor:
-    """See `OpenExecutor`. `starter`: starts all ranks but the first; None: as processes of this machine. Raises
-    `InvalidSetting`, and `DeviceFailed` when they do not come up."""
+    """The executor that the settings ask for. `starter` starts all ranks but the first; None: as processes of this
+    machine. Raises `InvalidSetting`, and `DeviceFailed` when they do not come up."""
     settings = basis.settings
     _require_machines(settings)
     if settings.num_ranks == 1:

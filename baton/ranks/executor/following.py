@@ -12,6 +12,7 @@ it, and in an earlier one, whose layers may have another attention, it is whethe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,40 +28,46 @@ from baton.engine.runner.inputs import StepInputs, fill_pending
 from baton.engine.runner.limits import RunnerLimits, staging_bytes
 from baton.engine.runner.prompt_scoring import score_pieces
 from baton.ranks.executor.messages import Compute
-from baton.ranks.executor.passages import Incoming, Outgoing
+from baton.ranks.executor.passages import NO_PASSAGES, PassageEnds
 from baton.runtime.channel import ChannelBroken
 
 _NONE = DueRows(0, None)
 
 
+@dataclass(frozen=True, slots=True)
+class RankModel:
+    """A rank's share of the model over its KV. `run`: the forward pass of `decoder`, with `attention`. `blocks`: [B,
+    ...] of a pool that is this rank's own; None: the driver prepares blocks."""
+
+    decoder: RunnableDecoder
+    attention: AttentionBackend
+    run: ForwardPass
+    blocks: Tensor | None
+
+
 class Follower:
-    """Computes orders over the KV of `attention`. `blocks`: [B, ...] of a pool that is this rank's own; None: the
-    driver prepares blocks. `run`: the forward pass of `decoder`. `collectives`: of its stage, None where that is one
-    rank. `incoming`: from the stage before, None in the first; `outgoing`: to the next stage, None in the last."""
+    """Computes the driver's orders with `model`. `collectives`: of its stage, None where that is one rank. `ends`: of
+    the passages from the stage before and to the next."""
 
     def __init__(
         self,
-        decoder: RunnableDecoder,
-        attention: AttentionBackend,
+        model: RankModel,
         device: Device,
         limits: RunnerLimits,
-        run: ForwardPass,
         collectives: Collectives | None,
-        incoming: Incoming | None = None,
-        outgoing: Outgoing | None = None,
-        blocks: Tensor | None = None,
+        ends: PassageEnds = NO_PASSAGES,
     ) -> None:
-        self._incoming, self._outgoing = incoming, outgoing
-        self._decoder = decoder
-        self._attention = attention
+        self._incoming, self._outgoing = ends
+        self._decoder = model.decoder
+        self._attention = model.attention
         self._device = device
         self._limits = limits
         self._staging = device.staging(staging_bytes(limits))
-        self._run = run
-        self._blocks = blocks
+        self._run = model.run
+        self._blocks = model.blocks
         self._sampled = torch.zeros(limits.max_num_seqs, dtype=torch.int64, device=device.torch_device)
         # of the first rank, where steps are launched before their tokens are known
-        is_alone = incoming is None and outgoing is None
+        is_alone = ends.incoming is None and ends.outgoing is None
         self._sampler = collectives if device.is_asynchronous and is_alone else None
         self._graphs: DecodeGraphs | None = None
 

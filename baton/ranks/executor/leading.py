@@ -56,7 +56,7 @@ _PATIENCE = 10.0
 
 
 class Leader(Protocol):
-    """Tells all ranks but this one what to do."""
+    """The driver's way to tell all other ranks what to do."""
 
     def tell_ahead(self, order: Order) -> None:
         """Send an order to every rank of the stages before this one. Raises `DeviceFailed`."""
@@ -67,12 +67,15 @@ class Leader(Protocol):
         ...
 
     def within(self, limit_s: float) -> AbstractContextManager[None]:
-        """What is done with the ranks meanwhile takes longer than `limit_s` only if one of them stands still: all of
-        them are ended then, so that it fails. Raises `DeviceFailed` at its end when one has ended."""
+        """A context for calls with the ranks. They take longer than `limit_s` seconds only if a rank stands still: all
+        ranks are ended then, so that the calls fail.
+
+        Raises `DeviceFailed` at its end when a rank has ended.
+        """
         ...
 
     def reason_of(self, error: Exception) -> BatonError:
-        """What ended the ranks, after a call with them has failed."""
+        """The error that ended the ranks, after a call with them has failed."""
         ...
 
 
@@ -89,7 +92,7 @@ class Led:
     def runner(
         self, arguments: RunnerArguments, run: ForwardPass | None, num_layers_before: int, incoming: Incoming | None
     ) -> LeadingRunner:
-        """See `Executor.leading_runner`. `incoming`: from the stage before; None: there is one stage."""
+        """The runner that leads the other ranks. `incoming`: from the stage before; None: there is one stage."""
         if incoming is None:
             return LeadingRunner(self, arguments, run)
         passed = run or decoded_pass(arguments.decoder, arguments.attention)
@@ -97,7 +100,7 @@ class Led:
 
 
 class LeadingRunner(ModelRunner):
-    """See `Runner`. `run`: see `ModelRunner`."""
+    """A runner that tells the other ranks of each step before it computes it. `run`: see `ModelRunner`."""
 
     def __init__(self, led: Led, arguments: RunnerArguments, run: ForwardPass | None) -> None:
         super().__init__(*arguments, run)
@@ -115,7 +118,7 @@ class LeadingRunner(ModelRunner):
         return _AwaitedStep(self._together, launched) if self.is_asynchronous else launched
 
     def record_graphs(self, progress: ReportProgress | None = None) -> int:
-        """See `ModelRunner.record_graphs`. The other ranks record theirs at the same time."""
+        """Record this rank's graphs while the other ranks record theirs. Returns how many there are."""
         with self._leader.within(_RECORD_S):
             return super().record_graphs(progress)
 
@@ -146,7 +149,7 @@ class LeadingRunner(ModelRunner):
             raise self._leader.reason_of(error) from error
 
     def _wipe_begun(self, step: Step) -> None:
-        """See `begun_blocks`: a backend leaves it to the runner where blocks are shared."""
+        """Zero the blocks that the step begins: a backend leaves that to the runner where ranks share blocks."""
         if self._has_own_pools:
             return
         for block in begun_blocks(step.requests, self._block_size):
@@ -180,11 +183,12 @@ class LeadingRunner(ModelRunner):
 
 
 class PipelineRunner(LeadingRunner):
-    """The same in the last of several stages. A launch has the stages before this one compute a step; this one computes
-    it when its result is asked for, and other steps may be launched meanwhile.
+    """A `LeadingRunner` in the last of several stages.
 
-    A device goes on with the next step without waiting for the host, so there that one is issued as well. No sooner: to
-    stage inputs would be to wait until the device has begun the step before.
+    A launch has the stages before this one compute a step. This one computes it when its result is asked for, and other
+    steps may be launched meanwhile. A device goes on with the next step without waiting for the host, so there the next
+    one is issued as well. It is not issued sooner: to stage inputs would be to wait until the device has begun the step
+    before.
 
     `incoming`: from the stage before; `num_before`: how many layers the stages before have; `run`: the forward pass of
     this one.
@@ -228,7 +232,7 @@ class PipelineRunner(LeadingRunner):
         entered.launched = _AwaitedStep(self._together, launched) if self.is_asynchronous else launched
 
     def _run_stage(self, token_ids: Tensor, positions: Tensor) -> Stream:
-        """See `ForwardPass`."""
+        """Receive the step's residual stream [T, E] from the stage before, and run this stage's layers on it."""
         stream = self._incoming.receive(len(positions))
         if self._layer_stored is not None:
             for _ in range(self._num_before):
@@ -244,29 +248,29 @@ class PipelineRunner(LeadingRunner):
         return staged
 
     def _copy_blocks(self, step: Step) -> None:
-        """Nothing: it was done before the stages were told of the step."""
+        """Do nothing: it was done before the stages were told of the step."""
 
     def _store_sampled(self, requests: Sequence[ScheduledRequest], token_ids: Tensor) -> None:
-        """Nothing: a request is in one step at a time, and begins the next with what the host knows."""
+        """Do nothing: a request is in one step at a time, and begins the next with what the host knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ReceivedForward:
-    """See `Forward`: a graph of a later stage, behind what it begins with."""
+    """A graph of a later stage, behind the receipt of the residual stream that it begins with."""
 
     incoming: Incoming
     num_tokens: int
     recorded: GraphForward
 
     def compute(self, due: DueRows) -> Tensor | None:
-        """See `Forward.compute`."""
+        """Receive the stream, then replay the graph. Returns the logits [N, V], or None when N is 0."""
         self.incoming.receive(self.num_tokens)
         return self.recorded.compute(due)
 
 
 @dataclass(slots=True)
 class _EnteredStep:
-    """See `RunningStep`: a step that was launched, and `launched` once this stage computes it. `reach` sees to that."""
+    """A step that this stage has not begun. `reach` launches it here, and sets `launched`."""
 
     reach: Callable[[_EnteredStep], None]
     order: Compute
@@ -276,13 +280,13 @@ class _EnteredStep:
     launched: RunningStep | None = None
 
     def result(self) -> Mapping[RequestKey, SampledTokens]:
-        """See `RunningStep.result`."""
+        """Launch the step here if need be, then wait for its tokens."""
         self.reach(self)
         assert self.launched is not None
         return self.launched.result()
 
     def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
-        """See `RunningStep.prompt_scores`."""
+        """The scores of prompts; nothing before the step was launched."""
         return {} if self.launched is None else self.launched.prompt_scores()
 
 
@@ -293,12 +297,12 @@ class _AwaitedStep:
         self._together, self._launched = together, launched
 
     def result(self) -> Mapping[RequestKey, SampledTokens]:
-        """See `RunningStep.result`."""
+        """Wait for the tokens. If a rank has ended, raises the error that it ended with."""
         with self._together():
             return self._launched.result()
 
     def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
-        """See `RunningStep.prompt_scores`."""
+        """The scores of prompts in this step."""
         return self._launched.prompt_scores()
 
 

@@ -37,7 +37,7 @@ class Meeting(_STORE):  # type: ignore[misc]
         self._own: dict[str, bytes] = {}
 
     def set(self, key: str, value: bytes) -> None:
-        """See `torch.distributed.Store`, as for the others."""
+        """Keep an entry of this rank's, and post it to the others of the group."""
         self._own[key] = bytes(value)
         self._post(Posted(self._group, key, bytes(value)))
 
@@ -51,7 +51,7 @@ class Meeting(_STORE):  # type: ignore[misc]
 
 
 def stage_group(stage: int) -> str:
-    """The ranks of a stage."""
+    """The name of the group of a stage's ranks."""
     return f"stage {stage}"
 
 
@@ -91,7 +91,7 @@ class RankOrders:
         return begin
 
     def meeting(self, group: str) -> Meeting:
-        """The store of a group."""
+        """The store by which the ranks of a group find each other."""
         return Meeting(group, self._post, self._await_posted)
 
     def _post(self, posted: Posted) -> None:

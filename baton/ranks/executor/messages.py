@@ -17,12 +17,14 @@ Setting: TypeAlias = str | int | float | bool
 
 
 class Begin(Message, frozen=True):
-    """Driver: the rank is process `number` of those of `settings`, which are the fields of `EngineSettings`. The ranks
-    of a group know each other by `nonce`. `stage_host`: the address of this machine at which it listens for the others
-    of its stage; `host`: for a stage whose ranks are on another machine. `is_before_afar` and `is_next_afar`: whether
-    the passage from the stage before, and to the next, is without shared memory: it leads there, or from device to
-    device. `fingerprint`: of the driver's checkpoint, ""
-    where the rank reads the same files."""
+    """Driver: the rank is process `number` of those of `settings`, which are the fields of `EngineSettings`.
+
+    The ranks of a group know each other by `nonce`. `stage_host`: the address of this machine at which it listens for
+    the others of its stage; `host`: for a stage whose ranks are on another machine. `is_before_afar` and
+    `is_next_afar`: whether the passage from the stage before, and to the next, is without shared memory. Such a passage
+    leads to another machine, or from device to device. `fingerprint`: of the driver's checkpoint, "" where the rank
+    reads the same files.
+    """
 
     number: int
     settings: dict[str, Setting]
@@ -40,8 +42,8 @@ class Meet(Message, frozen=True):
 
 
 class Posted(Message, frozen=True):
-    """A rank, and the driver to every other rank of the same group: what it posts for those that form this group with
-    it; where it listens, that is."""
+    """A rank, and the driver to every other rank of the same group: an entry for those that form this group with it. It
+    says where the rank listens."""
 
     group: str
     key: str
@@ -49,11 +51,13 @@ class Posted(Message, frozen=True):
 
 
 class UsePool(Message, frozen=True):
-    """Driver: the KV pool has `num_blocks` blocks. A descriptor comes with it, of a file of `num_bytes` bytes. With
-    `num_bytes` 0 each rank has a pool of its own, and two descriptors come instead, of sockets: by the first the rank
-    is told what to receive of other nodes' KV, and by the second what to send. Where passages are shared memory, there
-    come in a later stage the receiver's end and the memory of the passage from the stage before, and in an earlier
-    stage the sender's end and the memory of the passage to the next."""
+    """Driver: the KV pool has `num_blocks` blocks. A descriptor comes with it, of a file of `num_bytes` bytes.
+
+    With `num_bytes` 0 each rank has a pool of its own, and two descriptors of sockets come instead. By the first the
+    rank is told what to receive of other nodes' KV, and by the second what to send. Passages in shared memory have two
+    descriptors each, of one end and of the memory. A later stage gets the receiver's end of the passage from the stage
+    before. An earlier stage gets the sender's end of the passage to the next.
+    """
 
     num_blocks: int
     num_bytes: int
@@ -83,7 +87,7 @@ class Compute(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """Driver: end."""
+    """Driver: the rank has to end."""
 
 
 class Here(Message, frozen=True):
@@ -116,6 +120,6 @@ Report: TypeAlias = Here | Loaded | Room | Ready | Failed
 
 
 class Channel(baton.runtime.channel.Channel[Order | Report | Posted]):
-    """One end of the pair."""
+    """One end of the sockets between the driver and a rank."""
 
     decoder: ClassVar = msgspec.msgpack.Decoder(Order | Report | Posted)

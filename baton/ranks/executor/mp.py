@@ -33,8 +33,8 @@ _MEASURE_S = 600.0
 
 
 class MpExecutor:
-    """See `Executor`. `device`: this rank's; `num_threads`: of each rank; `starter`: starts all but the first;
-    `fingerprint`: of the checkpoint. Raises `DeviceFailed` when the ranks do not come up."""
+    """An engine whose ranks are processes. `device`: this rank's; `num_threads`: of each rank; `starter`: starts all
+    but the first; `fingerprint`: of the checkpoint. Raises `DeviceFailed` when the ranks do not come up."""
 
     def __init__(
         self, settings: EngineSettings, device: Device, num_threads: int, starter: RankStarter, fingerprint: str
@@ -63,20 +63,21 @@ class MpExecutor:
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks that are processes, in their order."""
+        """The process ids of the ranks, in their order."""
         return self.leader.pids
 
     def loaded(self) -> None:
-        """See `Executor.loaded`."""
+        """Wait until all ranks have loaded. Raises `DeviceFailed` after `LOAD_TIMEOUT_S` seconds."""
         self.leader.await_all(Loaded, LOAD_TIMEOUT_S)
 
     def fewest_blocks(self, measure: Callable[[], int]) -> int:
-        """See `Executor.fewest_blocks`."""
+        """The fewest blocks that any rank has room for; this one calls `measure`. Raises `DeviceFailed`."""
         with self.leader.within(_MEASURE_S):
             return self.leader.fewest_blocks(measure(), LOAD_TIMEOUT_S)
 
     def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> None:
-        """See `Executor.share_memory`. Raises `ValueError` for memory that other processes cannot map."""
+        """Map the KV memory into all ranks of this machine, or have each make its own pool. Raises `ValueError` for
+        memory that other processes cannot map."""
         num_bytes = 0 if memory.is_divided else memory.num_blocks * memory.layout.block_bytes
         use = UsePool(memory.num_blocks, num_bytes)
         if memory.descriptor is None and not memory.is_divided:
@@ -111,26 +112,28 @@ class MpExecutor:
     def leading_runner(
         self, arguments: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
     ) -> LeadingRunner:
-        """See `Executor.leading_runner`."""
+        """The runner that leads all ranks through a step."""
         led = Led(self.leader, self.collectives, self._settings, costs)
         return led.runner(arguments, run, num_layers_before, self._incoming)
 
     def take_transfer_ends(self) -> Mapping[Shard, tuple[socket.socket, socket.socket]]:
-        """See `Executor.take_transfer_ends`."""
+        """Two sockets to each other rank, for receiving and for sending. They are handed out once; the caller closes
+        them."""
         taken, self._transfer_ends = self._transfer_ends, {}
         return taken
 
     def ready(self) -> None:
-        """See `Executor.ready`."""
+        """Wait until all ranks are prepared. Raises `DeviceFailed` after `LOAD_TIMEOUT_S` seconds."""
         self.leader.await_all(Ready, LOAD_TIMEOUT_S)
 
     def watched(self, each_round: Callable[[], None]) -> Callable[[], None]:
-        """See `Executor.watched`."""
+        """A round that first makes sure that all ranks live. From now on a call that hangs on a lost rank ends the
+        process."""
         self.leader.end_process_when_lost()
         return partial(_round, self.leader, each_round)
 
     def close(self) -> None:
-        """See `Executor.close`."""
+        """End all other ranks, and close what was opened to them."""
         self.leader.close()
         for ends in self._transfer_ends.values():
             for end in ends:

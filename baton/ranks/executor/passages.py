@@ -18,7 +18,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class Outgoing(Protocol):
         ...
 
     def close(self) -> None:
-        """The receiver learns of it."""
+        """Close this end; the receiver notices."""
         ...
 
 
@@ -51,38 +51,38 @@ class Incoming(Protocol):
 
     @property
     def place(self) -> Tensor | None:
-        """[max_tokens, E], where each stream begins that is received; None: they are in several places."""
+        """The memory [max_tokens, E] in whose begin every stream is received; None: there are several such places."""
         ...
 
     def receive(self, num_tokens: int) -> Tensor:
-        """The residual stream [T, E] of the next step, which is that of `num_tokens` tokens; valid until as many steps
+        """The residual stream [T, E] of the next step, which has `num_tokens` tokens. It is valid until as many steps
         were received as there are stages. Raises `RanksLost`."""
         ...
 
     def close(self) -> None:
-        """The sender learns of it."""
+        """Close this end; the sender notices."""
         ...
 
 
 class DistantOutgoing:
-    """See `Outgoing`: over the world of both ends."""
+    """The sender's end of a passage to another machine, over a world of both ends."""
 
     def __init__(self, pair: World, stream: StreamShape) -> None:
         self._pair, self._most = pair, stream.num_stages
         self._under_way: deque[Callable[[], None]] = deque()
 
     def send(self, stream: Tensor) -> None:
-        """See `Outgoing.send`."""
+        """Begin to send a copy of `stream` [T, E]. Waits only when as many are under way as there are stages."""
         self._under_way.append(self._pair.begin_send(stream.clone(memory_format=torch.contiguous_format)))
         while len(self._under_way) > self._most:
             self._under_way.popleft()()
 
     def close(self) -> None:
-        """See `Outgoing.close`: the connection ends with the process."""
+        """Do nothing: the connection ends with the process."""
 
 
 class DistantIncoming:
-    """See `Incoming`: over the world of both ends."""
+    """The receiver's end of a passage from another machine, over a world of both ends."""
 
     place = None
 
@@ -90,55 +90,55 @@ class DistantIncoming:
         self._pair, self._stream = pair, stream
 
     def receive(self, num_tokens: int) -> Tensor:
-        """See `Incoming.receive`."""
+        """Receive [num_tokens, E] into new memory. Raises `RanksLost`."""
         received = torch.empty(num_tokens, self._stream.hidden_size, dtype=self._stream.dtype)
         self._pair.receive(received)
         return received
 
     def close(self) -> None:
-        """See `Incoming.close`: the connection ends with the process."""
+        """Do nothing: the connection ends with the process."""
 
 
 class DeviceOutgoing:
-    """See `Outgoing`: from device to device, over the world of both ends. The sender is the first of them."""
+    """The sender's end of a passage between two GPUs, over a world in which the sender is first."""
 
     def __init__(self, pair: World) -> None:
         self._pair = pair
 
     def send(self, stream: Tensor) -> None:
-        """See `Outgoing.send`. What is issued next may overwrite the stream."""
+        """Issue the transfer of `stream` [T, E]. Work that is issued later may overwrite the stream."""
         self._pair.from_first(stream.contiguous().view(torch.uint8))  # as bytes: they are only moved
 
     def close(self) -> None:
-        """See `Outgoing.close`: the connection ends with the process."""
+        """Do nothing: the connection ends with the process."""
 
 
 class DeviceIncoming:
-    """See `Incoming`: the other end of `DeviceOutgoing`. A stream is valid until the next one is received."""
+    """The receiver's end of a passage between two GPUs. A stream is valid until the next one is received."""
 
     def __init__(self, pair: World, stream: StreamShape) -> None:
         self._pair = pair
         self.place = torch.zeros(stream.max_tokens, stream.hidden_size, dtype=stream.dtype, device=stream.device)
 
     def receive(self, num_tokens: int) -> Tensor:
-        """See `Incoming.receive`."""
+        """Issue the receipt of [num_tokens, E] into `place`, and return the view."""
         received = self.place[:num_tokens]
         self._pair.from_first(received.view(torch.uint8))
         return received
 
     def close(self) -> None:
-        """See `Incoming.close`: the connection ends with the process."""
+        """Do nothing: the connection ends with the process."""
 
 
 class SharedOutgoing:
-    """See `Outgoing`. `slots`: see `StreamShape`."""
+    """The sender's end of a passage in memory that both ranks map. `slots`: see `StreamShape`."""
 
     def __init__(self, end: socket.socket, slots: Tensor, timeout_s: float = STEP_TIMEOUT_S) -> None:
         self._end, self._slots, self._next = end, slots, 0
         end.settimeout(timeout_s)
 
     def send(self, stream: Tensor) -> None:
-        """See `Outgoing.send`."""
+        """Write `stream` [T, E] into the next slot, and send the number of its tokens. Raises `RanksLost`."""
         self._slots[self._next][: len(stream)].copy_(stream)
         self._next = (self._next + 1) % len(self._slots)
         try:
@@ -147,12 +147,12 @@ class SharedOutgoing:
             raise RanksLost(f"the next stage takes no step: {error}") from None
 
     def close(self) -> None:
-        """See `Outgoing.close`."""
+        """Close the socket, which the receiver notices."""
         self._end.close()
 
 
 class SharedIncoming:
-    """See `Incoming`. `slots`: see `StreamShape`."""
+    """The receiver's end of a passage in memory that both ranks map. `slots`: see `StreamShape`."""
 
     place = None
 
@@ -161,7 +161,8 @@ class SharedIncoming:
         end.settimeout(timeout_s)
 
     def receive(self, num_tokens: int) -> Tensor:
-        """See `Incoming.receive`."""
+        """Wait for the next slot; return its rows [num_tokens, E]. Raises `RanksLost` when another number of tokens
+        comes."""
         try:
             word = self._end.recv(_WORD.size)
         except OSError as error:  # a wait that was too long, too
@@ -173,7 +174,7 @@ class SharedIncoming:
         return slot[:num_tokens]
 
     def close(self) -> None:
-        """See `Incoming.close`."""
+        """Close the socket, which the sender notices."""
         self._end.close()
 
 
@@ -185,8 +186,8 @@ class _Passage:
 
 
 class Passages:
-    """All passages of a node that are shared memory, as its driver opens them: from each rank of `senders` to the rank
-    of the same place in the next stage. Raises `InvalidSetting` where the system has no memory for them."""
+    """All passages of a node that are shared memory, as its driver opens them. Each leads from a rank of `senders` to
+    the rank of the same place in the next stage. Raises `InvalidSetting` where the system has no memory for them."""
 
     def __init__(self, senders: Iterable[Shard], stream: StreamShape) -> None:
         self._stream = stream
@@ -197,7 +198,7 @@ class Passages:
         }
 
     def descriptors_of(self, shard: Shard) -> list[int]:
-        """What `taken_ends` takes, in its order."""
+        """The descriptors for `taken_ends`, in its order."""
         found = []
         if (before := self._from.get((shard.stage - 1, shard.rank))) is not None:
             found += [before.receiver.fileno(), before.memory.descriptor]
@@ -206,7 +207,7 @@ class Passages:
         return found
 
     def incoming(self) -> SharedIncoming:
-        """The end of the driver itself."""
+        """The driver's own end: the stream of the stage before."""
         own = self._from[self._stream.num_stages - 2, 0]
         return SharedIncoming(own.receiver.dup(), self._stream.slots(own.memory.array))
 
@@ -218,9 +219,19 @@ class Passages:
             os.close(passage.memory.descriptor)
 
 
-def taken_ends(
-    shard: Shard, stream: StreamShape, take: Callable[[], int], pairs: Pairs = NO_PAIRS
-) -> tuple[Incoming | None, Outgoing | None]:
+class PassageEnds(NamedTuple):
+    """The ends that a rank has: `incoming` from the stage before, None in the first; `outgoing` to the next stage, None
+    in the last."""
+
+    incoming: Incoming | None = None
+    outgoing: Outgoing | None = None
+
+
+NO_PASSAGES = PassageEnds()
+"""Of a rank in the only stage."""
+
+
+def taken_ends(shard: Shard, stream: StreamShape, take: Callable[[], int], pairs: Pairs = NO_PAIRS) -> PassageEnds:
     """The ends of the passages of a rank that is not the driver. `take`: its next descriptor; `pairs`: those without
     shared memory."""
 
@@ -239,7 +250,7 @@ def taken_ends(
         incoming = SharedIncoming(*end()) if pairs.before is None else incoming_from(pairs.before, stream)
     if not shard.is_last_stage:
         outgoing = SharedOutgoing(*end()) if pairs.next is None else _outgoing_to(pairs.next, stream)
-    return incoming, outgoing
+    return PassageEnds(incoming, outgoing)
 
 
 def incoming_from(pair: World, stream: StreamShape) -> Incoming:

@@ -36,7 +36,7 @@ from baton.engine.models.shard import Shard
 from baton.engine.runner.forward import decoded_pass
 from baton.engine.runner.kv_memory import KvMemory, mapped_kv, own_kv_memory
 from baton.engine.settings import EngineSettings
-from baton.ranks.executor.following import Follower
+from baton.ranks.executor.following import Follower, RankModel
 from baton.ranks.executor.meeting import RankOrders
 from baton.ranks.executor.messages import (
     Begin,
@@ -53,7 +53,7 @@ from baton.ranks.executor.messages import (
     Stop,
     UsePool,
 )
-from baton.ranks.executor.passages import taken_ends
+from baton.ranks.executor.passages import NO_PASSAGES, taken_ends
 from baton.ranks.executor.world import RanksLost, join_pairs, join_stage
 from baton.runtime.channel import ChannelBroken
 from baton.runtime.process import keep_freed_memory
@@ -73,7 +73,8 @@ OnPool: TypeAlias = Callable[[KvMemory, tuple[socket.socket, socket.socket]], No
 
 
 def follow(descriptor: int, on_pool: OnPool) -> int:
-    """Be told over the socket of this descriptor, until that is to stop; the exit status."""
+    """Carry out orders that come over the socket with this descriptor, until one of them is to stop. Returns the exit
+    status."""
     # the driver decides when its ranks end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING)
@@ -118,8 +119,11 @@ def _follow(channel: Channel, on_pool: OnPool) -> None:
 
 
 class OrdersAhead:
-    """Takes orders, at most `count` ahead, while this rank waits for its device. That may wait to hand a step on, for a
-    rank that the driver tells later: so the driver must not wait until this one listens."""
+    """Takes orders, at most `count` ahead, while this rank waits for its device.
+
+    The device may wait to hand a step on to a rank that the driver tells later. So the driver must not wait until this
+    one listens.
+    """
 
     def __init__(self, next_order: NextOrder, count: int) -> None:
         self._next_order = next_order
@@ -127,7 +131,7 @@ class OrdersAhead:
         threading.Thread(target=self._take, name="orders", daemon=True).start()
 
     def next(self) -> Order | Report:
-        """See `RankOrders.next`."""
+        """The next order, which another thread has read. Raises the error at which reading ended."""
         taken = self._taken.get()
         if isinstance(taken, BatonError):
             raise taken
@@ -177,10 +181,10 @@ def _prepared(
         paged, blocks = memory.paged, memory.paged.blocks
         limits = replace(limits, spare_block=memory.spare_block)
     stream = stream_of(basis, model, shard)
-    ends = (None, None) if stream is None else taken_ends(shard, stream, channel.take_descriptor, pairs)
+    ends = NO_PASSAGES if stream is None else taken_ends(shard, stream, channel.take_descriptor, pairs)
     attention = choice.build(paged)
     run = recorded_pass(basis, model, attention) or decoded_pass(model.decoder, attention)
-    follower = Follower(model.decoder, attention, basis.device, limits, run, world, *ends, blocks=blocks)
+    follower = Follower(RankModel(model.decoder, attention, run, blocks), basis.device, limits, world, ends)
     if basis.records_steps:
         follower.record_graphs()
     return follower

@@ -137,7 +137,7 @@ class Ranks:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes, in the order of ranks."""
+        """The process ids, in the order of ranks."""
         return [rank.process.pid for rank in self._ranks]
 
     def meeting(self, group: str) -> Meeting:
@@ -156,17 +156,17 @@ class Ranks:
             raise RankFailed(f"did not {_AWAITED[kind]} within {timeout_s:g} s: {', '.join(names)}")
 
     def fewest_blocks(self, num_blocks: int, timeout_s: float) -> int:
-        """See `Executor.fewest_blocks`. Raises as `await_all`."""
+        """The least of `num_blocks` and what every other rank has reported. Raises as `await_all`."""
         self.await_all(Room, timeout_s)
         rooms = self._reported[Room].values()
         return min(num_blocks, *(room.num_blocks for room in rooms if isinstance(room, Room)))
 
     def tell_ahead(self, order: Order) -> None:
-        """See `Leader.tell_ahead`. Raises `RankFailed`."""
+        """Send an order to all ranks of the stages before the last one. Raises `RankFailed`."""
         self._tell([rank for rank in self._ranks if not rank.shard.is_last_stage], order)
 
     def tell(self, order: Order) -> None:
-        """See `Leader.tell`. Raises `RankFailed`."""
+        """Send an order to all other ranks of the last stage. Raises `RankFailed`."""
         self._tell([rank for rank in self._ranks if rank.shard.is_last_stage], order)
 
     def hand_out(self, order: Order, descriptors_of: Callable[[Shard, StartedRank], Sequence[int]]) -> None:
@@ -176,7 +176,8 @@ class Ranks:
 
     @contextlib.contextmanager
     def within(self, limit_s: float) -> Iterator[None]:
-        """See `Leader.within`."""
+        """A context for calls with the ranks. Past `limit_s` seconds they are all ended. Raises `RankFailed` at its end
+        when one has ended."""
         self._call = _Call(limit_s)
         try:
             yield
@@ -198,7 +199,8 @@ class Ranks:
         self._ends_process = True
 
     def reason_of(self, error: Exception) -> RankFailed:
-        """What ended the ranks, after a call with them has failed; `error`, when all of them seem to live."""
+        """The error that ended the ranks, after a call with them has failed; from `error`, when all of them seem to
+        live."""
         with self._news:
             self._news.wait_for(lambda: self._failure, _REASON_S)
         return RankFailed(self._failure or f"the ranks of this node cannot go on: {error}")

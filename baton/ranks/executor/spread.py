@@ -13,10 +13,12 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One that ranks are on. `number`: 0 for the driver's; `host`: the address at which its ranks listen for those of
-    other machines. `model` and `num_threads`: its path of the checkpoint and the threads of each of its ranks, where
-    these are not the driver's; None and 0: they are. `trusts_remote_code`: whether its ranks may run code that comes
-    with the checkpoint."""
+    """A machine that ranks are on.
+
+    `number`: 0 for the driver's; `host`: the address at which its ranks listen for those of other machines. `model` and
+    `num_threads`: its path of the checkpoint and the threads of each of its ranks, where these are not the driver's;
+    else None and 0. `trusts_remote_code`: whether its ranks may run code that comes with the checkpoint.
+    """
 
     number: int = 0
     host: str = LOOPBACK
@@ -35,7 +37,8 @@ class Spread:
     on_devices: bool = False
 
     def stage_host(self, number: int) -> str:
-        """Where a rank listens for the others of its stage: on loopback when all of them are on one machine."""
+        """The address at which a rank listens for the others of its stage: loopback when all of them are on one
+        machine."""
         stage = self.shards[number].stage
         of_stage = {
             machine.number for machine, shard in zip(self.machines, self.shards, strict=True) if shard.stage == stage
@@ -49,7 +52,7 @@ class Spread:
         return not shard.is_first_stage and self._is_afar(number, shard.stage - 1)
 
     def is_next_afar(self, number: int) -> bool:
-        """The same of the passage to the next stage."""
+        """Whether the passage to the next stage leads to memory that cannot be shared. See `is_before_afar`."""
         shard = self.shards[number]
         return not shard.is_last_stage and self._is_afar(number, shard.stage + 1)
 

@@ -36,24 +36,24 @@ class StartedRank(Protocol):
 
     @property
     def standing(self) -> str:
-        """In which way it stands still ("is stopped"), as far as anybody tells; "" for one that seems to run."""
+        """How the rank stands still ("is stopped"), as far as anybody tells; "" for one that seems to run."""
         ...
 
     def transfer_ends(self) -> tuple[tuple[socket.socket, socket.socket], Sequence[socket.socket]]:
-        """The driver's ends of the lines by which it is told what to receive and what to send, and the rank's ends,
-        where these have to be sent to it."""
+        """The driver's ends of two lines, by which the rank is told what to receive and what to send. Then the rank's
+        ends, where these have to be sent to it."""
         ...
 
     def kill(self) -> None:
-        """End it; returns at once."""
+        """Kill the rank; returns at once."""
         ...
 
     def wait(self, timeout_s: float) -> str:
-        """How it has ended, "" when it has not within `timeout_s`."""
+        """How the rank has ended, for a message; "" when it has not within `timeout_s` seconds."""
         ...
 
     def end(self) -> None:
-        """Kill it, and wait until nothing of it is left; bounded."""
+        """Kill the rank, and wait until nothing of it is left. The wait is bounded."""
         ...
 
 
@@ -69,14 +69,14 @@ class RankStarter(Protocol):
 
 
 class LocalRanks:
-    """See `RankStarter`: processes of this machine. `module`: their program where they have pools of their own."""
+    """Starts ranks as processes of this machine. `module`: their program where they have pools of their own."""
 
     def __init__(self, module: str = RANK_MODULE, here: Machine = HERE) -> None:
         self.here = here
         self._module = module
 
     def start(self, settings: EngineSettings) -> Sequence[LocalRank]:
-        """See `RankStarter.start`."""
+        """Start all ranks but the driver. Raises `InvalidSetting` where they should be on several machines."""
         if settings.rank_machines > 1:
             raise InvalidSetting("--rank-machines: only nodes have ranks on several machines")
         return self.start_some(settings, settings.num_ranks - 1)
@@ -97,7 +97,7 @@ class LocalRanks:
 
 
 class LocalRank:
-    """See `StartedRank`: a process of `module` on this machine. Raises `OSError` when it cannot be started."""
+    """A rank that runs `module` in a process of this machine. Raises `OSError` when it cannot be started."""
 
     def __init__(self, module: str, machine: Machine) -> None:
         self.machine = machine
@@ -112,7 +112,7 @@ class LocalRank:
 
     @property
     def standing(self) -> str:
-        """See `StartedRank`, as for the others."""
+        """Why the rank stands still, for a message; "" when it does not."""
         return STOPPED if is_stopped(self.pid) else ""
 
     def transfer_ends(self) -> tuple[tuple[socket.socket, socket.socket], Sequence[socket.socket]]:

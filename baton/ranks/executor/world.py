@@ -54,9 +54,9 @@ class RanksLost(DeviceFailed):
 
 
 class World:
-    """See `Collectives`, for tensors on `device`. Blocks until all ranks are there. Raises `RanksLost`, and
-    `InvalidSetting` when this torch lacks the backend. `host`: the address at which this rank listens; `records`:
-    whether calls may be recorded, which takes some more time when they are not."""
+    """The calls among the ranks of a stage, for tensors on `device`. Blocks until all ranks are there. `host`: the
+    address at which this rank listens; `records`: whether calls may be recorded, which takes some more time when they
+    are not. Raises `RanksLost`, and `InvalidSetting` when this torch lacks the backend."""
 
     def __init__(
         self,
@@ -80,8 +80,10 @@ class World:
         self._recognise(nonce, device)
 
     def add_up(self, summand: Tensor) -> Tensor:
-        """See `Collectives.add_up`. With gloo a small sum is fastest when everybody gets all summands and adds them
-        up."""
+        """The sum of all ranks, in place.
+
+        With gloo a small sum is fastest when everybody gets all summands and adds them up.
+        """
         if self._on_gpu or (summand.nbytes > _SMALL_BYTES and self._shard.size == 2):  # two have no order
             self._finish(lambda: self._group.allreduce([summand], self._options.sum))
             return summand
@@ -106,7 +108,7 @@ class World:
         return summand
 
     def side_by_side(self, share: Tensor) -> Tensor:
-        """See `Collectives.side_by_side`."""
+        """[N, R * W], gathered on the first rank; `share` [N, W] itself on the others."""
         if self._shard.rank > 0:
             self._finish(lambda: self._group.gather([], [share], self._options.to_first))
             return share
@@ -115,17 +117,17 @@ class World:
         return torch.cat(shares, dim=1)
 
     def from_first(self, values: Tensor) -> None:
-        """See `Collectives.from_first`."""
+        """Broadcast `values` of the first rank to all, in place."""
         self._finish(lambda: self._group.broadcast([values], self._options.from_first))
 
     def begin_send(self, tensor: Tensor) -> Callable[[], None]:
-        """Of a pair: begin to send a contiguous tensor to the second. What is returned waits until it is read no more;
-        both raise `RanksLost`."""
+        """In a pair, begin to send a contiguous tensor to the second. Returns a function that waits until it is read no
+        more; both raise `RanksLost`."""
         work = self._call(lambda: self._group.send([tensor], 1, 0))
         return partial(self._call, lambda: work.wait())
 
     def receive(self, into: Tensor) -> None:
-        """Of a pair: wait for what the first sends next. Raises `RanksLost`."""
+        """In a pair, wait for what the first sends next. Raises `RanksLost`."""
         self._finish(lambda: self._group.recv([into], 0, 0))
 
     def abort(self) -> None:
@@ -251,7 +253,7 @@ def join_pairs(
     is_before_afar: bool,
     is_next_afar: bool,
 ) -> Pairs:
-    """Find the other ends. Raises as `World`."""
+    """Find the other ends of this rank's passages that are worlds of two. Raises as `World`."""
 
     def joined(place: int, stage: int) -> World:
         meeting = meeting_of(passage_group(stage, shard.rank))

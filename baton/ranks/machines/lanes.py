@@ -52,12 +52,12 @@ class Lanes:
         self._by_descriptor[end.fileno()] = key
 
     def register(self, poller: zmq.Poller) -> None:
-        """Have all ends polled."""
+        """Register all local ends with `poller`."""
         for lane in self._lanes.values():
             poller.register(lane.end.fileno(), zmq.POLLIN | (zmq.POLLOUT if lane.backlog else 0))
 
     def serve(self, events: Sequence[tuple[object, int]]) -> list[Key]:
-        """Carry what was polled. The lanes whose local end was closed, whoever has closed it."""
+        """Carry bytes of the ends that were polled. Returns the lanes whose local end was closed, by whoever."""
         closed: list[Key] = []
         for source, event in events:
             key = self._by_descriptor.get(source) if isinstance(source, int) else None
@@ -82,14 +82,14 @@ class Lanes:
         self._flush(key)
 
     def finish(self, key: Key) -> None:
-        """Nothing more comes over the link for this lane: close it when the rest is taken."""
+        """Close a lane when the rest of it is taken: nothing more comes for it over the link."""
         lane = self._lanes.get(key)
         if lane is not None:
             lane.is_over = True
             self._flush(key)
 
     def close(self, key: Key) -> None:
-        """Close the local end."""
+        """Close the local end of one lane."""
         lane = self._lanes.pop(key, None)
         if lane is not None:
             del self._by_descriptor[lane.end.fileno()]

@@ -55,7 +55,7 @@ class TurnAway:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Either: bytes of a lane."""
+    """Driver or machine: bytes of a lane."""
 
     epoch: U64
     number: Number
@@ -65,7 +65,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Either: nothing more comes by this lane."""
+    """Driver or machine: nothing more comes by this lane."""
 
     epoch: U64
     number: Number
@@ -83,7 +83,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Either, every `BEAT_S`: it lives. `stopped`: the machine's ranks that are stopped."""
+    """Driver or machine, every `BEAT_S` seconds: it lives. `stopped`: the machine's ranks that are stopped."""
 
     epoch: U64
     stopped: _Numbers
@@ -99,7 +99,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Driver: it ends."""
+    """Driver: its life ends, and with it that of all ranks."""
 
     epoch: U64
 

@@ -56,14 +56,15 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 @dataclass(slots=True)
 class Stop:
-    """What was asked of this program. `by_s`: when it is to end at the latest."""
+    """A request to end this program, by `by_s` at the latest."""
 
     is_asked: bool = False
     by_s: float = 0.0
 
 
 class RankHost:
-    """See the module. `address`: of the driver; `cluster_key`: the file of the deployment's key, or ""."""
+    """Runs ranks of a node on this machine, for a driver elsewhere. `address`: of the driver; `cluster_key`: the file
+    of the deployment's key, or ""."""
 
     def __init__(
         self, offer: Offer, cluster_key: str, address: str, context: Context, link_settings: links.LinkSettings

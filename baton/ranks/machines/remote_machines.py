@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class DistantRank:
-    """See `StartedRank`: a process of another machine. `is_stopped`, `silent_s`: as that machine says, and for how long
+    """A rank in a process of another machine. `is_stopped` is what that machine says; `silent_s`: for how many seconds
     it has said nothing."""
 
     pid = 0
@@ -83,13 +83,13 @@ class DistantRank:
 
     @property
     def standing(self) -> str:
-        """See `StartedRank`, as for the others."""
+        """Why the rank stands still, for a message; "" when it does not."""
         if self.is_stopped:
             return STOPPED
         return f"has not been heard for {self.silent_s:.0f} s" if self.silent_s > _FRESH_S else ""
 
     def transfer_ends(self) -> tuple[tuple[socket.socket, socket.socket], Sequence[socket.socket]]:
-        """Its own ends lie on its machine."""
+        """The driver's ends of the lines. The rank's own ends lie on its machine."""
         self._has_given_ends = True
         return self._transfer_ends, ()
 
@@ -112,7 +112,7 @@ class DistantRank:
                 end.close()
 
     def note_end(self, how: str) -> None:
-        """It has ended so; the first word counts."""
+        """Note how the rank has ended; only the first call counts."""
         if not self._has_ended.is_set():
             self._how = how
             self._has_ended.set()
@@ -138,8 +138,8 @@ class _Offered:
 
 
 class RankMachines:
-    """See `RankStarter`: ranks on `count` machines, this one among them, for one life of a driver. `local`: starts
-    those of this machine. Listens on `host`:`port`; raises `InvalidSetting` when that cannot be."""
+    """Starts ranks on `count` machines, this one among them, for one life of a driver. `local` starts those of this
+    machine. Listens on `host`:`port`; raises `InvalidSetting` when that cannot be."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class RankMachines:
         self._thread = threading.Thread(target=self._serve, name="rank machines", daemon=True)
 
     def start(self, settings: EngineSettings) -> Sequence[StartedRank]:
-        """See `RankStarter.start`. Waits until all machines are there."""
+        """Start the ranks of this machine, and those of the others once they are all there. Raises `RankFailed`."""
         here = settings.num_ranks_here
         offers = self._await_offers(self._count - 1, range(here, settings.num_ranks))
         local = self._local.start_some(settings, here - 1)

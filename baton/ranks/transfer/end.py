@@ -73,10 +73,10 @@ class _Outgoing:
 
 
 class RankEnd:
-    """See the module. Driven by one thread: `take` orders, `work`, and hand on the `reports`.
+    """One rank's part in its node's handoffs. Driven by one thread: `take` orders, `work`, and hand on the `reports`.
 
-    `look` has orders taken that have come, or come soon: blocks may arrive from a peer that the driver has told of a
-    grant while the order to expect them is on its way, or waits to be read.
+    `look` takes orders that have come, or come soon. Blocks may arrive before the order to expect them was read,
+    because their sender was told of the grant at the same time.
     """
 
     def __init__(self, own: RankPool, network: Network, look: Look | None = None) -> None:
@@ -104,7 +104,7 @@ class RankEnd:
         return list(dict.fromkeys([*sending, *agent, *receiving]))
 
     def take(self, order: Order) -> None:
-        """Carry out an order."""
+        """Carry out an order of the driver."""
         match order:
             case Listen():
                 self._listen(order)
@@ -141,7 +141,7 @@ class RankEnd:
             self._send(outgoing)
 
     def close(self) -> None:
-        """Close its sockets."""
+        """Close this rank's sockets."""
         for outgoing in self._outgoing.values():
             _close(outgoing)
         for intake in self._intakes.values():
@@ -150,7 +150,7 @@ class RankEnd:
             self._nixl.close()
 
     def enter(self) -> None:
-        """See `KvPool.enter`."""
+        """Make the calling thread the one that uses this rank's pool."""
         self._own.pool.enter()
 
     def _report_totals(self) -> None:

@@ -16,7 +16,7 @@ from baton.wire.request_key import RequestKey
 
 
 class Intake:
-    """See the module."""
+    """The blocks that a rank receives by one transport."""
 
     def __init__(self, transport: str, receiver: PartReceiver) -> None:
         self._transport, self._receiver = transport, receiver
@@ -25,16 +25,16 @@ class Intake:
         self._told: Endpoint | None = None
 
     def wait_on(self) -> Sequence[Any]:
-        """See `Receiver.wait_on`."""
+        """Sockets that are readable when there is something to receive."""
         return self._receiver.wait_on()
 
     def expect(self, order: Expect) -> None:
-        """Accept blocks."""
+        """Accept these blocks of a handoff from now on."""
         self._expected[order.key] = order.number
         self._receiver.expect(order.key, order.block_ids, order.generations)
 
     def forget(self, key: RequestKey) -> Report:
-        """Accept nothing more."""
+        """Accept nothing more for this handoff. Returns the report of that."""
         self._expected.pop(key, None)
         self._receiver.forget(key)
         return Forgotten(self._transport, key)

@@ -27,8 +27,8 @@ Handler = Callable[[KvShard, Any], None]
 
 
 class RankLines:
-    """See the module. `own`: the driver's end; `sockets`: to the other ranks, that are told `begin` first. Raises
-    `ChannelBroken`."""
+    """The lines of one transfer thread to all ranks. `own`: the driver's end; `sockets`: to the other ranks, which are
+    told `begin` first. Raises `ChannelBroken`."""
 
     def __init__(
         self, own: RankEnd, own_shard: KvShard, sockets: Mapping[KvShard, socket.socket], begin: Begin
@@ -69,7 +69,7 @@ class RankLines:
         select.select(list(self._channels.values()), [], [], timeout_s)
 
     def wait_on(self) -> Sequence[Any]:
-        """What is readable when `round` has something to do."""
+        """Sockets that are readable when `round` has something to do."""
         return [*self._channels.values(), *self._own.wait_on()]
 
     def close(self) -> None:

@@ -104,8 +104,8 @@ class AddUp(Message, frozen=True):
 
 
 class Listening(Message, frozen=True):
-    """Rank: this is its endpoint of a transport from now on, which can be offered if it `is_ready`. What went by an
-    earlier one has ended."""
+    """Rank: this is its endpoint of a transport from now on, which can be offered if it `is_ready`. Nothing comes by an
+    earlier one any more."""
 
     transport: str
     endpoint: RankEndpoint
@@ -167,6 +167,6 @@ Report: TypeAlias = Prepared | Listening | Arrived | Forgotten | Taken | Read | 
 
 
 class TransferChannel(Channel[Order | Report]):
-    """One end of the pair."""
+    """One end of the sockets between a driver's transfer thread and a rank."""
 
     decoder: ClassVar = msgspec.msgpack.Decoder(Order | Report)

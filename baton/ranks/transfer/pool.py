@@ -22,18 +22,18 @@ _GLANCE_S = 0.001
 
 
 class RanksPool:
-    """See `HashedPool`."""
+    """The blocks of the whole model, of which each rank has its part. Only their checksums can be had here."""
 
     def __init__(self, lines: RankLines, layout: KvLayout) -> None:
         self.block_bytes = layout.block_bytes
         self._lines, self._layout = lines, layout
 
     def enter(self) -> None:
-        """See `KvPool.enter`."""
+        """Make the calling thread the one that uses the driver's own part of the pool."""
         self._lines.enter()
 
     def checksums(self, kind: str) -> Checksums:
-        """See `KvPool.checksums`."""
+        """Checksums that are added up over all ranks. Raises `ValueError` for other kinds than `DOT64` and `NONE`."""
         if kind == NONE:
             return NoChecksums()
         if kind != DOT64:
@@ -42,7 +42,7 @@ class RanksPool:
 
 
 class _RankChecksums:
-    """See `Checksums`."""
+    """Has every rank add up its words of blocks, and combines the sums."""
 
     max_blocks = _MAX_BLOCKS
 
@@ -54,7 +54,7 @@ class _RankChecksums:
         lines.hear(Totals, self._on_totals)
 
     def begin(self, block_ids: Sequence[int]) -> Pending:
-        """See `Checksums.begin`."""
+        """Ask all ranks for the sums of these blocks."""
         number = next(self._numbers)
         sums = self._asked[number] = _Sums(self._lines, self._whole, len(block_ids))
         self._lines.tell(AddUp(number, tuple(block_ids)))
@@ -72,7 +72,7 @@ class _RankChecksums:
 
 
 class _Sums:
-    """See `Pending`."""
+    """Sums of blocks that the ranks are asked for."""
 
     def __init__(self, lines: RankLines, whole: WholeChecksums, num_blocks: int) -> None:
         self.totals: dict[KvShard, Sequence[int]] = {}
@@ -85,7 +85,8 @@ class _Sums:
         return len(self.totals) == self._num_ranks
 
     def take(self) -> Sequence[int] | None:
-        """See `Pending.take`. Waits a moment: who asks has nothing else to do, and would ask again at once."""
+        """A checksum for each block, or None while a rank has not answered. Waits a moment: the caller has nothing else
+        to do, and would ask again at once."""
         self._lines.round()
         if not self.is_complete:
             self._lines.wait(_GLANCE_S)

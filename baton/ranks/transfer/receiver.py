@@ -45,8 +45,8 @@ class _Expected:
 
 
 class RanksReceiver:
-    """See `Receiver`, for one transport. Counts what ranks receive in `counters`. `is_device`: their pools are on
-    devices. `open_ranks_receivers` makes it."""
+    """A transport's receivers at all ranks, as one. `counters` counts what ranks receive; `is_device`: their pools are
+    on devices. `open_ranks_receivers` makes it."""
 
     is_silent = False
 
@@ -73,44 +73,44 @@ class RanksReceiver:
 
     @property
     def is_ready(self) -> bool:
-        """See `Receiver.is_ready`."""
+        """Whether all ranks listen, and none is being fenced."""
         return bool(self._offered) and not self._is_fencing
 
     @property
     def endpoint(self) -> Endpoint:
-        """Those of all ranks; without details while one of them starts again."""
+        """The endpoints of all ranks, as one; without details while one of them starts again."""
         return self._endpoint
 
     def wait_on(self) -> Sequence[Any]:
-        """See `Receiver.wait_on`."""
+        """The sockets of the lines to all ranks."""
         return self._lines.wait_on()
 
     def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """See `Receiver.expect`."""
+        """Tell all ranks to accept these blocks."""
         expected = self._expected[key] = _Expected(next(self._numbers))
         self._lines.tell(Expect(self._transport, expected.number, key, tuple(block_ids), tuple(generations)))
 
     def forget(self, key: RequestKey) -> None:
-        """See `Receiver.forget`."""
+        """Tell all ranks to accept nothing more; until all have confirmed it, blocks may still be written."""
         if self._expected.pop(key, None) is not None:
             self._forgetting[key] = set(self._shards)
             self._lines.tell(Forget(self._transport, key))
 
     def is_writing(self, key: RequestKey) -> bool:
-        """See `Receiver.is_writing`."""
+        """Whether a rank has not confirmed yet that it forgot this handoff."""
         return key in self._forgetting
 
     def poll(self) -> None:
-        """See `Receiver.poll`. Raises `ChannelBroken` when a rank is gone."""
+        """Take what ranks report. Raises `ChannelBroken` when a rank is gone."""
         self._lines.round()
 
     def take_arrivals(self) -> Sequence[BlocksArrived]:
-        """See `Receiver.take_arrivals`."""
+        """Blocks that have arrived at all ranks since the last call."""
         news, self._news = self._news, []
         return [each for each in news if each.key in self._expected]
 
     def fence(self) -> bool:
-        """See `Receiver.fence`. Where peers write, this begins it, once; that it is done shows in the endpoint."""
+        """Begin to fence all ranks, once, where peers write by themselves. The endpoint changes when it is done."""
         if self.write_proof is WriteProof.OWN_HANDS:
             return True
         if self._is_fencing or not self._offered:
@@ -120,7 +120,7 @@ class RanksReceiver:
         return True
 
     def close(self) -> None:
-        """Nothing: who opened the lines closes them."""
+        """Do nothing: who opened the lines closes them."""
 
     def on_listening(self, shard: KvShard, listening: Listening) -> None:
         """A rank has an endpoint, the first or another one."""
@@ -141,7 +141,7 @@ class RanksReceiver:
             self._endpoint = Endpoint(self._transport, "", RANK_ENDPOINTS.encode(ranks))
 
     def on_arrived(self, shard: KvShard, arrived: Arrived) -> None:
-        """A rank has its bytes of some blocks."""
+        """Note that a rank has its bytes of some blocks."""
         self._counters.num_part_bytes += arrived.num_bytes
         expected = self._expected.get(arrived.key)
         if expected is None or expected.number != arrived.number:

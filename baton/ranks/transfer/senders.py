@@ -29,7 +29,7 @@ _PIECE_BYTES = {"nixl": 2**24}
 
 
 class RanksSender:
-    """See `Sender`. `number`: by which ranks know it."""
+    """A sender at each rank towards one receiver, as one. Ranks know it by `number`."""
 
     is_silent = False
     pushes_parts = False
@@ -48,7 +48,7 @@ class RanksSender:
         self._is_closed = False
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
-        """See `Sender.push`."""
+        """Tell all ranks to push these blocks. False while a rank has `_MAX_TOLD` pushes that it has not taken."""
         self._lines.round()
         self.poll()
         if not moves:
@@ -63,24 +63,24 @@ class RanksSender:
         return True
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
-        """Not here: see `pushes_parts`."""
+        """Raise `NotImplementedError`: see `pushes_parts`."""
         raise NotImplementedError
 
     def poll(self) -> None:
-        """See `Sender.poll`."""
+        """Raise `TransferFailed` if a rank has reported that its sender failed."""
         if self.failure:
             raise TransferFailed(self.failure)
 
     def wait_on(self) -> Sequence[Any]:
-        """Nothing: see `RanksSenders.wait_on`."""
+        """No sockets: those of `RanksSenders.wait_on` are readable when a rank has something to say."""
         return ()
 
     def is_reading(self, key: RequestKey) -> bool:
-        """See `Sender.is_reading`."""
+        """Whether a rank may still read blocks of this handoff."""
         return self._unread[key] > 0
 
     def close(self) -> None:
-        """See `Sender.close`."""
+        """Tell all ranks to end this sender."""
         if not self._is_closed:
             self._is_closed = True
             self._lines.tell(EndSender(self._number))
@@ -91,7 +91,7 @@ class RanksSender:
         return self._is_closed and not +self._unread
 
     def note_taken(self, shard: KvShard) -> None:
-        """A rank takes another push."""
+        """Note that a rank has taken one more push."""
         self._untaken[shard] -= 1
 
     def note_read(self, read: Read) -> None:
@@ -103,9 +103,11 @@ class RanksSender:
 
 
 class RanksSenders:
-    """See `SenderOpener`. Counts what ranks send in `counters`. `are_mapping`: by nixl they may map the pool of a peer
-    on their host, as devices do; only the end of each of them proves then that nothing is written any more, so the peer
-    is told of all."""
+    """Opens senders that are made of one at every rank. `counters` counts what ranks send.
+
+    With `are_mapping`, nixl at the ranks may map the pool of a peer on their host, as devices do. Only the end of every
+    such process proves then that nothing is written any more, so the peer is told of all of them.
+    """
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class RanksSenders:
         lines.tell(Prepare(tuple(transports)))
 
     def open(self, hello: PeerHello) -> tuple[str, Sender]:
-        """See `SenderOpener.open`. Raises `Refused` and `Starting`."""
+        """Open a sender by the first transport of the peer's offer that ranks have. Raises `Refused` and `Starting`."""
         reasons = []
         for endpoint in hello.endpoints:
             name = endpoint.transport
@@ -155,13 +157,13 @@ class RanksSenders:
         return sender
 
     def poll(self) -> None:
-        """See `SenderOpener.poll`. Raises `ChannelBroken` when a rank is gone."""
+        """Take what ranks report, and drop senders that are over. Raises `ChannelBroken` when a rank is gone."""
         self._lines.round()
         for number in [number for number, sender in self._senders.items() if sender.is_over]:
             del self._senders[number]
 
     def wait_on(self) -> Sequence[Any]:
-        """See `SenderOpener.wait_on`."""
+        """The sockets of the lines to all ranks."""
         return self._lines.wait_on()
 
     def _on_prepared(self, shard: KvShard, prepared: Prepared) -> None:

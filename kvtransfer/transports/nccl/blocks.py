@@ -26,8 +26,8 @@ _MAX_PIECE_BLOCKS = 1_024
 def pool_tensor(blocks: Blocks | torch.Tensor) -> torch.Tensor:
     """A pool as [num_blocks, block_bytes] uint8 tensor over the same memory.
 
-    The one place where memory of a GPU comes in: a contiguous CUDA tensor of that shape is taken as it is, and its
-    device makes the pair's backend NCCL.
+    This is the one place where memory of a GPU comes in. A contiguous CUDA tensor of that shape is taken as it is, and
+    its device makes the pair's backend NCCL.
     """
     return torch.from_numpy(blocks) if isinstance(blocks, np.ndarray) else blocks
 
@@ -62,7 +62,7 @@ def gather_indexed(slot: torch.Tensor, pool: torch.Tensor, sources: Sequence[int
 
 
 def scatter_indexed(pool: torch.Tensor, targets: Sequence[int], slot: torch.Tensor) -> None:
-    """`scatter` in one operation."""
+    """Copy the first blocks of a slot into the pool, as `scatter` does, in one operation of the device."""
     indices = torch.tensor(targets, dtype=torch.int64, device=pool.device)
     _wide(pool).index_copy_(0, indices, _wide(slot)[: len(targets)])
 

@@ -56,12 +56,11 @@ def backend_of(device: torch.device) -> str:
 class PairStore(Store):
     """The store of one group: each side keeps every entry and tells the other what it sets.
 
-    What gloo and NCCL need for two ranks that send and receive: set, get, check and wait (NCCL: one key, with the id of
-    the communicator). The rest of torch's interface says that it is not there.
-
-    `tell(key, value)` sends an entry to the peer, `hear(timeout_s)` returns the peer's next one or raises
-    `TimeoutError`. Both are called by the thread that made the store only: threads of a backend may use the store too,
-    but what they set stays here. An entry is set once; whatever comes for the same key later is dropped.
+    It has what gloo and NCCL need for two ranks that send and receive: set, get, check and wait (NCCL: one key, with
+    the id of the communicator). The rest of torch's interface says that it is not there. `tell(key, value)` sends an
+    entry to the peer; `hear(timeout_s)` returns the peer's next one or raises `TimeoutError`. Both are called by the
+    thread that made the store only. Threads of a backend may use the store too, but their entries stay here. An entry
+    is set once; later ones of the same key are dropped.
     """
 
     def __init__(
@@ -76,27 +75,28 @@ class PairStore(Store):
 
     @property
     def remaining_s(self) -> float:
-        """What is left of the time in which the group must stand."""
+        """The seconds that are left until the group must stand."""
         return max(0.001, self._deadline_s - time.monotonic())
 
     def set(self, key: str, value: str | bytes) -> None:
-        """See `torch.distributed.Store.set`."""
+        """Keep an entry, the first of its key, and tell the peer of it if this is the owner's thread."""
         entry = value.encode() if isinstance(value, str) else bytes(value)
         self._entries.setdefault(key, entry)
         if threading.get_ident() == self._owner:
             self._tell(key, entry)
 
     def get(self, key: str) -> bytes:
-        """See `torch.distributed.Store.get`. Raises `TimeoutError`."""
+        """The entry of `key`, waited for. Raises `TimeoutError`."""
         self.wait([key])
         return self._entries[key]
 
     def check(self, keys: list[str]) -> bool:
-        """See `torch.distributed.Store.check`."""
+        """Whether all entries are here."""
         return all(key in self._entries for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all `keys` are there. Raises `TimeoutError` at the store's own deadline, whatever `timeout` says."""
+        """Wait until all `keys` are there. Raises `TimeoutError` at the store's own deadline, whatever `timeout`
+        says."""
         while not self.check(keys):
             if threading.get_ident() != self._owner or time.monotonic() >= self._deadline_s:
                 raise TimeoutError("the peer did not form the group in time")
@@ -106,21 +106,21 @@ class PairStore(Store):
             self._entries.setdefault(key, value)
 
     def add(self, key: str, amount: int) -> int:
-        """See `torch.distributed.Store.add`. Raises `TransferFailed`: two sides cannot count together here."""
+        """Raise `TransferFailed`: two sides cannot count together here."""
         raise TransferFailed(f"the backend wants to count in {key!r:.64}, which the store of a pair does not do")
 
     def delete_key(self, key: str) -> bool:
-        """See `torch.distributed.Store.delete_key`: an entry is set once, and stays."""
+        """False: an entry is set once, and stays."""
         return False
 
     def num_keys(self) -> int:
-        """See `torch.distributed.Store.num_keys`."""
+        """The number of entries that are here."""
         return len(self._entries)
 
     deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815 the names that torch's native side calls
 
     def clone(self) -> PairStore:
-        """See `torch.distributed.Store.clone`: there is only one connection to share."""
+        """The store itself: there is only one connection to share."""
         return self
 
 

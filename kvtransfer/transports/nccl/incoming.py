@@ -43,13 +43,13 @@ class IncomingPair:
         self._thread = begin_thread(self._run, "kv-pair-in", pool.device)
 
     def stop(self) -> None:
-        """Receive nothing more."""
+        """Receive nothing more, and end the pair's thread."""
         self.line.stop()
         self.free_slots.put(None)  # whoever waits for a slot gets none
 
     @property
     def is_over(self) -> bool:
-        """Whether its thread has ended."""
+        """Whether the pair's thread has ended."""
         return not self._thread.is_alive()
 
     def _tell(self, item: Any) -> None:

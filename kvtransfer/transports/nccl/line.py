@@ -33,7 +33,7 @@ class Stopped(Exception):
 
 
 class Line:
-    """From the transfer thread, which owns the sockets, to the thread of one pair, which may wait."""
+    """The items that the transfer thread, which owns the sockets, gives to the thread of one pair, which may wait."""
 
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -41,11 +41,11 @@ class Line:
         self._is_stopped = False
 
     def put(self, item: Any) -> None:
-        """By the transfer thread."""
+        """Add an item. Called by the transfer thread."""
         self._items.put(item)
 
     def stop(self) -> None:
-        """By the transfer thread: whatever is still in the line is dropped."""
+        """End the line; items that are still in it are dropped. Called by the transfer thread."""
         self._is_stopped = True
         self._items.put(None)
 
@@ -66,7 +66,8 @@ class Line:
         return item
 
     def take_entry(self, timeout_s: float) -> tuple[str, bytes]:
-        """The next `StoreEntry`; what else comes waits until the group stands. Raises `Stopped`, `TimeoutError`."""
+        """The next `StoreEntry`; other items wait until the group stands. Raises `Stopped`, and `TimeoutError` after
+        `timeout_s` seconds."""
         deadline_s = time.monotonic() + timeout_s
         early: list[Any] = []
         try:
@@ -83,7 +84,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class FromPair:
-    """From the thread of a pair to the transfer thread: a message to send, or news."""
+    """An item that the thread of a pair gives to the transfer thread: a message to send, or news."""
 
     connection: bytes
     item: Any

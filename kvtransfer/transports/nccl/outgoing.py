@@ -66,7 +66,7 @@ class OutgoingPair:
         begin_thread(self._run, "kv-pair-out", pool.device)
 
     def give(self, piece: Piece) -> None:
-        """Send this next."""
+        """Send this item next."""
         with self._lock:
             self._ungathered[piece.key] += 1
         self.line.put(piece)

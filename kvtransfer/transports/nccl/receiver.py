@@ -73,7 +73,7 @@ class NcclReceiver(ListeningReceiver):
 
     @property
     def num_pairs(self) -> int:
-        """Groups that stand or are being formed."""
+        """The number of groups that stand or are being formed."""
         return len(self._pairs)
 
     def wait_on(self) -> Sequence[Any]:
@@ -81,7 +81,7 @@ class NcclReceiver(ListeningReceiver):
         return () if self._socket.closed else (self._socket, self._news.wakeup)
 
     def poll(self) -> None:
-        """See `Receiver.poll`."""
+        """Read headers from peers and news of the pairs' threads, and copy what was announced into the pool."""
         for _ in range(_MAX_PER_POLL):
             if self._socket.closed:
                 return

@@ -75,7 +75,8 @@ class NcclSender:
         self._news: News = Mailbox()
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
-        """See `Sender.push`. False also until the group stands."""
+        """Announce the blocks and give them to the pair's thread. False until the group stands, and while too many
+        wait."""
         if not moves:
             return True
         self.poll()
@@ -100,11 +101,11 @@ class NcclSender:
         return True
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
-        """Not here: see `pushes_parts`."""
+        """Raise `NotImplementedError`: see `pushes_parts`."""
         raise NotImplementedError
 
     def poll(self) -> None:
-        """See `Sender.poll`."""
+        """Hear what the receiver and the pair's thread say. Raises `TransferFailed`."""
         while not self._failure and not self._socket.closed:
             try:
                 self._hear(self._socket.recv(zmq.NOBLOCK))
@@ -120,7 +121,7 @@ class NcclSender:
         return () if self._socket.closed else (self._socket, self._news.wakeup)
 
     def is_reading(self, key: RequestKey) -> bool:
-        """See `Sender.is_reading`: the pool is only read while blocks are gathered, and written by nobody else."""
+        """Whether the pair's thread may still gather blocks of this handoff: it reads the pool only then."""
         return self._pair is not None and self._pair.is_reading(key)
 
     def close(self) -> None:

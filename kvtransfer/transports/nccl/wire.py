@@ -22,7 +22,7 @@ class PairHello:
 
 @dataclass(frozen=True, slots=True)
 class StoreEntry:
-    """Either way, while the group is formed."""
+    """Sender or receiver, while the group is formed: an entry of its store."""
 
     key: Annotated[str, Length(256)]
     value: Annotated[bytes, Length(2**12)]
@@ -46,7 +46,7 @@ class PairAlive:
 
 @dataclass(frozen=True, slots=True)
 class PairEnd:
-    """Either way: this side has ended the pair. Also the answer to whatever comes without a pair."""
+    """Sender or receiver: this side has ended the pair. Also the answer to whatever comes without a pair."""
 
     reason: Annotated[str, Length(1024)]
 

@@ -67,9 +67,8 @@ _LOCAL = "NIXL_INIT_AGENT"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long the loop pauses: with a write in flight, shortly after something moved, while notices are expected, and
-    otherwise. What comes from the node ends every pause.
-    """
+    """The pauses of the loop, in seconds: with a write in flight, shortly after something moved, while notices are
+    expected, and otherwise. A message from the node ends every pause."""
 
     writing_s: float
     moving_s: float
@@ -132,7 +131,7 @@ class Agent:
         channel.send(Ready(self._name, this_process(), details))
 
     def run(self) -> None:
-        """Work until the node hangs up or says stop."""
+        """Carry out commands until the node hangs up or says stop."""
         while self._channel.is_open and not self._stopped.is_set():
             if self._wait():
                 self._take_commands()
@@ -143,14 +142,16 @@ class Agent:
                 self._channel.flush()
 
     def close(self) -> None:
-        """Give everything back, for a process that lives on: when this returns, peers cannot reach the pool by this
+        """Give everything back, for a process that lives on. When this returns, peers cannot reach the pool by this
         agent, and nothing that it began reads or writes the pool.
 
-        What frees what: releasing a request in flight does not end it. The registration ends with the agent, since UCX
-        may cache it until then, and the agent is destroyed with the last handle that it made. Copies on a GPU go on
-        through all of that, so they are waited for before mappings of the peers' memory are closed, and again when
-        nothing is left that could begin one. Raises whatever went wrong: then none of this is proven. Do not call it
-        while an exception is handled that passed through `run`: its frames hold on to requests.
+        Releasing a request in flight does not end it. The registration ends with the agent, since UCX may cache it
+        until then, and the agent is destroyed with the last handle that it made. Copies on a GPU go on through all of
+        that. So they are waited for before mappings of the peers' memory are closed, and again when nothing is left
+        that could begin one.
+
+        Raises whatever went wrong: then none of this is proven. Do not call it while an exception is handled that
+        passed through `run`: its frames hold on to requests.
         """
         self._channel.flush()
         while self._in_flight:

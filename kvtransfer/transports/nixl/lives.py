@@ -19,9 +19,8 @@ _CRASH_PERIOD_S = 60.0
 
 
 class Crashes:
-    """Lives that ended by themselves. After `_MAX_CRASHES` of them within `_CRASH_PERIOD_S` the next start waits until
-    the first of them is that long ago.
-    """
+    """The lives that ended by themselves. After `_MAX_CRASHES` of them within `_CRASH_PERIOD_S` seconds, the next start
+    waits until the first of them is that long ago."""
 
     def __init__(self) -> None:
         self.num_crashes = 0
@@ -33,7 +32,7 @@ class Crashes:
         return len(self._recent_s) < _MAX_CRASHES or time.monotonic() - self._recent_s[0] > _CRASH_PERIOD_S
 
     def note(self) -> None:
-        """A life ended by itself."""
+        """Count a life that ended by itself."""
         self.num_crashes += 1
         self._recent_s.append(time.monotonic())
 
@@ -50,7 +49,7 @@ class RunningAgent(Protocol):
 
     @property
     def num_crashes(self) -> int:
-        """Lives that ended by themselves."""
+        """The number of lives that ended by themselves."""
         ...
 
     @property
@@ -74,7 +73,7 @@ class RunningAgent(Protocol):
         ...
 
     def wait_on(self) -> Sequence[Any]:
-        """Readable when `poll` has something to do."""
+        """A socket that is readable when `poll` has something to do."""
         ...
 
     def send(self, command: object) -> None:
@@ -90,7 +89,7 @@ class RunningAgent(Protocol):
         ...
 
     def close(self) -> None:
-        """End it for good."""
+        """End the agent for good."""
         ...
 
 

@@ -33,7 +33,7 @@ class Region:
     device_index: int = 0
 
     def whole(self) -> npt.NDArray[np.uint64]:
-        """Its one descriptor, [1, 3]: address, size, device."""
+        """The one descriptor of the whole region, [1, 3]: address, size, device."""
         return np.array([[self.base_address, self.num_bytes, self.device_index]], dtype=np.uint64)
 
     def blocks(self) -> npt.NDArray[np.uint64]:
@@ -56,7 +56,7 @@ class Region:
         return BlockRuns(self, block_bytes, starts + np.uint64(self.base_address), lengths)
 
     def require_shareable(self) -> None:
-        """Raise `InvalidSetting` when it is memory of a GPU that CUDA IPC cannot hand to another process.
+        """Raise `InvalidSetting` for memory of a GPU that CUDA IPC cannot hand to another process.
 
         UCX would register it all the same, and carry every block through the host.
         """

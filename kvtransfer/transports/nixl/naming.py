@@ -22,7 +22,8 @@ def fresh_name() -> str:
 
 
 class Naming:
-    """For an agent called `name`, a `fresh_name`, with this metadata. Raises `ValueError` if the name is not in it."""
+    """A naming for an agent called `name`, a `fresh_name`, with this metadata. Raises `ValueError` if the name is not
+    in it."""
 
     def __init__(self, name: str, metadata: bytes) -> None:
         self._head, found, _ = metadata.partition(name.encode())

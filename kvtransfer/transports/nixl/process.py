@@ -61,14 +61,14 @@ class AgentProcess:
         self._wait_until_ready()
 
     def wait_on(self) -> Sequence[Any]:
-        """Readable when `poll` has something to do."""
+        """The socket that is readable when `poll` has something to do."""
         if self._child is None or self._channel is None or not self._channel.is_open:
             return ()
         return (self._channel.socket, self._child.stderr)
 
     @property
     def num_crashes(self) -> int:
-        """Lives that ended by themselves."""
+        """The number of lives that ended by themselves."""
         return self._crashes.num_crashes
 
     @property
@@ -119,7 +119,7 @@ class AgentProcess:
         self._reap()
 
     def close(self) -> None:
-        """End it for good."""
+        """End the agent for good."""
         self.kill()
         self._is_closed = True
 

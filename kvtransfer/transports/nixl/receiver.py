@@ -41,7 +41,7 @@ class NixlReceiver:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is an agent."""
+        """Whether an agent runs."""
         return self._agent.ready is not None
 
     @property
@@ -51,7 +51,7 @@ class NixlReceiver:
 
     @property
     def num_crashes(self) -> int:
-        """Agents that ended by themselves."""
+        """The number of agents that ended by themselves."""
         return self._agent.num_crashes
 
     @property
@@ -60,33 +60,33 @@ class NixlReceiver:
         return None if self._agent.ready is None else self._agent.ready.process
 
     def wait_on(self) -> Sequence[Any]:
-        """The agent's socket."""
+        """The socket of the agent."""
         return self._agent.wait_on()
 
     def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """See `Receiver.expect`."""
+        """Accept these blocks of a grant. The agent watches for notices while any handoff is expected."""
         if not self._expected:
             self._agent.send(Watch(True))
         self._expected.add(key)
         self._announced.expect(key, block_ids, generations)
 
     def look_by(self, look: Look) -> None:
-        """See `AnnouncedBlocks.look`."""
+        """Set what is called when something comes for a handoff that is not known here."""
         self._announced.look = look
 
     def is_writing(self, key: RequestKey) -> bool:
-        """Never: peers write."""
+        """False: peers write, and never this side."""
         return False
 
     def forget(self, key: RequestKey) -> None:
-        """See `Receiver.forget`."""
+        """Accept no blocks for this handoff any more. The agent stops watching with the last one."""
         self._announced.forget(key)
         self._expected.discard(key)
         if not self._expected:
             self._agent.send(Watch(False))
 
     def poll(self) -> None:
-        """See `Receiver.poll`. A dead agent is noticed and replaced here."""
+        """Take the agent's notices of finished writes. A dead agent is noticed and replaced here."""
         for report in self._agent.poll():
             if isinstance(report, Ready):
                 self._agent.send(Watch(bool(self._expected)))
@@ -96,7 +96,7 @@ class NixlReceiver:
         self._look_at_endpoint()
 
     def take_arrivals(self) -> Sequence[BlocksArrived]:
-        """See `Receiver.take_arrivals`."""
+        """The blocks that have arrived since the last call."""
         return self._announced.take_arrivals()
 
     def fence(self) -> bool:
@@ -150,8 +150,10 @@ class NixlDeviceReceiver(NixlReceiver):
         self.write_proof = WriteProof.BOTH_ENDED if is_mapped else WriteProof.ENDPOINT_ENDED
 
     def fence(self) -> bool:
-        """End the agent, and its registration with it. True when that stops every peer; where a peer may hold a
-        mapping of its own it does not, and this returns False although the agent has ended and the endpoint changes.
+        """End the agent, and its registration with it. True when that stops every peer.
+
+        False where a peer may hold a mapping of its own, which it does not stop. The agent has ended all the same, and
+        the endpoint changes.
         """
         return super().fence() and self.write_proof is WriteProof.ENDPOINT_ENDED
 

@@ -44,7 +44,7 @@ _MAX_CONNECTS = 256
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a sender writes of each block: `block_bytes` of it, into blocks of `target_bytes`.
+    """The part of each block that a sender writes: `block_bytes` of it, into blocks of `target_bytes`.
 
     `runs`: (offset here, offset there, number of bytes) of each; none: the block as it is. `source`: the rank whose
     bytes they are; None: whole blocks, or all that the receiver's rank stores of them.
@@ -66,7 +66,7 @@ class _Pushed:
 class NixlSenders:
     """The sending end of one node: one agent for all its receivers, over blocks of `block_bytes`, closed with it.
 
-    With an agent on a thread, `poll` raises `TransferFailed` when that can no longer be ended: a write that cannot be
+    With an agent on a thread, `poll` raises `TransferFailed` when that can no longer be ended. A write that cannot be
     stopped reads blocks that the node must not use again, so the node must not go on.
     """
 
@@ -84,7 +84,7 @@ class NixlSenders:
 
     @property
     def num_crashes(self) -> int:
-        """Agents that ended by themselves."""
+        """The number of agents that ended by themselves."""
         return self._agent.num_crashes
 
     @property
@@ -99,8 +99,8 @@ class NixlSenders:
     def open(self, endpoint: Endpoint, num_target_blocks: int, part: Part | None = None) -> NixlSender:
         """A sender to the receiver at `endpoint`, of whole blocks or of a part of them.
 
-        Raises `TransferFailed` when that is not the endpoint of such a pool, or while the peer's agent starts again or
-        the own one may not, and `Starting` while the own one does.
+        Raises `TransferFailed` when that is not the endpoint of such a pool, while the peer's agent starts again, or
+        when the own one may not. Raises `Starting` while the own one does.
         """
         self._is_worn = self._num_connects >= _MAX_CONNECTS
         self.poll()
@@ -224,12 +224,12 @@ class NixlSender:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether its writes should have ended by now."""
+        """Whether this sender's writes should have ended by now."""
         deadline_s = self._close_deadline_s
         return deadline_s is not None and bool(self.num_reading) and time.monotonic() > deadline_s
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
-        """See `Sender.push`."""
+        """Give the moves to the agent as writes. False while it has as many in flight as it may."""
         self.poll()
         if not self._senders.has_room():
             return False
@@ -238,32 +238,32 @@ class NixlSender:
         return True
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
-        """Not here: every write has its fixed cost. Raises `TransferFailed`."""
+        """Raise `TransferFailed`: every write has its fixed cost, so parts are not pushed."""
         raise TransferFailed("nixl moves whole blocks")
 
     def poll(self) -> None:
-        """See `Sender.poll`."""
+        """Take the agent's reports on all senders. Raises `TransferFailed` when this one has failed."""
         self._senders.poll()
         if self._failure:
             raise TransferFailed(self._failure)
 
     def wait_on(self) -> Sequence[Any]:
-        """The agent's socket."""
+        """The socket of the agent."""
         return self._senders.wait_on()
 
     def is_reading(self, key: RequestKey) -> bool:
-        """See `Sender.is_reading`, and `needs_fence`. Moves a `close` along, so asking is enough."""
+        """Whether the agent may still read blocks of this handoff. Also advances a `close`, so asking is enough."""
         self._senders.poll()
         return self.num_reading[key] > 0
 
     def close(self) -> None:
-        """No more pushes. What is in flight may land for 2 s; then the agent process is ended, for all its senders."""
+        """End pushes. Writes in flight may land for 2 s; then the agent process is ended, for all its senders."""
         if self._close_deadline_s is None:
             self._close_deadline_s = time.monotonic() + _CLOSE_S
             self._failure = self._failure or "closed"
             self._senders.disconnect(self)
 
     def fail(self, reason: str, *, needs_fence: bool) -> None:
-        """The connection is of no use any more."""
+        """Note that the connection is of no use any more."""
         self._failure = self._failure or reason
         self.needs_fence = self.needs_fence or needs_fence

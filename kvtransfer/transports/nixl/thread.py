@@ -114,12 +114,12 @@ class AgentThread:
         self._wait_until_ready()
 
     def wait_on(self) -> Sequence[Any]:
-        """Readable when `poll` has something to do."""
+        """The socket that is readable when `poll` has something to do."""
         return (self._life.channel.socket,) if self._life is not None and self._life.channel.is_open else ()
 
     @property
     def num_crashes(self) -> int:
-        """Lives that ended by themselves."""
+        """The number of lives that ended by themselves."""
         return self._crashes.num_crashes
 
     @property
@@ -180,9 +180,8 @@ class AgentThread:
             self._notice_end()
 
     def close(self) -> None:
-        """End it for good. A thread that does not come back ends with the process: that can crash it, so it is waited
-        for up to `END_S`.
-        """
+        """End the agent for good. A thread that does not come back ends with the process. That can crash it, so the
+        thread is waited for up to `END_S` seconds."""
         self.kill()
         self._wait_for_end(END_S)
         self._is_closed = True

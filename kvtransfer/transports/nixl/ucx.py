@@ -41,7 +41,8 @@ def ucx_environment(host: str, environment: Mapping[str, str]) -> dict[str, str]
 
 
 def node_environment(host: str, environment: Mapping[str, str], *, has_gpu: bool) -> dict[str, str]:
-    """The same for an agent that shares the node's process; `has_gpu`: its pool is on one."""
+    """`environment` with what UCX needs to know for an agent in the node's own process. `has_gpu`: the node's pool is
+    on one."""
     defaults = {**_IN_NODE, **(_ON_DEVICE if has_gpu else {})}
     return _with_ways(host, {**defaults, **environment}, f"{_INSIDE_ONE_MACHINE},{_CUDA_IPC}")
 

@@ -37,9 +37,8 @@ _MAX_CHUNKS = 16
 
 @dataclass(frozen=True, slots=True)
 class PoolDetails:
-    """Endpoint details: what nixl needs to reach an agent, and where the pool lies in that agent's memory: "DRAM" of
-    the host, or "VRAM" of the GPU with this number there.
-    """
+    """The details of an endpoint: what nixl needs to reach an agent, and where the pool lies in that agent's memory.
+    That is "DRAM" of the host, or "VRAM" of the GPU with this number there."""
 
     metadata: _Metadata
     base_address: U64
@@ -71,8 +70,8 @@ class Watch:
 class Connect:
     """Node -> agent: prepare writes into the pool of another agent. Answered by `PeerEnded` when that fails.
 
-    `sources`, `targets`, `sizes`: the runs of bytes, as offsets in a block here and in one there, that a write of a
-    block consists of; none: blocks are written as they are.
+    `sources`, `targets`, `sizes`: the runs of bytes that a write of a block consists of, as offsets in a block here and
+    in one there. None: blocks are written as they are.
     """
 
     peer_id: U32
@@ -147,7 +146,8 @@ DETAILS = Codec(PoolDetails)
 
 
 class Channel:
-    """One end of the socket pair. Never blocks: what does not fit waits for `flush`: `num_waiting_bytes`.
+    """One end of the socket pair between a node and its agent. It never blocks: bytes that do not fit wait for `flush`,
+    `num_waiting_bytes` of them.
 
     `is_open` turns False when the other end is gone or sent something that cannot be; both mean the same to its owner.
     """
@@ -173,7 +173,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Let go of what fits."""
+        """Send as much of what waits as the socket takes."""
         try:
             while self._outgoing and self.is_open:
                 del self._outgoing[: self.socket.send(self._outgoing[:_CHUNK_BYTES])]
@@ -195,7 +195,7 @@ class Channel:
         return messages
 
     def close(self) -> None:
-        """Hang up."""
+        """Close this end of the socket pair."""
         self.is_open = False
         self.socket.close()
 

@@ -40,8 +40,8 @@ class WholeBlocks:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Writes of runs of bytes of each block: described write by write, since a list of all of them could be longer than
-    the pool is large."""
+    """Writes of runs of bytes of each block. They are described write by write, since a list of all of them could be
+    longer than the pool is large."""
 
     own: Region
     pool: Region
@@ -50,10 +50,10 @@ class Runs:
     targets: BlockRuns
 
     def begin(self, nixl: Any, command: Write) -> Any:
-        """See `WholeBlocks.begin`."""
+        """Begin a write of these runs of bytes, and return its handle. Raises nixl's errors."""
         sources = nixl.get_xfer_descs(self.sources.of(command.sources), self.own.kind)
         targets = nixl.get_xfer_descs(self.targets.of(command.targets), self.pool.kind)
         return nixl.initialize_xfer("WRITE", sources, targets, self.name, command.notice)
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no handles are held."""

@@ -33,36 +33,36 @@ class ShmReceiver:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The segment's name."""
+        """The transport, and the name of the segment."""
         return Endpoint(NAME, self._segment.name)
 
     def wait_on(self) -> Sequence[Any]:
-        """Peers write by themselves."""
+        """No sockets: peers write by themselves."""
         return ()
 
     def expect(self, key: RequestKey, block_ids: Sequence[int], generations: Sequence[int]) -> None:
-        """Nothing to prepare: Commit and its checksums decide."""
+        """Do nothing: Commit and its checksums decide."""
 
     def forget(self, key: RequestKey) -> None:
-        """Nothing to forget."""
+        """Do nothing: this side does not know what peers write."""
 
     def is_writing(self, key: RequestKey) -> bool:
-        """Never: peers write."""
+        """False: peers write, and never this side."""
         return False
 
     def poll(self) -> None:
-        """Nothing to take."""
+        """Do nothing: peers write by themselves."""
 
     def take_arrivals(self) -> Sequence[BlocksArrived]:
-        """Unknown here."""
+        """Nothing: this side does not notice what has arrived."""
         return ()
 
     def fence(self) -> bool:
-        """Whoever has the segment mapped keeps it."""
+        """False: a peer that has the segment mapped keeps it."""
         return False
 
     def close(self) -> None:
-        """Remove the segment's name."""
+        """Remove the segment's name; peers keep what they have mapped."""
         self._segment.close()
 
 
@@ -83,7 +83,7 @@ class ShmSender:
         self._target = self._mapping.array.reshape(num_target_blocks, blocks.shape[1])
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
-        """See `Sender.push`: the bytes are there when it returns."""
+        """Copy the blocks into the receiver's memory; they are there when it returns. True. Raises `TransferFailed`."""
         self._mapping.require_whole()
         for run in coalesce([move.source for move in moves], [move.target for move in moves], len(moves)):
             np.copyto(
@@ -92,7 +92,7 @@ class ShmSender:
         return True
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
-        """See `Sender.push_part`."""
+        """Copy bytes `begin_byte` .. `end_byte - 1` of each block to the receiver's memory. Raises `TransferFailed`."""
         self._mapping.require_whole()
         for run in coalesce([move.source for move in moves], [move.target for move in moves], len(moves)):
             np.copyto(
@@ -101,17 +101,17 @@ class ShmSender:
             )
 
     def poll(self) -> None:
-        """Nothing is ever in flight."""
+        """Do nothing: no push is ever in flight."""
 
     def wait_on(self) -> Sequence[Any]:
-        """Nothing to wait for."""
+        """No sockets: no push is ever in flight."""
         return ()
 
     def is_reading(self, key: RequestKey) -> bool:
-        """Never after `push`."""
+        """False: nothing is read after `push`."""
         return False
 
     def close(self) -> None:
-        """The mapping ends with the last reference to it."""
+        """Drop the mapping, which ends with its last reference."""
         self._target = np.empty((0, 0), dtype=np.uint8)
         self._mapping.close()

@@ -29,7 +29,7 @@ class RingShape:
 
     @property
     def num_bytes(self) -> int:
-        """Of all slots."""
+        """The bytes of all slots."""
         return self.num_slots * self.slot_blocks * self.block_bytes
 
     def slots(self, region: Blocks) -> Blocks:
@@ -51,7 +51,7 @@ class OwnRing:
         self._pin: Pin = pool.pin(segment.array)
 
     def close(self) -> None:
-        """Unmap it and remove its name. The memory goes when the last receiver has unmapped it, too."""
+        """Unmap the ring and remove its name. The memory goes when the last receiver has unmapped it, too."""
         if self._segment is not None:
             self._pin.close()
             self._segment.close()
@@ -74,15 +74,15 @@ class PeerRing:
         return self._pin.is_direct
 
     def has_ended(self) -> bool:
-        """Whether its sender has closed it, or is dead. Its name is removed in that case."""
+        """Whether the ring's sender has closed it, or is dead. Its name is removed in that case."""
         return self._mapping.has_lost_its_owner()
 
     def require_whole(self) -> None:
-        """Raise `TransferFailed` when it does not have its size any more."""
+        """Raise `TransferFailed` when the ring does not have its size any more."""
         self._mapping.require_whole()
 
     def close(self) -> None:
-        """Unmap it. The mapping ends with the last reference to it: whoever closes may still hold a slot."""
+        """Unmap the ring. The mapping ends with its last reference: the caller may still hold a slot."""
         self._pin.close()
         self.slots = _nothing()
         self._mapping.close()

@@ -52,7 +52,7 @@ class Segment:
 
     @property
     def descriptor(self) -> int:
-        """Its open file, for a child process to inherit."""
+        """The open file of the segment, for a child process to inherit."""
         return self._descriptor
 
     def close(self) -> None:
@@ -90,7 +90,8 @@ class Mapping:
             raise
 
     def require_whole(self) -> None:
-        """Raise `TransferFailed` when it does not have its size, or has holes, for which there may be no memory."""
+        """Raise `TransferFailed` when the segment does not have its size, or has holes, for which there may be no
+        memory."""
         found = os.fstat(self._descriptor)
         if found.st_size != self._num_bytes:
             raise TransferFailed(f"the peer's segment has {found.st_size} bytes, not {self._num_bytes}")
@@ -98,7 +99,7 @@ class Mapping:
             raise TransferFailed("the peer's segment has holes")
 
     def has_lost_its_owner(self) -> bool:
-        """Whether its owner has closed it, or is dead. Its name is removed in that case."""
+        """Whether the segment's owner has closed it, or is dead. Its name is removed in that case."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -107,7 +108,7 @@ class Mapping:
         return True
 
     def close(self) -> None:
-        """Unmap it. The mapping ends with the last reference to it: whoever closes may still hold a part."""
+        """Unmap the segment. The mapping ends with its last reference: the caller may still hold a part."""
         self.array = np.empty(0, dtype=np.uint8)
         if self._descriptor >= 0:
             self._end()

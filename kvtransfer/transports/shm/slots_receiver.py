@@ -78,7 +78,7 @@ class SlotsReceiver(ListeningReceiver):
         return len(self._incoming)
 
     def poll(self) -> None:
-        """See `Receiver.poll`."""
+        """Read headers, at most `_MAX_POLL_BYTES` of blocks, and copy what was granted from slots into the pool."""
         num_bytes_left = _MAX_POLL_BYTES
         while num_bytes_left > 0 and not self._socket.closed:
             try:

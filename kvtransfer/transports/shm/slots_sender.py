@@ -93,7 +93,8 @@ class SlotsSender:
         return len(self._free)
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
-        """See `Sender.push`. False also as long as there is no connection. Raises `ValueError` for more than a ring."""
+        """Copy the blocks into free slots and say so. False without a connection or a free slot. Raises `ValueError`
+        for more than a ring, and `TransferFailed`."""
         self.poll()
         if not moves:
             return True
@@ -121,11 +122,11 @@ class SlotsSender:
         return True
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
-        """Not here: see `pushes_parts`."""
+        """Raise `NotImplementedError`: see `pushes_parts`."""
         raise NotImplementedError
 
     def poll(self) -> None:
-        """See `Sender.poll`."""
+        """Hear which slots are free again, and greet a receiver that is new. Raises `TransferFailed`."""
         self._connection.watch()
         if self._connection.has_broken:
             self._failure = self._failure or "the connection to the receiver broke"
@@ -144,7 +145,7 @@ class SlotsSender:
         return () if self._connection.is_closed else (self._connection.socket, self._connection.monitor)
 
     def is_reading(self, key: RequestKey) -> bool:
-        """Never after `push`: what is in flight are copies, which the receiver writes only where they are granted."""
+        """False: after `push` only copies are in flight, which the receiver writes only where they are granted."""
         return False
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class SlotTaken:
 
 @dataclass(frozen=True, slots=True)
 class RingEnd:
-    """Either way: the ring is no longer used. Also the answer to whatever comes without a ring."""
+    """Sender or receiver: the ring is no longer used. Also the answer to whatever comes without a ring."""
 
     reason: Annotated[str, Length(1024)]
 

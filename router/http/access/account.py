@@ -32,7 +32,7 @@ class TokenBucket:
         self._at_s = now_s
 
     def level(self, now_s: float) -> float:
-        """What is left; below zero after more was taken than there was."""
+        """The tokens that are left; below zero after more was taken than there was."""
         self._level = min(self.per_minute, self._level + (now_s - self._at_s) * self.per_minute / _MINUTE_S)
         self._at_s = now_s
         return self._level
@@ -68,7 +68,7 @@ class Account:
         self.change_limits(limits)
 
     def change_limits(self, limits: ApiKey) -> None:
-        """Go on with other limits."""
+        """Apply other limits from now on."""
         now_s = self._clock()
         self._limits = limits
         self._requests = _resized(self._requests, limits.requests_per_minute, now_s)
@@ -91,7 +91,7 @@ class Account:
         self.num_requests += 1
 
     def end(self) -> None:
-        """The request that has begun is over."""
+        """Note that a request has ended."""
         self.num_running -= 1
 
     def charge(self, num_tokens: int) -> None:

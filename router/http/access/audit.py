@@ -32,16 +32,16 @@ _log = logging.getLogger(__name__)
 
 
 class Audited(Protocol):
-    """What a request generates."""
+    """The facts for the audit log about the output of a request."""
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of its prompts."""
+        """The number of tokens of its prompts."""
         ...
 
     @property
     def num_completion_tokens(self) -> int:
-        """Tokens generated so far."""
+        """The number of tokens generated so far."""
         ...
 
     @property

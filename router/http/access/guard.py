@@ -55,7 +55,7 @@ class Guard:
 
     @property
     def identities(self) -> Sequence[Identity]:
-        """Those of all valid keys."""
+        """The identities of all valid keys."""
         return tuple(self._identities.values())
 
     def reload(self) -> None:
@@ -76,7 +76,8 @@ class Guard:
         app.on_response_prepare.append(_add_headers)
 
     def identify(self, headers: Sequence[str]) -> Identity | None:
-        """Whose key is in these `Authorization` headers, None unless there is exactly one with a valid key."""
+        """The identity of the key in these `Authorization` headers, None unless there is exactly one with a valid
+        key."""
         scheme, _, key = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
         name = self._table.name_of(key.strip(" "))
         return self._identities[name] if name is not None and scheme.lower() == "bearer" else None

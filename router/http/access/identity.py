@@ -21,8 +21,8 @@ _OF_KEY, _OF_GROUP, _OF_CLIENT = b"key\0", b"group\0", b"client\0"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The key that a request came with: its name in the key file, the root of its cache salts (32 bytes), the account
-    of what it uses, and whether it may change the deployment."""
+    """The key that a request came with: its name in the key file, and the root of its cache salts (32 bytes). Then the
+    account of what it uses, and whether it may change the deployment."""
 
     name: str
     cache_root: bytes = field(repr=False)

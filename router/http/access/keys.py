@@ -35,7 +35,7 @@ _Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 
 
 class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file says of one key. A limit that is None does not exist."""
+    """The entry of one key in the file. A limit that is None does not exist."""
 
     sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
     group: _Name | None = None

@@ -18,7 +18,7 @@ class ServerTls:
     """The certificate and key in two PEM files. The key may be in the certificate's file; `key_file` is then ""."""
 
     def __init__(self, certificate_file: str, key_file: str) -> None:
-        """Raises `InvalidSetting`."""
+        """Loads the files. Raises `InvalidSetting` for files that cannot be used."""
         self._files = (certificate_file, key_file or None)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._load(self.context)

@@ -40,7 +40,7 @@ class AdmissionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request asks for: so many choices at once, and at most about `num_tokens` of prompt and output. A lower
+    """The needs of a request: so many choices at once, and at most about `num_tokens` of prompt and output. A lower
     priority is earlier. `identity` is None where no keys are in use."""
 
     identity: Identity | None
@@ -57,7 +57,7 @@ class Demand:
         max_tokens: int | None,
         priority: int | None,
     ) -> Demand:
-        """What `num_choices` answers to each prompt ask for. Each prompt is computed once."""
+        """The needs of `num_choices` answers to each prompt. Each prompt is computed once."""
         lengths = list(prompt_lengths)
         total = num_choices * len(lengths)
         num_output_tokens = total * (_ASSUMED_OUTPUT_TOKENS if max_tokens is None else max_tokens)
@@ -118,12 +118,12 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
+        """The number of requests in the queue."""
         return len(self._queue)
 
     async def admit(self, demand: Demand) -> Permit:
-        """Return when the request may run. Raises `InvalidRequest` when it never may, `RateLimited` when its key has
-        used up its tokens, `Overloaded` when the queue is full or the wait too long."""
+        """Return when the request may run. Raises `InvalidRequest` when it never may, and `RateLimited` when its key
+        has used up its tokens. Raises `Overloaded` when the queue is full or the wait too long."""
         try:
             self._check(demand)
             if demand.identity is not None:
@@ -144,7 +144,7 @@ class Admission:
         return Permit(self, demand, self._clock() - begun_s)
 
     def release(self, demand: Demand) -> None:
-        """Called by a permit: its room is free again."""
+        """Free the room of a request. Called by its permit."""
         self._speed.done(demand.num_tokens, self._clock())
         self.num_running -= demand.num_choices
         self.fill()

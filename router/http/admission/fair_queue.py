@@ -86,7 +86,7 @@ class FairQueue(Generic[ItemT]):
                     return
 
     def tokens_ahead(self, line_name: str) -> int:
-        """About how many tokens are taken before a new item of that line: lines take turns, so no other line gets much
+        """About how many tokens are taken before a new item of that line. Lines take turns, so no other line gets much
         more than this one meanwhile."""
         line = self._lines.get(line_name)
         own = 0 if line is None else line.num_tokens

@@ -15,7 +15,8 @@ _MAX_WAIT_S = 600
 
 
 class Speed:
-    """Times are seconds of any clock that never goes back."""
+    """Measures how many tokens a second are worked off while something waits. Times are seconds of any clock that never
+    goes back."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
@@ -23,12 +24,12 @@ class Speed:
         self._busy_since_s: float | None = None
 
     def begin(self, now_s: float) -> None:
-        """From now on something waits."""
+        """Note that something waits from now on."""
         if self._busy_since_s is None:
             self._busy_since_s = now_s
 
     def end(self, now_s: float) -> None:
-        """From now on nothing waits."""
+        """Note that nothing waits from now on."""
         self._advance(now_s)
         self._busy_since_s = None
 

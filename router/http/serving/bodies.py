@@ -33,7 +33,7 @@ _ResultT = TypeVar("_ResultT")
 
 
 class Bodies:
-    """All bodies of one application."""
+    """The request bodies of one application that are held in memory."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.num_bytes = 0
@@ -65,7 +65,7 @@ class Bodies:
                 self._next_return = loop.call_later(_RETURN_MEMORY_AFTER_S, self._return_memory)
 
     def add(self, client: str, num_bytes: int) -> None:
-        """So many bytes more are held for `client`. Raises `Overloaded` when that is too much."""
+        """Count `num_bytes` bytes more that are held for `client`. Raises `Overloaded` when that is too much."""
         limits = self._limits
         limit = max(limits.max_body_bytes, limits.max_held_bytes_per_client)
         if self._bytes_of[client] + num_bytes > limit:
@@ -75,10 +75,8 @@ class Bodies:
         self._change(client, num_bytes)
 
     async def parse(self, place: Place, parse: Callable[[], _ResultT]) -> _ResultT:
-        """What `parse` makes of the body in `place`: here if it is small, else in the thread when its turn has come.
-
-        Raises what `parse` raises, and `Overloaded` when its turn does not come in time.
-        """
+        """The result of `parse` for the body in `place`. A small body is parsed here, others in the thread when their
+        turn has come. Raises what `parse` raises, and `Overloaded` when its turn does not come in time."""
         if place.num_bytes <= MAX_INLINE_BYTES:
             return parse()
         await self._take_turn(place)
@@ -126,14 +124,14 @@ class Bodies:
 
 @dataclass(slots=True)
 class Place:
-    """What one body takes. `client` is whose it is."""
+    """The room of one body. `client` is whose it is."""
 
     bodies: Bodies
     client: str
     num_bytes: int = 0
 
     def add(self, num_bytes: int) -> None:
-        """Its next bytes have come. Raises `Overloaded`."""
+        """Count the body's next bytes. Raises `Overloaded`."""
         self.bodies.add(self.client, num_bytes)
         self.num_bytes += num_bytes
 

@@ -186,7 +186,7 @@ class Connection(web.RequestHandler):
         return error_answer(status)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """What ended a connection. Errors of parsing hold bytes of the client, which no log may have."""
+        """Log the error that ended a connection. Errors of parsing hold bytes of the client, which no log may have."""
         error = kw.get("exc_info")
         if isinstance(error, HttpProcessingError | web.RequestPayloadError):
             _log.debug("a connection ended: %s", type(error).__name__)

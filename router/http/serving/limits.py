@@ -24,7 +24,7 @@ class HttpLimits:
     `header_s`: from the first byte of a request (on a new connection: from its beginning) to the end of its headers.
     `body_stall_s`, `body_s`: how long a body may bring nothing, and how long it may take in all. `write_s`: how long a
     client may take nothing of what is written to it. `idle_s`: how long a connection waits for its next request.
-    `max_held_bytes`: of all bodies that are being read or wait to be parsed, `max_held_bytes_per_client` of those that
+    `max_held_bytes`: of all bodies that are being read or wait to be parsed. `max_held_bytes_per_client`: of those that
     came with one key or, without keys, from one address. `parse_wait_s`: how long a large body waits to be parsed.
     `linger_s`: how long a refused body is read and thrown away, so that the client gets to see the answer.
     """

@@ -74,8 +74,8 @@ class HttpServer:
 
 
 class Gate:
-    """What every request passes before aiohttp looks for its route, and every answer afterwards. Whoever asks whether
-    the router lives does not wait behind a crowd that asks for more."""
+    """Passes every request before aiohttp looks for its route, and every answer afterwards. A question whether the
+    router lives does not wait behind a crowd of other requests."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler

@@ -13,7 +13,7 @@ _PER_TURN = 4
 
 
 class Turns:
-    """Hands out turns. Lives on one event loop."""
+    """Lets requests begin, `_PER_TURN` of them in each turn of the event loop that it lives on."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()

@@ -29,13 +29,14 @@ from baton.engine.runner.model_runner import ModelRunner, RunnerArguments
 from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.settings import EngineSettings
-from baton.ranks.executor.following import Follower
+from baton.ranks.executor.following import Follower, RankModel
 from baton.ranks.executor.leading import Led
 from baton.ranks.executor.meeting import stage_group
 from baton.ranks.executor.messages import Channel, Compute, Order
 from baton.ranks.executor.mp import MpExecutor
 from baton.ranks.executor.passages import (
     NO_PAIRS,
+    NO_PASSAGES,
     Incoming,
     Outgoing,
     Passages,
@@ -133,7 +134,7 @@ class ThreadExecutor:
             num_bytes = memory.num_blocks * memory.layout.block_bytes
             paged = mapped_kv(model.layout, model.own, shard, num_bytes, memory.descriptor)
         stream = stream_of(basis, model, shard)
-        ends: tuple[Incoming | None, Outgoing | None] = (None, None)
+        ends = NO_PASSAGES
         if stream is not None:
             descriptors = () if passages is None else passages.descriptors_of(shard)
             ends = taken_ends(shard, stream, map(os.dup, descriptors).__next__, pairs)
@@ -142,7 +143,8 @@ class ThreadExecutor:
         self._ends += [end for end in ends if end is not None]
         blocks = paged.blocks if memory.is_divided else None
         limits = replace(basis.limits, spare_block=memory.spare_block)
-        follower = Follower(model.decoder, attention, basis.device, limits, run, collectives, *ends, blocks=blocks)
+        share = RankModel(model.decoder, attention, run, blocks)
+        follower = Follower(share, basis.device, limits, collectives, ends)
         if basis.records_steps:
             follower.record_graphs()
         return follower

@@ -18,8 +18,11 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Decoded:
-    """Of some rows: `codes` [rows, in] int8, or [rows, in / 2] uint8 with two of 4 bits in a byte; `scales` and
-    `offsets` [rows, in / group]."""
+    """Codes of some rows, with their scales and offsets.
+
+    `codes`: [rows, in] int8, or [rows, in / 2] uint8 with two of 4 bits in a byte. `scales` and `offsets`: [rows, in /
+    group].
+    """
 
     codes: NDArray[np.int8] | Bytes
     scales: Floats
@@ -101,7 +104,7 @@ BLOCK_KINDS: Mapping[str, BlockKind] = {
 
 
 def numbers_of(decoded: Decoded, group_size: int) -> Floats:
-    """What the codes stand for, [rows, in]."""
+    """The numbers that the codes stand for, [rows, in]."""
     codes = decoded.codes
     if codes.dtype == np.uint8:
         codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(len(codes), -1).astype(np.int8) - np.int8(8)

@@ -48,7 +48,7 @@ class _Facts:
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """`config.json`. Raises `ModelLoadError`."""
+    """The fields of a `config.json`, made of the file's own. Raises `ModelLoadError`."""
     facts = _Facts(file)
     heads = facts.count("attention.head_count")
     hidden = facts.count("embedding_length")

@@ -61,12 +61,12 @@ class GgufTensor:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of what is contiguous."""
+        """The bytes of one row, along the last dimension."""
         return self.shape[-1] // self.type.block_size * self.type.block_bytes
 
     @property
     def num_bytes(self) -> int:
-        """All bytes."""
+        """The bytes of the whole tensor."""
         return math.prod(self.shape[:-1]) * self.row_bytes
 
 

@@ -76,11 +76,11 @@ class OpenGguf:
         self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
 
     def get_tensor(self, name: str) -> Tensor:
-        """All of it."""
+        """The whole tensor of that name, decoded."""
         return self._read(self._views[name], None)
 
     def get_slice(self, name: str) -> _Slice:
-        """What may be indexed by slices."""
+        """The tensor of that name, as a value of which slices are read and decoded."""
         view = self._views[name]
         return _Slice(lambda rows: self._read(view, rows))
 

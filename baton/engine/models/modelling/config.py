@@ -29,7 +29,7 @@ _ENCODER_DECODER = "it has an encoder beside its decoder"
 
 @dataclass(frozen=True)
 class ModellingConfig:
-    """See `ModelFacts`. `digest`: of all fields that may change what is computed."""
+    """`ModelFacts` of a model that transformers computes. `digest` covers all fields that may change its results."""
 
     architecture: str
     vocab_size: int

@@ -57,7 +57,7 @@ _Mask: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Answers(Protocol):
-    """What stands behind the attention of one module."""
+    """The attention that a module of transformers calls."""
 
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, told: dict[str, Any]
@@ -68,7 +68,7 @@ class Answers(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayer:
-    """One layer's attention. `kv`: what it stores of a token, values filled up to the size of keys."""
+    """The attention of one layer. `kv`: the KV that it stores of a token, with values filled up to the size of keys."""
 
     module: nn.Module
     num_heads: int
@@ -135,7 +135,8 @@ class _Probe:
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, told: dict[str, Any]
     ) -> Tensor:
-        """See `Answers.attend`."""
+        """Note a layer's shapes and rule, and return zeros [1, T, Hq, Dv]. Raises `ModelLoadError` for attention that
+        Baton lacks."""
         unknown = sorted(name for name, value in told.items() if name not in _HARMLESS and value is not None)
         if unknown:
             raise cannot_run(self._architecture, f"its attention is told {', '.join(unknown)}")

@@ -87,7 +87,8 @@ def load_modelling_decoder(
 def random_modelling_decoder(
     folder: Path, config: ModellingConfig, dtype: torch.dtype, device: Device, *, remote_code: bool
 ) -> ModellingDecoder:
-    """The same with random weights, as `fill_with_noise` makes them: matrices near 0, vectors near 1."""
+    """The model of a checkpoint folder with random weights, as `fill_with_noise` makes them: matrices near 0, vectors
+    near 1."""
     model = _from_config(folder, config, dtype, remote_code=remote_code)
     generator = torch.Generator().manual_seed(_SEED)
     with torch.inference_mode():

@@ -27,7 +27,8 @@ from baton.wire.layout import LayerKv
 
 
 class ModellingDecoder:
-    """See `Decoder`, of which it has what a runner needs. `model` is loaded, in its dtype, on its device."""
+    """A model of transformers with the methods of `Decoder` that a runner needs. `model` is loaded, in its dtype, on
+    its device."""
 
     is_recordable = False
     has_head = True
@@ -49,7 +50,7 @@ class ModellingDecoder:
         self._head = _without_layers(model, self._given)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """See `Decoder.forward`; the rows [T, E] are normed already."""
+        """Run the model over the step's tokens, [T] int64. Returns rows [T, E] that are normed already."""
         self._step.attention = attention
         found = self._base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
         self._step.attention = None
@@ -57,11 +58,11 @@ class ModellingDecoder:
         return hidden
 
     def trial_inputs(self, num_tokens: int) -> Tensor:
-        """See `RunnableDecoder.trial_inputs`."""
+        """Zeros [num_tokens] int64: token ids to try the model with."""
         return torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, V] float32 of rows [N, E] that `forward` returned."""
+        """Logits [N, V], float32, of rows [N, E] that `forward` returned."""
         self._given.hidden = hidden[None]
         found = self._head(input_ids=torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device))
         self._given.hidden = None
@@ -76,7 +77,7 @@ class _Step:
 
 
 class _Layer:
-    """See `Answers`: layer `number` of the step."""
+    """Answers the attention calls of layer `number` by Baton's attention."""
 
     def __init__(self, number: int, step: _Step) -> None:
         self._number = number
@@ -85,7 +86,7 @@ class _Layer:
     def attend(
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, told: dict[str, Any]
     ) -> Tensor:
-        """See `Answers.attend`."""
+        """Attend with the backend of the running step; values that are narrower than keys are padded and cut again."""
         assert self._step.attention is not None  # only `forward` computes layers
         size, value_size = k.shape[3], v.shape[3]
         if value_size < size:

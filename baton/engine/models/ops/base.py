@@ -17,11 +17,11 @@ from baton.engine.models.rope import Rotation
 
 
 class DecoderOps(Protocol):
-    """All tensors are on one device, in the model's dtype; what is computed within an operation is float32, rounded to
-    that dtype after each step that its description names.
+    """The operations of a decoder. All tensors are on one device, in the model's dtype.
 
-    Rows (tokens) of an argument may be any distance apart, what lies within a row is contiguous. Results are new
-    contiguous tensors. Nothing is read back by the host, so all of it can be recorded in a graph.
+    Arithmetic within an operation is float32; results are rounded to the dtype after each step that a description
+    names. Rows (tokens) of an argument may be any distance apart, and a row is contiguous. Results are new contiguous
+    tensors. The host reads nothing back, so all of it can be recorded in a graph.
     """
 
     def pack(self, weight: LoadedWeight) -> LinearWeight:
@@ -49,8 +49,11 @@ class DecoderOps(Protocol):
         ...
 
     def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """Add `delta` [T, E] to `residual` [T, E] in place, rounded; return the RMS norm of the sum [T, E]:
-        x / sqrt(mean(x^2) + eps), rounded, times `weight` [E], rounded. Without delta the residual stays as it is."""
+        """Add `delta` [T, E] to `residual` [T, E] in place, rounded, and return the RMS norm [T, E] of the sum. Without
+        delta the residual stays as it is.
+
+        The norm is x / sqrt(mean(x^2) + eps), rounded, times `weight` [E], rounded.
+        """
         ...
 
     def norm_rotate(self, x: Tensor, weight: Tensor | None, eps: float, rotation: Rotation) -> Tensor:

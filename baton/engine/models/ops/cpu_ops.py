@@ -18,14 +18,15 @@ _PACK_ROWS = 16
 
 
 class CpuOps(TorchOps):
-    """See `DecoderOps`. Weights of at least `pack_min_elements` are packed, where this machine has a packed product for
-    their dtype."""
+    """torch's operations, with oneDNN's packed products. Weights of at least `pack_min_elements` are packed, where this
+    machine has a packed product for their dtype."""
 
     def __init__(self, pack_min_elements: int = _PACK_MIN_ELEMENTS) -> None:
         self._pack_min_elements = pack_min_elements
 
     def pack(self, weight: LoadedWeight) -> LinearWeight:
-        """See `DecoderOps.pack`. A packed weight is a copy; the plain one is freed with its last owner."""
+        """Pack a large plain weight for oneDNN. The packed weight is a copy; the plain one is freed with its last
+        owner."""
         if not isinstance(weight, PlainWeight):
             return super().pack(weight)
         if weight.matrix.numel() < self._pack_min_elements or not _is_packable(weight.matrix.dtype):
@@ -33,7 +34,7 @@ class CpuOps(TorchOps):
         return PackedWeight(torch.ops.mkldnn._reorder_linear_weight(weight.matrix, _PACK_ROWS))
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
-        """See `DecoderOps.linear`."""
+        """x W^T + b, [T, out], by oneDNN for a packed weight, and by torch for any other."""
         if isinstance(weight, PackedWeight):
             packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight.blocked, bias, "none", [], "")
             return packed

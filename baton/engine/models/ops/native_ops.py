@@ -45,7 +45,7 @@ class NativeWeight:
     input_order: Tensor | None = None
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See `LinearWeight.parameters`."""
+        """No parameters: it is made of a loaded weight."""
         return ()
 
 
@@ -73,7 +73,7 @@ def _native(stack: StackedWeight) -> list[NativeWeight] | None:
 
 
 class NativeOps(CpuOps):
-    """See `DecoderOps`. For the dtypes of `DTYPES`, and heads of at most 512 elements.
+    """A decoder's operations by Baton's CPU kernels, for the dtypes of `DTYPES` and heads of at most 512 elements.
 
     `has_packed_all`: no product was left to torch, so a row of a result is the same whatever the other rows are.
     """
@@ -85,7 +85,8 @@ class NativeOps(CpuOps):
         self._memory = WeightMemory()
 
     def pack(self, weight: LoadedWeight) -> LinearWeight:
-        """See `DecoderOps.pack`. A packed weight is a copy; the loaded one is freed with its last owner."""
+        """Pack a weight for the kernels, quantized or plain. A packed weight is a copy; the loaded one is freed with
+        its last owner."""
         if isinstance(weight, QuantizedWeight):
             packed, quantized_product = pack_quantized(self._kernels, self._memory, weight)
             return NativeWeight(packed, weight.num_rows, quantized_product, weight.input_order)
@@ -103,7 +104,7 @@ class NativeOps(CpuOps):
         return NativeWeight(packed, num_out, product)
 
     def embed(self, token_ids: Tensor, table: LinearWeight) -> Tensor:
-        """See `DecoderOps.embed`."""
+        """Rows [T, E] of a table, read from its packed form where it has one."""
         if not isinstance(table, NativeWeight):
             return super().embed(token_ids, table)
         rows = torch.empty(len(token_ids), table.product.num_in, dtype=_DTYPES[table.product.dtype])
@@ -111,13 +112,13 @@ class NativeOps(CpuOps):
         return rows
 
     def has_rows(self, weight: LinearWeight) -> bool:
-        """See `DecoderOps.has_rows`."""
+        """Whether `embed` can read the table: packed, and not quantized, or plain."""
         if isinstance(weight, NativeWeight):
             return isinstance(weight.product, BatonLinear)
         return super().has_rows(weight)
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
-        """See `DecoderOps.linear`."""
+        """x W^T + b, [T, out]. The pieces of a stack write side by side into one result."""
         if isinstance(weight, StackedWeight) and (pieces := _native(weight)) is not None:
             out = self._kernels.empty((x.shape[0], sum(piece.num_out for piece in pieces)), x.dtype)
             first = 0
@@ -145,7 +146,7 @@ class NativeOps(CpuOps):
             self._kernels.quantized_linear(product)
 
     def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """See `DecoderOps.add_norm`."""
+        """Add and norm in one kernel call over all rows."""
         num_rows, size = residual.shape
         out = self._kernels.empty((num_rows, size), residual.dtype)
         self._kernels.add_norm(
@@ -166,7 +167,7 @@ class NativeOps(CpuOps):
         return out
 
     def norm_rotate(self, x: Tensor, weight: Tensor | None, eps: float, rotation: Rotation) -> Tensor:
-        """See `DecoderOps.norm_rotate`."""
+        """Norm and rotation in one kernel call; by torch for heads of more than 512 elements."""
         num_tokens, num_heads, head_dim = x.shape
         if head_dim > _MAX_HEAD_DIM:
             return super().norm_rotate(x, weight, eps, rotation)
@@ -190,7 +191,7 @@ class NativeOps(CpuOps):
         return out
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        """See `DecoderOps.gate`."""
+        """The gated product [T, I] in one kernel call."""
         num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = self._kernels.empty((num_rows, size), gate_up.dtype)
         self._kernels.gate(

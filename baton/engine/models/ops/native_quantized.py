@@ -53,7 +53,7 @@ def pack_quantized(
 
 
 def quantize(kernels: Kernels, matrix: Tensor, group_size: int, codes_dtype: torch.dtype) -> QuantizedWeight:
-    """What `baton.engine.models.quantization.while_loading` makes of a plain matrix [out, in], in a hundredth of the
+    """A plain matrix [out, in], quantized as by `baton.engine.models.quantization.while_loading`, in a hundredth of the
     time."""
     num_out, num_in = matrix.shape
     has_offsets, matrix = codes_dtype == torch.uint8, matrix.contiguous()

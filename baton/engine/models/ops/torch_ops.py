@@ -11,15 +11,14 @@ from baton.engine.models.rope import Rotation, rotate
 
 
 class TorchOps:
-    """See `DecoderOps`."""
+    """A decoder's operations in plain torch: the reference for all others."""
 
     def pack(self, weight: LoadedWeight) -> LinearWeight:
-        """See `DecoderOps.pack`: torch multiplies by plain weights, of which it makes a quantized one for each
-        product."""
+        """The weight itself. A quantized one is made plain again for each product."""
         return weight
 
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
-        """See `DecoderOps.linear`."""
+        """x W^T + b, [T, out], by torch. Raises `TypeError` for a packed weight."""
         if isinstance(weight, StackedWeight):
             stacked = torch.cat([self.linear(x, piece, None) for piece in weight.pieces], dim=1)
             return stacked if bias is None else stacked.add_(bias)
@@ -30,29 +29,29 @@ class TorchOps:
         return F.linear(x, weight.matrix, bias)
 
     def embed(self, token_ids: Tensor, table: LinearWeight) -> Tensor:
-        """See `DecoderOps.embed`."""
+        """Rows [T, E] of a plain table. Raises `TypeError` for any other."""
         if not isinstance(table, PlainWeight):
             raise TypeError(f"{type(self).__name__} looks nothing up in a {type(table).__name__}")
         return F.embedding(token_ids, table.matrix)
 
     def has_rows(self, weight: LinearWeight) -> bool:
-        """See `DecoderOps.has_rows`."""
+        """Whether the table is plain."""
         return isinstance(weight, PlainWeight)
 
     def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """See `DecoderOps.add_norm`."""
+        """Add `delta` in place, if there is one, then the RMS norm, as two torch operations."""
         if delta is not None:
             residual.add_(delta)
         return _rms_norm(residual, weight, eps)
 
     def norm_rotate(self, x: Tensor, weight: Tensor | None, eps: float, rotation: Rotation) -> Tensor:
-        """See `DecoderOps.norm_rotate`."""
+        """The RMS norm, if there is a weight, and the rotation, in torch."""
         if weight is not None:
             x = _rms_norm(x, weight, eps)
         return rotate(x, *rotation)
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        """See `DecoderOps.gate`."""
+        """silu(gate) * up of `gate_up` [T, 2 I], in torch: [T, I]."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 

@@ -35,10 +35,10 @@ them: visible in the PTX, not in an interpreter."""
 
 
 class TritonOps(TorchOps):
-    """See `DecoderOps`."""
+    """torch's operations, with Triton kernels for everything between products."""
 
     def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        """See `DecoderOps.add_norm`. One program a token."""
+        """Add and norm in one launch, one program for each token."""
         num_tokens, size = residual.shape
         normed = torch.empty((num_tokens, size), dtype=residual.dtype, device=residual.device)
         added = residual if delta is None else delta
@@ -60,7 +60,7 @@ class TritonOps(TorchOps):
         return normed
 
     def norm_rotate(self, x: Tensor, weight: Tensor | None, eps: float, rotation: Rotation) -> Tensor:
-        """See `DecoderOps.norm_rotate`. One program for a few heads of a token."""
+        """Norm and rotation in one launch, one program for a few heads of a token."""
         num_tokens, num_heads, head_dim = x.shape
         cos, signed_sin = rotation
         rotated = torch.empty((num_tokens, num_heads, head_dim), dtype=x.dtype, device=x.device)
@@ -85,7 +85,7 @@ class TritonOps(TorchOps):
         return rotated
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        """See `DecoderOps.gate`. One program for a piece of a token's row."""
+        """The gated product in one launch, one program for a piece of a token's row."""
         num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
         gated = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
         block = min(triton.next_power_of_2(size), _GATE_BLOCK)

@@ -85,7 +85,7 @@ class GroupedQueryAttention:
         return self._o(attended.flatten(1))
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of the products and the norms, and the sinks if the model has some."""
         yield from self._qkv.parameters()
         yield from self._rotation.parameters()
         yield from self._o.parameters()
@@ -93,7 +93,7 @@ class GroupedQueryAttention:
             yield self._sinks
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Pack the products, and prepare the norms."""
         self._qkv.pack()
         self._rotation.pack()
         self._o.pack()
@@ -105,7 +105,7 @@ def has_gates(config: ModelConfig) -> bool:
 
 
 def qkv_matrices(tensors: str, config: ModelConfig, heads: range, kv_heads: range) -> list[Matrix]:
-    """Where the rows of these heads' queries, keys and values, and of their gates, are published, in this order."""
+    """The published matrices of these heads' queries, keys and values, and of their gates, in this order."""
     size, names = config.head_dim, config.names
     counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
     chosen = (heads, kv_heads, kv_heads)

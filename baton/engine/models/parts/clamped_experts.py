@@ -25,12 +25,13 @@ from baton.wire.errors import ModelLoadError
 
 
 class ClampedExperts:
-    """Gated MLPs, of which each token has its own. See `Part`."""
+    """The experts of gpt-oss: gated MLPs, of which each token has its own. See `Part`."""
 
     def __init__(
         self, name: str, tensors: str, settings: ExpertSettings, config: ModelConfig, setup: PartSetup
     ) -> None:
-        """See `SparseMlp`."""
+        """Allocate this rank's share of all experts. `name` is for messages, `tensors` the prefix of names in the
+        checkpoint."""
         inner, size = settings.intermediate_size, range(config.hidden_size)
         share = setup.shard.share_of(inner, "rows of an expert")
         form, whole_size = _Mxfp4 if settings.is_mxfp4 else _Plain, len(size)
@@ -46,17 +47,17 @@ class ClampedExperts:
         self._products: Products | None = None
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """[T, E] of x [T, E], the experts `chosen` [T, K] and their `weights` [T, K]."""
+        """The weighted sum of each token's experts, [T, E] of x [T, E]. `chosen`: [T, K] experts, `weights`: [T, K]."""
         assert self._products is not None  # packed
         return self._products(x, chosen, weights)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of gate and up, then of down."""
         yield from self._gate_up.parameters
         yield from self._down.parameters
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Bring all experts, one at a time, into the model's dtype with gates first; free what was loaded."""
         # gates first, as everywhere else
         order = torch.cat([torch.arange(first, self._num_rows, 2) for first in (0, 1)]).to(self._setup.device)
         experts = (self._expert(number, order) for number in range(self._num_experts))

@@ -33,7 +33,8 @@ _EPSILON = 1e-6
 
 
 class GatedDeltaNet:
-    """See `Part`, and `GroupedQueryAttention` for `kv` and `rule`."""
+    """The gated delta net of one layer, in the place of attention. It stores states and no keys: `kv` and `rule` say
+    so."""
 
     def __init__(self, layer: int, config: ModelConfig, settings: DeltaSettings, setup: PartSetup) -> None:
         name, tensors = f"layers.{layer}.delta_net", f"{config.names.layer(layer)}.{config.names.state}"
@@ -131,21 +132,22 @@ class GatedDeltaNet:
         return ((self._norm * normed) * F.silu(gate.float())).to(carried.dtype)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of the products, then of the convolution, the decays and the norm."""
         yield from chain(self._in.parameters(), self._out.parameters(), self._parameters)
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Pack the two products; the rest stays as it is."""
         self._in.pack()
         self._out.pack()
 
 
 def carry_on(before: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, fading: Tensor) -> tuple[Tensor, Tensor]:
-    """What n tokens read, [..., n, Dv], and the matrices [..., Dk, Dv] behind them.
+    """Carry the matrices of heads on over n tokens. Returns what the tokens read, [..., n, Dv], and the matrices [...,
+    Dk, Dv] behind them.
 
-    A token multiplies the matrix by e to its `fading` [..., n], adds the outer product of its key and of what its value
-    differs from what that key reads, times `beta` [..., n], and reads the result by its query. q, k: [..., n, Dk];
-    v: [..., n, Dv]; before: [..., Dk, Dv].
+    A token multiplies the matrix by e to its `fading` [..., n]. It then adds the outer product of its key and of its
+    value minus what that key reads, times `beta` [..., n]. At last it reads by its query. q, k: [..., n, Dk]; v: [...,
+    n, Dv]; before: [..., Dk, Dv].
     """
     faded = fading.cumsum(dim=-1)
     # how much of what a token has added is left at another one, which comes later

@@ -25,7 +25,7 @@ from baton.engine.models.shard import Shard
 
 
 class Embedding:
-    """The row of each token. See `Part`. `table`: this rank's `rows` of [V, E]. What loading fills is plain, and a tied
+    """The row of each token. See `Part`. `table`: this rank's `rows` of [V, E]. Loading fills a plain table, and a tied
     head multiplies by it."""
 
     def __init__(self, config: ModelConfig, setup: PartSetup) -> None:
@@ -42,7 +42,7 @@ class Embedding:
         self.is_divided = divided is not None
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """[T, E] of token ids and positions, each [T] int64. The caller may change it."""
+        """The rows [T, E] of the tokens. token_ids and positions: [T] int64. The caller may change the rows."""
         return self._ops.embed(token_ids, self.table)
 
     @property
@@ -51,11 +51,11 @@ class Embedding:
         return self.table if type(self) is Embedding and not self.is_divided else None
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The rows of the table; nothing after `pack`."""
         yield from self._parameters
 
     def pack(self) -> None:
-        """See `Part.pack`: the plain rows stay, until a tied head has packed them."""
+        """Drop the parameters. Nothing is packed: the plain rows stay, until a tied head has packed them."""
         self._parameters.clear()
 
     def share(self, table: LinearWeight) -> None:
@@ -71,14 +71,14 @@ class DividedTable:
         self._rows, self._ops, self._collectives = rows, setup.ops, collectives
 
     def embed(self, token_ids: Tensor, table: LinearWeight) -> Tensor:
-        """See `DecoderOps.embed`; `table`: this rank's rows."""
+        """Rows [T, E], summed over the ranks. `table` [rows, E] is this rank's share of the vocabulary."""
         places = token_ids - self._rows.start
         is_elsewhere = (places < 0) | (places >= len(self._rows))
         found = self._ops.embed(places.masked_fill_(is_elsewhere, 0), table)
         return self._collectives.add_up(found.masked_fill_(is_elsewhere[:, None], 0.0))
 
     def has_rows(self, weight: LinearWeight) -> bool:
-        """See `DecoderOps.has_rows`."""
+        """Whether the operations of this rank can look up rows in such a table."""
         return self._ops.has_rows(weight)
 
 
@@ -90,7 +90,7 @@ class ScaledEmbedding(Embedding):
         self._factor = setup.empty().fill_(config.multipliers.embedding)
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """See `Embedding`."""
+        """Rows [T, E] of the tokens, times a factor."""
         return super().__call__(token_ids, positions).mul_(self._factor)
 
 
@@ -105,7 +105,7 @@ class PositionedEmbedding(Embedding):
         self._parameters.append(Parameter("positions", self._positions, (source,)))
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """See `Embedding`."""
+        """Rows [T, E] of the tokens, plus those of their positions."""
         return super().__call__(token_ids, positions).add_(F.embedding(positions, self._positions))
 
 
@@ -120,7 +120,7 @@ class Head(Part, Protocol):
     """The product that gives logits."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[N, V] of x [N, E]; on every rank but the first, something else of no use."""
+        """Logits [N, V] of x [N, E], on the first rank. The result on other ranks is of no use."""
         ...
 
 
@@ -136,7 +136,7 @@ class DividedHead(Linear):
         self._width = len(Shard(0, setup.shard.size).part_of(config.vocab_size))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `Head`."""
+        """Logits [N, V] on the first rank, put together from every rank's share."""
         share = super().__call__(x)
         # the last parts may be shorter, and what is put side by side has one width
         padded = F.pad(share, (0, self._width - share.shape[1]))
@@ -152,15 +152,15 @@ class TiedHead:
         self._embedding = embedding
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `Head`."""
+        """Logits [N, V], by the product with the embedding's table."""
         return self._head(x)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of the product, which is the embedding's table."""
         yield from self._head.parameters()
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Pack the product; the embedding looks rows up in the packed table from then on."""
         self._head.pack()
         self._embedding.share(self._head.weight)
 
@@ -173,18 +173,18 @@ class ScaledHead:
         self._factor, self._cap = multipliers.logits, multipliers.logits_cap
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `Head`."""
+        """Logits [N, V] of the inner head, times a factor, and capped by tanh where the model caps them."""
         logits = self._head(x)
         if self._factor != 1.0:
             logits = logits * self._factor
         return logits if self._cap is None else (logits / self._cap).tanh_() * self._cap
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of the inner head."""
         yield from self._head.parameters()
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Pack the inner head."""
         self._head.pack()
 
 

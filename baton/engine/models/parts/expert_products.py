@@ -37,23 +37,23 @@ class ExpertMatrices:
 
 
 class Products(Protocol):
-    """All experts of a layer."""
+    """The matrices of all experts of a layer, and how they are multiplied by."""
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """[T, E] of x [T, E], the experts `chosen` [T, K] and their `weights` [T, K]."""
+        """The weighted sum of each token's experts, [T, E] of x [T, E]. `chosen`: [T, K] experts, `weights`: [T, K]."""
         ...
 
 
 def make_products(gate: Gate, experts: Iterable[ExpertMatrices], setup: PartSetup) -> Products:
-    """What computes `experts` fastest on the device. Takes one after another, so that each may be made when asked
-    for."""
+    """The fastest products of `experts` on the device. Experts are taken one after another, so each may be made when it
+    is asked for."""
     if setup.device.type == "cuda" and setup.dtype == torch.bfloat16 and not setup.quantization.name:
         return GroupedProducts(gate, list(experts))
     return products_of(gate, [_packed(expert, setup) for expert in experts], setup)
 
 
 def products_of(gate: Gate, pairs: Sequence[tuple[Linear, Linear]], setup: PartSetup) -> Products:
-    """The same of gate_up and down of each expert, packed."""
+    """The fastest products on the device, of the packed gate_up and down of each expert."""
     return DenseProducts(gate, pairs) if setup.device.type == "cuda" else LoopedProducts(gate, pairs)
 
 
@@ -70,7 +70,7 @@ def _linear(matrix: Tensor, bias: Tensor | None, setup: PartSetup) -> Linear:
 
 
 class LoopedProducts:
-    """Expert by expert, each for its own tokens. See `Products`."""
+    """Products that go expert by expert, each for its own tokens. See `Products`."""
 
     def __init__(self, gate: Gate, pairs: Sequence[tuple[Linear, Linear]]) -> None:
         """`pairs`: the products of each expert."""
@@ -78,7 +78,7 @@ class LoopedProducts:
         self._pairs = pairs
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """See `Products`."""
+        """The experts' sum [T, E], expert by expert, each for its own tokens."""
         order, tokens = _sorted_by_expert(chosen)
         rows, factors = x[tokens], weights.flatten()[order, None].to(x.dtype)
         counts = torch.bincount(chosen.flatten(), minlength=len(self._pairs)).tolist()
@@ -96,15 +96,16 @@ class LoopedProducts:
 
 
 class DenseProducts:
-    """Expert by expert, each for all tokens. See `Products`."""
+    """Products that go expert by expert, each for all tokens. See `Products`."""
 
     def __init__(self, gate: Gate, pairs: Sequence[tuple[Linear, Linear]]) -> None:
-        """See `LoopedProducts`."""
+        """`pairs`: for each expert its products gate_up and down."""
         self._gate = gate
         self._pairs = pairs
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """See `Products`."""
+        """The experts' sum [T, E]: each expert computes all tokens, with the factor 0 for those that have not chosen
+        it."""
         factors = weights.new_zeros(len(x), len(self._pairs)).scatter_(1, chosen, weights).to(x.dtype)
         added = torch.zeros_like(x)
         for expert, (gate_up, down) in enumerate(self._pairs):
@@ -125,7 +126,7 @@ class GroupedProducts:
         self._down_biases = _stacked([expert.down_bias for expert in experts])
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """See `Products`."""
+        """The experts' sum [T, E], by one grouped product for all experts."""
         order, tokens = _sorted_by_expert(chosen)
         experts = chosen.flatten()[order]
         of_expert = torch.arange(self._num_experts, device=x.device)[:, None]

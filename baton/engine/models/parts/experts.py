@@ -21,12 +21,13 @@ from baton.engine.models.parts.mlp import gate_of
 
 
 class Experts:
-    """Gated MLPs, of which each token has its own. See `Part`."""
+    """The experts of a plain checkpoint: gated MLPs, of which each token has its own. See `Part`."""
 
     def __init__(
         self, name: str, tensors: str, settings: ExpertSettings, config: ModelConfig, setup: PartSetup
     ) -> None:
-        """See `SparseMlp`."""
+        """Allocate this rank's rows of all experts. `name` is for messages, `tensors` the prefix of names in the
+        checkpoint."""
         names, inner, size = config.names, settings.intermediate_size, config.hidden_size
         share = setup.shard.share_of(inner, "rows of an expert")
         count, rows = settings.num_experts, len(share)
@@ -50,16 +51,16 @@ class Experts:
         self._products: Products | None = None
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """[T, E] of x [T, E], the experts `chosen` [T, K] and their `weights` [T, K]."""
+        """The weighted sum of each token's experts, [T, E] of x [T, E]. `chosen`: [T, K] experts, `weights`: [T, K]."""
         assert self._products is not None  # packed
         return self._products(x, chosen, weights)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of all experts; nothing after `pack`."""
         yield from self._parameters
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Hand the matrices to the products, and drop the loaded ones."""
         assert self._gate_up is not None
         assert self._down is not None
         experts = map(ExpertMatrices, self._gate_up, self._down)
@@ -70,13 +71,12 @@ class Experts:
 
 
 class SeparateExperts:
-    """The same where the checkpoint is quantized: each matrix is loaded as it is published, and stays so. See
-    `Part`."""
+    """The experts of a quantized checkpoint: each matrix is loaded as it is published, and stays so. See `Part`."""
 
     def __init__(
         self, name: str, tensors: str, settings: ExpertSettings, config: ModelConfig, setup: PartSetup
     ) -> None:
-        """See `SparseMlp`."""
+        """Make two products an expert. `name` is for messages, `tensors` the prefix of names in the checkpoint."""
         names, inner, size = config.names, settings.intermediate_size, config.hidden_size
         share = setup.shard.share_of(inner, "rows of an expert")
         self._pairs: list[tuple[Linear, Linear]] = []
@@ -90,17 +90,17 @@ class SeparateExperts:
         self._products = products_of(gate_of(config.hidden_act, setup), self._pairs, setup)
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """See `Experts`."""
+        """The weighted sum of each token's experts, [T, E] of x [T, E]. `chosen`: [T, K] experts, `weights`: [T, K]."""
         return self._products(x, chosen, weights)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of all experts, in order."""
         for pair in self._pairs:
             for linear in pair:
                 yield from linear.parameters()
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Pack the two products of every expert."""
         for pair in self._pairs:
             for linear in pair:
                 linear.pack()

@@ -25,10 +25,10 @@ from baton.engine.models.shard import scaled
 
 
 class HeadPart(Part, Protocol):
-    """Turns queries and keys into what attention takes."""
+    """The norm, if there is one, and the rotation of queries and keys before attention."""
 
     def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """[T, H, D] of x [T, H, D]."""
+        """The normed and rotated heads of queries and keys: [T, H, D] of x [T, H, D]."""
         ...
 
 
@@ -47,7 +47,8 @@ def make_head_rotation(
 
 
 class WholeHeadNorm:
-    """RMS norms over all queries, and over all keys, of a token: those of all ranks together. See `HeadPart`."""
+    """RMS norms over all query heads of a token, and over all its key heads: those of all ranks together. See
+    `HeadPart`."""
 
     def __init__(self, name: str, tensors: tuple[str, ...], config: ModelConfig, setup: PartSetup) -> None:
         """`tensors`: of the weights of queries [Hq * D] and keys [Hkv * D]."""
@@ -64,7 +65,7 @@ class WholeHeadNorm:
         ]
 
     def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """See `HeadPart`."""
+        """Norm all query heads of a token together, and all key heads, then rotate x [T, H, D]."""
         both = x[:, : self._num_heads].flatten(1), x[:, self._num_heads :].flatten(1)
         if self._collectives is not None:
             normed = self._normed_together(both, self._collectives)
@@ -86,11 +87,11 @@ class WholeHeadNorm:
         return normed
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The weights of queries and of keys."""
         yield from self._parameters
 
     def pack(self) -> None:
-        """See `Part.pack`: norms have one format."""
+        """Do nothing: norms have one format."""
 
 
 def _weight(name: str, tensor: str, weight: Tensor, size: int, taken: range) -> Parameter:
@@ -115,18 +116,18 @@ class OffsetHeadNorm:
         self._factors: Tensor | None = None
 
     def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """See `HeadPart`."""
+        """Norm each head of x [T, H, D] with a weight that is an offset from 1, then rotate it."""
         assert self._factors is not None  # packed
         normed = F.rms_norm(x.float(), x.shape[-1:], None, self._eps).mul_(self._factors).to(x.dtype)
         return self._ops.norm_rotate(normed, None, self._eps, rotation)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The weights of queries and of keys."""
         for weight in self._weights:
             yield weight.parameter
 
     def pack(self) -> None:
-        """See `Part.pack`: one row a head."""
+        """Make one row [D] of factors for each head, in the order in which heads lie in memory."""
         rows = [weight.factors().expand(count, -1) for weight, count in zip(self._weights, self._counts, strict=True)]
         factors = torch.cat(rows)
         self._factors = factors if self._order is None else factors[:, self._order.to(factors.device)].contiguous()

@@ -80,12 +80,12 @@ class LatentAttention:
         return self._o(self._expansion.values(attended).flatten(1))
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of all products and of the norm of latents."""
         for part in (self._queries, self._kv_a, self._kv_norm, self._expansion, self._o):
             yield from part.parameters()
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Pack all products, and prepare the norm."""
         for part in (self._queries, self._kv_a, self._kv_norm, self._expansion, self._o):
             part.pack()
 

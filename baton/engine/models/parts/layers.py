@@ -30,7 +30,7 @@ from baton.wire.layout import LayerKv
 
 
 class MlpPart(Part, Protocol):
-    """Any MLP."""
+    """The MLP of a layer, of any kind."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """The MLP's summand for the residual stream, [T, E] of x [T, E]."""
@@ -38,7 +38,7 @@ class MlpPart(Part, Protocol):
 
 
 class DecoderLayer(Protocol):
-    """One layer."""
+    """One layer of a decoder."""
 
     @property
     def kv(self) -> LayerKv:
@@ -56,7 +56,7 @@ class DecoderLayer(Protocol):
         ...
 
     def parts(self) -> tuple[Part, ...]:
-        """In the order in which they compute."""
+        """The parts of the layer, in the order in which they compute."""
         ...
 
 
@@ -94,7 +94,7 @@ class _Parts:
 
 
 class PreNormLayer:
-    """Norms before attention and before the MLP. See `DecoderLayer`."""
+    """A layer with norms before attention and before the MLP. See `DecoderLayer`."""
 
     def __init__(self, layer: int, config: ModelConfig, rope: int, setup: PartSetup) -> None:
         make, names = _Parts(layer, config, rope, setup), config.names
@@ -105,39 +105,39 @@ class PreNormLayer:
 
     @property
     def kv(self) -> LayerKv:
-        """See `DecoderLayer`."""
+        """Size and layout of the KV that the layer's attention stores."""
         return self._attention.kv
 
     @property
     def rule(self) -> LayerRule:
-        """See `DecoderLayer`."""
+        """How the layer's attention attends."""
         return self._attention.rule
 
     def forward(self, residual: Tensor, delta: Tensor | None, rotations: Rotations, attention: Attention) -> Tensor:
-        """See `DecoderLayer`."""
+        """Norm, attention, norm, MLP. Returns what the MLP adds, [T, E]; `residual` [T, E] has everything else."""
         attended = self._attention(self._input_norm(residual, delta), rotations, attention)
         return self._mlp(self._mlp_norm(residual, attended))
 
     def parts(self) -> tuple[Part, ...]:
-        """See `DecoderLayer`."""
+        """Both norms, attention and MLP, in the order of computation."""
         return self._input_norm, self._attention, self._mlp_norm, self._mlp
 
 
 class ScaledLayer(PreNormLayer):
-    """The same, and what is added to the stream is multiplied by a constant."""
+    """A `PreNormLayer` whose summands for the stream are multiplied by a constant."""
 
     def __init__(self, layer: int, config: ModelConfig, rope: int, setup: PartSetup) -> None:
         super().__init__(layer, config, rope, setup)
         self._factor = config.multipliers.residual
 
     def forward(self, residual: Tensor, delta: Tensor | None, rotations: Rotations, attention: Attention) -> Tensor:
-        """See `DecoderLayer`."""
+        """Norm, attention, norm, MLP, with each summand times a factor. Returns what the MLP adds, [T, E]."""
         attended = self._attention(self._input_norm(residual, delta), rotations, attention)
         return self._mlp(self._mlp_norm(residual, attended * self._factor)) * self._factor
 
 
 class PostNormLayer:
-    """Norms after attention and after the MLP alone. See `DecoderLayer`."""
+    """A layer with norms after attention and after the MLP alone. See `DecoderLayer`."""
 
     def __init__(self, layer: int, config: ModelConfig, rope: int, setup: PartSetup) -> None:
         make, names = _Parts(layer, config, rope, setup), config.names
@@ -148,28 +148,28 @@ class PostNormLayer:
 
     @property
     def kv(self) -> LayerKv:
-        """See `DecoderLayer`."""
+        """Size and layout of the KV that the layer's attention stores."""
         return self._attention.kv
 
     @property
     def rule(self) -> LayerRule:
-        """See `DecoderLayer`."""
+        """How the layer's attention attends."""
         return self._attention.rule
 
     def forward(self, residual: Tensor, delta: Tensor | None, rotations: Rotations, attention: Attention) -> Tensor:
-        """See `DecoderLayer`."""
+        """Attention, norm, MLP, norm: norms are of what is added. Returns the normed MLP's [T, E]."""
         if delta is not None:
             residual.add_(delta)
         residual.add_(self._attention_norm(self._attention(residual, rotations, attention), None))
         return self._mlp_norm(self._mlp(residual), None)
 
     def parts(self) -> tuple[Part, ...]:
-        """See `DecoderLayer`."""
+        """Attention and MLP, each with the norm behind it."""
         return self._attention, self._attention_norm, self._mlp, self._mlp_norm
 
 
 class SandwichLayer(PreNormLayer):
-    """Norms before and after attention and MLP."""
+    """A layer with norms before and after attention and MLP. See `DecoderLayer`."""
 
     def __init__(self, layer: int, config: ModelConfig, rope: int, setup: PartSetup) -> None:
         super().__init__(layer, config, rope, setup)
@@ -178,13 +178,13 @@ class SandwichLayer(PreNormLayer):
         self._mlp_out = make.norm("mlp_out_norm", names.mlp_out_norm)
 
     def forward(self, residual: Tensor, delta: Tensor | None, rotations: Rotations, attention: Attention) -> Tensor:
-        """See `DecoderLayer`."""
+        """Norms in front of and behind both attention and MLP. Returns the normed MLP's [T, E]."""
         attended = self._attention(self._input_norm(residual, delta), rotations, attention)
         attended = self._attention_out(attended, None)
         return self._mlp_out(self._mlp(self._mlp_norm(residual, attended)), None)
 
     def parts(self) -> tuple[Part, ...]:
-        """See `DecoderLayer`."""
+        """The parts of a layer with norms in front, then the two norms behind."""
         return *super().parts(), self._attention_out, self._mlp_out
 
 
@@ -199,22 +199,22 @@ class ParallelLayer:
 
     @property
     def kv(self) -> LayerKv:
-        """See `DecoderLayer`."""
+        """Size and layout of the KV that the layer's attention stores."""
         return self._attention.kv
 
     @property
     def rule(self) -> LayerRule:
-        """See `DecoderLayer`."""
+        """How the layer's attention attends."""
         return self._attention.rule
 
     def forward(self, residual: Tensor, delta: Tensor | None, rotations: Rotations, attention: Attention) -> Tensor:
-        """See `DecoderLayer`."""
+        """Attention and MLP of the same normed rows. Returns what the MLP adds, [T, E]."""
         normed = self._norm(residual, delta)
         residual.add_(self._attention(normed, rotations, attention))
         return self._mlp(normed)
 
     def parts(self) -> tuple[Part, ...]:
-        """See `DecoderLayer`."""
+        """The norm, attention and MLP."""
         return self._norm, self._attention, self._mlp
 
 
@@ -222,7 +222,7 @@ class TwoNormParallelLayer(PreNormLayer):
     """Attention and MLP read the same stream, each by a norm of its own."""
 
     def forward(self, residual: Tensor, delta: Tensor | None, rotations: Rotations, attention: Attention) -> Tensor:
-        """See `DecoderLayer`."""
+        """Attention and MLP beside each other, each with its own norm. Returns the sum of both, [T, E]."""
         normed = self._input_norm(residual, delta)
         added = self._mlp(self._mlp_norm(residual, None))
         return added.add_(self._attention(normed, rotations, attention))

@@ -37,7 +37,7 @@ def _gate(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
 
 
 class GatedMlp:
-    """down(activation(gate(x)) * up(x)). See `Part`."""
+    """The MLP down(activation(gate(x)) * up(x)). See `Part`."""
 
     def __init__(self, name: str, tensors: str, inner: int, config: ModelConfig, setup: PartSetup) -> None:
         """`name` of its parameters, `tensors` of the checkpoint's, `inner`: I."""
@@ -59,21 +59,22 @@ class GatedMlp:
         return self._down(self._gate(self._gate_up(x)))
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of gate and up, then of down."""
         yield from self._gate_up.parameters()
         yield from self._down.parameters()
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Pack the products."""
         self._gate_up.pack()
         self._down.pack()
 
 
 class PlainMlp:
-    """down(activation(up(x))). See `Part`."""
+    """The MLP down(activation(up(x))). See `Part`."""
 
     def __init__(self, name: str, tensors: str, inner: int, config: ModelConfig, setup: PartSetup) -> None:
-        """See `GatedMlp`."""
+        """`name` is for messages, `tensors` the prefix of names in the checkpoint, `inner` the size between the two
+        products."""
         names = config.names
         share = setup.shard.share_of(inner, "rows of the MLP")
         self._up = Linear.column_parallel(
@@ -101,11 +102,11 @@ class PlainMlp:
         return self._down(self._activation(self._up(x)))
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of up, then of down."""
         yield from self._up.parameters()
         yield from self._down.parameters()
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Pack the products."""
         self._up.pack()
         self._down.pack()

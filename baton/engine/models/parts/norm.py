@@ -49,15 +49,15 @@ class ResidualNorm:
         self._ops = setup.ops
 
     def __call__(self, residual: Tensor, delta: Tensor | None) -> Tensor:
-        """See `StreamNorm`."""
+        """Add `delta` to `residual` [T, E], if there is one, and return the RMS norm [T, E]."""
         return self._ops.add_norm(residual, delta, self._weight, self._eps)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The weight [E]."""
         yield self._parameter
 
     def pack(self) -> None:
-        """See `Part.pack`: norms have one format."""
+        """Do nothing: norms have one format."""
 
 
 class OffsetWeight:
@@ -68,7 +68,7 @@ class OffsetWeight:
         self.parameter = _parameter(name, tensor, self._weight, center=0.0)
 
     def factors(self) -> Tensor:
-        """1 + weight [E], float32."""
+        """The factors 1 + weight, [E] float32."""
         return 1.0 + self._weight.float()
 
 
@@ -81,7 +81,7 @@ class OffsetNorm:
         self._eps = eps
 
     def __call__(self, residual: Tensor, delta: Tensor | None) -> Tensor:
-        """See `StreamNorm`."""
+        """Add `delta` to `residual` [T, E], if there is one, and return the RMS norm [T, E], times 1 + weight."""
         assert self._factors is not None  # packed
         if delta is not None:
             residual.add_(delta)
@@ -89,16 +89,16 @@ class OffsetNorm:
         return normed.mul_(self._factors).to(residual.dtype)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The weight [E], which is an offset from 1."""
         yield self._weight.parameter
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Make factors of the weight, which is an offset from 1."""
         self._factors = self._weight.factors()
 
 
 class LayerNorm:
-    """Mean 0 and variance 1, times a weight, plus a bias where the model has one. See `StreamNorm`."""
+    """The norm to mean 0 and variance 1, times a weight, plus a bias where the model has one. See `StreamNorm`."""
 
     def __init__(self, name: str, tensor: str, size: int, eps: float, setup: PartSetup, *, has_bias: bool) -> None:
         self._weight, self._bias = setup.empty(size), setup.empty(size) if has_bias else None
@@ -108,17 +108,17 @@ class LayerNorm:
         self._eps = eps
 
     def __call__(self, residual: Tensor, delta: Tensor | None) -> Tensor:
-        """See `StreamNorm`."""
+        """Add `delta` to `residual` [T, E], if there is one, and return the layer norm [T, E]."""
         if delta is not None:
             residual.add_(delta)
         return F.layer_norm(residual, residual.shape[-1:], self._weight, self._bias, self._eps)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The weight [E], and the bias if there is one."""
         yield from self._parameters
 
     def pack(self) -> None:
-        """See `Part.pack`: norms have one format."""
+        """Do nothing: norms have one format."""
 
 
 class HeadRotation:
@@ -152,16 +152,16 @@ class HeadRotation:
             self._parameter = Parameter(name, self._weight, tuple(sources), center=1.0)
 
     def __call__(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """[T, H, D] of x [T, H, D]."""
+        """The normed and rotated heads of queries and keys: [T, H, D] of x [T, H, D]."""
         return self._ops.norm_rotate(x, self._weight, self._eps, rotation)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The norm's weight, if the model norms heads."""
         if self._parameter is not None:
             yield self._parameter
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Bring the norm's weight into the order in which the elements of heads lie."""
         if self._weight is not None and self._order is not None:
             self._weight = self._weight[:, self._order.to(self._weight.device)].contiguous()
 

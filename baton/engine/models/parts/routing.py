@@ -21,7 +21,7 @@ from baton.engine.models.parts.base import PartSetup
 
 
 class ExpertRouting:
-    """Scores [T, X] of tokens, and which K experts each goes to. See `Part`."""
+    """Chooses the K experts that each token goes to, by scores [T, X]. See `Part`."""
 
     def __init__(
         self, name: str, tensors: str, settings: ExpertSettings, config: ModelConfig, setup: PartSetup
@@ -83,8 +83,8 @@ class ExpertRouting:
         return outside[:, :, None].expand(grouped.shape).reshape(choice.shape)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The routing matrix [X, E], then the bias [X] and the correction [X] where the model has them."""
         yield from self._parameters
 
     def pack(self) -> None:
-        """See `Part.pack`: the product is small."""
+        """Do nothing: the product is too small to be worth it."""

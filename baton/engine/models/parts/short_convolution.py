@@ -65,13 +65,13 @@ class ShortConvolution:
         return self._out(added.mul_(last))
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of the products, then the weights of the convolution."""
         yield from self._in.parameters()
         yield from self._out.parameters()
         yield from self._parameters
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Pack the products; the convolution stays as it is."""
         self._in.pack()
         self._out.pack()
 

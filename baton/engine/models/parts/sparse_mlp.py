@@ -59,12 +59,12 @@ class SparseMlp:
         return added if self._collectives is None else self._collectives.add_up(added)
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """The parameters of routing, of the experts, and of the shared expert."""
         for part in self._parts():
             yield from part.parameters()
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Pack routing, experts and the shared expert."""
         for part in self._parts():
             part.pack()
 

@@ -35,7 +35,7 @@ class Unread(Protocol):
     """A weight whose tensors are still to be loaded."""
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """What loading fills."""
+        """The tensors that loading fills."""
         ...
 
     def loaded(self) -> LoadedWeight:
@@ -55,30 +55,30 @@ class Quantization(Protocol):
         ...
 
     def quantized(self, weight: LoadedWeight) -> LoadedWeight:
-        """What a loaded weight becomes before it is packed."""
+        """The form of a loaded weight in which it is packed."""
         ...
 
     def held_bytes(self, num_out: int, num_in: int) -> int:
-        """What a weight that is plain in the checkpoint takes in the end; 0: as much as it takes there."""
+        """The bytes in the end of a weight that is plain in the checkpoint; 0: as many as it takes there."""
         ...
 
 
 class Unquantized:
-    """Plain weights stay plain. See `Quantization`."""
+    """No method: plain weights stay plain. See `Quantization`."""
 
     name = ""
     is_published = False
 
     def unread(self, piece: Piece) -> Unread | None:
-        """See `Quantization`."""
+        """None: every weight is plain."""
         return None
 
     def quantized(self, weight: LoadedWeight) -> LoadedWeight:
-        """See `Quantization`."""
+        """The weight as it was loaded."""
         return weight
 
     def held_bytes(self, num_out: int, num_in: int) -> int:
-        """See `Quantization`."""
+        """0: nothing is kept beside the plain weight."""
         return 0
 
 

@@ -20,7 +20,8 @@ _CODES = {"I8": (torch.int8, 1), "U8": (torch.uint8, 2)}
 
 
 class QuantizedParts:
-    """See `Quantization`. `entries`: of the checkpoint's tensors, by name."""
+    """The method of checkpoints whose tensors are stored as parts of a `QuantizedWeight`. `entries` has their tensors
+    by name."""
 
     name = ""
     is_published = True
@@ -31,7 +32,8 @@ class QuantizedParts:
         self.held_bytes = Unquantized().held_bytes
 
     def unread(self, piece: Piece) -> Unread | None:
-        """See `Quantization`."""
+        """The parts to read of a matrix, or None where it is plain. Raises `ModelLoadError` where its scales are
+        missing."""
         codes = self._entries.get(f"{piece.tensor}.codes")
         scales = self._entries.get(f"{piece.tensor}.scales")
         if codes is None:
@@ -42,7 +44,7 @@ class QuantizedParts:
 
 
 class _UnreadParts:
-    """See `Unread`."""
+    """The codes, scales and offsets of a matrix, to be read."""
 
     def __init__(self, piece: Piece, codes: TensorEntry, scales: TensorEntry, has_offsets: bool) -> None:
         num_in = piece.shape[1]
@@ -55,12 +57,12 @@ class _UnreadParts:
         self._offsets = part(piece, "offsets", torch.float32, columns, scales.shape[1]) if has_offsets else None
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See `Unread`."""
+        """Codes, scales, and offsets if there are some."""
         found = (self._codes, self._scales, self._offsets)
         return tuple(parameter for parameter in found if parameter is not None)
 
     def loaded(self) -> QuantizedWeight:
-        """See `Unread`."""
+        """The quantized weight, in the form in which it was stored."""
         offsets = None if self._offsets is None else self._offsets.tensor
         return QuantizedWeight(self._codes.tensor, self._scales.tensor, offsets, self._group_size, self._piece.dtype)
 

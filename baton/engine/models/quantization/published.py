@@ -31,22 +31,22 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class _UnreadTensors:
-    """See `Unread`. `convert` makes the weight of the tensors, by their endings."""
+    """Tensors to be read, by the ending of their names, and `convert`, which makes the weight of them."""
 
     read: Mapping[str, Parameter]
     convert: Callable[[Tensors], QuantizedWeight]
 
     def parameters(self) -> tuple[Parameter, ...]:
-        """See `Unread`."""
+        """All tensors to be read."""
         return tuple(self.read.values())
 
     def loaded(self) -> QuantizedWeight:
-        """See `Unread`."""
+        """The quantized weight that `convert` makes of the tensors."""
         return self.convert({ending: parameter.tensor for ending, parameter in self.read.items()})
 
 
 class Published:
-    """See `Quantization`. `entries`: of the checkpoint's tensors, by name."""
+    """The methods of published checkpoints. `entries` has the checkpoint's tensors by name."""
 
     name = ""
     is_published = True
@@ -58,7 +58,8 @@ class Published:
         self.held_bytes = Unquantized().held_bytes
 
     def unread(self, piece: Piece) -> Unread | None:
-        """See `Quantization`."""
+        """The tensors to read of a matrix, or None where it is plain. The tensors of the files decide that, not the
+        config."""
         tensors = _PieceTensors(piece, self._entries)
         if tensors.has("qweight") and self._settings.method in (GPTQ, AWQ):
             return _gptq(tensors, self._settings)

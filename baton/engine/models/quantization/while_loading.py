@@ -35,7 +35,8 @@ _SMALLEST_HALF = 2.0**-14
 
 
 class Int8:
-    """Groups of 64 inputs; where they do not divide them, one group for each output. See `Quantization`."""
+    """8 bits a weight, in groups of 64 inputs. Where 64 does not divide the inputs, each output is one group. See
+    `Quantization`."""
 
     name = INT8
     is_published = False
@@ -45,11 +46,11 @@ class Int8:
         self._kernels = kernels
 
     def unread(self, piece: Piece) -> Unread | None:
-        """See `Quantization`."""
+        """None: the checkpoint is plain."""
         return None
 
     def quantized(self, weight: LoadedWeight) -> LoadedWeight:
-        """See `Quantization`."""
+        """The weight [out, in] with int8 codes and a scale for each group of inputs."""
         if not isinstance(weight, PlainWeight):
             return weight
         matrix, group_size = weight.matrix, _int8_group(weight.matrix.shape[1])
@@ -63,17 +64,18 @@ class Int8:
         return QuantizedWeight(codes, scales, None, group_size, matrix.dtype)
 
     def held_bytes(self, num_out: int, num_in: int) -> int:
-        """See `Quantization`."""
+        """Bytes of codes and scales of a weight [num_out, num_in]."""
         return num_out * (num_in + num_in // _int8_group(num_in) * 2)
 
 
 class Int4(Int8):
-    """Groups of 32 inputs; what they do not divide gets 8 bits. See `Quantization`."""
+    """4 bits a weight, in groups of 32 inputs. A matrix whose inputs 32 does not divide gets 8 bits. See
+    `Quantization`."""
 
     name = INT4
 
     def quantized(self, weight: LoadedWeight) -> LoadedWeight:
-        """See `Quantization`."""
+        """The weight [out, in] with int4 codes, scales and offsets; as int8 where its inputs are no multiple of 32."""
         if not isinstance(weight, PlainWeight) or weight.matrix.shape[1] % _INT4_GROUP:
             return super().quantized(weight)
         matrix = weight.matrix
@@ -88,14 +90,14 @@ class Int4(Int8):
         return QuantizedWeight(codes, scales, offsets, _INT4_GROUP, matrix.dtype)
 
     def held_bytes(self, num_out: int, num_in: int) -> int:
-        """See `Quantization`."""
+        """Bytes of codes, scales and offsets of a weight [num_out, num_in]."""
         if num_in % _INT4_GROUP:
             return super().held_bytes(num_out, num_in)
         return num_out * (num_in // 2 + num_in // _INT4_GROUP * 4)
 
 
 def quantization_while_loading(setting: str, kernels: Kernels | None = None) -> Unquantized | Int8:
-    """What `--quantization` asks for. Raises `InvalidSetting` for a name that is not known."""
+    """The method that `--quantization` asks for. Raises `InvalidSetting` for a name that is not known."""
     if setting not in WHILE_LOADING:
         raise InvalidSetting(f"quantization {setting!r:.50} is not known; allowed: {', '.join(WHILE_LOADING)}")
     method = WHILE_LOADING[setting]

@@ -25,7 +25,7 @@ _DECODING_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, EO
 
 
 class DecodedImage(NamedTuple):
-    """Resized rows of red, green and blue, 8 bits each."""
+    """A resized image: rows of red, green and blue, 8 bits each."""
 
     height: int
     width: int

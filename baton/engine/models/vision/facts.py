@@ -49,8 +49,8 @@ class PixelRule:
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts(ABC):
-    """What router and nodes know of the images of a model. `patch`: edge, in pixels, of what the tower takes as one
-    input; `merge`: that many of them, squared, become one token."""
+    """Facts about the images of a model, for router and nodes. `patch`: the edge, in pixels, of one input of the tower;
+    `merge`: that many inputs, squared, become one token."""
 
     token_id: int
     patch: int
@@ -59,7 +59,7 @@ class ImageFacts(ABC):
 
     @property
     def edge(self) -> int:
-        """Edge of what becomes one token, in pixels."""
+        """The edge of the square of pixels that becomes one token."""
         return self.patch * self.merge
 
     @property
@@ -73,10 +73,10 @@ class ImageFacts(ABC):
 
     @abstractmethod
     def token_ids(self, height: int, width: int) -> list[int]:
-        """What stands in a prompt for an image of that size."""
+        """The token ids in a prompt that stand for an image of that size, in pixels."""
 
     def num_positions(self, image: PromptImage) -> int:
-        """By how much positions go on from the first token of an image to the token behind it."""
+        """The positions from the first token of an image to the token behind it."""
         return image.num_tokens
 
     def require_fit(self, token_ids: Sequence[int], image: PromptImage) -> None:
@@ -106,7 +106,8 @@ class PixtralFacts(ImageFacts):
     end_id: int
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """See `ImageFacts.resized`."""
+        """Height and width in pixels: at most the model's longest edge, multiples of a patch. Raises `InvalidRequest`
+        for one patch."""
         ratio = max(height, width) / self.longest_edge
         if ratio > 1:
             height, width = max(1, math.floor(height / ratio)), max(1, math.floor(width / ratio))
@@ -116,7 +117,7 @@ class PixtralFacts(ImageFacts):
         return (height - 1) // self.edge * self.edge + self.edge, (width - 1) // self.edge * self.edge + self.edge
 
     def token_ids(self, height: int, width: int) -> list[int]:
-        """See `ImageFacts.token_ids`."""
+        """A token for each patch, with one that ends each row and one that ends the image."""
         row = [self.token_id] * (width // self.edge) + [self.break_id]
         return row * (height // self.edge - 1) + row[:-1] + [self.end_id]
 
@@ -133,11 +134,12 @@ class QwenFacts(ImageFacts):
 
     @property
     def sections(self) -> tuple[int, ...]:
-        """See `ImageFacts.sections`."""
+        """For each pair of elements of a head, the dimension that rotates it: time (0), row (1) or column (2)."""
         return self.dimensions
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """See `ImageFacts.resized`."""
+        """Height and width in pixels: multiples of a patch, within the model's bounds. Raises `InvalidRequest` for
+        narrow images."""
         if max(height, width) > _MAX_RATIO * min(height, width):
             raise InvalidRequest(f"an image of {height} x {width} pixels is too narrow for this model", "messages")
         edge, size = self.edge, height * width
@@ -151,17 +153,17 @@ class QwenFacts(ImageFacts):
         return rows * edge, columns * edge
 
     def token_ids(self, height: int, width: int) -> list[int]:
-        """See `ImageFacts.token_ids`."""
+        """A token for each merged patch."""
         return [self.token_id] * (height // self.edge * (width // self.edge))
 
     def num_positions(self, image: PromptImage) -> int:
-        """See `ImageFacts.num_positions`."""
+        """The longer edge of the image, in merged patches: that many positions are used up."""
         return max(image.height, image.width) // self.edge
 
 
 def load_image_facts(folder: Path) -> ImageFacts | None:
-    """What the checkpoint in `folder` says of images; None for a model of text alone. Raises `NoImages` with the reason
-    for one whose images cannot be served, and `ModelLoadError` for files that cannot be read."""
+    """The facts of the checkpoint in `folder` about images; None for a model of text alone. Raises `NoImages` with the
+    reason when its images cannot be served, and `ModelLoadError` for files that cannot be read."""
     content, _ = read_config_files(folder)
     if not isinstance(content.get("vision_config"), dict):
         return None

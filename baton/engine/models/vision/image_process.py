@@ -30,7 +30,7 @@ _KEPT_BYTES = 2**28
 
 
 def main() -> int:
-    """Answer until the input ends."""
+    """Answer one line of requests after another until the input ends."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     facts = load_image_facts(Path(sys.argv[1]))
     assert facts is not None  # the router has read the same files

@@ -94,7 +94,7 @@ def inputs_of(facts: ImageFacts, pixels: Tensor) -> dict[str, Any]:
 
 
 def values_of(rule: PixelRule) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """What becomes of each of the 256 numbers of a pixel in each channel, [3, 256], rounded as transformers does."""
+    """The value of each of the 256 numbers of a pixel in each channel, [3, 256], rounded as transformers does."""
     scaled = (np.arange(256, dtype=np.float64) * rule.factor).astype(np.float32)
     mean, std = (np.array(each, dtype=np.float32)[:, None] for each in (rule.mean, rule.std))
     found: np.ndarray[Any, np.dtype[np.float32]] = (scaled - mean) / std

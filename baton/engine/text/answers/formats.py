@@ -180,7 +180,7 @@ class AnswerFormat:
 
     @property
     def tags(self) -> Tags | None:
-        """What stands around reasoning; None: there is none, or it has other marks."""
+        """The tags around reasoning; None: there is none, or it has other marks."""
         return REASONING_FORMATS.get(self.reasoning)
 
     def begins_reasoning(self, prompt_end: str) -> bool:
@@ -192,7 +192,7 @@ class AnswerFormat:
         return begun > ended or (self.reasoning in _ALWAYS_REASONS and ended < 0)
 
     def parser(self, request: CallsWanted, *, is_reasoning_begun: bool) -> AnswerParser:
-        """What tells the parts of one answer apart. `is_reasoning_begun`: see `begins_reasoning`."""
+        """A parser that tells the parts of one answer apart. `is_reasoning_begun`: see `begins_reasoning`."""
         return AnswerParser(partial(self._parse, request=request, is_reasoning_begun=is_reasoning_begun))
 
     def _parse(self, reader: Reader, request: CallsWanted, is_reasoning_begun: bool) -> Steps[None]:
@@ -216,11 +216,11 @@ class AnswerFormat:
 
 @dataclass(frozen=True, slots=True)
 class CallsWanted:
-    """What a request wants of calls. `schemas`: those of the parameters of the functions that may be called, by name.
+    """The calls that a request wants. `schemas`: those of the parameters of the functions that may be called, by name.
 
-    `is_enforced`: a grammar makes the answer a call of `function`, which is then its arguments alone, or without one
-    an array of calls; in harmony it is a message like any other call. `may_reason` False: a grammar leaves no room for
-    reasoning.
+    `is_enforced`: a grammar makes the answer a call. With `function` the answer is the arguments of that function
+    alone; without, it is an array of calls; in harmony it is a message like any other call. `may_reason` False: a
+    grammar leaves no room for reasoning.
     """
 
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -34,13 +34,13 @@ Functions = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class AnswerShape:
-    """What an answer may be.
+    """The form that an answer may have.
 
-    `reasoning`: the tags around what may stand first, and has to where it `is_reasoning_begun` by the prompt. It has
-    `max_reasoning_tokens` at most, if the tag that ends it is a token; None: any number.
-    `structure`: what the text behind it must be; None: any text. `functions`: the schemas of the arguments of those
-    that may be called instead of a structure, or among any text; `call_format` is how, and `is_one_call` says how
-    often.
+    `reasoning`: the tags around thoughts, which may stand first, and have to where it `is_reasoning_begun` by the
+    prompt. They have `max_reasoning_tokens` at most, if the tag that ends them is a token; None: any number.
+    `structure`: the form of the text behind them; None: any text. `functions`: the schemas of the arguments of
+    functions that may be called, instead of a structure or among any text. `call_format` says how, and `is_one_call`
+    how often.
     """
 
     reasoning: Tags | None = None

@@ -31,11 +31,11 @@ _BOUNDED_MESSAGES = 2
 
 @dataclass(frozen=True, slots=True)
 class HarmonyShape:
-    """What an answer may be, to a prompt that ends with the assistant's role.
+    """The form that an answer may have, to a prompt that ends with the assistant's role.
 
     `may_reason`: thoughts may stand first. They and other remarks have `max_reasoning_tokens` at most, in two messages;
-    None: any number of either. `structure`: what the answer must be; None: any text. `functions`: the
-    schemas of the arguments of those that may be called instead; one of them has to be where the model `must_call`.
+    None: any number of either. `structure`: the form of the answer; None: any text. `functions`: the schemas of the
+    arguments of functions that may be called instead; one has to be called where the model `must_call`.
     """
 
     structure: Grammar | None = None

@@ -29,7 +29,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class JsonScanner:
-    """One value. `is_done`: it has ended; `is_bad`: the next character cannot belong to it."""
+    """Follows one JSON value. `is_done`: the value has ended; `is_bad`: the next character cannot belong to it."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -41,7 +41,7 @@ class JsonScanner:
         self._num_hex = 0
 
     def scan(self, text: str, at: int) -> int:
-        """Go on at `text[at]`; the place behind what belongs to the value."""
+        """Go on at `text[at]`. Returns the place behind what belongs to the value."""
         while at < len(text) and not self.is_done and not self.is_bad:
             run = _RUNS[self._state].match(text, at) if self._state in _RUNS else None
             if run is not None:
@@ -131,8 +131,9 @@ class JsonScanner:
 
 
 def scan_value(reader: Reader, *, passes_on: bool = False) -> Steps[str | None]:
-    """Look at one value that is an object, an array or a string, or stands inside of one; its text, or None when it is
-    not JSON or the answer ends before it. `passes_on`: it is the arguments of the last call, which are told at once."""
+    """Look at one value that is an object, an array or a string, or stands inside of one. Returns its text, or None
+    when it is not JSON or the answer ends before it. `passes_on`: it is the arguments of the last call, which are told
+    at once."""
     scanner, pieces = JsonScanner(), []
     while True:
         start = reader.pos

@@ -31,7 +31,7 @@ def marker_form(token_of: Callable[[str], int | None]) -> MarkerForm:
 
 
 def quoted(text: str) -> str:
-    """`text`, literally."""
+    """A string in Lark's notation that stands for `text`."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -74,7 +74,7 @@ def has_form(grammar: Grammar) -> bool:
 
 
 def form_of(grammar: Grammar) -> str:
-    """What a rule says that derives the texts of `grammar`."""
+    """The body of a rule that derives the texts of `grammar`."""
     return _FORMS[grammar.kind](grammar.text)
 
 

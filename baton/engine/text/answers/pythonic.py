@@ -25,7 +25,7 @@ _ERRORS = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, Over
 
 
 def pythonic(reader: Reader, names: Collection[str]) -> Steps[None]:
-    """An answer that begins with a list of calls. What follows the list is content."""
+    """Read an answer that begins with a list of calls. Text behind the list is content."""
     yield from skip_space(reader)
     yield from accept(reader, START)
     yield from accept(reader, PYTHON_TAG)

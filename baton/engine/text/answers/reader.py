@@ -34,33 +34,33 @@ class Reader:
         self.reasoning_spans: list[tuple[int, int | None]] = []
 
     def take(self) -> str:
-        """What was looked at, which is dealt with."""
+        """The text that was looked at, which is dealt with."""
         taken, self.text = self.text[: self.pos], self.text[self.pos :]
         self.num_taken += self.pos
         self.pos = 0
         return taken
 
     def begin_call(self, name: str) -> CallBegun:
-        """The next call. What was looked at is dealt with."""
+        """The next call. Text that was looked at is dealt with."""
         self.take()
         self.num_calls += 1
         return CallBegun(self.num_calls - 1, name)
 
     def arguments(self, text: str) -> Arguments:
-        """More arguments of the last call."""
+        """A piece with more arguments of the last call."""
         return Arguments(self.num_calls - 1, text)
 
     def begin_reasoning(self) -> None:
-        """Reasoning begins behind what was taken."""
+        """Note that reasoning begins behind the text that was taken."""
         self.reasoning_spans.append((self.num_taken, None))
 
     def end_reasoning(self, marker: str) -> None:
-        """It ended before `marker`, which was looked at last."""
+        """Note that reasoning ended before `marker`, which was looked at last."""
         self.reasoning_spans[-1] = (self.reasoning_spans[-1][0], self.num_taken + self.pos - len(marker))
 
 
 def release(reader: Reader) -> Steps[None]:
-    """What was looked at is content after all."""
+    """Pass on the text that was looked at: it is content after all."""
     if reader.pos:
         yield Content(reader.take())
 
@@ -113,8 +113,8 @@ def read_while(reader: Reader, run: re.Pattern[str], limit: int = 256) -> Steps[
 
 
 class Markers:
-    """Texts of which none is part of another, unless it is its end: finds the first of them, and where one may have
-    begun at the end of what came."""
+    """Finds the first of several texts, and where one may have begun at the end of the text that came. None of the
+    texts is part of another, unless it is its end."""
 
     def __init__(self, *texts: str) -> None:
         self._whole = re.compile("|".join(map(re.escape, texts)))
@@ -143,10 +143,8 @@ def _prefixes(text: str) -> str:
 def pass_until(
     reader: Reader, ends: Markers, make: Callable[[str], Delta], *, strips: bool = True
 ) -> Steps[str | None]:
-    """Pass text on until one of `ends`, which is looked at and returned; None at the end of the answer.
-
-    What was looked at before is passed on too. `strips`: white space before the marker belongs to the marker.
-    """
+    """Pass text on until one of `ends`, which is looked at and returned; None at the end of the answer. Text that was
+    looked at before is passed on too. `strips`: white space before the marker belongs to the marker."""
     reader.pos = 0
     while True:
         found, certain = ends.find(reader.text, 0)
@@ -200,21 +198,21 @@ class AnswerParser:
 
     @property
     def reasoning_spans(self) -> list[tuple[int, int | None]]:
-        """Where reasoning is, in characters of the text; None: it has not ended."""
+        """The begin and end of each piece of reasoning, in characters of the text; None: it has not ended."""
         return self._reader.reasoning_spans
 
     @property
     def num_calls(self) -> int:
-        """Calls that have begun."""
+        """The number of calls that have begun."""
         return self._reader.num_calls
 
     def push(self, text: str) -> list[Delta]:
-        """The next text."""
+        """Add text; returns the pieces of the answer that are known now."""
         self._reader.text += text
         return self._run()
 
     def finish(self) -> list[Delta]:
-        """No more text comes."""
+        """End the text; returns the last pieces of the answer."""
         self._reader.has_ended = True
         return self._run()
 

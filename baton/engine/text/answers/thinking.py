@@ -9,7 +9,7 @@ from baton.engine.text.answers.reader import Reader, Steps, accept, markers, pas
 
 
 class Tags(NamedTuple):
-    """What begins and ends reasoning."""
+    """The tags that begin and end reasoning."""
 
     begin: str
     end: str

@@ -38,7 +38,7 @@ def quoted(text: str) -> str:
 
 
 def inside_quotes(text: str) -> str:
-    """What stands between the quotes of a JSON string; joined pieces are the joined text's."""
+    """The text between the quotes of a JSON string; joined pieces are the joined text's."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
