@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "router.http.access": ("wire", "router.http.access"),
     "router.http.admission": ("wire", "router.http.access", "router.http.admission"),
     "router": ("wire", "runtime", "engine.text", "engine.cache.hashing", "engine.models", "router"),
+    "testing": ("wire", "runtime", "device", "engine", "kvtransfer", "testing"),
     "launch": (*ROOMS, "demo.location"),
     "demo": ("demo",),
     "bench": ("wire", "runtime", "device", "demo", "engine", "kvtransfer", "ranks.executor", "bench"),

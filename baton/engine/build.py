@@ -48,7 +48,7 @@ from baton.engine.models.ops.native_ops import NativeOps
 from baton.engine.models.shard import Shard
 from baton.engine.models.vision.facts import ImageFacts
 from baton.engine.native.loans import CoreLoans
-from baton.engine.offloading import StoreOpener, open_offload, require_offloadable
+from baton.engine.offloading import StoreOpener, open_offload, store_opener
 from baton.engine.pool_size import (
     BlockSize,
     DividedBlocks,
@@ -119,13 +119,13 @@ def build_engine(
 
     `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
     recorded graphs. `open_executor`: without it the engine has one rank. `proposer`: guesses tokens; None: as the
-    settings say. `open_store`: opens the KV store of an only rank; None: a host tier if the settings want one. Sets the
-    number of torch threads of this process.
+    settings say. `open_store`: opens the KV store of an only rank; None: as the settings say. Sets the number of torch
+    threads of this process.
     Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up."""
     require_allowed(settings)
     proposer = proposer or proposer_of(settings.speculative_config)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
-    require_offloadable(settings)
+    open_store = open_store or store_opener(settings)
     num_cores = len(os.sched_getaffinity(0))
     num_threads = max(1, (settings.num_threads or num_cores) // settings.num_ranks_here)
     if settings.num_ranks_here > num_cores:
@@ -157,7 +157,7 @@ def build_engine(
         kv_dtype = model.layout.dtype if model.layout.has_scales else ""
         fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
         image_facts = None if model.tower is None else model.tower.facts
-        offload = open_offload(settings, memory, open_store)
+        offload = None if open_store is None else open_offload(settings, memory, open_store)
         core = _core(basis, fingerprint, memory, runner, grammars, costs, image_facts, proposer, offload)
         opened.callback(core.close)
         grammars.finish_loading()
