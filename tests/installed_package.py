@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 
-def install(folder: Path, patch: pytest.MonkeyPatch, code: str, entry_points: dict[str, str], name: str = "acme") -> None:
+def install(
+    folder: Path, patch: pytest.MonkeyPatch, code: str, entry_points: dict[str, str], name: str = "acme"
+) -> None:
     """Until the end of the test: a package `name` whose module has this code. `entry_points`: by group, a name and what
     of the module it stands for, as "granite = Store"; "granite = " is the module itself."""
     site = folder / f"site-{name}"

@@ -1,7 +1,7 @@
 """Opens the KV store of an engine: the one that `--kv-store` names, or what the caller brings.
 
-Owns the names of Baton's own stores, and what is refused: a size without room, and a pool whose blocks this process does
-not have to itself.
+Owns the names of Baton's own stores, and what is refused: a size without room, and a pool whose blocks this process
+does not have to itself.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from baton.runtime.plugins import KV_STORES, load
 from baton.wire.errors import InvalidSetting
 
 StoreOpener: TypeAlias = Callable[[int, int], KvStore]
-"""Opens a store for blocks of that many bytes, of which it may keep so many bytes in all; 0: as many as it likes. Hashes
-of blocks name the model, its KV's type and the tenant as well."""
+"""Opens a store for blocks of that many bytes, of which it may keep so many bytes in all; 0: as many as it likes.
+Hashes of blocks name the model, its KV's type and the tenant as well."""
 _FLAG, _STORE_FLAG = "--kv-offloading-size", "--kv-store"
 _GIB = 2**30
 _log = logging.getLogger(__name__)
 
 
 def store_opener(settings: EngineSettings) -> StoreOpener | None:
-    """What opens the store that the settings ask for; None: they want none. Raises `InvalidSetting` for what is known to
-    have no store, before anything is loaded."""
+    """What opens the store that the settings ask for; None: they want none. Raises `InvalidSetting` for what is known
+    to have no store, before anything is loaded."""
     if not settings.has_kv_store:
         return None
     flag = _FLAG if settings.kv_store == HOST else _STORE_FLAG

@@ -80,7 +80,7 @@ class EngineSettings:
     )
     kv_store: str = _cache(
         HOST,
-        "where KV goes that does not fit the KV pool any more; host: the memory of kv-offloading-size; NAME: the store of "
+        "where KV goes that does not fit the KV pool any more; host: memory of kv-offloading-size; NAME: the store of "
         "an installed package, to which kv-offloading-size is a limit",
         choices=(HOST,),
         plugins=KV_STORES,

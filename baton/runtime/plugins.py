@@ -1,4 +1,4 @@
-"""What installed packages add: names of transports, attention backends and KV stores, by entry points of Python packaging.
+"""What installed packages add by entry points: names of transports, attention backends and KV stores.
 
 Owns how such a name is found, and the one sentence about a package that is of no use. Does not know what a name stands
 for: whoever owns a seam knows its own names and its contract (docs/extending.md).
@@ -40,7 +40,7 @@ class Plugin:
         return self.fulfilling(contract, made)
 
     def fulfilling(self, contract: type, made: Any) -> Any:
-        """`made`. Raises `InvalidSetting` unless it has all that the protocol `contract` names."""
+        """`made`. Raises `InvalidSetting` unless it has all that `contract` names."""
         missing = sorted(name for name in _members(contract) if not hasattr(made, name))
         if missing:
             raise InvalidSetting(f"{self.origin} is no {contract.__name__}: it has no {', '.join(missing)}")
@@ -72,9 +72,9 @@ def load(group: str, flag: str, name: str, own: Sequence[str]) -> Plugin:
 
 
 def _members(contract: type) -> set[str]:
-    """What a protocol, and those it derives from, asks for."""
-    bases = [base for base in contract.__mro__ if getattr(base, "_is_protocol", False)]
-    return {name for base in bases for name in (*vars(base), *inspect.get_annotations(base)) if not name.startswith("_")}
+    """What a class, and those it derives from, says that values of it have."""
+    names = {name for base in contract.__mro__ for name in (*vars(base), *inspect.get_annotations(base))}
+    return {name for name in names if not name.startswith("_")}
 
 
 def _in_a_line(error: Exception) -> str:

@@ -44,9 +44,10 @@ def setting(
 ) -> Any:
     """A field of a settings dataclass: its default and its one line of documentation.
 
-    `plugins`: the group of entry points whose names are choices too (`baton.runtime.plugins`). `positional` makes it an optional positional argument (the model of `baton serve MODEL`). `group` is the one
-    that `--help GROUP` shows; "": `--help` alone does. `metavar` is what stands for its value there; "": the type's
-    name. `allowed`: of numbers, each of a tuple's too.
+    `plugins`: the group of entry points whose names are choices too (`baton.runtime.plugins`). `positional` makes it an
+    optional positional argument (the model of `baton serve MODEL`). `group` is the one that `--help GROUP` shows; "":
+    `--help` alone does. `metavar` is what stands for its value there; "": the type's name. `allowed`: of numbers, each
+    of a tuple's too.
     """
     metadata = {
         "doc": doc,

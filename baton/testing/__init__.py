@@ -1,4 +1,4 @@
-"""What a transport, an attention backend or a KV store has to do, as pytest suites: for Baton's own and for those of others.
+"""What a transport, an attention backend or a KV store has to do, as suites of tests: for Baton's own and for others.
 
 A test of a plugin derives from a suite and says how its own is opened (docs/extending.md). Needs pytest, which nothing
 else of the installed package does.

@@ -10,12 +10,13 @@ needs four things, all of them here:
 The module of a transport is imported in its case, when it is first used; one whose library is missing raises
 `InvalidSetting` and says what to install.
 
-What the choices mean. A name of a package comes before all that `shm` means, which peers without that package take. `auto` uses shared memory on one host and ZMQ between hosts. `shm` does the same: where /dev/shm
-is too small, or the peer is on another host, ZMQ replaces it and one log line says so. `nixl` and `nccl` are used only
-when both nodes ask for them. `nccl` is refused for pools in host memory: gloo would carry them, in which a peer that
-lies can end the node. Pools on a device differ in two ways: `auto` tries nixl first if it is installed and works, and
-on one host blocks pass through slots in shared memory, because the pool itself cannot be shared. Through slots go also
-blocks between a pool in host memory and one on a device, and those of ranks that have pools of their own.
+What the choices mean. `auto` uses shared memory on one host and ZMQ between hosts. `shm` does the same: where /dev/shm
+is too small, or the peer is on another host, ZMQ replaces it and one log line says so. A package's name comes before
+all that `shm` means: peers without that package take the rest. `nixl` and `nccl` are used only when both nodes ask for
+them. `nccl` is refused for pools in host memory: gloo would carry them, in which a peer that lies can end the node.
+Pools on a device differ in two ways: `auto` tries nixl first if it is installed and works, and on one host blocks pass
+through slots in shared memory, because the pool itself cannot be shared. Through slots go also blocks between a pool
+in host memory and one on a device, and those of ranks that have pools of their own.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _TAKEN = {AUTO: (SHM, SLOTS, ZMQ), SHM: (SHM, SLOTS, ZMQ), ZMQ: (ZMQ,), NIXL: (N
 _TAKEN_ON_DEVICE = {**_TAKEN, AUTO: (NIXL, SLOTS, ZMQ), SHM: (SLOTS, ZMQ)}
 """The same for pools on a device."""
 _WITHOUT_PORT = (SHM, SLOTS, NIXL)
-"""Transports whose receivers are given no port of their own. That of slots is for this host, and the system's choice."""
+"""Transports whose receivers get no port of their own. That of slots is for this host, and the system's choice."""
 SENDER, RECEIVER = "sender", "receiver"
 """What a pool is to peers: one that is read alone, or one that they write into."""
 _IN_SEGMENT = {RECEIVER: (SHM, SLOTS, NIXL), SENDER: (NIXL,)}

@@ -24,9 +24,9 @@ from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
-from tests.installed_package import install
 from tests.engine.models.families import make_model
 from tests.engine.test_core import prompt
+from tests.installed_package import install
 from tests.request_keys import key_of
 
 GREEDY = DecodingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -289,7 +289,11 @@ def test_the_store_of_an_installed_package_serves(
     ("name", "settings", "reason"),
     [
         ("slate", {}, "--kv-store 'slate' is not one of host, granite"),
-        ("granite", {}, "--kv-store granite of the package acme is no KvStore: it has no close, forget, load, lookup, put, usage"),
+        (
+            "granite",
+            {},
+            "granite of the package acme is no KvStore: it has no close, forget, load, lookup, put, usage",
+        ),
         ("granite", {"enable_prefix_caching": False}, "--kv-store .* needs --enable-prefix-caching"),
         ("granite", {"tensor_parallel_size": 2}, "--kv-store is for nodes of one rank"),
     ],

@@ -49,11 +49,11 @@ def test_a_setting_takes_the_names_of_packages_without_importing_them(
 ) -> None:
     install(tmp_path, monkeypatch, "raise RuntimeError", {GROUP: "granite = Store", "baton.others": "basalt = Store"})
     assert resolved(store="granite").store == "granite"
-    with pytest.raises(InvalidSetting, match="^--store: 'slate' is not one of host, none, granite$"):
+    with pytest.raises(InvalidSetting, match=r"^--store: 'slate' is not one of host, none, granite$"):
         resolved(store="slate")
-    with pytest.raises(InvalidSetting, match="^--store: 'basalt' is not one of host, none, granite$"):
+    with pytest.raises(InvalidSetting, match=r"^--store: 'basalt' is not one of host, none, granite$"):
         resolved(store="basalt")
-    with pytest.raises(InvalidSetting, match="^--closed: 'granite' is not one of a, b$"):
+    with pytest.raises(InvalidSetting, match=r"^--closed: 'granite' is not one of a, b$"):
         resolved(closed="granite")
     assert "acme" not in sys.modules
 
@@ -67,7 +67,7 @@ def test_a_name_nobody_has_is_refused_with_those_that_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "", {GROUP: "granite = Store"})
-    with pytest.raises(InvalidSetting, match="^--store 'slate' is not one of host, granite$"):
+    with pytest.raises(InvalidSetting, match=r"^--store 'slate' is not one of host, granite$"):
         load("slate")
 
 
@@ -91,15 +91,21 @@ def test_a_package_that_cannot_be_imported_is_named_in_one_line(
 def test_one_name_of_two_packages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "", {GROUP: "granite = Store"})
     install(tmp_path, monkeypatch, "", {GROUP: "granite = Store"}, name="bolt")
-    with pytest.raises(InvalidSetting, match="^--store granite: the packages acme and bolt all have one of that name$"):
+    with pytest.raises(
+        InvalidSetting, match=r"^--store granite: the packages acme and bolt all have one of that name$"
+    ):
         load("granite")
 
 
 def test_what_a_contract_asks_for_is_looked_at_once_it_is_made() -> None:
     found = plugins.Plugin("--store granite of the package acme", None)
-    with pytest.raises(InvalidSetting, match="^--store granite of the package acme is no Shelf: it has no depth, put$"):
+    with pytest.raises(
+        InvalidSetting, match=r"^--store granite of the package acme is no Shelf: it has no depth, put$"
+    ):
         found.opened(Shelf, object)
-    with pytest.raises(InvalidSetting, match="^--store granite of the package acme cannot be used: KeyError: 'depth'$"):
+    with pytest.raises(
+        InvalidSetting, match=r"^--store granite of the package acme cannot be used: KeyError: 'depth'$"
+    ):
         found.opened(Shelf, {}.__getitem__, "depth")
 
 
@@ -107,5 +113,5 @@ def test_what_a_package_says_itself_is_told_as_it_is() -> None:
     def refuse() -> None:
         raise TransferFailed("nobody is there")
 
-    with pytest.raises(TransferFailed, match="^nobody is there$"):
+    with pytest.raises(TransferFailed, match=r"^nobody is there$"):
         plugins.Plugin("", None).opened(Shelf, refuse)

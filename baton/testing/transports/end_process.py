@@ -46,6 +46,7 @@ from baton.wire.request_key import RequestKey
 GUARD = 0xA5
 """What every byte of a receiver's pool is before a test."""
 
+
 def source_bytes(seed: int, num_blocks: int, block_bytes: int) -> Blocks:
     """What a sender's pool holds."""
     words = np.random.default_rng(seed).integers(0, 2**63, num_blocks * block_bytes // 8, dtype=np.int64)

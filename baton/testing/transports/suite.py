@@ -212,7 +212,9 @@ class TransportSuite:
         rig.until_delivered(number, 1)
         assert rig.has({5: 4})
 
-    def test_a_receiver_that_dies_in_mid_push_leaves_nothing_read_and_its_next_life_is_not_written(self, rig: Rig) -> None:
+    def test_a_receiver_that_dies_in_mid_push_leaves_nothing_read_and_its_next_life_is_not_written(
+        self, rig: Rig
+    ) -> None:
         old = rig.hello["endpoint"]
         number = rig.expect(range(_BIG))
         rig.receiver.freeze()
