@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from baton.device.base import Device
 from baton.device.memory import MemoryReading, enough_memory, read_memory
@@ -48,7 +48,7 @@ from baton.engine.models.model_costs import pair_in_tokens
 from baton.engine.models.ops.native_ops import NativeOps
 from baton.engine.models.shard import Shard
 from baton.engine.native.loans import CoreLoans
-from baton.engine.offloading import StoreOpener, open_offload, require_offloadable
+from baton.engine.offloading import StoreOpener, open_offload, store_opener
 from baton.engine.pool_size import (
     BlockSize,
     DividedBlocks,
@@ -109,11 +109,20 @@ class Engine:
         measure_first_costs(self.runner, self.core.costs, self.core.limits)
 
 
+class StartProgress(NamedTuple):
+    """Called while an engine starts, with what is done and what there is: bytes of `weights`, recorded `graphs`."""
+
+    weights: OnProgress | None = None
+    graphs: OnProgress | None = None
+
+
+_SILENT = StartProgress()
+
+
 def build_engine(
     settings: EngineSettings,
     allocate: KvAllocator,
-    on_weights: OnProgress | None = None,
-    on_graphs: OnProgress | None = None,
+    progress: StartProgress = _SILENT,
     open_executor: OpenExecutor = open_uni,
     proposer: Proposer | None = None,
     open_store: StoreOpener | None = None,
@@ -121,15 +130,14 @@ def build_engine(
 ) -> Engine:
     """Load the checkpoint and build an engine around it.
 
-    `allocate` gives the memory of a KV pool in host memory. `on_weights` is called with loaded bytes, `on_graphs` with
-    recorded graphs. `open_executor`: without it the engine has one rank. `proposer`: guesses tokens; None: as the
-    settings say. `open_store`: opens the KV store of an only rank; None: a host tier if the settings want one.
-    `adapters`: their folders, by their names. Sets the number of torch threads of this process. Raises
-    `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up."""
+    `allocate` gives the memory of a KV pool in host memory. `open_executor`: without it the engine has one rank.
+    `proposer`: guesses tokens; None: as the settings say. `open_store`: opens the KV store of an only rank; None: as
+    the settings say. `adapters`: their folders, by their names. Sets the number of torch threads of this process.
+    Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up."""
     require_allowed(settings)
     proposer = proposer or proposer_of(settings.speculative_config)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
-    require_offloadable(settings)
+    open_store = open_store or store_opener(settings)
     num_cores = len(os.sched_getaffinity(0))
     num_threads = max(1, (settings.num_threads or num_cores) // settings.num_ranks_here)
     if settings.num_ranks_here > num_cores:
@@ -145,7 +153,7 @@ def build_engine(
         opened.callback(executor.close)
         before = read_memory(device.torch_device) if basis.is_gpu else None
         rank = executor.shard
-        model = with_adapters(load_shard(basis, rank, executor.collectives, on_weights), adapters or {})
+        model = with_adapters(load_shard(basis, rank, executor.collectives, progress.weights), adapters or {})
         executor.loaded()
         sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, basis.kernels)
         attention = attention_of(basis, model, rank)
@@ -157,12 +165,12 @@ def build_engine(
         memory = _kv_memory(basis, model, size, num_blocks, allocate, rank)
         executor.share_memory(memory, stream_of(basis, model, rank))
         costs = StepCosts(pair_in_tokens=pair_in_tokens(config) if isinstance(config, ModelConfig) else USUAL_PAIR)
-        runner = _runner(basis, model, sampler, attention, memory, executor, costs, on_graphs)
+        runner = _runner(basis, model, sampler, attention, memory, executor, costs, progress.graphs)
         executor.ready()
         runner.warm_up()
         kv_dtype = model.layout.dtype if model.layout.has_scales else ""
         fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
-        offload = open_offload(settings, memory, open_store)
+        offload = None if open_store is None else open_offload(settings, memory, open_store)
         core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer, offload)
         opened.callback(core.close)
         grammars.finish_loading()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from baton.runtime.plugins import ATTENTION_BACKENDS, KV_STORES
 from baton.runtime.ranges import BYTES_OR_NONE, COUNT_OR_NONE, MILLISECONDS, SHARE, THREADS, Range
 from baton.runtime.settings import setting
 from baton.wire.kv_shard import MAX_RANKS
 
-AUTO, SHARED, OWN = "auto", "shared", "own"
+AUTO, SHARED, OWN, HOST = "auto", "shared", "own", "host"
 RANKS, RANKS_OR_SAME = Range(1, MAX_RANKS), Range(0, MAX_RANKS)
 BLOCK_SIZE, SEQUENCES, BATCHED_TOKENS = Range(1, 4096), Range(1, 65536), Range(0, 2**20)
 _model = partial(setting, group="model")
@@ -77,6 +78,13 @@ class EngineSettings:
         "computed; 0: none",
         allowed=Range(0, 2**20),
     )
+    kv_store: str = _cache(
+        HOST,
+        "where KV goes that does not fit the KV pool any more; host: memory of kv-offloading-size; NAME: the store of "
+        "an installed package, to which kv-offloading-size is a limit",
+        choices=(HOST,),
+        plugins=KV_STORES,
+    )
     num_blocks: int = _cache(
         0, "blocks of the KV pool; overrides kv-cache-memory-bytes when above 0", allowed=COUNT_OR_NONE
     )
@@ -99,8 +107,10 @@ class EngineSettings:
     enable_prefix_caching: bool = _cache(True, "reuse the KV of prompt beginnings seen before")
     attention_backend: str = _kernels(
         "auto",
-        "attention kernels; auto: flashinfer on a GPU where it fits, Baton's own on a CPU",
+        "attention kernels; auto: flashinfer on a GPU where it fits, Baton's own on a CPU; NAME: those of an installed "
+        "package",
         choices=("auto", "flashinfer", "native", "torch"),
+        plugins=ATTENTION_BACKENDS,
     )
     cpu_kernels: str = _kernels(
         "auto",
@@ -150,6 +160,11 @@ class EngineSettings:
     )
     num_threads: int = _kernels(0, "compute threads; 0: one per core this process may use", allowed=THREADS)
     core_loans: str = _kernels("", "how nodes of this machine lend each other cores, as `baton serve` says; empty: not")
+
+    @property
+    def has_kv_store(self) -> bool:
+        """Whether KV that the pool forgets goes anywhere."""
+        return self.kv_store != HOST or self.kv_offloading_size > 0
 
     @property
     def num_ranks(self) -> int:

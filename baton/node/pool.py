@@ -24,7 +24,7 @@ from baton.kvtransfer.process_identity import this_process
 from baton.kvtransfer.receiving_end import ReceivingEnd, open_receiving_end
 from baton.kvtransfer.sending import SendingCounters
 from baton.kvtransfer.sending_end import ListenAt, SendingEnd, open_sending_end
-from baton.kvtransfer.transports.registry import PoolMemory, TransportSettings, listens
+from baton.kvtransfer.transports.registry import PoolMemory, TransportSettings, listens, load_plugged
 from baton.node.settings import NodeSettings
 from baton.ranks.handoff_ends import Transfers, open_transfers
 from baton.ranks.opening import open_ranks
@@ -55,7 +55,13 @@ class NodePool:
     ) -> None:
         self._settings, self._role = settings, role
         self._transports = TransportSettings(
-            settings.kv_transport, context, settings.host, link_settings, this_process(), settings.port
+            settings.kv_transport,
+            context,
+            settings.host,
+            link_settings,
+            this_process(),
+            settings.port,
+            load_plugged(settings.kv_transport),
         )
         has_ranks = settings.num_ranks > 1 and not settings.divides_pool
         self._memory = PoolMemory(self._transports, use, allocate_private, is_shared=has_ranks)

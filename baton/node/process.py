@@ -21,7 +21,7 @@ from pathlib import Path
 
 import zmq
 
-from baton.engine.build import build_engine
+from baton.engine.build import StartProgress, build_engine
 from baton.node.health import HealthServer
 from baton.node.heartbeat import HeartbeatThread
 from baton.node.lent_cores import LentCores
@@ -90,8 +90,8 @@ def _serve(
     node_id = settings.node_id or f"{role.name}-{secrets.token_hex(3)}"
     addresses = settings.router_addresses
     with ExitStack() as stack:
-        progress = _Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS)
-        engine = build_engine(settings, pool.allocate, *progress, partial(open_executor, starter=pool.ranks))
+        progress = StartProgress(_Progress(role.name, WEIGHTS), _Progress(role.name, GRAPHS))
+        engine = build_engine(settings, pool.allocate, progress, partial(open_executor, starter=pool.ranks))
         stack.callback(engine.device.close)
         stack.callback(engine.executor.close)
         stack.callback(engine.core.close)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.engine.settings import EngineSettings
+from baton.runtime.plugins import KV_TRANSPORTS
 from baton.runtime.process import LOG_FORMATS
 from baton.runtime.ranges import MILLISECONDS, PORT, SECONDS_OR_NONE, Range
 from baton.runtime.settings import setting
@@ -53,7 +54,12 @@ class NodeSettings(EngineSettings):
         "engines of a group: one command starts so many nodes, NAME-0, NAME-1, ..., and NAME drains them all",
         allowed=Range(1, MAX_ENGINES),
     )
-    kv_transport: str = setting("auto", "how KV travels between nodes", choices=("auto", "shm", "zmq", "nixl", "nccl"))
+    kv_transport: str = setting(
+        "auto",
+        "how KV travels between nodes; NAME: by the transport of an installed package, where both nodes have it",
+        choices=("auto", "shm", "zmq", "nixl", "nccl"),
+        plugins=KV_TRANSPORTS,
+    )
     kv_checksum: str = _transfer(
         "auto",
         "checksum over every KV block that travels; auto: xxh3 for KV in host memory, dot64 on a device",

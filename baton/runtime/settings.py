@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from baton.runtime.command_line import CommandParser
+from baton.runtime.plugins import installed
 from baton.runtime.ranges import ANY, Range
 from baton.wire.errors import InvalidSetting
 
@@ -35,6 +36,7 @@ def setting(
     doc: str,
     *,
     choices: Sequence[str] | None = None,
+    plugins: str = "",
     positional: bool = False,
     group: str = "",
     metavar: str = "",
@@ -42,13 +44,15 @@ def setting(
 ) -> Any:
     """A field of a settings dataclass: its default and its one line of documentation.
 
-    `positional` makes it an optional positional argument (the model of `baton serve MODEL`). `group` is the one
-    that `--help GROUP` shows; "": `--help` alone does. `metavar` is what stands for its value there; "": the type's
-    name. `allowed`: of numbers, each of a tuple's too.
+    `plugins`: the group of entry points whose names are choices too (`baton.runtime.plugins`). `positional` makes it an
+    optional positional argument (the model of `baton serve MODEL`). `group` is the one that `--help GROUP` shows; "":
+    `--help` alone does. `metavar` is what stands for its value there; "": the type's name. `allowed`: of numbers, each
+    of a tuple's too.
     """
     metadata = {
         "doc": doc,
         "choices": choices,
+        "plugins": plugins,
         "positional": positional,
         "group": group,
         "metavar": metavar,
@@ -84,7 +88,8 @@ def _add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field[Any],
         parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
         return
     choices = field.metadata["choices"]
-    metavar = field.metadata["metavar"] or ("{" + ",".join(choices) + "}" if choices else kind.__name__.upper())
+    shown = (*choices, "NAME") if choices and field.metadata["plugins"] else choices
+    metavar = field.metadata["metavar"] or ("{" + ",".join(shown) + "}" if shown else kind.__name__.upper())
     if is_tuple:
         parser.add_argument(flag, action="extend", nargs="+", default=None, metavar=metavar, help=help_text)
     else:
@@ -201,8 +206,8 @@ def _convert_one(value: Any, field: dataclasses.Field[Any], kind: type[Any], ori
     if converted is None:
         raise InvalidSetting(f"{origin}: {value!r:.100} is not of type {kind.__name__}")
     choices = field.metadata["choices"]
-    if choices and converted not in choices:
-        raise InvalidSetting(f"{origin}: {value!r:.100} is not one of {', '.join(choices)}")
+    if choices and converted not in choices and converted not in (others := installed(field.metadata["plugins"])):
+        raise InvalidSetting(f"{origin}: {value!r:.100} is not one of {', '.join((*choices, *others))}")
     _require_allowed(converted, field, origin)
     return converted
 

@@ -212,4 +212,4 @@ def _open_part(
             columns = () if is_whole else [(run.source, run.target, run.num_bytes) for run in runs]
             return nixl.open(endpoint, receiver.num_blocks, Part(part.block_bytes, target_bytes, columns, source))
         case _:
-            raise ValueError(f"ranks have no transport {receiver.transport!r}")
+            raise TransferFailed(f"ranks have no transport {receiver.transport!r}")

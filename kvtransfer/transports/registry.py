@@ -1,6 +1,7 @@
 """The place to add a transport: its name, when it is chosen, and how its two ends are opened.
 
-A new transport needs four things, all of them here:
+The transport of an installed package needs nothing here (see `baton.kvtransfer.transports.plugged`). One of Baton's own
+needs four things, all of them here:
 1. a name (`AUTO`, `SHM`, ... below; users say it with --kv-transport),
 2. its place in `_TAKEN` and `_TAKEN_ON_DEVICE`: which choices offer and take it, in order of preference, for a pool in
    host memory and for one on a device; and in `_IN_SEGMENT` if it needs the pool in shared memory,
@@ -10,11 +11,12 @@ The module of a transport is imported in its case, when it is first used; one wh
 `InvalidSetting` and says what to install.
 
 What the choices mean. `auto` uses shared memory on one host and ZMQ between hosts. `shm` does the same: where /dev/shm
-is too small, or the peer is on another host, ZMQ replaces it and one log line says so. `nixl` and `nccl` are used only
-when both nodes ask for them. `nccl` is refused for pools in host memory: gloo would carry them, in which a peer that
-lies can end the node. Pools on a device differ in two ways: `auto` tries nixl first if it is installed and works, and
-on one host blocks pass through slots in shared memory, because the pool itself cannot be shared. Through slots go also
-blocks between a pool in host memory and one on a device, and those of ranks that have pools of their own.
+is too small, or the peer is on another host, ZMQ replaces it and one log line says so. A package's name comes before
+all that `shm` means: peers without that package take the rest. `nixl` and `nccl` are used only when both nodes ask for
+them. `nccl` is refused for pools in host memory: gloo would carry them, in which a peer that lies can end the node.
+Pools on a device differ in two ways: `auto` tries nixl first if it is installed and works, and on one host blocks pass
+through slots in shared memory, because the pool itself cannot be shared. Through slots go also blocks between a pool
+in host memory and one on a device, and those of ranks that have pools of their own.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from baton.kvtransfer.pools.base import KvPool
 from baton.kvtransfer.process_identity import shares_memory
 from baton.kvtransfer.transports.base import Blocks, Receiver, Sender, Starting
 from baton.kvtransfer.transports.inlets import Inlets, WholeOnly
+from baton.kvtransfer.transports.plugged import PluggedTransport, Site
 from baton.kvtransfer.transports.shm.segment import Segment, sweep_orphans
 from baton.wire.errors import InvalidSetting, Refused, TransferFailed
 from baton.wire.kv_shard import WHOLE_BLOCK
@@ -51,8 +54,8 @@ _TAKEN = {AUTO: (SHM, SLOTS, ZMQ), SHM: (SHM, SLOTS, ZMQ), ZMQ: (ZMQ,), NIXL: (N
 """For pools in host memory: the transports that each choice offers and takes, the preferred one first."""
 _TAKEN_ON_DEVICE = {**_TAKEN, AUTO: (NIXL, SLOTS, ZMQ), SHM: (SLOTS, ZMQ)}
 """The same for pools on a device."""
-LISTENING = (ZMQ, NCCL)
-"""Transports whose receivers listen on a port of their own. That of slots is for this host, and the system's choice."""
+_WITHOUT_PORT = (SHM, SLOTS, NIXL)
+"""Transports whose receivers get no port of their own. That of slots is for this host, and the system's choice."""
 SENDER, RECEIVER = "sender", "receiver"
 """What a pool is to peers: one that is read alone, or one that they write into."""
 _IN_SEGMENT = {RECEIVER: (SHM, SLOTS, NIXL), SENDER: (NIXL,)}
@@ -63,7 +66,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
     """What the transports of a node are made from. `port`: where the first of its receivers that listens does so; each
-    further one has the next port. 0: the system chooses them."""
+    further one has the next port. 0: the system chooses them. `plugged`: what `choice` means where it is the name of a
+    package's transport."""
 
     choice: str
     context: zmq.Context[zmq.Socket[bytes]]
@@ -71,6 +75,17 @@ class TransportSettings:
     links: LinkSettings
     process: ProcessIdentity
     port: int = 0
+    plugged: PluggedTransport | None = None
+
+    def taken(self, *, on_device: bool) -> tuple[str, ...]:
+        """The transports that are offered and taken for a pool of that kind, the preferred one first."""
+        table = _TAKEN_ON_DEVICE if on_device else _TAKEN
+        return table[self.choice] if self.plugged is None else (self.plugged.name, *table[SHM])
+
+
+def load_plugged(choice: str) -> PluggedTransport | None:
+    """The transport of an installed package; None: `choice` is Baton's own. Raises `InvalidSetting`."""
+    return None if choice in _TAKEN else PluggedTransport.load(choice, tuple(_TAKEN))
 
 
 def _allocate_plain(num_bytes: int) -> Blocks:
@@ -93,7 +108,7 @@ class PoolMemory:
 
     def allocate(self, num_bytes: int) -> Blocks:
         """Memory for a pool. Raises `InvalidSetting` when there is no segment and no transport that works without."""
-        names = _TAKEN[self.settings.choice]
+        names = self.settings.taken(on_device=False)
         if not self.is_shared and not set(names) & set(_IN_SEGMENT[self.role]):
             return self.allocate_private(num_bytes)
         try:
@@ -120,7 +135,7 @@ class PoolMemory:
 
 def listens(receiver: Receiver) -> bool:
     """Whether a receiver listens on a port of its own."""
-    return receiver.endpoint.transport in LISTENING
+    return receiver.endpoint.transport not in _WITHOUT_PORT
 
 
 def source_settings(settings: TransportSettings) -> TransportSettings:
@@ -140,12 +155,13 @@ def open_receivers(
     """
     receivers: list[Receiver] = []
     try:
-        for name in _taken(settings.choice, pool):
+        for name in _taken(settings, pool):
             if _lacks_segment(name, memory, pool):
                 continue
             try:
                 port = settings.port and settings.port + sum(map(listens, receivers))
-                receivers.append(_open_receiver(name, settings, memory, pool, port, layout))
+                site = Site(pool, settings.context, settings.host, settings.links, port, memory.segment)
+                receivers.append(_open_receiver(name, settings, site, layout))
             except InvalidSetting as error:
                 _leave_out(settings, name, error)
     except BaseException:
@@ -155,33 +171,34 @@ def open_receivers(
     return receivers
 
 
-def _open_receiver(
-    name: str, settings: TransportSettings, memory: PoolMemory, pool: KvPool, port: int, layout: KvLayout | None
-) -> Receiver:
+def _open_receiver(name: str, settings: TransportSettings, site: Site, layout: KvLayout | None) -> Receiver:
+    if settings.plugged is not None and name == settings.plugged.name:
+        return settings.plugged.open_receiver(site)
+    pool = site.pool
     match name:
         case "shm":
             from baton.kvtransfer.transports.shm.direct import ShmReceiver
 
-            return ShmReceiver(_required(memory.segment))
+            return ShmReceiver(_required(site.segment))
         case "shm_slots":
             from baton.kvtransfer.transports.shm.slots_receiver import SlotsReceiver
 
             sweep_orphans()
-            return SlotsReceiver(settings.context, settings.host, pool, settings.links, inlets=_inlets(pool, layout))
+            return SlotsReceiver(site.context, site.host, pool, site.links, inlets=_inlets(pool, layout))
         case "zmq":
             from baton.kvtransfer.transports.tcp_zmq import ZmqReceiver
 
-            return ZmqReceiver(settings.context, settings.host, pool, settings.links, port, _inlets(pool, layout))
+            return ZmqReceiver(site.context, site.host, pool, site.links, site.port, _inlets(pool, layout))
         case "nixl":
             from baton.kvtransfer.transports.nixl.receiver import NixlDeviceReceiver, NixlReceiver
 
-            agent = _open_nixl_agent(settings, memory, pool)
+            agent = _open_nixl_agent(site)
             inlets = _inlets(pool, layout)
             return NixlDeviceReceiver(agent, inlets) if pool.is_device else NixlReceiver(agent, inlets)
         case "nccl":
             from baton.kvtransfer.transports.nccl.receiver import NcclReceiver
 
-            return NcclReceiver(settings.context, settings.host, pool.memory, settings.links, port)
+            return NcclReceiver(site.context, site.host, pool.memory, site.links, site.port)
         case _:
             raise ValueError(f"there is no transport {name!r}")
 
@@ -203,12 +220,12 @@ class SenderFactory:
 
     def __init__(self, settings: TransportSettings, memory: PoolMemory, pool: KvPool) -> None:
         self._settings = settings
-        self._pool = pool
-        self._taken = _taken(settings.choice, pool)
+        self._site = Site(pool, settings.context, settings.host, settings.links, segment=memory.segment)
+        self._taken = _taken(settings, pool)
         self._nixl: NixlSenders | None = None
         if NIXL in self._taken and not _lacks_segment(NIXL, memory, pool):
             try:
-                self._nixl = self._open_nixl_senders(memory)
+                self._nixl = self._open_nixl_senders()
             except InvalidSetting as error:
                 _leave_out(settings, NIXL, error)
                 self._taken = tuple(name for name in self._taken if name != NIXL)
@@ -248,11 +265,13 @@ class SenderFactory:
             self._nixl.close()
 
     def _open(self, endpoint: Endpoint, hello: PeerHello) -> Sender:
-        settings, pool = self._settings, self._pool
+        site, pool, plugged = self._site, self._site.pool, self._settings.plugged
         if endpoint.transport in (SHM, SLOTS):
             self._require_shared_memory(hello)
         if endpoint.has_ranks:
             return self._open_parts(endpoint, hello)
+        if plugged is not None and endpoint.transport == plugged.name:
+            return plugged.open_sender(site, endpoint, hello.num_blocks)
         match endpoint.transport:
             case "shm":
                 from baton.kvtransfer.transports.shm.direct import ShmSender
@@ -261,11 +280,11 @@ class SenderFactory:
             case "shm_slots":
                 from baton.kvtransfer.transports.shm.slots_sender import SlotsSender
 
-                return SlotsSender(settings.context, endpoint, pool, settings.links)
+                return SlotsSender(site.context, endpoint, pool, site.links)
             case "zmq":
                 from baton.kvtransfer.transports.tcp_zmq import ZmqSender
 
-                return ZmqSender(settings.context, endpoint, pool, settings.links)
+                return ZmqSender(site.context, endpoint, pool, site.links)
             case "nixl":
                 if self._nixl is None:
                     raise TransferFailed("this node has no nixl agent")
@@ -273,7 +292,7 @@ class SenderFactory:
             case "nccl":
                 from baton.kvtransfer.transports.nccl.sender import NcclSender
 
-                return NcclSender(settings.context, endpoint, pool.memory, settings.links)
+                return NcclSender(site.context, endpoint, pool.memory, site.links)
             case _:
                 raise ValueError(f"there is no transport {endpoint.transport!r}")
 
@@ -281,8 +300,8 @@ class SenderFactory:
         """A sender to a node whose ranks have pools of their own."""
         from baton.kvtransfer.transports.part_registry import Network, RankPool, open_parts, ranks_at
 
-        network = Network(self._settings.context, self._settings.host, self._settings.links)
-        own = RankPool(self._pool, hello.layout, WHOLE_BLOCK)
+        network = Network(self._site.context, self._site.host, self._site.links)
+        own = RankPool(self._site.pool, hello.layout, WHOLE_BLOCK)
         sender, _ = open_parts(own, network, self._nixl, ranks_at(endpoint, hello.num_blocks))
         return sender
 
@@ -290,28 +309,29 @@ class SenderFactory:
         if not shares_memory(self._settings.process, hello.process):
             raise TransferFailed("the nodes do not share memory")
 
-    def _open_nixl_senders(self, memory: PoolMemory) -> NixlSenders:
+    def _open_nixl_senders(self) -> NixlSenders:
         from baton.kvtransfer.transports.nixl.sender import NixlSenders
 
-        return NixlSenders(_open_nixl_agent(self._settings, memory, self._pool), self._pool.block_bytes)
+        return NixlSenders(_open_nixl_agent(self._site), self._site.pool.block_bytes)
 
 
-def _open_nixl_agent(settings: TransportSettings, memory: PoolMemory, pool: KvPool) -> RunningAgent:
-    """The agent over `pool`, once it is up (1 to 30 s). Raises `InvalidSetting`."""
+def _open_nixl_agent(site: Site) -> RunningAgent:
+    """The agent over a pool, once it is up (1 to 30 s). Raises `InvalidSetting`."""
+    pool = site.pool
     if pool.is_device:
         from baton.kvtransfer.transports.nixl.thread import AgentThread
 
-        return AgentThread(pool.memory, settings.host)
+        return AgentThread(pool.memory, site.host)
     from baton.kvtransfer.transports.nixl.process import AgentProcess
 
-    return AgentProcess(_required(memory.segment).descriptor, pool.num_blocks, pool.block_bytes, settings.host)
+    return AgentProcess(_required(site.segment).descriptor, pool.num_blocks, pool.block_bytes, site.host)
 
 
-def _taken(choice: str, pool: KvPool) -> tuple[str, ...]:
-    if choice == NCCL and not pool.is_device:
+def _taken(settings: TransportSettings, pool: KvPool) -> tuple[str, ...]:
+    if settings.choice == NCCL and not pool.is_device:
         raise InvalidSetting("--kv-transport nccl: it is for KV on GPUs; in host memory use shm, zmq or nixl")
-    names = (_TAKEN_ON_DEVICE if pool.is_device else _TAKEN)[choice]
-    if choice == AUTO and find_spec(NIXL) is None:
+    names = settings.taken(on_device=pool.is_device)
+    if settings.choice == AUTO and find_spec(NIXL) is None:
         names = tuple(name for name in names if name != NIXL)
     return names
 

@@ -19,12 +19,14 @@ from baton.engine.cache.store import KvStore, Landing, StoredBlock
 from baton.engine.core import EngineCore, FirstToken
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
 from baton.engine.settings import EngineSettings
+from baton.runtime.plugins import KV_STORES
 from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.families import make_model
 from tests.engine.test_core import prompt
+from tests.installed_package import install
 from tests.request_keys import key_of
 
 GREEDY = DecodingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -54,7 +56,7 @@ def of_family(folder: Path, family: str) -> Path:
 
 @contextmanager
 def engine_of(
-    folder: Path, open_store: Callable[[int], KvStore] | None = None, **settings: Any
+    folder: Path, open_store: Callable[[int, int], KvStore] | None = None, **settings: Any
 ) -> Iterator[tuple[Engine, EngineCore]]:
     """An engine whose pool holds one of the prompts."""
     chosen = {"block_size": 8, "num_blocks": 9, "num_threads": 1, **settings}
@@ -234,7 +236,7 @@ def test_a_faulty_store_costs_no_token_and_no_block(
     monkeypatch.setattr(offload, "REST_S", 0.0)
     with engine_of(checkpoint) as (_, core):
         expected, _ = all_answers(core)
-    with engine_of(checkpoint, lambda block_bytes: Faulty(fault, block_bytes)) as (_, core):
+    with engine_of(checkpoint, lambda block_bytes, _: Faulty(fault, block_bytes)) as (_, core):
         assert all_answers(core)[0] == expected
         assert core.status().num_held_blocks == 0
     assert FAULTS[fault] in caplog.text
@@ -257,6 +259,52 @@ def test_a_tier_that_cannot_be_is_refused_with_one_line(
     allocate = allocate_shared if "tensor_parallel_size" in settings else allocate_private
     with pytest.raises(InvalidSetting, match=reason) as caught:
         build_engine(EngineSettings(model=str(checkpoint), num_threads=1, num_blocks=9, **settings), allocate)
+    assert "\n" not in str(caught.value)
+
+
+GRANITE = """
+import numpy
+from baton.engine.cache.host_tier import HostTier
+
+def open_store(block_bytes, max_bytes):
+    return HostTier(numpy.zeros((max_bytes // block_bytes or 100, block_bytes), numpy.uint8))
+
+def open_nothing(block_bytes, max_bytes):
+    return None
+"""
+
+
+@pytest.mark.parametrize("size", [0.0, 0.01], ids=["its own choice", "the user's limit"])
+def test_the_store_of_an_installed_package_serves(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: float
+) -> None:
+    install(tmp_path, monkeypatch, GRANITE, {KV_STORES: "granite = open_store"})
+    with engine_of(checkpoint) as (_, core):
+        expected, _ = all_answers(core)
+    with engine_of(checkpoint, kv_store="granite", kv_offloading_size=size) as (_, core):
+        assert all_answers(core) == (expected, ALL_CACHED)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("slate", {}, "--kv-store 'slate' is not one of host, granite"),
+        (
+            "granite",
+            {},
+            "granite of the package acme is no KvStore: it has no close, forget, load, lookup, put, usage",
+        ),
+        ("granite", {"enable_prefix_caching": False}, "--kv-store .* needs --enable-prefix-caching"),
+        ("granite", {"tensor_parallel_size": 2}, "--kv-store is for nodes of one rank"),
+    ],
+)
+def test_a_store_that_cannot_be_is_refused_with_one_line(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, Any], reason: str
+) -> None:
+    install(tmp_path, monkeypatch, GRANITE, {KV_STORES: "granite = open_nothing"})
+    chosen = EngineSettings(model=str(checkpoint), num_threads=1, num_blocks=9, kv_store=name, **settings)
+    with pytest.raises(InvalidSetting, match=reason) as caught:
+        build_engine(chosen, allocate_private)
     assert "\n" not in str(caught.value)
 
 

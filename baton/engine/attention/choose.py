@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 
@@ -22,11 +22,14 @@ from baton.engine.attention.native_backend import NativeAttention
 from baton.engine.attention.paged_kv import PagedKv
 from baton.engine.attention.torch_backend import TorchAttention
 from baton.engine.native.library import Kernels
+from baton.runtime import plugins
 from baton.wire.errors import InvalidSetting
 from baton.wire.layout import DTYPE_BYTES, LATENT, KvLayout
 
 _RULES = "caps of scores, sinks, or states"
 AUTO, FLASHINFER, NATIVE, TORCH = "auto", "flashinfer", "native", "torch"
+_FLAG = "--attention-backend"
+_OWN = (AUTO, FLASHINFER, NATIVE, TORCH)
 _TRIED_BLOCK_SIZE = 16
 _log = logging.getLogger(__name__)
 
@@ -69,6 +72,12 @@ class AttentionChoice:
     build: Callable[[PagedKv], AttentionBackend]
 
 
+ChooseAttention: TypeAlias = Callable[[Device, AttentionShape], AttentionChoice]
+"""What a name of the group `baton.attention_backends` stands for. Raises `InvalidSetting` for a shape that the backend
+does not compute: of a scale that `rules` name, of latents, of KV with scales, of heads or types that it has no kernel
+for."""
+
+
 def gpu_of(device: torch.device) -> Gpu:
     """The facts of a CUDA device."""
     return Gpu(*compute_facts(device))
@@ -109,13 +118,11 @@ def choose_attention(
     """`auto`: flashinfer on a GPU where it works, `kernels` on a CPU where there are some, else torch; on a GPU one log
     line says why.
 
-    `setting`: auto, flashinfer, native or torch. `look` and `load` find the GPU's facts and the package, `attempt`
-    tries it out, which may compile kernels for minutes. Raises `InvalidSetting` for a backend where it does not work,
-    and for an unknown name.
+    `setting`: auto, flashinfer, native, torch, or the name of a package's backend. `look` and `load` find the GPU's
+    facts and flashinfer, `attempt` tries a backend out, which may compile kernels for minutes. Raises `InvalidSetting`
+    for a backend where it does not work, and for an unknown name.
     """
-    if setting not in (AUTO, FLASHINFER, NATIVE, TORCH):
-        names = ", ".join((AUTO, FLASHINFER, NATIVE, TORCH))
-        raise InvalidSetting(f"--attention-backend {setting!r:.50} is not one of {names}")
+    plugin = None if setting in _OWN else plugins.load(plugins.ATTENTION_BACKENDS, _FLAG, setting, _OWN)
     if setting == NATIVE and kernels is None:
         raise InvalidSetting(f"--attention-backend {NATIVE} needs Baton's CPU kernels (see --cpu-kernels)")
     if shape.needs_torch:
@@ -123,6 +130,8 @@ def choose_attention(
             raise InvalidSetting(f"--attention-backend {setting} has no {_RULES}, which this model needs")
         _log.info("attention: plain torch, because of the model's %s", _RULES)
         return _torch_choice(shape)
+    if plugin is not None:
+        return _plugged_choice(plugin, device, shape, attempt)
     if kernels is not None and setting in (AUTO, NATIVE):
         return AttentionChoice(
             NATIVE, 0, lambda pool: NativeAttention(kernels, pool, shape.num_heads, shape.rules, shape.dtype)
@@ -137,6 +146,19 @@ def choose_attention(
         raise InvalidSetting(f"--attention-backend flashinfer cannot be used: {found}")
     _log.warning("attention: plain torch, which is slow on a GPU, instead of flashinfer: %s", found)
     return _torch_choice(shape)
+
+
+def _plugged_choice(plugin: plugins.Plugin, device: Device, shape: AttentionShape, attempt: TryOut) -> AttentionChoice:
+    """What a package has for this shape, once it has computed a step."""
+    choice = cast(AttentionChoice, plugin.opened(AttentionChoice, plugin.value, device, shape))
+
+    def build(pool: PagedKv) -> AttentionBackend:
+        return cast(AttentionBackend, plugin.opened(AttentionBackend, choice.build, pool))
+
+    checked = replace(choice, build=build)
+    plugin.opened(object, attempt, checked, shape, device)
+    _log.info("attention: %s", choice.name)
+    return checked
 
 
 def _find_flashinfer(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +11,17 @@ import torch
 from baton.device.base import Device, DeviceFailed
 from baton.device.emulated import EmulatedDevice
 from baton.device.host import HostDevice
+from baton.engine.attention.base import LayerRule
 from baton.engine.attention.choose import AttentionChoice, AttentionShape, Gpu, choose_attention, try_out
 from baton.engine.attention.flashinfer import FlashInferAttention, FlashInferCalls
 from baton.engine.attention.flashinfer_limits import float_workspace_bytes, int_workspace_bytes
 from baton.engine.attention.paged_kv import PagedKv
 from baton.engine.attention.torch_backend import TorchAttention
+from baton.runtime.plugins import ATTENTION_BACKENDS
 from baton.wire.errors import InvalidSetting
 from baton.wire.layout import FP8_E4M3, KvLayout, LayerKv
 from tests.engine.attention import flashinfer_stand_in as stand_in
+from tests.installed_package import install
 
 SHAPE = AttentionShape(
     num_heads=8,
@@ -185,3 +189,65 @@ def test_flashinfer_cannot_be_asked_for_without_a_gpu() -> None:
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="'triton' is not one of auto, flashinfer, native, torch"):
         choose_attention("triton", CUDA, SHAPE)
+
+
+GRANITE = """
+from baton.engine.attention.choose import AttentionChoice
+from baton.engine.attention.torch_backend import TorchAttention
+from baton.wire.errors import InvalidSetting
+
+def choose(device, shape):
+    if shape.num_heads == 7:
+        raise InvalidSetting("granite has no kernels for 7 heads")
+    return AttentionChoice("granite", 4096, lambda paged: TorchAttention(paged, shape.rules))
+
+def choose_nothing(device, shape):
+    return "granite"
+
+def build_nothing(device, shape):
+    return AttentionChoice("granite", 0, lambda paged: paged)
+
+def fail(device, shape):
+    def build(paged):
+        raise RuntimeError("no kernel image")
+    return AttentionChoice("granite", 0, build)
+"""
+
+
+def choose_granite(folder: Path, patch: pytest.MonkeyPatch, made_by: str = "choose", **shape: Any) -> AttentionChoice:
+    """What a package gives that makes its choice by this function."""
+    install(folder, patch, GRANITE, {ATTENTION_BACKENDS: f"granite = {made_by}"})
+    return choose_attention("granite", CPU, dataclasses.replace(SHAPE, **shape))
+
+
+def test_the_backend_of_an_installed_package_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = choose_granite(tmp_path, monkeypatch)
+    assert (choice.name, choice.workspace_bytes) == ("granite", 4096)
+    assert isinstance(choice.build(POOL), TorchAttention)
+
+
+@pytest.mark.parametrize(
+    ("made_by", "reason"),
+    [
+        ("nothing_at_all", "cannot be imported: AttributeError: "),
+        ("choose_nothing", "is no AttentionChoice: it has no build, name, workspace_bytes"),
+        ("build_nothing", "is no AttentionBackend: it has no for_graph, plan, run"),
+        ("fail", "cannot be used: RuntimeError: no kernel image"),
+    ],
+)
+def test_what_is_no_backend_is_refused_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_by: str, reason: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=f"^--attention-backend granite of the package acme {reason}") as caught:
+        choose_granite(tmp_path, monkeypatch, made_by)
+    assert "\n" not in caught.value.message
+
+
+def test_a_package_says_itself_what_it_does_not_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidSetting, match=r"^granite has no kernels for 7 heads$"):
+        choose_granite(tmp_path, monkeypatch, num_heads=7)
+
+
+def test_rules_that_are_batons_own_are_not_left_to_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidSetting, match="--attention-backend granite has no caps of scores, sinks, or states"):
+        choose_granite(tmp_path, monkeypatch, rules=(LayerRule(cap=30.0),) * 2)

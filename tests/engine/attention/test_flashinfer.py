@@ -22,18 +22,17 @@ from baton.engine.attention.flashinfer_limits import (
     uses_tensor_cores,
 )
 from baton.engine.cache.block_pool import pack_blocks
-from tests.engine.attention import flashinfer_stand_in as stand_in
-from tests.engine.attention.relay import (
+from baton.testing.attention import (
     MAX_BLOCKS,
     MAX_SEQUENCES,
     MAX_TOKENS,
     NUM_LAYERS,
     Relay,
     Runner,
-    make_backend,
-    paged_of,
     run_ragged_mix,
 )
+from tests.engine.attention import flashinfer_stand_in as stand_in
+from tests.engine.attention.backends import backend, make_backend, paged_of
 
 HOPPER = (9, 0)
 
@@ -82,7 +81,7 @@ class RecordedDecodes:
 
 def decoding_relay(group: int = 4, windows: tuple[int | None, ...] = (None, 5)) -> Relay:
     """A relay on flashinfer whose last block is spare, with three runners behind their prompts."""
-    relay = Relay("flashinfer", group, 64, 4, torch.bfloat16, windows)
+    relay = Relay(backend("flashinfer"), group=group, head_dim=64, dtype=torch.bfloat16, windows=windows)
     relay.free.remove(relay.num_blocks - 1)
     relay.kv.fill_(torch.nan)
     for num_tokens in (20, 13, 25):
@@ -179,7 +178,7 @@ def test_one_plan_for_each_window_and_kind() -> None:
             plans.append(("prefill", options["window_left"]))
             super().plan(*inputs, **options)
 
-    relay = Relay("flashinfer", 2, 64, dtype=torch.bfloat16, windows=(None, 5))
+    relay = Relay(backend("flashinfer"), group=2, head_dim=64, dtype=torch.bfloat16, windows=(None, 5))
     calls = dataclasses.replace(
         stand_in.CALLS, BatchDecodeWithPagedKVCacheWrapper=Decode, BatchPrefillWithPagedKVCacheWrapper=Prefill
     )
@@ -278,7 +277,7 @@ def test_the_memory_that_is_announced_is_what_wrappers_take() -> None:
             sizes.append(int_workspace_buffer.data_ptr())
             super().reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
 
-    relay = Relay("flashinfer", 2, 64, dtype=torch.bfloat16, windows=(None, 5))
+    relay = Relay(backend("flashinfer"), group=2, head_dim=64, dtype=torch.bfloat16, windows=(None, 5))
     attention = backend_on(dataclasses.replace(stand_in.CALLS, BatchDecodeWithPagedKVCacheWrapper=Noting), relay)
     for size in (1, 2, 4):
         graph = attention.for_graph(size)
@@ -292,9 +291,9 @@ def test_the_memory_that_is_announced_is_what_wrappers_take() -> None:
 
 
 def test_every_step_fits_the_staging_that_was_announced() -> None:
-    for backend in ("torch", "flashinfer"):
+    for name in ("torch", "flashinfer"):
         kv = torch.zeros(64, 2, 2, 2, 4, 64, dtype=torch.float16)
-        attention = make_backend(backend, paged_of(kv, (None, 3)), 4)
+        attention = make_backend(name, paged_of(kv, (None, 3)), 4)
         for counts in ([1] * 8, [32] * 8, [249, *[1] * 7], [1] * 4 + [9] * 4):
             shares = [SequenceShare(128 - count if count < 128 else 0, count, list(range(64))) for count in counts]
             num_blocks = max(-(-share.context_len // 4) for share in shares)

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from baton.engine.attention.base import SequenceShare
-from tests.engine.attention.relay import make_backend, paged_of
+from tests.engine.attention.backends import make_backend, paged_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 CUDA = torch.device("cuda", 0)

@@ -10,7 +10,7 @@ import pytest
 from baton.engine.cache import host_tier
 from baton.engine.cache.host_tier import HostTier
 from baton.engine.cache.store import KvStore, StoredBlock
-from tests.engine.cache.store_suite import BLOCK_BYTES, Collected, KvStoreSuite, block_of, hash_of
+from baton.testing.kv_stores import BLOCK_BYTES, Collected, KvStoreSuite, block_of, hash_of
 
 
 def tier_of(num_slots: int) -> HostTier:

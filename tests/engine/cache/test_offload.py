@@ -8,7 +8,7 @@ import numpy as np
 
 from baton.engine.cache.offload import LATENCY_S, LEAST_BYTES_PER_S, KvOffload
 from baton.engine.cache.store import BlockBytes
-from tests.engine.cache.store_suite import BLOCK_BYTES, block_of, hash_of
+from baton.testing.kv_stores import BLOCK_BYTES, block_of, hash_of
 from tests.engine.scheduler.stores import Clock, TestStore
 
 

@@ -21,8 +21,8 @@ from baton.kvtransfer.transports.shm.slots_wire import RingEnd, SlotBatch
 from baton.wire.request_key import RequestKey
 from tests.kvtransfer.liars.liars import Liars
 from tests.kvtransfer.test_wire_fuzz import Forge
-from tests.kvtransfer.transports.endpoint_process import key_of
 from tests.kvtransfer.transports.shm import slots_ends
+from tests.request_keys import key_of
 
 _GENERATION = 3
 Context = zmq.Context[zmq.Socket[bytes]]

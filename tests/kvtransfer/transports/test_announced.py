@@ -9,7 +9,7 @@ import pytest
 from baton.kvtransfer.transports.announced import AnnouncedBlocks, GrantedWriter
 from baton.kvtransfer.transports.base import BlocksArrived
 from baton.wire.request_key import RequestKey
-from tests.kvtransfer.transports.endpoint_process import key_of
+from tests.request_keys import key_of
 
 KEY = key_of(1)
 GRANTED, GENERATIONS = (5, 2, 7), (4, 4, 9)

@@ -10,7 +10,7 @@ from baton.kvtransfer.transports.base import Move
 from baton.wire.errors import TransferFailed
 from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import Fault, LoopbackNetwork, LoopbackReceiver, LoopbackSender
-from tests.kvtransfer.transports.endpoint_process import key_of
+from tests.request_keys import key_of
 
 _NUM_BLOCKS, _BLOCK_BYTES = 4, 16
 _MOVES = [Move(index, index, index, 1) for index in range(_NUM_BLOCKS)]

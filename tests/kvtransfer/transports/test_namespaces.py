@@ -13,13 +13,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import zmq
 
-from tests.kvtransfer.transports.endpoint_process import NCCL, NIXL, TRANSPORTS, ZMQ, Spec
-from tests.kvtransfer.transports.two_processes import EndFailed, Rig, Starter, Starters, open_rig
+from baton.testing.transports.end_process import Spec
+from baton.testing.transports.rig import EndFailed, Rig, Starter, Starters, open_rig
+from tests.kvtransfer.transports.own_transports import place_of
 
 _BLOCK_BYTES = 2**18
 _NUM_TARGETS, _NUM_SOURCES = 260, 256
@@ -90,13 +92,13 @@ def starters(cable: Cable) -> Iterator[Starters]:
         yield starts_receivers, starts_senders
 
 
-@pytest.fixture(scope="module", params=[name for name in TRANSPORTS if name in (ZMQ, NIXL, NCCL)])
+@pytest.fixture(scope="module", params=["ZMQ", "NCCL", *(["NIXL"] if find_spec("nixl") else [])])
 def connected(
     request: pytest.FixtureRequest, starters: Starters, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Rig]:
     key_file: Path = tmp_path_factory.mktemp("key") / "cluster.key"
     key_file.write_bytes(zmq.curve_keypair()[1])
-    spec = Spec(request.param, _NUM_TARGETS, _BLOCK_BYTES, _RECEIVER_IP, str(key_file))
+    spec = Spec(place_of(request.param), _NUM_TARGETS, _BLOCK_BYTES, _RECEIVER_IP, str(key_file))
     with open_rig(spec, _NUM_SOURCES, starters, sender_host=_SENDER_IP) as rig:
         yield rig
 
@@ -109,7 +111,7 @@ def rig(connected: Rig, cable: Cable) -> Iterator[Rig]:
 
 
 def test_bytes_arrive_exactly_between_two_addresses(rig: Rig) -> None:
-    assert _RECEIVER_IP in str(rig.hello["endpoint"]) or rig.hello["endpoint"][0] == NIXL
+    assert _RECEIVER_IP in str(rig.hello["endpoint"]) or rig.hello["endpoint"][0] == "nixl"
     sources, targets = [3, 4, 5, 9, 255], [11, 12, 2, 259, 0]
     number = rig.expect(targets)
     rig.push(number, sources, targets)

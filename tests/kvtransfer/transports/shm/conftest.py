@@ -13,8 +13,8 @@ import zmq
 from baton.kvtransfer.transports.base import Blocks
 from baton.kvtransfer.transports.shm.segment import FOLDER
 from tests.kvtransfer.late_stream import late_pool
-from tests.kvtransfer.transports.endpoint_process import key_of
 from tests.kvtransfer.transports.shm.slots_ends import BLOCK_BYTES, NUM_BLOCKS, SHAPE, Peer, Target
+from tests.request_keys import key_of
 
 
 @pytest.fixture

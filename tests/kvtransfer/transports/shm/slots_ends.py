@@ -21,7 +21,7 @@ from baton.kvtransfer.transports.shm.slots_receiver import SlotsReceiver
 from baton.kvtransfer.transports.shm.slots_sender import SlotsSender, slot_blocks_of
 from baton.kvtransfer.transports.shm.slots_wire import NAME, TO_RECEIVER, TO_SENDER, RingHello, SlotBatch
 from baton.wire.links import LinkSettings
-from tests.kvtransfer.transports.endpoint_process import key_of
+from tests.request_keys import key_of
 
 BLOCK_BYTES, NUM_BLOCKS = 4096, 16
 GUARD = 0xA5

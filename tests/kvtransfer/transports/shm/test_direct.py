@@ -24,7 +24,7 @@ from baton.kvtransfer.transports.shm.direct import ShmReceiver, ShmSender
 from baton.kvtransfer.transports.shm.segment import Mapping, Segment, sweep_orphans
 from baton.kvtransfer.write_proof import WriteProof
 from baton.wire.errors import TransferFailed
-from tests.kvtransfer.transports.endpoint_process import key_of
+from tests.request_keys import key_of
 
 _FOLDER = Path("/dev/shm")
 BLOCK_BYTES = 128

@@ -23,8 +23,8 @@ from baton.kvtransfer.transports.shm.segment import FOLDER
 from baton.kvtransfer.transports.shm.slots_wire import TO_RECEIVER, TO_SENDER, RingEnd, SlotBatch, SlotTaken
 from baton.wire.errors import TransferFailed
 from tests.kvtransfer.late_stream import LateStream
-from tests.kvtransfer.transports.endpoint_process import key_of
 from tests.kvtransfer.transports.shm.slots_ends import BLOCK_BYTES, GUARD, SHAPE, Peer, Target, batch, until
+from tests.request_keys import key_of
 
 _PUSH_AND_HOLD = """
 import sys, time

@@ -30,7 +30,6 @@ from baton.wire.errors import TransferFailed
 from baton.wire.keys import ClusterKey
 from baton.wire.links import LinkSettings
 from tests.kvtransfer.late_stream import late_pool
-from tests.kvtransfer.transports.endpoint_process import key_of
 from tests.kvtransfer.transports.shm.slots_ends import (
     BLOCK_BYTES,
     GUARD,
@@ -42,6 +41,7 @@ from tests.kvtransfer.transports.shm.slots_ends import (
     ring_of,
     until,
 )
+from tests.request_keys import key_of
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from baton.wire.errors import InvalidSetting, TransferFailed
 from baton.wire.keys import ClusterKey
 from baton.wire.links import LinkSettings
 from tests.kvtransfer.late_stream import late_pool
-from tests.kvtransfer.transports.endpoint_process import key_of
 from tests.kvtransfer.transports.tcp_zmq.zmq_ends import (
     BLOCK_BYTES,
     GENERATIONS,
@@ -43,6 +42,7 @@ from tests.kvtransfer.transports.tcp_zmq.zmq_ends import (
     pushed,
     until,
 )
+from tests.request_keys import key_of
 
 
 @pytest.fixture(params=[HostPool, late_pool], ids=["host", "late device"])

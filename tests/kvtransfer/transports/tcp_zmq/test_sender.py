@@ -14,7 +14,6 @@ from baton.kvtransfer.transports import tcp_zmq
 from baton.kvtransfer.transports.tcp_zmq import BlockBatch
 from baton.wire.errors import TransferFailed
 from tests.kvtransfer.late_stream import late_pool
-from tests.kvtransfer.transports.endpoint_process import key_of
 from tests.kvtransfer.transports.tcp_zmq.zmq_ends import (
     BLOCK_BYTES,
     MIB,
@@ -26,6 +25,7 @@ from tests.kvtransfer.transports.tcp_zmq.zmq_ends import (
     pushed,
     until,
 )
+from tests.request_keys import key_of
 
 
 @pytest.fixture

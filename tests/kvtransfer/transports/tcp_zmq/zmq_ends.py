@@ -17,7 +17,7 @@ from baton.kvtransfer.transports.tcp_zmq import BlockBatch, ZmqReceiver, ZmqSend
 from baton.wire.codec import Codec
 from baton.wire.keys import ClusterKey
 from baton.wire.links import LinkSettings
-from tests.kvtransfer.transports.endpoint_process import key_of
+from tests.request_keys import key_of
 
 HEADERS = Codec(BlockBatch)
 PLAIN = LinkSettings()

@@ -2,7 +2,7 @@
 
 Every wait has a deadline. A process is ended by its id, together with whatever it started.
 Processes are forked by a `Starter`, which a module of tests shares, since importing torch takes longer than most tests.
-Loopback has both ends in the test's own process.
+A transport that works within one process has both ends in the test's own.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import psutil
 
 from baton.kvtransfer.transports.shm.segment import sweep_orphans
-from tests.kvtransfer.loopback import LoopbackNetwork
-from tests.kvtransfer.transports.endpoint_process import (
+from baton.testing.transports.end_process import (
     GUARD,
-    IN_PROCESS,
     ReceiverEnd,
     SenderEnd,
     Spec,
@@ -40,8 +37,7 @@ from tests.kvtransfer.transports.endpoint_process import (
 
 WAIT_S = 20.0
 START_S = 60.0
-_ROOT = Path(__file__).parents[3]
-_PROGRAM = "tests.kvtransfer.transports.endpoint_process"
+_PROGRAM = "baton.testing.transports.end_process"
 
 
 class EndFailed(Exception):
@@ -61,7 +57,7 @@ class End(Protocol):
 
 
 class Starter:
-    """The process that forks ends, see `endpoint_process`. `prefix`: a command that runs it, as "ip netns exec NAME".
+    """The process that forks ends, see `end_process`. `prefix`: a command that runs it, as "ip netns exec NAME".
 
     A context manager. Ends are stopped before it closes.
     """
@@ -71,10 +67,9 @@ class Starter:
         with theirs:
             self._process = subprocess.Popen(
                 [*prefix, sys.executable, "-m", _PROGRAM, str(theirs.fileno())],
-                cwd=_ROOT,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         self._requests.settimeout(START_S)
         self._is_ready = False
@@ -108,10 +103,9 @@ class ProcessEnd:
         self._pid = pid
         self._control = control
         self._lines = control.makefile("rwb", buffering=0)
-        self._timeout_s = START_S
+        control.settimeout(START_S)
 
     def do(self, name: str, **arguments: Any) -> Any:
-        self._control.settimeout(self._timeout_s)
         self._lines.write(json.dumps({"do": name, **arguments}).encode() + b"\n")
         line = bytearray()
         while not line.endswith(b"\n"):
@@ -119,7 +113,6 @@ class ProcessEnd:
             if not some:
                 raise EndFailed("the process has ended")
             line += some
-        self._timeout_s = WAIT_S
         answer = json.loads(line)
         if "failure" in answer:
             raise EndFailed(answer["failure"])
@@ -203,8 +196,8 @@ class LocalEnd:
     stop = kill
 
 
-Starters: TypeAlias = tuple[Starter, Starter]
-"""Of receivers and of senders."""
+Starters: TypeAlias = tuple[Starter, Starter] | None
+"""Of receivers and of senders; None: both ends are in this process."""
 
 
 @dataclass(slots=True)
@@ -214,7 +207,6 @@ class Rig:
     receiver_spec: Spec
     sender_spec: Spec
     starters: Starters
-    network: LoopbackNetwork = field(default_factory=LoopbackNetwork)
     receiver: ProcessEnd | LocalEnd = field(init=False)
     sender: ProcessEnd | LocalEnd = field(init=False)
     hello: dict[str, Any] = field(init=False)
@@ -229,10 +221,10 @@ class Rig:
 
     def _start(self, role: str) -> ProcessEnd | LocalEnd:
         spec = self.receiver_spec if role == "receiver" else self.sender_spec
-        if spec.transport not in IN_PROCESS:
+        if self.starters is not None:
             return self.starters[role == "sender"].start(role, spec)
         stack = contextlib.ExitStack()
-        return LocalEnd(stack.enter_context(open_end(role, spec, self.network)), stack)
+        return LocalEnd(stack.enter_context(open_end(role, spec)), stack)
 
     def connect(self) -> None:
         """A new sender to the receiver that runs now, once it offers something (after a fence it may take a while)."""

@@ -17,7 +17,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -32,52 +32,19 @@ import xxhash
 import zmq
 
 from baton.kvtransfer.messages import Endpoint
-from baton.kvtransfer.pools.base import KvPool
 from baton.kvtransfer.pools.host import HostPool
-from baton.kvtransfer.transports.base import Blocks, Move, Receiver, Sender
-from baton.kvtransfer.transports.inlets import WholeOnly
-from baton.kvtransfer.transports.shm.direct import ShmReceiver, ShmSender
+from baton.kvtransfer.transports.base import Blocks, Move, Sender
+from baton.kvtransfer.transports.plugged import Site, Transport
 from baton.kvtransfer.transports.shm.segment import Segment
-from baton.kvtransfer.transports.shm.slots_receiver import SlotsReceiver
-from baton.kvtransfer.transports.shm.slots_sender import SlotsSender
-from baton.kvtransfer.transports.tcp_zmq import ZmqReceiver, ZmqSender
 from baton.kvtransfer.write_proof import WriteProof
 from baton.runtime.process import start_authenticator
 from baton.wire.errors import BatonError
 from baton.wire.keys import ROUTER, KeyRing
 from baton.wire.links import LinkSettings
 from baton.wire.request_key import RequestKey
-from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackReceiver, LoopbackSender
 
 GUARD = 0xA5
 """What every byte of a receiver's pool is before a test."""
-
-MAILBOX, MEMORY, SHM, ZMQ, NIXL, NCCL = "loopback mailbox", "loopback memory", "shm", "zmq", "nixl", "nccl"
-DEVICE_ZMQ, SLOTS = "zmq, device pools", "shm_slots, device pools"
-"""Over pools that a `DevicePool` stages, in a tensor on the CPU."""
-_NEEDS = {NIXL: "nixl", NCCL: "torch"}
-TRANSPORTS = (
-    MAILBOX,
-    MEMORY,
-    SHM,
-    ZMQ,
-    DEVICE_ZMQ,
-    SLOTS,
-    *(
-        name
-        for name, package in _NEEDS.items()
-        if find_spec(f"baton.kvtransfer.transports.{name}") is not None and find_spec(package) is not None
-    ),
-)
-IN_PROCESS = (MAILBOX, MEMORY)
-NIXL_THREAD = "nixl on a thread"
-"""The same words and the same bytes as nixl, with its agents in the ends themselves, as for pools on a GPU."""
-THREADED = (NIXL_THREAD,) if NIXL in TRANSPORTS else ()
-
-
-def key_of(number: int) -> RequestKey:
-    """A handoff key that is easy to read in failures."""
-    return RequestKey.numbered(number)
 
 
 def source_bytes(seed: int, num_blocks: int, block_bytes: int) -> Blocks:
@@ -96,7 +63,8 @@ def checksums(blocks: Blocks) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What an end is made of. `key_file` holds the cluster key; empty: none."""
+    """What an end is made of. `transport`: where a `Transport` is found, as "package.module:NAME"; `key_file` holds the
+    cluster key, empty: none."""
 
     transport: str
     num_blocks: int
@@ -112,8 +80,10 @@ class Spec:
 class ReceiverEnd:
     """A receiver, its pool, and what it said."""
 
-    def __init__(self, spec: Spec, stack: contextlib.ExitStack, network: LoopbackNetwork | None) -> None:
-        self._receiver, self._blocks = _open_receiver(spec, stack, network)
+    def __init__(self, spec: Spec, stack: contextlib.ExitStack) -> None:
+        site = open_site(spec, stack)
+        self._blocks: Blocks = site.pool.memory
+        self._receiver = found_transport(spec).open_receiver(site)
         stack.callback(self._receiver.close)
         self._blocks[:] = GUARD
         self._expected: set[int] = set()
@@ -141,11 +111,11 @@ class ReceiverEnd:
 
     def expect(self, number: int, block_ids: list[int], generations: list[int]) -> None:
         self._expected.add(number)
-        self._receiver.expect(key_of(number), block_ids, generations)
+        self._receiver.expect(RequestKey.numbered(number), block_ids, generations)
 
     def forget(self, number: int) -> None:
         self._expected.discard(number)
-        self._receiver.forget(key_of(number))
+        self._receiver.forget(RequestKey.numbered(number))
 
     def arrived(self, number: int) -> list[int]:
         """Indices that were reported, in the order of reports."""
@@ -172,8 +142,9 @@ class ReceiverEnd:
 class SenderEnd:
     """A sender, its pool, and pushes that are to be done."""
 
-    def __init__(self, spec: Spec, stack: contextlib.ExitStack, network: LoopbackNetwork | None) -> None:
-        self._opener = _Opener(spec, stack, network)
+    def __init__(self, spec: Spec, stack: contextlib.ExitStack) -> None:
+        self._transport, self._site = found_transport(spec), open_site(spec, stack)
+        self._blocks: Blocks = self._site.pool.memory
         self._sender: Sender | None = None
         self._left: deque[tuple[RequestKey, list[Move]]] = deque()
         self._failure = ""
@@ -199,26 +170,27 @@ class SenderEnd:
         self.close()
         self._failure = ""
         transport, address, details = endpoint
-        self._sender = self._opener.open(Endpoint(transport, address, bytes.fromhex(details)), num_target_blocks)
+        reached = Endpoint(transport, address, bytes.fromhex(details))
+        self._sender = self._transport.open_sender(self._site, reached, num_target_blocks)
 
     def fill(self, seed: int) -> None:
         """The pool's bytes."""
-        self._opener.blocks[:] = _source_bytes_once(seed, *self._opener.blocks.shape)
+        self._blocks[:] = _source_bytes_once(seed, *self._blocks.shape)
 
     def wipe(self) -> None:
         """The pool's blocks belong to somebody else."""
-        self._opener.blocks[:] = 0
+        self._blocks[:] = 0
 
     def push(self, number: int, moves: list[list[int]], piece_bytes: int) -> None:
         """Push these blocks, `piece_bytes` at a time; 0: what the sender likes."""
         if self._sender is None:
             raise BatonError("there is no sender")
-        count = max(1, (piece_bytes or self._sender.piece_bytes) // self._opener.blocks.shape[1])
+        count = max(1, (piece_bytes or self._sender.piece_bytes) // self._blocks.shape[1])
         pieces = [moves[first : first + count] for first in range(0, len(moves), count)] or [[]]
-        self._left.extend((key_of(number), [Move(*move) for move in piece]) for piece in pieces)
+        self._left.extend((RequestKey.numbered(number), [Move(*move) for move in piece]) for piece in pieces)
 
     def status(self, number: int) -> dict[str, Any]:
-        is_reading = self._sender is not None and self._sender.is_reading(key_of(number))
+        is_reading = self._sender is not None and self._sender.is_reading(RequestKey.numbered(number))
         return {"num_left": len(self._left), "is_reading": is_reading, "failure_seen": self._failure}
 
     def close(self) -> None:
@@ -228,96 +200,18 @@ class SenderEnd:
             self._sender.close()
 
 
-class _Opener:
-    """A sender's pool, and senders over it."""
-
-    def __init__(self, spec: Spec, stack: contextlib.ExitStack, network: LoopbackNetwork | None) -> None:
-        self._spec = spec
-        self._network = network
-        self._context = _context(spec, stack)
-        if spec.transport == NIXL_THREAD:
-            from baton.kvtransfer.transports.nixl.sender import NixlSenders
-            from baton.kvtransfer.transports.nixl.thread import AgentThread
-
-            self.blocks: Blocks = np.zeros((spec.num_blocks, spec.block_bytes), dtype=np.uint8)
-            self._senders = NixlSenders(AgentThread(self.blocks, spec.host), spec.block_bytes)
-            stack.callback(self._senders.close)
-        elif spec.transport == NIXL:
-            from baton.kvtransfer.transports.nixl.process import AgentProcess
-            from baton.kvtransfer.transports.nixl.sender import NixlSenders
-
-            segment = Segment(spec.num_blocks * spec.block_bytes)
-            stack.callback(segment.close)
-            self.blocks = segment.array.reshape(spec.num_blocks, spec.block_bytes)
-            agent = AgentProcess(segment.descriptor, spec.num_blocks, spec.block_bytes, spec.host)
-            self._senders = NixlSenders(agent, spec.block_bytes)
-            stack.callback(self._senders.close)
-        else:
-            self.blocks = np.zeros((spec.num_blocks, spec.block_bytes), dtype=np.uint8)
-        self._pool = _pool_over(self.blocks, spec.transport)
-
-    def open(self, endpoint: Endpoint, num_target_blocks: int) -> Sender:
-        transport = self._spec.transport
-        if transport == SHM:
-            return ShmSender(endpoint, self.blocks, num_target_blocks)
-        if transport in (ZMQ, DEVICE_ZMQ):
-            return ZmqSender(self._context, endpoint, self._pool, self._spec.links)
-        if transport == SLOTS:
-            return SlotsSender(self._context, endpoint, self._pool, self._spec.links)
-        if transport in (NIXL, NIXL_THREAD):
-            return self._senders.open(endpoint, num_target_blocks)
-        if transport == NCCL:
-            from baton.kvtransfer.transports.nccl.sender import NcclSender
-
-            return NcclSender(self._context, endpoint, self.blocks, self._spec.links)
-        if self._network is None:
-            raise BatonError("loopback needs its network")
-        return LoopbackSender(self._network, endpoint, self.blocks)
+def found_transport(spec: Spec) -> Transport:
+    """The one that a test names."""
+    transport: Transport = resolve_name(spec.transport)
+    return transport
 
 
-def _open_receiver(spec: Spec, stack: contextlib.ExitStack, network: LoopbackNetwork | None) -> tuple[Receiver, Blocks]:
-    shape = (spec.num_blocks, spec.block_bytes)
-    if spec.transport in (SHM, NIXL):
-        segment = Segment(spec.num_blocks * spec.block_bytes)
-        stack.callback(segment.close)
-        blocks: Blocks = segment.array.reshape(shape)
-        if spec.transport == SHM:
-            return ShmReceiver(segment), blocks
-        from baton.kvtransfer.transports.nixl.process import AgentProcess
-        from baton.kvtransfer.transports.nixl.receiver import NixlReceiver
-
-        return NixlReceiver(AgentProcess(segment.descriptor, *shape, spec.host), WholeOnly(HostPool(blocks))), blocks
-    blocks = np.zeros(shape, dtype=np.uint8)
-    if spec.transport == NIXL_THREAD:
-        from baton.kvtransfer.transports.nixl.receiver import NixlDeviceReceiver
-        from baton.kvtransfer.transports.nixl.thread import AgentThread
-
-        return NixlDeviceReceiver(AgentThread(blocks, spec.host), WholeOnly(HostPool(blocks))), blocks
-    if spec.transport in (ZMQ, DEVICE_ZMQ):
-        pool = _pool_over(blocks, spec.transport)
-        return ZmqReceiver(_context(spec, stack), spec.host, pool, spec.links), blocks
-    if spec.transport == SLOTS:
-        pool = _pool_over(blocks, spec.transport)
-        return SlotsReceiver(_context(spec, stack), spec.host, pool, spec.links), blocks
-    if spec.transport == NCCL:
-        from baton.kvtransfer.transports.nccl.receiver import NcclReceiver
-
-        return NcclReceiver(_context(spec, stack), spec.host, blocks, spec.links), blocks
-    if network is None:
-        raise BatonError("loopback needs its network")
-    name = f"receiver-{time.monotonic_ns()}"
-    return LoopbackReceiver(network, name, blocks, peers_write=spec.transport == MEMORY), blocks
-
-
-def _pool_over(blocks: Blocks, transport: str) -> KvPool:
-    """`blocks` as a pool; for some transports by way of a tensor, as if it were on a device."""
-    if transport not in (DEVICE_ZMQ, SLOTS):
-        return HostPool(blocks)
-    import torch
-
-    from baton.kvtransfer.pools.device import DevicePool
-
-    return DevicePool(torch.from_numpy(blocks))
+def open_site(spec: Spec, stack: contextlib.ExitStack) -> Site:
+    """A pool in shared memory, and what else an end is given by a node."""
+    segment = Segment(spec.num_blocks * spec.block_bytes)
+    stack.callback(segment.close)
+    pool = HostPool(segment.array.reshape(spec.num_blocks, spec.block_bytes))
+    return Site(pool, _context(spec, stack), spec.host, spec.links, segment=segment)
 
 
 def _context(spec: Spec, stack: contextlib.ExitStack) -> zmq.Context[zmq.Socket[bytes]]:
@@ -330,10 +224,10 @@ def _context(spec: Spec, stack: contextlib.ExitStack) -> zmq.Context[zmq.Socket[
 
 
 @contextlib.contextmanager
-def open_end(role: str, spec: Spec, network: LoopbackNetwork | None = None) -> Iterator[ReceiverEnd | SenderEnd]:
+def open_end(role: str, spec: Spec) -> Iterator[ReceiverEnd | SenderEnd]:
     """An end in this process."""
     with contextlib.ExitStack() as stack:
-        yield ReceiverEnd(spec, stack, network) if role == "receiver" else SenderEnd(spec, stack, network)
+        yield ReceiverEnd(spec, stack) if role == "receiver" else SenderEnd(spec, stack)
 
 
 def answer_to(end: ReceiverEnd | SenderEnd, command: dict[str, Any]) -> dict[str, Any]:
