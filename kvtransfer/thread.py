@@ -50,7 +50,7 @@ class Side(Protocol[CommandT_contra]):
 
 
 class TransferThread(Generic[CommandT]):
-    """Runs a side until it is closed. `begin` is called first, on the thread (see `Pool.enter`); `beat` is touched in
+    """Runs a side until it is closed. `begin` is called first, on the thread (see `KvPool.enter`); `beat` is touched in
     each turn."""
 
     def __init__(self, side: Side[CommandT], name: str, begin: Callable[[], None], beat: Beat | None = None) -> None:

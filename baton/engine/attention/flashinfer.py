@@ -310,8 +310,8 @@ class FlashInferDecodes:
         self._layer_stored: LayerStored | None = None
 
     def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
-        """Stage the page table where the first plan put it. Raises `ValueError` for steps of another kind than planned
-        for."""
+        """Stage the page table where the first plan put it. Raises `ValueError` for steps of another kind than this
+        backend was made for."""
         if len(shares) != self._num_sequences or any(share.num_tokens != 1 for share in shares):
             raise ValueError(f"this backend takes {self._num_sequences} shares of one token")
         self._layer_stored = layer_stored

@@ -110,7 +110,7 @@ class GrammarMatcher:
         return self._compiled.first.done()
 
     def accepts(self, token_id: int) -> bool:
-        """Take a token, if the grammar allows it.
+        """Whether this token may be next. If so, the library's matcher has taken it.
 
         The mask decides where the next byte is forced. It has the one token that a tokenizer would write, while the
         library accepts others that begin the same text.

@@ -188,7 +188,7 @@ class RayBackend:
         return {name: seat.report for name, seat in self._seats.items()}
 
     def machines(self) -> Sequence[Machine]:
-        """The live machines of the Ray cluster, with what Ray has counted on them."""
+        """The live machines of the Ray cluster, with their addresses and resources."""
         return [
             Machine(
                 machine_name(node["NodeID"]),

@@ -78,7 +78,7 @@ class Unquantized:
         return weight
 
     def held_bytes(self, num_out: int, num_in: int) -> int:
-        """0: nothing is kept beside the plain weight."""
+        """0: a weight takes as many bytes as in the checkpoint."""
         return 0
 
 
