@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from baton.router.requests.scored_prompt import ScoredPrompt
 from baton.router.requests.timings import RelayTimes
-from baton.wire.messages import HandoffFigures, PromptLogprobs, TokenEvent, TokenLogprobs
+from baton.wire.messages import HandoffFigures, PromptRead, TokenEvent, TokenLogprobs
 
 _MAX_EARLY_EVENTS = 64
 
@@ -77,12 +77,12 @@ class Journal:
         if self.prompt is not None:
             self.prompt.begin_again()
 
-    def record_prompt(self, scored: PromptLogprobs) -> list[Delivery]:
+    def record_prompt(self, read: PromptRead) -> list[Delivery]:
         """Record log probabilities of the prompt; returns the tokens that can be delivered now, in order. Raises
         `ValueError` when some before them were lost."""
-        if scored.attempt != self.attempt or self.prompt is None or self.prompt.is_whole:
+        if read.attempt != self.attempt or self.prompt is None or self.prompt.is_whole:
             return []
-        self.prompt.add(scored)
+        self.prompt.add(read)
         return self._take_early() if self.prompt.is_whole else []
 
     def record(self, event: TokenEvent) -> list[Delivery]:

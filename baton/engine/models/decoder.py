@@ -125,6 +125,11 @@ class Decoder:
         assert delta is not None  # a model has layers
         return delta
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """See `RunnableDecoder.normed`."""
+        assert self._norm is not None
+        return self._norm(hidden, None)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 of rows [N, E] that `forward` returned."""
         return self.head(hidden, None).to(torch.float32)

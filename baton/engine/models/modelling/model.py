@@ -60,6 +60,10 @@ class ModellingDecoder:
         """See `RunnableDecoder.trial_inputs`."""
         return torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """See `RunnableDecoder.normed`."""
+        return hidden
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 of rows [N, E] that `forward` returned."""
         self._given.hidden = hidden[None]
