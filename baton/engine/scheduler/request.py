@@ -119,7 +119,7 @@ class Request:
     of it, which are no tokens of the request.
 
     `unread_rows`: those of the prompt that `reading` asks for and no step has told yet. Its start never falls, so that
-    nothing is told twice when the prompt is computed again.
+    nothing is told twice when the prompt is computed again. One that `samples` nothing leaves when it is computed.
     `forks` are there until the first token is sampled. With `is_wanted` false only they are wanted of it, and it leaves
     then. `block_copy` is to be made by its first step: the source, which it holds until then, has the KV that belongs
     into the last block of its table. `matcher` is there for parameters with a grammar.
@@ -159,12 +159,14 @@ class Request:
     num_prompt_tokens: int = field(init=False)
     most_tokens: int = field(init=False)
     takes_largest: bool = field(init=False)
+    samples: bool = field(init=False)
     unread_rows: range = field(init=False)
 
     def __post_init__(self, output_ids: Sequence[int]) -> None:
         self.token_ids = [*self.prompt.token_ids, *output_ids]
         self.num_prompt_tokens = self.prompt.num_tokens
         self.takes_largest = self.params.takes_largest
+        self.samples = self.reading is None or self.reading.with_tokens
         self.unread_rows = range(0) if self.reading is None else self.reading.rows(self.num_prompt_tokens)
         self.most_tokens = self.max_total_tokens
         if self.params.max_tokens is not None:
@@ -207,11 +209,6 @@ class Request:
         """The tokens at the beginning whose KV may come from elsewhere, because nothing is read from their rows."""
         last = len(self.token_ids) - 1
         return min(self.unread_rows.start, last) if self.unread_rows else last
-
-    @property
-    def samples(self) -> bool:
-        """Whether tokens are wanted of it. If not it leaves when its tokens are computed."""
-        return self.reading is None or self.reading.with_tokens
 
     @property
     def num_known_tokens(self) -> int:

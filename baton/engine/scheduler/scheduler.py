@@ -181,7 +181,7 @@ class Scheduler:
         for share in step.requests:
             if (request := running.get(share.key)) is None or request.arrival != share.arrival:
                 continue
-            output = self._apply(request, share, sampled.get(share.key, ()), read.get(share.key))
+            output = self._apply(request, share, sampled.get(share.key, ()), read.get(share.key) if read else None)
             if share.needs_sample and share.forks:
                 outputs += self._fork(output, request, sampled)
             elif request.matcher is None or request.matcher.leaves_choice:
