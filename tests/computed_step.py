@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton.engine.scheduler.step import PromptScores, SampledTokens
+from baton.engine.scheduler.reading import RowsRead
+from baton.engine.scheduler.step import SampledTokens
 from baton.wire.request_key import RequestKey
 
 
@@ -19,6 +20,6 @@ class ComputedStep:
         """See `RunningStep.result`."""
         return self.tokens
 
-    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
-        """See `RunningStep.prompt_scores`."""
+    def rows_read(self) -> Mapping[RequestKey, RowsRead]:
+        """See `RunningStep.rows_read`."""
         return {}

@@ -31,9 +31,10 @@ from baton.engine.models.vision.facts import ImageFacts
 from baton.engine.new_requests import NewRequests
 from baton.engine.runner.base import Runner
 from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.reading import Reading
 from baton.engine.scheduler.request import Request, choices_of
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.step import PromptScores, RequestOutput, Step
+from baton.engine.scheduler.step import RequestOutput, Step
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.steps_in_flight import StepsInFlight, StepWatch
 from baton.engine.structured.matcher import Grammars
@@ -150,16 +151,18 @@ class EngineCore:
         output_ids: Sequence[int] = (),
         first_token_only: bool = False,
         forks: Sequence[RequestKey] = (),
+        reading: Reading | None = None,
     ) -> None:
         """Compute and continue `prompt`, whose images have pixels, and what was generated behind it earlier. With
         `first_token_only` the request leaves after one token, and its blocks are held until `release(key)`, also when
         that token ended the request: a transfer may be reading them.
 
-        `forks`: the keys of further choices, see `choices_of`.
+        `forks`: the keys of further choices, see `choices_of`. `reading`: what is read of the prompt, and comes with
+        the outputs; None: what `params` ask for. One without tokens leaves when all of it is computed.
         Raises `ContextLengthExceeded` when it can never fit, `Overloaded` when the queue is full, `InvalidRequest` for
         token ids outside the vocabulary and more choices than a step may have, and `ValueError` for a key in use.
         """
-        request = self._new_requests.make(key, prompt, params, output_ids)
+        request = self._new_requests.make(key, prompt, params, output_ids, reading)
         if request.lacks_pixels:
             raise InvalidRequest("an image came without its pixels", "messages")
         request.first_token_only = first_token_only
@@ -322,11 +325,6 @@ class EngineCore:
             if output.has_left:
                 self._retire(output)
         return outputs + self._scheduler.take_lost()
-
-    def take_prompt_scores(self) -> list[PromptScores]:
-        """Log probabilities of prompt tokens that `step` has collected since the last call, in order; each of a
-        prompt's tokens once."""
-        return self._in_flight.take_scores()
 
     def is_live(self, key: RequestKey) -> bool:
         """Whether there is a request or a fork of that key that has not left."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from baton.engine.cache.hashing import block_hashes, root_hash
 from baton.engine.models.vision.facts import ImageFacts, require_seen
+from baton.engine.runner.prompt_scoring import PromptScoring
+from baton.engine.scheduler.reading import Reading
 from baton.engine.scheduler.request import Matcher, Request
 from baton.engine.structured.matcher import Grammars
 from baton.wire.errors import InvalidRequest
@@ -44,7 +46,14 @@ class NewRequests:
         if params.grammar is not None and self._grammars is not None:
             self._grammars.prepare(params.grammar)
 
-    def make(self, key: RequestKey, prompt: Prompt, params: DecodingParams, output_ids: Sequence[int]) -> Request:
+    def make(
+        self,
+        key: RequestKey,
+        prompt: Prompt,
+        params: DecodingParams,
+        output_ids: Sequence[int],
+        reading: Reading | None = None,
+    ) -> Request:
         """A new request, with earlier output behind its prompt. Raises `InvalidRequest` for what this engine does not
         serve."""
         if prompt.images:
@@ -57,6 +66,7 @@ class NewRequests:
             max_total_tokens=self._max_total_tokens,
             output_ids=output_ids,
             matcher=self._matcher(params, output_ids),
+            reading=reading or _reading_of(params),
         )
 
     def _matcher(self, params: DecodingParams, output: Sequence[int]) -> Matcher | None:
@@ -66,3 +76,8 @@ class NewRequests:
         if self._grammars is None:
             raise InvalidRequest("this engine serves no answers of a given structure", "grammar")
         return self._grammars.matcher(params.grammar, output)
+
+
+def _reading_of(params: DecodingParams) -> Reading | None:
+    """What the parameters of a request ask of its prompt."""
+    return None if params.prompt_logprobs is None else PromptScoring(params.prompt_logprobs)

@@ -20,9 +20,10 @@ from baton.device.base import DeviceFailed
 from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool, BlockTable
 from baton.engine.runner.base import Runner, RunningStep
+from baton.engine.scheduler.reading import RowsRead
 from baton.engine.scheduler.request import Request
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.step import PromptScores, RequestOutput, SampledTokens, Step
+from baton.engine.scheduler.step import RequestOutput, SampledTokens, Step
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.wire.errors import BatonError
 from baton.wire.request_key import RequestKey
@@ -57,8 +58,8 @@ class _NotLaunched:
         """See `RunningStep.result`."""
         raise self.error
 
-    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
-        """See `RunningStep.prompt_scores`."""
+    def rows_read(self) -> Mapping[RequestKey, RowsRead]:
+        """See `RunningStep.rows_read`."""
         return {}
 
 
@@ -80,7 +81,6 @@ class StepsInFlight:
         self._pool = pool
         self._costs = costs
         self._steps: deque[_StepInFlight] = deque()
-        self._scores: list[PromptScores] = []
         self._most = scheduler.limits.num_stages + runner.is_asynchronous
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class StepsInFlight:
         self._steps.append(_StepInFlight(step, running))
 
     def collect(self) -> list[RequestOutput]:
-        """Wait for the oldest step, and apply what it sampled. Raises `StepFailed` and `DeviceFailed`."""
+        """Wait for the oldest step, and apply what it sampled and read. Raises `StepFailed` and `DeviceFailed`."""
         oldest = self._steps[0]
         try:
             sampled = oldest.running.result()
@@ -119,13 +119,8 @@ class StepsInFlight:
         if oldest.tables:
             self._release_tables(oldest)
         if oldest.step.spans:
-            self._scores += self._scheduler.score(oldest.step, oldest.running.prompt_scores())
+            return self._scheduler.apply(oldest.step, sampled, oldest.running.rows_read())
         return self._scheduler.apply(oldest.step, sampled)
-
-    def take_scores(self) -> list[PromptScores]:
-        """What the steps collected since the last call have found out about prompts, in order."""
-        scores, self._scores = self._scores, []
-        return scores
 
     def release(self, request: Request) -> None:
         """Release the blocks of a request that has left, once nothing writes into them."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from baton.engine.scheduler.reading import RowsRead
 from baton.engine.scheduler.request import IMAGES_GONE
-from baton.engine.scheduler.step import PromptScores, RequestOutput
+from baton.engine.scheduler.step import RequestOutput
 from baton.engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
 from baton.wire.errors import BatonError, InvalidRequest, Overloaded, RequestFailed
-from baton.wire.messages import PromptLogprobs, StepTimes, TokenEvent
-from baton.wire.prompt_logprobs import MAX_ROWS, row_bytes
+from baton.wire.messages import MAX_READ_BYTES, PromptRead, StepTimes, TokenEvent
+from baton.wire.request_key import RequestKey
 
 
 def failure_of(output: RequestOutput) -> BatonError:
@@ -27,24 +28,23 @@ def failure_of(output: RequestOutput) -> BatonError:
     return RequestFailed(f"the model computed NaN for output {output.output_index}", "not_a_number")
 
 
-def failure_of_scores(scores: PromptScores) -> BatonError:
-    """The error of a request whose prompt has tokens without a log probability."""
-    return RequestFailed(f"the model computed NaN near prompt token {scores.first}", "not_a_number")
+def failure_of_read(read: RowsRead) -> BatonError:
+    """The error of a request whose prompt has rows that are no numbers."""
+    return RequestFailed(f"the model computed NaN near prompt token {read.first_row + 1}", "not_a_number")
 
 
-def prompt_logprobs(scores: PromptScores, epoch: int) -> Iterator[PromptLogprobs]:
-    """The messages that tell a router's request what a step found out about its prompt, each of bounded size."""
-    handoff_id, attempt = scores.key
-    num_row_bytes = row_bytes(scores.num_top)
-    for first_byte in range(0, len(scores.rows), MAX_ROWS * num_row_bytes):
-        yield PromptLogprobs(
-            epoch=epoch,
-            handoff_id=handoff_id,
-            attempt=attempt,
-            first=scores.first + first_byte // num_row_bytes,
-            num_top=scores.num_top,
-            rows=scores.rows[first_byte : first_byte + MAX_ROWS * num_row_bytes],
-        )
+def prompt_read(key: RequestKey, read: RowsRead, epoch: int) -> Iterator[PromptRead]:
+    """The messages that tell a router's request what a step read of its prompt, each of bounded size: what does not fit
+    one has as many bytes for each row."""
+    handoff_id, attempt = key
+    num_row_bytes = len(read.values) // read.num_rows
+    most_rows = read.num_rows if len(read.values) <= MAX_READ_BYTES else MAX_READ_BYTES // num_row_bytes
+    for first in range(0, read.num_rows, most_rows):
+        num_rows = min(most_rows, read.num_rows - first)
+        values = read.values
+        if num_rows < read.num_rows:
+            values = values[first * num_row_bytes : (first + num_rows) * num_row_bytes]
+        yield PromptRead(epoch, handoff_id, attempt, read.first_row + first, num_rows, values)
 
 
 def token_event(output: RequestOutput, times: StepTimes | None = None) -> TokenEvent | None:

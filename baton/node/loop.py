@@ -20,7 +20,7 @@ from baton.engine.attention.base import LayerStored
 from baton.engine.core import EngineCore
 from baton.engine.scheduler.step import RequestOutput, Step
 from baton.engine.steps_in_flight import StepFailed
-from baton.node.events import failure_of, failure_of_scores
+from baton.node.events import failure_of, failure_of_read
 from baton.node.heartbeat import HeartbeatThread
 from baton.node.lent_cores import LentCores
 from baton.node.router_links import Heard, RouterLinks
@@ -231,15 +231,15 @@ class EngineLoop:
             if output.has_failed:
                 self._leg.fail(output.key, failure_of(output), done_s)
         # before token 1, which the router holds back until it has all of these
-        scores = self._core.take_prompt_scores()
-        for each in scores:
-            if each.is_valid:
-                self._routers.send_prompt_logprobs(each)
+        reads = [(output.key, output.read) for output in outputs if output.read is not None]
+        for key, read in reads:
+            if read.is_valid:
+                self._routers.send_read(key, read)
         self._routers.send_tokens(self._leg.applied(outputs, done_s))
         self._leg.sent(done_s)
-        for each in scores:
-            if not each.is_valid:
-                self._leg.fail(each.key, failure_of_scores(each), done_s)
+        for key, read in reads:
+            if not read.is_valid:
+                self._leg.fail(key, failure_of_read(read), done_s)
 
     def _report_failures(self) -> None:
         for (handoff_id, attempt), error in self._leg.take_failures():

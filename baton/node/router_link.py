@@ -19,8 +19,8 @@ from typing import Any
 
 import zmq
 
-from baton.engine.scheduler.step import PromptScores
-from baton.node.events import prompt_logprobs
+from baton.engine.scheduler.reading import RowsRead
+from baton.node.events import prompt_read
 from baton.wire import links
 from baton.wire.errors import BatonError, InvalidMessage, Refused
 from baton.wire.link_watch import DIAL_PAUSE_S, open_watched
@@ -151,9 +151,9 @@ class RouterLink:
         if events:
             self.send(Tokens(self._epoch, tuple(events)))
 
-    def send_prompt_logprobs(self, scores: PromptScores) -> None:
-        """What a step found out about a prompt, in as many messages as needed."""
-        for message in prompt_logprobs(scores, self._epoch):
+    def send_read(self, key: RequestKey, read: RowsRead) -> None:
+        """What a step read of a prompt, in as many messages as needed."""
+        for message in prompt_read(key, read, self._epoch):
             self.send(message)
 
     def send_failed(self, handoff_id: bytes, attempt: int, error: BatonError) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from baton.engine.scheduler.step import PromptScores
+from baton.engine.scheduler.reading import RowsRead
 from baton.node.router_link import RouterLink
 from baton.wire.errors import BatonError, InvalidMessage, InvalidSetting, Refused
 from baton.wire.messages import Decode, Drain, HandOver, Prefill, TokenEvent
@@ -70,10 +70,10 @@ class RouterLinks:
         for link in self._links:
             link.send_tokens(by_owner.get(link.owner, ()))
 
-    def send_prompt_logprobs(self, scores: PromptScores) -> None:
-        """Send the scores of a prompt to the router that owns the request."""
-        for link in self._owners(scores.key.handoff_id):
-            link.send_prompt_logprobs(scores)
+    def send_read(self, key: RequestKey, read: RowsRead) -> None:
+        """Send what was read of a prompt to the router that owns the request."""
+        for link in self._owners(key.handoff_id):
+            link.send_read(key, read)
 
     def send_failed(self, handoff_id: bytes, attempt: int, error: BatonError) -> None:
         """Tell the router that owns the attempt why it ended."""

@@ -24,7 +24,8 @@ from baton.engine.build import build_engine
 from baton.engine.models.generation_defaults import AUTO, load_generation_defaults
 from baton.engine.models.identity import find_checkpoint
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
-from baton.engine.scheduler.step import PromptScores, RequestOutput
+from baton.engine.scheduler.reading import RowsRead
+from baton.engine.scheduler.step import RequestOutput
 from baton.engine.settings import EngineSettings
 from baton.engine.text.chat_template import ChatTemplate
 from baton.engine.text.choice_text import ChoiceText, TextDelta, TextOptions, join_deltas
@@ -137,8 +138,6 @@ class LLM:
                     outputs = self._core.step()
                     if not outputs and self._core.awaits_readiness:
                         time.sleep(_READINESS_WAIT_S)
-                    for scores in self._core.take_prompt_scores():
-                        streams[scores.key].take_prompt(scores)
                     bar.update(self._apply(outputs, streams))
         except BaseException:
             for key in streams:
@@ -168,9 +167,11 @@ class LLM:
         for output in outputs:
             if output.has_failed:
                 raise InvalidRequest(output.failure, "grammar") if output.failure else BatonError(_NOT_A_NUMBER)
+            stream = streams[output.key]
+            if output.read is not None:
+                stream.take_prompt(output.read)
             if not output.tokens:
                 continue
-            stream = streams[output.key]
             stream.take(output)
             if stream.has_ended:
                 num_ended += 1
@@ -196,11 +197,11 @@ class _Stream:
         """Whether the text of this prompt is complete."""
         return self._text.finish_reason is not None
 
-    def take_prompt(self, scores: PromptScores) -> None:
+    def take_prompt(self, read: RowsRead) -> None:
         """Add log probabilities of the next tokens of the prompt. Raises `BatonError` when they are no numbers."""
-        if not scores.is_valid:
+        if not read.is_valid:
             raise BatonError(_NOT_A_NUMBER)
-        self._prompt_logprobs += read_rows(scores.rows, scores.num_top)
+        self._prompt_logprobs += read_rows(read.values, read.num_rows)
 
     def take(self, output: RequestOutput) -> None:
         """Add the tokens of a step."""

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from baton.wire.codec import U32, U64, Bounds, Codec, Id128, Length, Packed, TokenIds
-from baton.wire.errors import InvalidMessage
 from baton.wire.layout import KvLayout
 from baton.wire.prompt import Prompt
-from baton.wire.prompt_logprobs import MAX_ROWS, row_bytes
 from baton.wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
 from baton.wire.step_cost import StepCost
 
@@ -28,6 +26,8 @@ _Forks = Annotated[tuple[Id128, ...], Length(1024)]
 _TopIds = Annotated[tuple[int, ...], Packed("I", MAX_TOP_LOGPROBS)]
 _TopValues = Annotated[tuple[float, ...], Packed("d", MAX_TOP_LOGPROBS)]
 
+MAX_READ_BYTES = 2**16
+"""Of values that were read of a prompt, in one message."""
 LIVE_KEY_BYTES = 20
 FINISH_STOP, FINISH_LENGTH, FINISH_COMPLETE = "stop", "length", "complete"
 """Why a node ended an output: its last token is one that ends outputs, and no part of the text; it has all the tokens
@@ -317,28 +317,19 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptLogprobs:
-    """Node -> router, before the first token: log probabilities of some tokens of a prompt, in order.
+class PromptRead:
+    """Node -> router, before the first token: what was read of some rows of a prompt, in order.
 
-    `first` is the place of the first of them in the prompt; the token at place 0 has none. `rows`: as many rows of
-    `baton.wire.prompt_logprobs` as tokens, with `num_top` alternatives each.
+    `first_row` is the place of the first of them in the prompt. `values`: in the format of what the request asks for;
+    with `prompt_logprobs` that of `baton.wire.prompt_logprobs`.
     """
 
     epoch: U64
     handoff_id: Id128
     attempt: _Attempt
-    first: Annotated[int, Bounds(1, 2**40)]
-    num_top: Annotated[int, Bounds(0, MAX_TOP_LOGPROBS)]
-    rows: Annotated[bytes, Length(MAX_ROWS * row_bytes(MAX_TOP_LOGPROBS))]
-
-    def __post_init__(self) -> None:
-        if not self.rows or len(self.rows) % row_bytes(self.num_top):
-            raise InvalidMessage(f"{len(self.rows)} bytes are no rows with {self.num_top} alternatives")
-
-    @property
-    def num_rows(self) -> int:
-        """Tokens whose log probability is in here."""
-        return len(self.rows) // row_bytes(self.num_top)
+    first_row: Annotated[int, Bounds(0, 2**40)]
+    num_rows: Annotated[int, Bounds(1, 2**30)]
+    values: Annotated[bytes, Length(MAX_READ_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,4 +384,4 @@ def epoch_of_identity(identity: bytes) -> int | None:
 
 
 ROUTER_TO_NODE = Codec(Welcome, Refusal, Ping, Introduce, Resume, Prefill, Decode, Cancel, HandOver, Drain)
-NODE_TO_ROUTER = Codec(Hello, Heartbeat, Pong, Resume, Leaving, Tokens, PromptLogprobs, Failed, HandedOver, CacheEvents)
+NODE_TO_ROUTER = Codec(Hello, Heartbeat, Pong, Resume, Leaving, Tokens, PromptRead, Failed, HandedOver, CacheEvents)

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-MAX_ROWS = 256
-"""The rows that one message may carry."""
 _WORD_BYTES = 4
 _FIXED_WORDS = 2
 
@@ -35,13 +33,18 @@ def row_words(num_top: int) -> int:
     return _FIXED_WORDS + 2 * num_top
 
 
-def row_bytes(num_top: int) -> int:
-    """Bytes of a row."""
-    return _WORD_BYTES * row_words(num_top)
+def num_top_of(rows: bytes, num_rows: int) -> int:
+    """The alternatives in each of `num_rows` rows. Raises `ValueError` for bytes that are no such rows."""
+    num_words, rest = divmod(len(rows), _WORD_BYTES * num_rows)
+    num_top = (num_words - _FIXED_WORDS) // 2
+    if rest or num_top < 0 or num_words != row_words(num_top):
+        raise ValueError(f"{len(rows)} bytes are no {num_rows} rows of log probabilities")
+    return num_top
 
 
-def read_rows(rows: bytes, num_top: int) -> Iterator[PromptTokenLogprobs]:
-    """The rows in `rows`, whose length is a multiple of `row_bytes(num_top)`."""
+def read_rows(rows: bytes, num_rows: int) -> Iterator[PromptTokenLogprobs]:
+    """The `num_rows` rows in `rows`. Raises `ValueError` for bytes that are no such rows."""
+    num_top = num_top_of(rows, num_rows)
     for logprob, rank, *top in _row(num_top).iter_unpack(rows):
         yield PromptTokenLogprobs(logprob, rank, tuple(top[:num_top]), tuple(top[num_top:]))
 

@@ -36,7 +36,7 @@ from baton.wire.messages import (
     Leaving,
     Ping,
     Pong,
-    PromptLogprobs,
+    PromptRead,
     Refusal,
     Resume,
     Tokens,
@@ -62,8 +62,8 @@ class ControlHandler(Protocol):
         """A node sampled these tokens in one step."""
         ...
 
-    def on_prompt_logprobs(self, scored: PromptLogprobs) -> None:
-        """A node found out the log probabilities of some tokens of a prompt."""
+    def on_prompt_read(self, read: PromptRead) -> None:
+        """A node has read some rows of a prompt."""
         ...
 
     def on_failed(self, failed: Failed, epoch: int) -> None:
@@ -286,8 +286,8 @@ class ControlLink:
             handler.on_tokens(message)
         elif isinstance(message, Failed):
             handler.on_failed(message, node.epoch)
-        elif isinstance(message, PromptLogprobs):
-            handler.on_prompt_logprobs(message)
+        elif isinstance(message, PromptRead):
+            handler.on_prompt_read(message)
         elif isinstance(message, CacheEvents):
             self._registry.cache_events(message)
         elif isinstance(message, HandedOver):

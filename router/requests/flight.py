@@ -41,7 +41,7 @@ from baton.router.routing.placement import Route
 from baton.router.routing.selection import RouteRequest, Routing
 from baton.runtime.clock import now_us
 from baton.wire.errors import BatonError, DeadlineExceeded, NoNode, RequestFailed, TransferFailed, remote_error
-from baton.wire.messages import Failed, HandedOver, HandoffFigures, PromptLogprobs, TokenEvent
+from baton.wire.messages import Failed, HandedOver, HandoffFigures, PromptRead, TokenEvent
 from baton.wire.request_key import new_handoff_id, owner_of_epoch
 
 _MAX_HANDOFF_FAILURES = 2
@@ -184,12 +184,12 @@ class Flight:
             # a decode node sends in order and repeats token 1, so a missing token was lost on its way
             self._attempt_failed(RequestFailed("tokens of the decode node were lost"))
 
-    def on_prompt_logprobs(self, scored: PromptLogprobs) -> None:
+    def on_prompt_read(self, read: PromptRead) -> None:
         """Take log probabilities of the prompt, and deliver the tokens that waited for them."""
-        if self._legs is None or not self._legs.were_given_to(scored.epoch):
+        if self._legs is None or not self._legs.were_given_to(read.epoch):
             return
         try:
-            self._deliver(self._output.record_prompt(scored))
+            self._deliver(self._output.record_prompt(read))
         except ValueError as error:
             self._attempt_failed(RequestFailed(str(error)))
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton.router.requests.timings import RelayTimes
-from baton.wire.messages import DECODE, PREFILL, HandoffFigures, PromptLogprobs, TokenEvent, TokenLogprobs
-from baton.wire.prompt_logprobs import PromptTokenLogprobs, read_rows
+from baton.wire.messages import DECODE, PREFILL, HandoffFigures, PromptRead, TokenEvent, TokenLogprobs
+from baton.wire.prompt_logprobs import PromptTokenLogprobs, num_top_of, read_rows
 
 _MAX_EARLY_EVENTS = 64
 
@@ -38,23 +38,24 @@ class ScoredPrompt:
     num_tokens: int
     num_top: int = 0
     _num_known: int = 1
-    _pieces: list[bytes] = field(default_factory=list)
+    _pieces: list[tuple[bytes, int]] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing is missing."""
         return self._num_known >= self.num_tokens
 
-    def add(self, scored: PromptLogprobs) -> None:
+    def add(self, read: PromptRead) -> None:
         """The next piece. Raises `ValueError` when it is another one, or of another kind."""
-        is_first = not self._pieces
-        if scored.first != self._num_known or self._num_known + scored.num_rows > self.num_tokens:
-            raise ValueError(f"log probabilities of prompt token {self._num_known} never came, {scored.first} did")
-        if not is_first and scored.num_top != self.num_top:
+        first = read.first_row + 1
+        if first != self._num_known or self._num_known + read.num_rows > self.num_tokens:
+            raise ValueError(f"log probabilities of prompt token {self._num_known} never came, {first} did")
+        num_top = num_top_of(read.values, read.num_rows)
+        if self._pieces and num_top != self.num_top:
             raise ValueError("log probabilities of a prompt changed their kind")
-        self.num_top = scored.num_top
-        self._num_known += scored.num_rows
-        self._pieces.append(scored.rows)
+        self.num_top = num_top
+        self._num_known += read.num_rows
+        self._pieces.append((read.values, read.num_rows))
 
     def begin_again(self) -> None:
         """Another attempt begins, which tells everything anew unless nothing is missing."""
@@ -64,8 +65,8 @@ class ScoredPrompt:
 
     def rows(self) -> Iterator[PromptTokenLogprobs]:
         """What is known, of the second token and those after it."""
-        for piece in self._pieces:
-            yield from read_rows(piece, self.num_top)
+        for values, num_rows in self._pieces:
+            yield from read_rows(values, num_rows)
 
 
 @dataclass(slots=True)
@@ -117,12 +118,12 @@ class Output:
         if self.prompt is not None:
             self.prompt.begin_again()
 
-    def record_prompt(self, scored: PromptLogprobs) -> list[Delivery]:
+    def record_prompt(self, read: PromptRead) -> list[Delivery]:
         """Record log probabilities of the prompt; returns the tokens that can be delivered now, in order. Raises
         `ValueError` when some before them were lost."""
-        if scored.attempt != self.attempt or self.prompt is None or self.prompt.is_whole:
+        if read.attempt != self.attempt or self.prompt is None or self.prompt.is_whole:
             return []
-        self.prompt.add(scored)
+        self.prompt.add(read)
         return self._take_early() if self.prompt.is_whole else []
 
     def record(self, event: TokenEvent) -> list[Delivery]:

@@ -28,7 +28,7 @@ from baton.router.routing.selection import Routing
 from baton.router.routing.suspicion import Probation
 from baton.runtime.clock import host_clock
 from baton.wire.errors import BatonError, ContextLengthExceeded, NoNode, Overloaded
-from baton.wire.messages import Cancel, Drain, Failed, HandedOver, PromptLogprobs, Tokens
+from baton.wire.messages import Cancel, Drain, Failed, HandedOver, PromptRead, Tokens
 
 _ADMITTED_PER_SEQ = 4
 """Requests in flight for each one that decode nodes can compute together: while some generate, the prompts of others
@@ -185,13 +185,13 @@ class Relay:
             else:
                 flight.on_event(event, tokens.epoch)
 
-    def on_prompt_logprobs(self, scored: PromptLogprobs) -> None:
-        """A node tells log probabilities of a prompt, for the flight that asked for them."""
-        flight = self._flights.get(scored.handoff_id)
+    def on_prompt_read(self, read: PromptRead) -> None:
+        """A node tells what it has read of a prompt, for the flight that asked for it."""
+        flight = self._flights.get(read.handoff_id)
         if flight is None:
-            self._sender.send(scored.epoch, Cancel(scored.handoff_id, scored.attempt))
+            self._sender.send(read.epoch, Cancel(read.handoff_id, read.attempt))
         else:
-            flight.on_prompt_logprobs(scored)
+            flight.on_prompt_read(read)
 
     def on_failed(self, failed: Failed, epoch: int) -> None:
         """A node reports that an attempt has failed."""

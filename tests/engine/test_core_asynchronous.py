@@ -13,9 +13,10 @@ from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore, FirstToken
 from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.reading import RowsRead
 from baton.engine.scheduler.request import PENDING_TOKEN
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.step import PromptScores, SampledToken, SampledTokens, Step
+from baton.engine.scheduler.step import SampledToken, SampledTokens, Step
 from baton.engine.steps_in_flight import StepFailed
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
@@ -45,7 +46,7 @@ class LateStep:
             raise error
         return self.tokens
 
-    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+    def rows_read(self) -> Mapping[RequestKey, RowsRead]:
         return {}
 
 

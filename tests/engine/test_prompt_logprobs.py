@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from baton.device.base import Device
 from baton.engine.build import Engine, build_engine
 from baton.engine.core import EngineCore
-from baton.engine.runner import prompt_scoring
+from baton.engine.runner import readings
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.settings import EngineSettings
 from baton.wire.prompt import Prompt
@@ -79,12 +79,12 @@ class Prompts:
             if not core.has_work:
                 return
             outputs = core.step()
-            for scores in core.take_prompt_scores():
-                assert scores.is_valid
-                found = self.known.setdefault(scores.key, [])
-                assert scores.first == len(found) + 1
-                found += read_rows(scores.rows, scores.num_top)
             for output in outputs:
+                if (read := output.read) is not None:
+                    assert read.is_valid
+                    found = self.known.setdefault(output.key, [])
+                    assert read.first_row == len(found)
+                    found += read_rows(read.values, read.num_rows)
                 self.num_cached[output.key] = output.num_cached_tokens
             core.check()
         raise AssertionError("the engine did not finish")
@@ -130,7 +130,7 @@ def test_they_are_those_of_transformers_also_where_the_prompt_is_cached(any_chec
 
 
 def test_rows_are_computed_in_pieces(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_scoring, "PIECE_ELEMENTS", 5 * 320)
+    monkeypatch.setattr(readings, "PIECE_ELEMENTS", 5 * 320)
     core, seen = new_engine(checkpoint, max_num_batched_tokens=64).core, Prompts()
     core.add(A, Prompt.of(prompt(33)), SCORED)
     core.add(B, Prompt.of(prompt(20)), DecodingParams(max_tokens=1, prompt_logprobs=0))

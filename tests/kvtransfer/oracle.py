@@ -13,9 +13,10 @@ from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore
 from baton.engine.runner.base import RunningStep
 from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.reading import RowsRead
 from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, ScheduledRequest
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.step import PromptScores, SampledToken, SampledTokens, Step
+from baton.engine.scheduler.step import SampledToken, SampledTokens, Step
 from baton.kvtransfer.transports.base import Blocks
 from baton.wire.request_key import RequestKey
 from tests.computed_step import ComputedStep
@@ -129,7 +130,7 @@ class _LateStep:
     def result(self) -> Mapping[RequestKey, SampledTokens]:
         return self.runner.compute(self.rows, self.layer_stored)
 
-    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+    def rows_read(self) -> Mapping[RequestKey, RowsRead]:
         return {}
 
 

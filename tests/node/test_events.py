@@ -2,26 +2,28 @@ from __future__ import annotations
 
 import struct
 
-from baton.engine.scheduler.step import PromptScores, RequestOutput, SampledToken
+from baton.engine.scheduler.reading import RowsRead
+from baton.engine.scheduler.step import RequestOutput, SampledToken
 from baton.engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
-from baton.node.events import failure_of, prompt_logprobs, token_event
+from baton.node.events import failure_of, prompt_read, token_event
 from baton.wire.errors import InvalidRequest, RequestFailed
-from baton.wire.messages import NODE_TO_ROUTER
-from baton.wire.prompt_logprobs import MAX_ROWS, read_rows
+from baton.wire.messages import MAX_READ_BYTES, NODE_TO_ROUTER
+from baton.wire.prompt_logprobs import read_rows
 from tests.request_keys import A
 
 
 def test_a_long_prompt_is_told_in_messages_of_bounded_size() -> None:
-    num_rows = 2 * MAX_ROWS + 3
+    most_rows = MAX_READ_BYTES // 16
+    num_rows = 2 * most_rows + 3
     rows = b"".join(struct.pack("<fIIf", -float(place), place, 7, -0.5) for place in range(num_rows))
-    messages = list(prompt_logprobs(PromptScores(A, 5, 1, rows, True), epoch=9))
-    assert [(message.first, message.num_rows) for message in messages] == [
-        (5, MAX_ROWS),
-        (5 + MAX_ROWS, MAX_ROWS),
-        (5 + 2 * MAX_ROWS, 3),
+    messages = list(prompt_read(A, RowsRead(5, num_rows, rows, True), epoch=9))
+    assert [(message.first_row, message.num_rows) for message in messages] == [
+        (5, most_rows),
+        (5 + most_rows, most_rows),
+        (5 + 2 * most_rows, 3),
     ]
     received = [NODE_TO_ROUTER.decode(NODE_TO_ROUTER.encode(message)) for message in messages]
-    found = [row for message in received for row in read_rows(message.rows, message.num_top)]
+    found = [row for message in received for row in read_rows(message.values, message.num_rows)]
     assert [(row.logprob, row.rank) for row in found] == [(-float(place), place) for place in range(num_rows)]
     assert {(row.top_ids, row.top_logprobs) for row in found} == {((7,), (-0.5,))}
 

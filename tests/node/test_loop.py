@@ -13,8 +13,9 @@ from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore
 from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.reading import RowsRead
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.step import PromptScores, RequestOutput, SampledToken, SampledTokens, Step
+from baton.engine.scheduler.step import RequestOutput, SampledToken, SampledTokens, Step
 from baton.node.heartbeat import HeartbeatThread
 from baton.node.lent_cores import LentCores
 from baton.node.loop import EngineLoop, Leg
@@ -37,31 +38,31 @@ class Runner:
     is_asynchronous: bool = True
     errors: dict[int, Exception] = field(default_factory=dict)
     num_launched: int = 0
-    scores_are_valid: bool = True
+    read_is_valid: bool = True
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> Launched:
         self.num_launched += 1
         tokens = {share.key: (SampledToken(1, None),) for share in step.requests if share.needs_sample}
-        scores = {
-            span.key: PromptScores(span.key, span.first_row + 1, 0, bytes(8 * span.num_rows), self.scores_are_valid)
+        read = {
+            span.key: RowsRead(span.first_row, span.num_rows, bytes(8 * span.num_rows), self.read_is_valid)
             for span in step.spans
         }
-        return Launched(tokens, self.errors.pop(self.num_launched, None), scores)
+        return Launched(tokens, self.errors.pop(self.num_launched, None), read)
 
 
 @dataclass
 class Launched:
     tokens: Mapping[RequestKey, SampledTokens]
     error: Exception | None
-    scores: dict[RequestKey, PromptScores]
+    read: dict[RequestKey, RowsRead]
 
     def result(self) -> Mapping[RequestKey, SampledTokens]:
         if self.error is not None:
             raise self.error
         return self.tokens
 
-    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
-        return self.scores
+    def rows_read(self) -> Mapping[RequestKey, RowsRead]:
+        return self.read
 
 
 @dataclass
@@ -324,7 +325,7 @@ def test_a_lost_device_ends_the_loop_with_its_message(rig: Rig) -> None:
 
 @pytest.mark.parametrize("is_valid", [True, False])
 def test_a_prompt_without_log_probabilities_fails_its_request(rig: Rig, is_valid: bool) -> None:
-    rig.runner.scores_are_valid = is_valid
+    rig.runner.read_is_valid = is_valid
     rig.core.add(KEY, Prompt.of([1, 2, 3]), DecodingParams(max_tokens=1, prompt_logprobs=0))
     rig.run(3)
     assert ("fail" in rig.leg.heard) is not is_valid

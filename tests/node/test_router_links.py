@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import zmq
 
-from baton.engine.scheduler.step import PromptScores
+from baton.engine.scheduler.reading import RowsRead
 from baton.node.router_link import FIRST_RETRY_S, ROUTER_TIMEOUT_S, RouterLink
 from baton.node.router_links import Heard, RouterLinks
 from baton.wire.errors import InvalidSetting, Refused, RequestFailed
@@ -24,7 +24,7 @@ from baton.wire.messages import (
     Introduce,
     Leaving,
     Pong,
-    PromptLogprobs,
+    PromptRead,
     Refusal,
     TokenEvent,
     Tokens,
@@ -133,7 +133,7 @@ def test_what_is_said_of_a_request_goes_to_its_router_alone(
     links.send_tokens([own, others, own])
     links.send_failed(ID_OF_ONE, 1, RequestFailed("x"))
     links.send_handed_over(HandOver(ID_OF_TWO, 1, 2, "e", 5), 3)
-    links.send_prompt_logprobs(PromptScores(RequestKey(ID_OF_TWO, 1), 1, 0, bytes(8), True))
+    links.send_read(RequestKey(ID_OF_TWO, 1), RowsRead(0, 1, bytes(8), True))
     links.leave(0.0)
     assert [one.receive() for _ in range(3)] == [
         Tokens(EPOCH, (own, own)),
@@ -143,7 +143,7 @@ def test_what_is_said_of_a_request_goes_to_its_router_alone(
     assert [two.receive() for _ in range(4)] == [
         Tokens(EPOCH, (others,)),
         HandedOver(EPOCH, ID_OF_TWO, 2, 3),
-        PromptLogprobs(EPOCH, ID_OF_TWO, 1, 1, 0, bytes(8)),
+        PromptRead(EPOCH, ID_OF_TWO, 1, 0, 1, bytes(8)),
         Leaving(EPOCH),
     ]
 

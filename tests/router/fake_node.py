@@ -30,7 +30,7 @@ from baton.wire.messages import (
     Ping,
     Pong,
     Prefill,
-    PromptLogprobs,
+    PromptRead,
     Resume,
     TokenEvent,
     TokenLogprobs,
@@ -155,7 +155,7 @@ class FakeNode:
         top = (*range(100, 100 + num_top), *[-0.25] * num_top)
         row = struct.Struct(f"<fI{num_top}I{num_top}f")
         rows = b"".join(row.pack(-float(place), place, *top) for place in range(first, last))
-        self.send(PromptLogprobs(self.hello.epoch, leg.handoff_id, leg.attempt, first, num_top, rows))
+        self.send(PromptRead(self.hello.epoch, leg.handoff_id, leg.attempt, first - 1, last - first, rows))
 
     def fail(self, leg: LegMessage, code: str, message: str = "as the test says") -> None:
         """Report that `leg` failed."""

@@ -48,7 +48,7 @@ from baton.wire.messages import (
     Pong,
     Prefill,
     PrefillPeer,
-    PromptLogprobs,
+    PromptRead,
     Refusal,
     Resume,
     StepTimes,
@@ -58,7 +58,6 @@ from baton.wire.messages import (
     Welcome,
 )
 from baton.wire.prompt import Prompt
-from baton.wire.prompt_logprobs import row_bytes
 from baton.wire.sampling import DecodingParams
 
 LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(4, 64), LayerKv(4, 64, window=128)])
@@ -101,7 +100,7 @@ SAMPLES: tuple[tuple[Codec, Any], ...] = (
     (NODE_TO_ROUTER, Pong(1, 2, 3, b"k" * 40, 4, 5)),
     (NODE_TO_ROUTER, Leaving(1)),
     (NODE_TO_ROUTER, Tokens(1, (EVENT, TIMED_EVENT))),
-    (NODE_TO_ROUTER, PromptLogprobs(1, b"h" * 16, 1, 257, 2, b"\x00\x00\x80\xbf" * 12)),
+    (NODE_TO_ROUTER, PromptRead(1, b"h" * 16, 1, 256, 2, b"\x00\x00\x80\xbf" * 12)),
     (NODE_TO_ROUTER, Failed(b"h" * 16, 1, "overloaded", "later")),
     (NODE_TO_ROUTER, CacheEvents(1, True, b"s" * 32, b"")),
     (RECEIVER_TO_SENDER, PeerHello("d", 1, 2, "f", LAYOUT, 64, "xxh3", PROCESS, (Endpoint("shm", "n", b"\x00m"),))),
@@ -150,8 +149,6 @@ def valid(hint: Any) -> st.SearchStrategy[Any]:
 
 def record(kind: type[Any]) -> st.SearchStrategy[Any]:
     """Valid instances of a message class."""
-    if kind is PromptLogprobs:
-        return _prompt_logprobs()
     if kind is PromptImage:
         return _images()
     return st.builds(kind, **{name: valid(hint) for name, hint in get_type_hints(kind, include_extras=True).items()})
@@ -181,18 +178,6 @@ def _images() -> st.SearchStrategy[PromptImage]:
         return with_pixels | st.binary(min_size=16, max_size=16).map(lambda digest: PromptImage(5, 2, *size, digest))
 
     return st.tuples(st.integers(1, 4), st.integers(1, 4)).flatmap(of_size)
-
-
-def _prompt_logprobs() -> st.SearchStrategy[PromptLogprobs]:
-    def with_rows(num_top: int) -> st.SearchStrategy[PromptLogprobs]:
-        rows = st.integers(1, 3).map(lambda num_rows: bytes(num_rows * row_bytes(num_top)))
-        ids = st.binary(max_size=16)
-        return st.builds(
-            PromptLogprobs, st.integers(0, 2**64 - 1), ids, st.integers(1, 1000), st.integers(1, 2**40),
-            st.just(num_top), rows,
-        )  # fmt: skip
-
-    return st.integers(0, 20).flatmap(with_rows)
 
 
 def _decoding_params() -> st.SearchStrategy[DecodingParams]:

@@ -74,6 +74,10 @@ class RunnableDecoder(Protocol):
         """
         ...
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The last hidden states [N, E] of the model, of rows [N, E] that `forward` returned. Only with `has_head`."""
+        ...
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [N, V], float32, of rows [N, E] that `forward` returned."""
         ...

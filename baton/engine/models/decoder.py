@@ -136,6 +136,11 @@ class Decoder:
         assert delta is not None  # a model has layers
         return delta
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The last hidden states [N, E] of rows [N, E] that `forward` returned."""
+        assert self._norm is not None
+        return self._norm(hidden, None)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [N, V], float32, of rows [N, E] that `forward` returned."""
         return self.head(hidden, None).to(torch.float32)

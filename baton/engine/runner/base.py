@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from baton.engine.attention.base import LayerStored
-from baton.engine.scheduler.step import PromptScores, SampledTokens, Step
+from baton.engine.scheduler.reading import RowsRead
+from baton.engine.scheduler.step import SampledTokens, Step
 from baton.wire.request_key import RequestKey
 
 
@@ -26,8 +27,8 @@ class RunningStep(Protocol):
         """
         ...
 
-    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
-        """What the step has found out about prompts: an entry for each span of the step. To be asked after `result`."""
+    def rows_read(self) -> Mapping[RequestKey, RowsRead]:
+        """What the step has read: an entry for each of its spans. To be asked after `result`."""
         ...
 
 

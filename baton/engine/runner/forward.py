@@ -19,7 +19,7 @@ from baton.engine.attention.base import Attention, AttentionBackend, LayerStored
 from baton.engine.models.base import RunnableDecoder
 from baton.engine.models.decoder import Decoder
 from baton.engine.runner.inputs import StepInputs, fill_pending
-from baton.engine.runner.prompt_scoring import PromptScoring
+from baton.engine.runner.readings import StepReadings
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class Forward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EagerForward:
-    """See `Forward`. token_ids, positions: [T] int64; sources as well, None when no token is pending. `scoring`: what
-    the step shall find out about prompts."""
+    """See `Forward`. token_ids, positions: [T] int64; sources as well, None when no token is pending. `readings`:
+    what the step reads of prompts."""
 
     decoder: RunnableDecoder
     run: ForwardPass
@@ -94,7 +94,7 @@ class EagerForward:
     positions: Tensor
     sources: Tensor | None
     sampled: Tensor
-    scoring: PromptScoring | None
+    readings: StepReadings | None
 
     def compute(self, due: DueRows) -> Tensor | None:
         """See `Forward.compute`."""
@@ -102,8 +102,8 @@ class EagerForward:
         if self.sources is not None:
             token_ids = fill_pending(token_ids, self.sources, self.sampled)
         stream = self.run(token_ids, self.positions)
-        if self.scoring is not None:
-            self.scoring.score(self.decoder, stream.rows())
+        if self.readings is not None:
+            self.readings.compute(self.decoder, stream.rows())
         return stream.logits(due) if due.count else None
 
 
@@ -122,11 +122,11 @@ class EagerSteps:
         inputs: StepInputs,
         shares: Sequence[PlannedShare],
         layer_stored: LayerStored | None,
-        scoring: PromptScoring | None,
+        readings: StepReadings | None,
     ) -> EagerForward:
         """Stage a step over `shares`."""
         self.attention.plan(shares, self.staging, layer_stored)
         token_ids, positions = self.staging.put(inputs.token_ids), self.staging.put(inputs.positions)
         sources = self.staging.put(inputs.sources) if inputs.has_pending else None
         run = self.run if inputs.is_plain else special_pass(self.decoder, self.attention, inputs)
-        return EagerForward(self.decoder, run, token_ids, positions, sources, self.sampled, scoring)
+        return EagerForward(self.decoder, run, token_ids, positions, sources, self.sampled, readings)

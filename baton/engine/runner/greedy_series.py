@@ -20,7 +20,8 @@ from baton.engine.runner.plain_rows import plain_tokens, tokens_by_key
 from baton.engine.runner.recorded_layers import RecordedLayers
 from baton.engine.runner.sampled_rows import GrammarRow
 from baton.engine.runner.sampler import Sampler
-from baton.engine.scheduler.step import PromptScores, SampledToken, SampledTokens, Step
+from baton.engine.scheduler.reading import RowsRead
+from baton.engine.scheduler.step import SampledToken, SampledTokens, Step
 from baton.wire.request_key import RequestKey
 
 
@@ -35,8 +36,8 @@ class SampledStep:
         """See `RunningStep.result`."""
         return tokens_by_key(self.keys, self.tokens)
 
-    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
-        """See `RunningStep.prompt_scores`: such a step has nothing of a prompt."""
+    def rows_read(self) -> Mapping[RequestKey, RowsRead]:
+        """See `RunningStep.rows_read`: such a step has nothing of a prompt."""
         return {}
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from baton.device.staging import ALIGNMENT, staged_bytes
 from baton.engine.attention.base import attention_staging_bytes
+from baton.engine.runner.readings import MAX_KINDS
 from baton.engine.runner.sampling_plan import sampling_bytes
 
 
@@ -31,9 +32,10 @@ class RunnerLimits:
 
 
 def staging_bytes(limits: RunnerLimits) -> int:
-    """Staging memory that holds any step within `limits`: inputs, due and scored rows, attention's plan, sampling."""
-    # token ids, positions and sources; rows that are scored and their tokens
-    inputs = 5 * staged_bytes(limits.max_step_tokens, np.int64)
+    """Staging memory that holds any step within `limits`: inputs, due rows and those that are read, attention's plan,
+    sampling."""
+    # token ids, positions and sources; rows that are read and as much for their kinds
+    inputs = 5 * staged_bytes(limits.max_step_tokens, np.int64) + 2 * (MAX_KINDS - 1) * ALIGNMENT
     due_rows = staged_bytes(limits.max_num_seqs, np.int64)
     plan = attention_staging_bytes(limits.max_step_tokens, limits.max_num_seqs, limits.max_blocks_per_request)
     return inputs + due_rows + -(-plan // ALIGNMENT) * ALIGNMENT + sampling_bytes(limits.max_num_seqs)

@@ -28,12 +28,13 @@ from baton.engine.runner.greedy_series import GreedySeries
 from baton.engine.runner.inputs import InputReader, StepInputs, read_inputs
 from baton.engine.runner.limits import RunnerLimits, staging_bytes
 from baton.engine.runner.plain_rows import tokens_by_key
-from baton.engine.runner.prompt_scoring import PromptScoring
+from baton.engine.runner.readings import StepReadings
 from baton.engine.runner.redraws import redraw_beforehand
 from baton.engine.runner.sampler import Sampler
 from baton.engine.runner.sampling_plan import SamplingPlan
+from baton.engine.scheduler.reading import RowsRead
 from baton.engine.scheduler.request import ScheduledRequest
-from baton.engine.scheduler.step import PromptScores, SampledToken, SampledTokens, Step
+from baton.engine.scheduler.step import SampledToken, SampledTokens, Step
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -64,23 +65,23 @@ class FetchedRows:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """See `RunningStep`. `keys` are the requests of the sampled rows, one row after another. `scored`: what the step
-    found out about prompts, and a copy of that."""
+    """See `RunningStep`. `keys` are the requests of the sampled rows, one row after another. `read`: what the step
+    reads of prompts, and a copy of that."""
 
     keys: Sequence[RequestKey]
     rows: SampledRows
-    scored: tuple[PromptScoring, HostCopy] | None = None
+    read: tuple[StepReadings, HostCopy] | None = None
 
     def result(self) -> Mapping[RequestKey, SampledTokens]:
         """See `RunningStep.result`."""
         return tokens_by_key(self.keys, self.rows.tokens())
 
-    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
-        """See `RunningStep.prompt_scores`."""
-        if self.scored is None:
+    def rows_read(self) -> Mapping[RequestKey, RowsRead]:
+        """See `RunningStep.rows_read`."""
+        if self.read is None:
             return {}
-        scoring, outputs = self.scored
-        return scoring.read(outputs.wait())
+        readings, outputs = self.read
+        return readings.read(outputs.wait())
 
 
 class PlannedStep(NamedTuple):
@@ -91,7 +92,7 @@ class PlannedStep(NamedTuple):
     due: Sequence[ScheduledRequest]
     rows: DueRows
     plan: SamplingPlan
-    scoring: PromptScoring | None
+    readings: StepReadings | None
 
 
 class RunnerArguments(NamedTuple):
@@ -213,21 +214,21 @@ class ModelRunner:
         """Begin staging, and read of `step` all that may change once it was launched."""
         ends, due = due_requests(step, inputs)
         rows, plan = self._begin(ends, due, len(inputs.token_ids))
-        scoring = PromptScoring(step, inputs.last_tokens, self._staging) if step.spans else None
-        return PlannedStep(step, inputs, due, rows, plan, scoring)
+        readings = StepReadings(step, inputs.last_tokens, self._staging) if step.spans else None
+        return PlannedStep(step, inputs, due, rows, plan, readings)
 
     def _compute(self, planned: PlannedStep, layer_stored: LayerStored | None) -> RunningStep:
-        step, inputs, due, rows, plan, scoring = planned
-        forward = self._stage(step, inputs, layer_stored, scoring)
+        step, inputs, due, rows, plan, readings = planned
+        forward = self._stage(step, inputs, layer_stored, readings)
         plan = plan.stage_changes(self._staging)
         self._staging.upload()
         self._copy_blocks(step)
         logits = forward.compute(rows)
-        scored = None if scoring is None else (scoring, self._device.fetch(scoring.outputs))
+        read = None if readings is None else (readings, self._device.fetch(readings.outputs))
         if logits is None:
             self._sampled_rows = {}
-            return LaunchedStep((), FetchedRows(plan, self._device.fetch(())), scored)
-        return LaunchedStep([request.key for request in due], self._sample(plan, due, logits), scored)
+            return LaunchedStep((), FetchedRows(plan, self._device.fetch(())), read)
+        return LaunchedStep([request.key for request in due], self._sample(plan, due, logits), read)
 
     def _sample(self, plan: SamplingPlan, due: Sequence[ScheduledRequest], logits: torch.Tensor) -> SampledRows:
         redraw = None
@@ -263,14 +264,14 @@ class ModelRunner:
                 self._blocks[target].copy_(self._blocks[source])
 
     def _stage(
-        self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None, scoring: PromptScoring | None
+        self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None, readings: StepReadings | None
     ) -> Forward:
         """Stage the step for a graph when there is one that does all that is wanted, else for operation by
         operation."""
         graphs = self._graphs_for(step, inputs, layer_stored)
         if graphs is not None and (recorded := graphs.stage(inputs, step.requests)) is not None:
             return recorded
-        return self._eager.stage(inputs, step.requests, layer_stored, scoring)
+        return self._eager.stage(inputs, step.requests, layer_stored, readings)
 
     def _graphs_for(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> DecodeGraphs | None:
         """The graphs, where they do all that is wanted of a step."""

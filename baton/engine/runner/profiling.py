@@ -15,12 +15,14 @@ from baton.device.base import Device
 from baton.engine.attention.base import Attention, StatePiece
 from baton.engine.models.base import RunnableDecoder
 from baton.engine.runner.limits import RunnerLimits, staging_bytes
-from baton.engine.runner.prompt_scoring import PromptScoring, score_pieces
+from baton.engine.runner.prompt_scoring import PromptScoring
+from baton.engine.runner.readings import StepReadings, row_pieces
 from baton.engine.runner.redraws import redraw_beforehand
 from baton.engine.runner.sampled_rows import MaskSource
 from baton.engine.runner.sampler import Sampler
+from baton.engine.scheduler.reading import ReadSpan
 from baton.engine.scheduler.request import ScheduledRequest
-from baton.engine.scheduler.step import PromptSpan, Step
+from baton.engine.scheduler.step import Step
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
@@ -96,16 +98,16 @@ def profile(
     staging = device.staging(staging_bytes(limits))
     with device.issuing():
         staging.begin()
-        scoring = PromptScoring(_scored_step(num_tokens), [num_tokens - 1], staging)
+        readings = StepReadings(_scored_step(num_tokens), [num_tokens - 1], staging)
         plan = sampler.plan([_HardestRequest()] * num_rows, staging).stage_changes(staging)
         staging.upload()
         hidden = decoder.forward(*_inputs(decoder, num_tokens), attention or StorelessAttention())
-        scoring.score(decoder, hidden)
-        scores = device.fetch(scoring.outputs)
+        readings.compute(decoder, hidden)
+        read = device.fetch(readings.outputs)
         redraw = redraw_beforehand(plan.grammar_rows, sampler.vocab_size, staging)
         staging.upload()
         device.fetch(sampler.sample(plan, decoder.logits(hidden[:num_rows]), redraw)).wait()
-        scores.wait()
+        read.wait()
     device.synchronize()
 
 
@@ -117,7 +119,7 @@ def profile_shard(decoder: RunnableDecoder, device: Device, limits: RunnerLimits
     with device.issuing():
         hidden = decoder.forward(*_inputs(decoder, num_tokens), StorelessAttention())
         if decoder.has_head:
-            for piece in score_pieces(num_tokens, decoder.config.vocab_size):
+            for piece in row_pieces(num_tokens, decoder.config.vocab_size):
                 decoder.logits(hidden[piece])
             decoder.logits(hidden[: limits.max_num_seqs])
     device.synchronize()
@@ -133,4 +135,4 @@ def _scored_step(num_tokens: int) -> Step:
     """A step of one prompt that is one token longer, so that every row is scored."""
     token_ids = (0,) * (num_tokens + 1)
     share = ScheduledRequest(_KEY, 0, num_tokens, token_ids, Prompt(token_ids), (), _HARDEST, needs_sample=False)
-    return Step((share,), (PromptSpan(_KEY, 0, 0, num_tokens, MAX_TOP_LOGPROBS),))
+    return Step((share,), (ReadSpan(_KEY, PromptScoring(MAX_TOP_LOGPROBS), 0, num_tokens),))

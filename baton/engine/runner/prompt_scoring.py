@@ -1,8 +1,7 @@
-"""Log probabilities of prompt tokens: which rows of a step tell them, computed in pieces, and brought home as bytes.
+"""The kind of reading that tells log probabilities of prompt tokens, as rows of `baton.wire.prompt_logprobs`.
 
-Owns one step's scoring from staging to the rows of `baton.wire.prompt_logprobs`. The row of a token tells the
-probabilities of the token after it. A step has as many rows as prompt tokens, so their logits do not exist at once:
-`PIECE_ELEMENTS` of them do. A step in which no request wants them has no scoring at all.
+The row of a token tells the probabilities of the token after it. A step has as many rows as prompt tokens, so their
+logits do not exist at once: `PIECE_ELEMENTS` of them do.
 
 Letters: T tokens of the step, S rows that are scored, V vocabulary, K alternatives (`MAX_TOP_LOGPROBS`, or V).
 """
@@ -10,6 +9,8 @@ Letters: T tokens of the step, S rows that are scored, V vocabulary, K alternati
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,77 +18,69 @@ from torch import Tensor
 
 from baton.device.base import Array, Staging
 from baton.engine.models.base import RunnableDecoder
-from baton.engine.scheduler.request import ScheduledRequest
-from baton.engine.scheduler.step import PromptScores, PromptSpan, Step
+from baton.engine.runner.readings import KindOfReading, PlacedSpan, row_pieces
 from baton.wire.prompt_logprobs import row_words
-from baton.wire.request_key import RequestKey
 from baton.wire.sampling import MAX_TOP_LOGPROBS
 
-PIECE_ELEMENTS = 1 << 24
-"""Logits of one piece: 64 MiB as float32, and as much again for their logarithms of probabilities."""
+
+@dataclass(frozen=True, slots=True)
+class PromptScoring(KindOfReading):
+    """See `Reading`. `num_top`: alternatives to report beside each token."""
+
+    num_top: int
+    needs_logits: ClassVar[bool] = True
+
+    @property
+    def with_tokens(self) -> bool:
+        """See `Reading.with_tokens`."""
+        return True
+
+    def rows(self, num_prompt_tokens: int) -> range:
+        """See `Reading.rows`: the last row tells of no token of the prompt."""
+        return range(num_prompt_tokens - 1)
+
+    @classmethod
+    def staged(cls, spans: Sequence[PlacedSpan], rows: Tensor, staging: Staging) -> StagedScoring:
+        """See `KindOfReading.staged`."""
+        targets = staging.put(np.concatenate([_targets(placed) for placed in spans]))
+        wanted = [(span.num_rows, span.reading.num_top) for span, _, _ in spans if isinstance(span.reading, cls)]
+        return StagedScoring(wanted, rows, targets)
 
 
-class PromptScoring:
-    """The scoring of one step. It is staged at construction, `score`d behind the forward pass, and read at last."""
+class StagedScoring:
+    """See `StagedReading`. `wanted`: of each span the number of rows, and of alternatives. rows, targets: [S]."""
 
-    def __init__(self, step: Step, last_tokens: Sequence[int], staging: Staging) -> None:
-        """`last_tokens`: for each request of the step the place of its last token among all tokens."""
-        placed = _placed(step, last_tokens)
+    def __init__(self, wanted: Sequence[tuple[int, int]], rows: Tensor, targets: Tensor) -> None:
         self.outputs: tuple[Tensor, ...] = ()
         """Chosen [S] float32, ranks [S] int64 and, where a span wants any, ids [S, K] int64 and values [S, K]."""
-        self._spans = step.spans
-        self._rows = staging.put(scored_rows(step, last_tokens))
-        self._targets = staging.put(np.concatenate([_targets(span, share) for span, share, _ in placed]))
+        self._wanted = wanted
+        self._rows = rows
+        self._targets = targets
 
-    def score(self, decoder: RunnableDecoder, hidden: Tensor) -> None:
-        """Issue the operations; hidden: [T, E] as `RunnableDecoder.forward` returns it."""
-        with_top = any(span.num_top for span in self._spans)
+    def compute(self, decoder: RunnableDecoder, hidden: Tensor) -> None:
+        """See `StagedReading.compute`."""
+        with_top = any(num_top for _, num_top in self._wanted)
         pieces = []
-        for piece in score_pieces(len(self._rows), decoder.config.vocab_size):
+        for piece in row_pieces(len(self._rows), decoder.config.vocab_size):
             rows, targets = self._rows[piece], self._targets[piece]
             pieces.append(_score(decoder.logits(hidden.index_select(0, rows)), targets, with_top))
         self.outputs = pieces[0] if len(pieces) == 1 else tuple(map(torch.cat, zip(*pieces, strict=True)))
 
-    def read(self, arrays: Sequence[Array]) -> dict[RequestKey, PromptScores]:
-        """The scores of each span, from the fetched `outputs`."""
-        found, begin = {}, 0
-        for span in self._spans:
-            end = begin + span.num_rows
-            found[span.key] = _packed(span, [array[begin:end] for array in arrays])
-            begin = end
-        return found
+    def values(self, arrays: Sequence[Array]) -> Iterator[tuple[bytes, bool]]:
+        """See `StagedReading.values`."""
+        begin = 0
+        for num_rows, num_top in self._wanted:
+            yield _packed(num_top, [array[begin : begin + num_rows] for array in arrays])
+            begin += num_rows
 
 
-def scored_rows(step: Step, last_tokens: Sequence[int]) -> Array:
-    """The rows of a step that are scored, int64. `last_tokens`: see `PromptScoring`."""
-    return np.concatenate([_places(*each) for each in _placed(step, last_tokens)])
-
-
-def score_pieces(num_rows: int, vocab_size: int) -> Iterator[slice]:
-    """The scored rows in pieces whose logits may exist at once."""
-    rows_per_piece = max(1, PIECE_ELEMENTS // vocab_size)
-    for first in range(0, num_rows, rows_per_piece):
-        yield slice(first, first + rows_per_piece)
-
-
-def _placed(step: Step, last_tokens: Sequence[int]) -> list[tuple[PromptSpan, ScheduledRequest, int]]:
-    """Each span with the share of its request and the place of that one's last token."""
-    shares = {share.key: (share, last) for share, last in zip(step.requests, last_tokens, strict=True)}
-    return [(span, *shares[span.key]) for span in step.spans]
-
-
-def _places(span: PromptSpan, share: ScheduledRequest, last: int) -> Array:
-    first = last - (share.num_tokens - 1) + span.first_row - share.start
-    return np.arange(first, first + span.num_rows, dtype=np.int64)
-
-
-def _targets(span: PromptSpan, share: ScheduledRequest) -> Array:
-    first = span.first_row + 1
-    return np.array(share.token_ids[first : first + span.num_rows], dtype=np.int64)
+def _targets(placed: PlacedSpan) -> Array:
+    first = placed.span.first_row + 1
+    return np.array(placed.share.token_ids[first : first + placed.span.num_rows], dtype=np.int64)
 
 
 def _score(logits: Tensor, targets: Tensor, with_top: bool) -> tuple[Tensor, ...]:
-    """See `PromptScoring.outputs`, of one piece. All rows get the largest number of alternatives, as in the sampler."""
+    """See `StagedScoring.outputs`, of one piece. All rows get the largest number of alternatives, as in the sampler."""
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs.gather(1, targets.unsqueeze(1))
     ranks = (logprobs > chosen).sum(dim=-1).add_(1)
@@ -97,10 +90,10 @@ def _score(logits: Tensor, targets: Tensor, with_top: bool) -> tuple[Tensor, ...
     return chosen.squeeze(1), ranks, ids, values
 
 
-def _packed(span: PromptSpan, arrays: Sequence[Array]) -> PromptScores:
+def _packed(num_top: int, arrays: Sequence[Array]) -> tuple[bytes, bool]:
     chosen, ranks = arrays[:2]
-    num_top = min(span.num_top, arrays[2].shape[1]) if span.num_top else 0
-    words = np.empty((span.num_rows, row_words(num_top)), dtype="<u4")
+    num_top = min(num_top, arrays[2].shape[1]) if num_top else 0
+    words = np.empty((len(chosen), row_words(num_top)), dtype="<u4")
     words[:, 0] = chosen.astype("<f4").view("<u4")
     words[:, 1] = ranks
     is_valid = np.isfinite(chosen).all()
@@ -108,4 +101,4 @@ def _packed(span: PromptSpan, arrays: Sequence[Array]) -> PromptScores:
         words[:, 2 : 2 + num_top] = arrays[2][:, :num_top]
         words[:, 2 + num_top :] = np.ascontiguousarray(arrays[3][:, :num_top], dtype="<f4").view("<u4")
         is_valid = is_valid and np.isfinite(arrays[3][:, :num_top]).all()
-    return PromptScores(span.key, span.first_row + 1, num_top, words.tobytes(), bool(is_valid))
+    return words.tobytes(), bool(is_valid)

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from baton.engine.cache.block_pool import BlockTable, pack_blocks
 from baton.engine.cache.offload import Load
 from baton.engine.scheduler.first_tokens import FirstTokens
+from baton.engine.scheduler.reading import Reading, ReadSpan
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -117,8 +118,8 @@ class Request:
     `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`. `has_drafts`: the newest of them has drafts
     of it, which are no tokens of the request.
 
-    `num_scored_tokens` of the prompt need no log probability any more: the first has none, and those of the others are
-    known. It matters with `prompt_logprobs` only, and never falls, so that nothing is reported twice.
+    `unread_rows`: those of the prompt that `reading` asks for and no step has told yet. Its start never falls, so that
+    nothing is told twice when the prompt is computed again. One that `samples` nothing leaves when it is computed.
     `forks` are there until the first token is sampled. With `is_wanted` false only they are wanted of it, and it leaves
     then. `block_copy` is to be made by its first step: the source, which it holds until then, has the KV that belongs
     into the last block of its table. `matcher` is there for parameters with a grammar.
@@ -145,7 +146,7 @@ class Request:
     num_pending_tokens: int = 0
     num_steps_in_flight: int = 0
     has_drafts: bool = False
-    num_scored_tokens: int = 1
+    reading: Reading | None = None
     forks: tuple[Fork, ...] = ()
     is_wanted: bool = True
     block_copy: BlockCopy | None = None
@@ -158,11 +159,15 @@ class Request:
     num_prompt_tokens: int = field(init=False)
     most_tokens: int = field(init=False)
     takes_largest: bool = field(init=False)
+    samples: bool = field(init=False)
+    unread_rows: range = field(init=False)
 
     def __post_init__(self, output_ids: Sequence[int]) -> None:
         self.token_ids = [*self.prompt.token_ids, *output_ids]
         self.num_prompt_tokens = self.prompt.num_tokens
         self.takes_largest = self.params.takes_largest
+        self.samples = self.reading is None or self.reading.with_tokens
+        self.unread_rows = range(0) if self.reading is None else self.reading.rows(self.num_prompt_tokens)
         self.most_tokens = self.max_total_tokens
         if self.params.max_tokens is not None:
             self.most_tokens = min(self.num_prompt_tokens + self.params.max_tokens, self.max_total_tokens)
@@ -202,9 +207,8 @@ class Request:
     @property
     def num_reusable_tokens(self) -> int:
         """The tokens at the beginning whose KV may come from elsewhere, because nothing is read from their rows."""
-        if self.params.prompt_logprobs is not None and self.num_scored_tokens < self.num_prompt_tokens:
-            return self.num_scored_tokens - 1
-        return len(self.token_ids) - 1
+        last = len(self.token_ids) - 1
+        return min(self.unread_rows.start, last) if self.unread_rows else last
 
     @property
     def num_known_tokens(self) -> int:
@@ -229,7 +233,7 @@ class Request:
             self.prompt,
             self.block_table,
             self.params,
-            count == len(self.token_ids) - self.num_computed_tokens,
+            count == len(self.token_ids) - self.num_computed_tokens and self.samples,
             self.arrival,
             self.forks,
             None if self.num_steps_in_flight else self.block_copy,
@@ -237,6 +241,14 @@ class Request:
             self.takes_largest,
             self.hash_root,
         )
+
+    def span(self, share: ScheduledRequest) -> ReadSpan | None:
+        """The rows of `share`, its own, that nothing has read yet."""
+        first = max(share.start, self.unread_rows.start)
+        num_rows = min(share.context_len, self.unread_rows.stop) - first
+        if self.reading is None or num_rows <= 0:
+            return None
+        return ReadSpan(self.key, self.reading, first, num_rows)
 
     def forked(self, fork: Fork, num_shared_tokens: int, token_id: int) -> Request:
         """The request that its `fork` becomes, with a token of its own behind those that both have; the prompt is not

@@ -45,11 +45,11 @@ from baton.engine.scheduler.drafts import Drafts
 from baton.engine.scheduler.limits import SchedulerLimits, require_room_for_images
 from baton.engine.scheduler.live_requests import TURN, LiveRequests
 from baton.engine.scheduler.output_ends import OutputEnds
-from baton.engine.scheduler.prompt_spans import note_scored, span_of
 from baton.engine.scheduler.proposer import Proposer
+from baton.engine.scheduler.reading import ReadSpan, RowsRead
 from baton.engine.scheduler.request import IMAGES_GONE, PENDING_TOKEN, Request, ScheduledRequest
 from baton.engine.scheduler.request_blocks import RequestBlocks
-from baton.engine.scheduler.step import PromptScores, PromptSpan, RequestOutput, SampledTokens, Step
+from baton.engine.scheduler.step import RequestOutput, SampledTokens, Step
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_series import StepSeries, can_begin
 from baton.wire.errors import Overloaded
@@ -57,6 +57,7 @@ from baton.wire.request_key import RequestKey
 
 _MOST_AWAITED = 64
 """Prompts whose first tokens a step is planned for; those behind them wait for them."""
+_NOTHING: Mapping[RequestKey, RowsRead] = {}
 
 
 class Scheduler:
@@ -163,9 +164,11 @@ class Scheduler:
                 request.token_ids.append(PENDING_TOKEN)
                 request.num_pending_tokens += 1
 
-    def apply(self, step: Step, sampled: Mapping[RequestKey, SampledTokens]) -> list[RequestOutput]:
-        """Record that `step`, the oldest in flight, was computed and what it sampled; where no token is there of those
-        that were due, the request ends. Requests that were removed since it was launched are skipped.
+    def apply(
+        self, step: Step, sampled: Mapping[RequestKey, SampledTokens], read: Mapping[RequestKey, RowsRead] = _NOTHING
+    ) -> list[RequestOutput]:
+        """Record that `step`, the oldest in flight, was computed, and what it sampled and read; where no token is there
+        of those that were due, the request ends. Requests that were removed since it was launched are skipped.
 
         The caller removes those that have left.
         """
@@ -178,7 +181,7 @@ class Scheduler:
         for share in step.requests:
             if (request := running.get(share.key)) is None or request.arrival != share.arrival:
                 continue
-            output = self._apply(request, share, sampled.get(share.key, ()))
+            output = self._apply(request, share, sampled.get(share.key, ()), read.get(share.key) if read else None)
             if share.needs_sample and share.forks:
                 outputs += self._fork(output, request, sampled)
             elif request.matcher is None or request.matcher.leaves_choice:
@@ -192,11 +195,6 @@ class Scheduler:
         whose KV was made elsewhere, and lost its place."""
         lost, self._lost = self._lost, []
         return lost
-
-    def score(self, step: Step, scores: Mapping[RequestKey, PromptScores]) -> list[PromptScores]:
-        """Record what `step`, the oldest in flight, found out about prompts; to be called before `apply`. Returns what
-        concerns requests that were not removed since it was launched."""
-        return note_scored(self.requests.running, step, scores)
 
     def rewind(self, step: Step) -> None:
         """Record that `step`, the newest in flight, was not computed: its requests are where they were before it."""
@@ -217,8 +215,12 @@ class Scheduler:
         requests = [request for share in step.requests if (request := self.requests.owner(share)) is not None]
         return [key for request in requests for key in (request.key, *(fork.key for fork in request.forks))]
 
-    def _apply(self, request: Request, share: ScheduledRequest, tokens: SampledTokens) -> RequestOutput:
+    def _apply(
+        self, request: Request, share: ScheduledRequest, tokens: SampledTokens, read: RowsRead | None
+    ) -> RequestOutput:
         request.num_steps_in_flight -= 1
+        if read is not None:
+            request.unread_rows = range(read.first_row + read.num_rows, request.unread_rows.stop)
         if share.block_copy is not None:
             self.blocks.end_copy(request)
         num_known, finish_reason = len(request.token_ids) - request.num_pending_tokens, ""
@@ -237,6 +239,8 @@ class Scheduler:
         self.blocks.publish(request, num_computed_tokens)
         has_failed = share.needs_sample and not tokens
         has_left = bool(finish_reason) or has_failed or (request.first_token_only and bool(tokens))
+        if not share.needs_sample and num_computed_tokens == len(request.token_ids):
+            has_left = True  # it wants no token, and all of it is computed
         return RequestOutput(
             request.key,
             share.num_tokens,
@@ -248,6 +252,8 @@ class Scheduler:
             has_left,
             has_failed,
             request.failure if has_failed else "",
+            0,
+            read,
         )
 
     def _fork(
@@ -280,11 +286,13 @@ class Scheduler:
         running, has_room = self.requests.running, self.blocks.has_room
         budget, block_size = self.limits.max_num_batched_tokens, self.limits.block_size
         shares: dict[RequestKey, ScheduledRequest] = {}
-        spans: list[PromptSpan] = []
+        spans: list[ReadSpan] = []
         for request in decoding:
             has_slot = len(request.block_table) * block_size >= len(request.token_ids)  # a preempted one has none
             if has_slot or (request.key in running and self._make_room(request, shares)):
-                shares[request.key] = request.share(1)
+                share = shares[request.key] = request.share(1)
+                if request.reading is not None and (span := request.span(share)) is not None:
+                    spans.append(span)
         while self._first_is_computed and (admitted := self._admit()) is not None:
             self._share(admitted, 1, shares, spans)
         if jumped := [request for request in prompts if request.has_jumped]:
@@ -304,7 +312,7 @@ class Scheduler:
             budget -= self._share(following, budget, shares, spans)
             is_first = False
         self._drafts.add(shares, running, self.requests.num_rows, budget)
-        return Step(tuple(shares.values()), tuple(spans))
+        return Step(tuple(shares.values()), tuple([span for span in spans if span.key in shares]))
 
     def _next_prompt(self, begun: deque[Request]) -> Request | None:
         """The first of those that have `begun`, unless one waits whose turn is before it and that fits now."""
@@ -318,13 +326,12 @@ class Scheduler:
         request: Request,
         budget: int,
         shares: dict[RequestKey, ScheduledRequest],
-        spans: list[PromptSpan],
+        spans: list[ReadSpan],
     ) -> int:
         count = min(request.num_uncomputed_tokens, budget)
         if count > 0:
             share = shares[request.key] = request.share(count)
-            # a request that decodes has nothing to tell of its prompt, so its shares are not looked at
-            if request.params.prompt_logprobs is not None and (span := span_of(request, share)) is not None:
+            if request.reading is not None and (span := request.span(share)) is not None:
                 spans.append(span)
         return count
 

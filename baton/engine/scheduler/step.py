@@ -10,32 +10,21 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from baton.engine.scheduler.first_tokens import FirstTokens
+from baton.engine.scheduler.reading import ReadSpan, RowsRead
 from baton.engine.scheduler.request import ScheduledRequest
 from baton.wire.messages import TokenLogprobs
 from baton.wire.request_key import RequestKey
 
 
-class PromptSpan(NamedTuple):
-    """The tokens of one request's share whose rows tell the log probability of the next prompt token: `num_rows` tokens
-    from `first_row` on, counted in the request's tokens. `num_top`: alternatives to report beside each."""
-
-    key: RequestKey
-    arrival: int
-    first_row: int
-    num_rows: int
-    num_top: int
-
-
 @dataclass(frozen=True)
 class Step:
-    """Everything the runner needs for one iteration. `spans`: of the requests that want log probabilities of their
-    prompt.
+    """Everything the runner needs for one iteration. `spans`: the rows that are to be read.
 
     The steps of one `series` have the same `shares`, each `number` tokens further, and `context` tokens before all of
     them together (see `baton.engine.scheduler.step_series`); others have no series."""
 
     shares: tuple[ScheduledRequest, ...]
-    spans: tuple[PromptSpan, ...] = ()
+    spans: tuple[ReadSpan, ...] = ()
     series: object | None = None
     number: int = 0
     context: int = 0
@@ -70,28 +59,16 @@ SampledTokens: TypeAlias = tuple[SampledToken, ...]
 """Neighbouring tokens of one request."""
 
 
-class PromptScores(NamedTuple):
-    """Log probabilities of prompt tokens from place `first` on, as rows of `baton.wire.prompt_logprobs`.
-
-    `is_valid`: the model computed numbers for all of them.
-    """
-
-    key: RequestKey
-    first: int
-    num_top: int
-    rows: bytes
-    is_valid: bool
-
-
 class RequestOutput(NamedTuple):
     """The output of a step for one request.
 
     `tokens` are new, if any: the first is the `output_index`-th of the output, and the last `num_forced` of them were
     not sampled, but forced by its grammar. `finish_reason` is "" unless the last of them ended the request; `has_left`
-    also when it leaves because only its first token was wanted, or because it `has_failed`: a token was due and the
-    model computed NaN, or `failure` says what else went wrong. Its KV reaches over `num_computed_tokens`;
-    `num_step_tokens` were computed in this step, drafts that were wrong among them. The first output of a fork counts
-    no token of the prompt as computed or cached: the request it was forked from has counted them."""
+    also when it leaves because only its first token was wanted, or no token, or because it `has_failed`: a token was
+    due and the model computed NaN, or `failure` says what else went wrong. `read`: what the step read of its prompt.
+    Its KV reaches over `num_computed_tokens`; `num_step_tokens` were computed in this step, drafts that were wrong
+    among them. The first output of a fork counts no token of the prompt as computed or cached: the request it was
+    forked from has counted them."""
 
     key: RequestKey
     num_step_tokens: int
@@ -104,6 +81,7 @@ class RequestOutput(NamedTuple):
     has_failed: bool
     failure: str = ""
     num_forced: int = 0
+    read: RowsRead | None = None
 
     @property
     def token_ids(self) -> list[int]:

@@ -137,6 +137,7 @@ class StepSeries:
             repeat(False),
             repeat(""),
             repeat(0),
+            repeat(None),
         )
         # as calling the class, in a third of the time
         return list(map(tuple.__new__, repeat(RequestOutput), values))

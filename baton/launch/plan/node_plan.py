@@ -19,7 +19,7 @@ from baton.engine.models.config import ModelConfig
 from baton.engine.models.model_costs import attention_flop, head_flop, product_flop_per_token, share_of_experts
 from baton.engine.pool_size import GpuNeeds, gpu_num_blocks, host_num_blocks, later_bytes
 from baton.engine.runner.limits import RunnerLimits
-from baton.engine.runner.prompt_scoring import PIECE_ELEMENTS
+from baton.engine.runner.readings import PIECE_ELEMENTS
 from baton.engine.settings import EngineSettings
 from baton.launch.plan.devices import PlannedDevice
 from baton.launch.plan.rank_size import RankSize, stage_sizes

@@ -1,9 +1,9 @@
 """What every rank but the first does with a step: compute its share of the forward pass and of the logits.
 
-Owns the order of calls among the ranks, which must be that of `LeadingRunner`: forward pass, logits of scored rows
-piece by piece, logits of due rows, and on a GPU the tokens that the first rank has sampled. In a stage that is not the
-last, the residual stream goes to the next one instead of logits. Samples nothing. Between steps it keeps those tokens,
-which the next step may begin with before the driver knows them; of several stages none does.
+Owns the order of calls among the ranks, which must be that of `LeadingRunner`: forward pass, logits of rows that are
+read, kind by kind and piece by piece, logits of due rows, and on a GPU the tokens that the first rank has sampled. In a
+stage that is not the last, the residual stream goes to the next one instead of logits. Samples nothing. Between steps
+it keeps those tokens, which the next step may begin with before the driver knows them; of several stages none does.
 
 Whether a step is a replay of a graph, all ranks of a stage have to decide alike: in the driver's stage the order says
 it, and in an earlier one, whose layers may have another attention, it is whether this rank has such a graph.
@@ -26,7 +26,7 @@ from baton.engine.runner.forward import DueRows, ForwardPass
 from baton.engine.runner.graphs import DecodeGraphs, GraphForward
 from baton.engine.runner.inputs import StepInputs, fill_pending
 from baton.engine.runner.limits import RunnerLimits, staging_bytes
-from baton.engine.runner.prompt_scoring import score_pieces
+from baton.engine.runner.readings import row_pieces
 from baton.ranks.executor.messages import Compute
 from baton.ranks.executor.passages import NO_PASSAGES, PassageEnds
 from baton.runtime.channel import ChannelBroken
@@ -135,7 +135,7 @@ class Follower:
         self._attention.plan(shares, self._staging)
         first, positions = [self._staging.put(values) for values in (inputs.token_ids, inputs.positions)]
         sources = self._staging.put(inputs.sources) if inputs.has_pending else None
-        scored = self._staging.put(_row_numbers(order.scored))
+        read = [self._staging.put(_row_numbers(rows)) for rows in order.read]
         self._staging.upload()
         self._copy_blocks(order.copies)
         if sources is not None:
@@ -146,8 +146,9 @@ class Follower:
         if self._outgoing is not None:
             self._outgoing.send(stream.rows())
             return
-        for piece in score_pieces(len(scored), self._decoder.config.vocab_size):
-            self._decoder.logits(stream.rows().index_select(0, scored[piece]))
+        for rows in read:
+            for piece in row_pieces(len(rows), self._decoder.config.vocab_size):
+                self._decoder.logits(stream.rows().index_select(0, rows[piece]))
         if due.count:
             stream.logits(due)
 

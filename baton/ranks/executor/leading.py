@@ -39,9 +39,10 @@ from baton.engine.runner.forward import DueRows, Forward, ForwardPass, Stream, d
 from baton.engine.runner.graphs import GraphForward, ReportProgress
 from baton.engine.runner.inputs import StepInputs
 from baton.engine.runner.model_runner import ModelRunner, PlannedStep, RunnerArguments, due_requests
-from baton.engine.runner.prompt_scoring import PromptScoring, scored_rows
+from baton.engine.runner.readings import StepReadings, logit_rows
+from baton.engine.scheduler.reading import RowsRead
 from baton.engine.scheduler.request import ScheduledRequest
-from baton.engine.scheduler.step import PromptScores, SampledTokens, Step, as_known
+from baton.engine.scheduler.step import SampledTokens, Step, as_known
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.messages import Compute, Order, Share
@@ -167,14 +168,13 @@ class LeadingRunner(ModelRunner):
             for each in step.requests
         )
         due, _ = due_requests(step, inputs)
-        scored: Sequence[int] = scored_rows(step, inputs.last_tokens).tolist() if step.spans else ()
         copied: list[int] = []
         if self._has_own_pools:
             copied = [block for each in step.requests if each.block_copy is not None for block in each.block_copy]
         return Compute(
             shares,
             inputs.token_ids.tobytes(),
-            _rows(scored),
+            tuple([rows.tobytes() for rows in logit_rows(step, inputs.last_tokens)]),
             _rows(due),
             _rows(copied),
             inputs.sources.tobytes(),
@@ -240,9 +240,9 @@ class PipelineRunner(LeadingRunner):
         return self._run(stream, positions)
 
     def _stage(
-        self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None, scoring: PromptScoring | None
+        self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None, readings: StepReadings | None
     ) -> Forward:
-        staged = super()._stage(step, inputs, layer_stored, scoring)
+        staged = super()._stage(step, inputs, layer_stored, readings)
         if isinstance(staged, GraphForward):  # which begins where the stream is received
             return _ReceivedForward(self._incoming, len(inputs.token_ids), staged)
         return staged
@@ -285,9 +285,9 @@ class _EnteredStep:
         assert self.launched is not None
         return self.launched.result()
 
-    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
-        """The scores of prompts; nothing before the step was launched."""
-        return {} if self.launched is None else self.launched.prompt_scores()
+    def rows_read(self) -> Mapping[RequestKey, RowsRead]:
+        """What was read of rows; nothing before the step was launched."""
+        return {} if self.launched is None else self.launched.rows_read()
 
 
 class _AwaitedStep:
@@ -301,9 +301,9 @@ class _AwaitedStep:
         with self._together():
             return self._launched.result()
 
-    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
-        """The scores of prompts in this step."""
-        return self._launched.prompt_scores()
+    def rows_read(self) -> Mapping[RequestKey, RowsRead]:
+        """What was read of rows in this step."""
+        return self._launched.rows_read()
 
 
 class _OneLater:

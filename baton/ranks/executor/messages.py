@@ -72,14 +72,14 @@ class Share(Message, frozen=True):
 
 
 class Compute(Message, frozen=True):
-    """Driver: compute a step. token_ids: int64, all sequences one after another. `scored` and `due`: the rows, int64,
-    of which logits are wanted, in this order. `copies`: blocks of pools that ranks have of their own, to be copied
-    before; int64, from and to. `sources`: see `StepInputs`, int64; nothing where no token is pending. `is_recorded`:
-    the step is a replay of a graph."""
+    """Driver: compute a step. token_ids: int64, all sequences one after another. `read` and `due`: the rows,
+    int64, of which logits are wanted, in this order; those that are read by their kinds. `copies`: blocks of pools that
+    ranks have of their own, to be copied before; int64, from and to. `sources`: see `StepInputs`, int64; nothing where
+    no token is pending. `is_recorded`: the step is a replay of a graph."""
 
     shares: tuple[Share, ...]
     token_ids: bytes
-    scored: bytes
+    read: tuple[bytes, ...]
     due: bytes
     copies: bytes = b""
     sources: bytes = b""

@@ -17,9 +17,11 @@ from baton.engine.models.decoder import Decoder
 from baton.engine.runner.inputs import TokenUnknown
 from baton.engine.runner.limits import RunnerLimits, graph_sizes
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.prompt_scoring import PromptScoring
 from baton.engine.runner.sampler import Sampler
+from baton.engine.scheduler.reading import ReadSpan
 from baton.engine.scheduler.request import PENDING_TOKEN
-from baton.engine.scheduler.step import PromptSpan, Step
+from baton.engine.scheduler.step import Step
 from baton.wire.sampling import DecodingParams
 from tests.engine.runner.relay import (
     BLOCK_SIZE,
@@ -61,21 +63,21 @@ def recorded(decoder: Decoder) -> ModelRunner:
 
 
 def test_a_prompt_is_scored_also_where_a_graph_could_compute_the_step(decoder: Decoder, recorded: ModelRunner) -> None:
-    step = Step((scheduled(A, 0, 1, [5, 6, 7], 3, [1], GREEDY),), (PromptSpan(A, 0, 0, 1, 2),))
+    step = Step((scheduled(A, 0, 1, [5, 6, 7], 3, [1], GREEDY),), (ReadSpan(A, PromptScoring(2), 0, 1),))
     plain = make_runner(decoder, HostDevice(), make_kv(decoder)).launch(step)
     launched = recorded.launch(step)
     assert launched.result() == plain.result() == {}
-    assert launched.prompt_scores() == plain.prompt_scores()
-    assert launched.prompt_scores()[A].is_valid
+    assert launched.rows_read() == plain.rows_read()
+    assert launched.rows_read()[A].is_valid
 
 
 def test_a_prompt_for_which_the_model_computes_nan_has_no_valid_scores(decoder: Decoder) -> None:
-    step = Step((scheduled(A, 0, 2, [5, 6, 7], 3, [1], GREEDY),), (PromptSpan(A, 0, 0, 2, 0),))
+    step = Step((scheduled(A, 0, 2, [5, 6, 7], 3, [1], GREEDY),), (ReadSpan(A, PromptScoring(0), 0, 2),))
     runner = make_runner(decoder, HostDevice(), make_kv(decoder))
     with mock.patch.object(decoder, "logits", lambda hidden: torch.full((len(hidden), 320), torch.nan)):
         running = runner.launch(step)
     running.result()
-    assert not running.prompt_scores()[A].is_valid
+    assert not running.rows_read()[A].is_valid
 
 
 def tokens_of(streams: list[Stream]) -> list[list[int]]:

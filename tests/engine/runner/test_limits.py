@@ -12,9 +12,11 @@ from baton.engine.models.decoder import Decoder
 from baton.engine.runner.kv_memory import allocate_private, host_kv_memory
 from baton.engine.runner.limits import RunnerLimits, graph_size, graph_sizes, staging_bytes
 from baton.engine.runner.model_runner import ModelRunner
+from baton.engine.runner.prompt_scoring import PromptScoring
 from baton.engine.runner.sampler import Sampler
+from baton.engine.scheduler.reading import ReadSpan
 from baton.engine.scheduler.request import ScheduledRequest
-from baton.engine.scheduler.step import PromptSpan, Step
+from baton.engine.scheduler.step import Step
 from baton.wire.layout import KvLayout
 from baton.wire.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, DecodingParams
 from tests.engine.runner.relay import BLOCK_SIZE, MAX_BLOCKS, load_decoder, scheduled
@@ -94,7 +96,7 @@ def test_no_step_overflows_the_staging_memory(
     longest = MAX_BLOCKS * BLOCK_SIZE
     for _ in range(6):
         # sequences share all blocks: what they compute does not matter here
-        left, shares, spans = max_step_tokens, list[ScheduledRequest](), list[PromptSpan]()
+        left, shares, spans = max_step_tokens, list[ScheduledRequest](), list[ReadSpan]()
         while left > 0 and len(shares) < max_num_seqs:
             count = min(left, choose.choice([1, longest, choose.randint(1, longest)]))
             token_ids = [choose.randrange(vocab_size) for _ in range(longest)]
@@ -105,10 +107,10 @@ def test_no_step_overflows_the_staging_memory(
             )
             left -= count
             if (num_scored := min(count, longest - 1 - start)) > 0:
-                spans.append(PromptSpan(key_of(row), 0, start, num_scored, 20))
+                spans.append(ReadSpan(key_of(row), PromptScoring(20), start, num_scored))
         running = runner.launch(Step(tuple(shares), tuple(spans)))
         assert running.result().keys() == {share.key for share in shares}
-        assert running.prompt_scores().keys() == {span.key for span in spans}
+        assert running.rows_read().keys() == {span.key for span in spans}
 
 
 def test_staging_grows_with_every_limit() -> None:

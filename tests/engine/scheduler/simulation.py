@@ -25,9 +25,10 @@ from baton.engine.core import EngineCore, FirstToken
 from baton.engine.held_blocks import Reservation
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.proposer import Proposer
+from baton.engine.scheduler.reading import RowsRead
 from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, Request, ScheduledRequest, choices_of
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.step import PromptScores, RequestOutput, SampledToken, SampledTokens, Step
+from baton.engine.scheduler.step import RequestOutput, SampledToken, SampledTokens, Step
 from baton.engine.steps_in_flight import StepFailed
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
@@ -112,7 +113,7 @@ class LaunchedStep:
             raise InjectedFailure("the device could not compute a step")
         return self.tokens
 
-    def prompt_scores(self) -> Mapping[RequestKey, PromptScores]:
+    def rows_read(self) -> Mapping[RequestKey, RowsRead]:
         return {}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton.engine.cache.block_pool import pack_blocks
+from baton.engine.runner.prompt_scoring import PromptScoring
 from baton.engine.scheduler.request import MAX_FORCED, BlockCopy, Fork, Request, choices_of
 from baton.engine.scheduler.step import Step, as_known
 from baton.wire.images import PromptImage, digest_of
@@ -107,10 +108,10 @@ def test_a_request_awaits_its_last_token_only_while_one_is_pending(members: dict
 
 def test_what_tells_log_probabilities_is_not_reused_until_it_has_told_them() -> None:
     assert request(12).num_reusable_tokens == 11
-    for num_scored, reusable in ((1, 0), (9, 8), (10, 11)):
-        asked = request(12, params=DecodingParams(prompt_logprobs=0))
-        assert asked.num_scored_tokens == 1
-        asked.num_scored_tokens = num_scored
+    for first_unread, reusable in ((0, 0), (8, 8), (9, 11)):
+        asked = request(12, reading=PromptScoring(0))
+        assert asked.unread_rows == range(9)
+        asked.unread_rows = range(first_unread, 9)
         assert asked.num_reusable_tokens == reusable
 
 

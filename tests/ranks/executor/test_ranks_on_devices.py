@@ -28,7 +28,7 @@ from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.test_emulated_engine import choose_stand_in
-from tests.ranks.executor.test_steps_of_ranks import alone, answers, prompt, tokens
+from tests.ranks.executor.test_steps_of_ranks import alone, answers, outputs_of, prompt, tokens_in
 from tests.ranks.executor.thread_ranks import GlooExecutor, SharedCalls, ThreadCollectives, built, orders_of
 from tests.request_keys import key_of
 
@@ -66,8 +66,8 @@ def test_eager_steps_of_ranks_are_ahead_of_the_host_too(tmp_path: Path, size: in
         for number in range(3):
             params = DecodingParams(temperature=0.0, max_tokens=7, prompt_logprobs=0 if number else None)
             each.core.add(key_of(number), Prompt.of(prompt(9 + number, first=number)), params)
-        found.append(tokens(each))
-        found[-1] |= {scores.key: [scores.first] for scores in each.core.take_prompt_scores()}
+        outputs = outputs_of(each)
+        found.append((tokens_in(outputs), [(each.key, each.read.first_row) for each in outputs if each.read]))
     executor.close()
     assert found[0] == found[1]
     assert not any(order.is_recorded for order in orders_of(executor))

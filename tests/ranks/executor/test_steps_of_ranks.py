@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from baton.device.base import STEP_TIMEOUT_S
@@ -13,7 +14,8 @@ from baton.engine.build import Engine, build_engine
 from baton.engine.models.config import load_config
 from baton.engine.models.division import require_divisible
 from baton.engine.runner.kv_memory import allocate_private
-from baton.engine.scheduler.step import PromptScores, Step
+from baton.engine.scheduler.reading import RowsRead
+from baton.engine.scheduler.step import RequestOutput, Step
 from baton.engine.settings import OWN, SHARED, EngineSettings
 from baton.ranks.executor.choose import open_executor
 from baton.ranks.executor.leading import LEAST_S
@@ -22,6 +24,7 @@ from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
+from tests.engine.mean_reading import MeanOfRows
 from tests.engine.models.families import VOCAB_SIZE, make_model
 from tests.ranks.executor.thread_ranks import built
 from tests.request_keys import key_of
@@ -40,16 +43,28 @@ def prompt(length: int, first: int = 3) -> list[int]:
     return [(first + 7 * place) % (VOCAB_SIZE - 3) for place in range(length)]
 
 
-def tokens(engine: Engine, watch: Callable[[Step], LayerStored | None] | None = None) -> dict[RequestKey, list[int]]:
+def outputs_of(engine: Engine, watch: Callable[[Step], LayerStored | None] | None = None) -> list[RequestOutput]:
     """Step until nothing is left."""
-    found: dict[RequestKey, list[int]] = {}
+    found: list[RequestOutput] = []
     while engine.core.has_work:
-        for output in engine.core.step() if watch is None else engine.core.step(watch):
-            assert not output.has_failed, output.failure
-            if output.tokens:
-                found.setdefault(output.key, []).extend(output.token_ids)
+        found += engine.core.step() if watch is None else engine.core.step(watch)
         engine.core.check()
     return found
+
+
+def tokens_in(outputs: Iterable[RequestOutput]) -> dict[RequestKey, list[int]]:
+    """Those of each request."""
+    found: dict[RequestKey, list[int]] = {}
+    for output in outputs:
+        assert not output.has_failed, output.failure
+        if output.tokens:
+            found.setdefault(output.key, []).extend(output.token_ids)
+    return found
+
+
+def tokens(engine: Engine, watch: Callable[[Step], LayerStored | None] | None = None) -> dict[RequestKey, list[int]]:
+    """Step until nothing is left."""
+    return tokens_in(outputs_of(engine, watch))
 
 
 def answers(engine: Engine) -> dict[RequestKey, list[int]]:
@@ -148,15 +163,17 @@ def test_a_step_may_take_as_long_as_the_engine_has_learnt(tmp_path: Path) -> Non
 def test_log_probabilities_of_a_prompt_are_those_of_one_rank(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "llama")
     engine, executor = built(tmp_path, 2)
-    found: list[list[PromptScores]] = []
+    found: list[list[RowsRead]] = []
     for each in (engine, alone(tmp_path)):
-        each.core.add(
-            key_of(1), Prompt.of(prompt(13)), DecodingParams(temperature=0.0, max_tokens=2, prompt_logprobs=0)
-        )
-        tokens(each)
-        found.append(each.core.take_prompt_scores())
-    assert [scores.first for scores in found[0]] == [scores.first for scores in found[1]]
-    assert all(scores.is_valid for scores in found[0])
+        scored = DecodingParams(temperature=0.0, max_tokens=2, prompt_logprobs=0)
+        each.core.add(key_of(1), Prompt.of(prompt(13)), scored)
+        each.core.add(key_of(2), Prompt.of(prompt(9, first=2)), scored, reading=MeanOfRows())
+        found.append([output.read for output in outputs_of(each) if output.read is not None])
+    assert [read.first_row for read in found[0]] == [read.first_row for read in found[1]]
+    assert len({len(read.values) for read in found[0]}) > 1
+    for led, own in zip(*found, strict=True):
+        assert led.is_valid
+        assert np.frombuffer(led.values, "<f4") == pytest.approx(np.frombuffer(own.values, "<f4"), abs=1e-5)
     executor.close()
 
 

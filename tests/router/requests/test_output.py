@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.router.requests.output import Delivery, Output
-from baton.wire.messages import HandoffFigures, PromptLogprobs, StepTimes, TokenEvent, TokenLogprobs
-from baton.wire.prompt_logprobs import row_bytes
+from baton.wire.messages import HandoffFigures, PromptRead, StepTimes, TokenEvent, TokenLogprobs
 
 HANDOFF = b"h" * 16
 OLD = 999_999
@@ -180,6 +179,6 @@ def test_times_of_an_old_attempt_are_not_kept() -> None:
 
 def test_log_probabilities_of_a_prompt_that_nobody_wants_change_nothing() -> None:
     output = Output()
-    scored = PromptLogprobs(1, HANDOFF, attempt=1, first=1, num_top=0, rows=bytes(row_bytes(0)))
-    assert output.record_prompt(scored) == []
+    read = PromptRead(1, HANDOFF, attempt=1, first_row=0, num_rows=1, values=bytes(8))
+    assert output.record_prompt(read) == []
     assert _ids(output.record(_event(0, 5))) == [5]

@@ -61,6 +61,10 @@ class ModellingDecoder:
         """Zeros [num_tokens] int64: token ids to try the model with."""
         return torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The last hidden states [N, E] of rows [N, E] that `forward` returned."""
+        return hidden
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [N, V], float32, of rows [N, E] that `forward` returned."""
         self._given.hidden = hidden[None]
