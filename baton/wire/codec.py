@@ -54,7 +54,8 @@ one (`HandOver`), and a node is asked to finish (`Drain`); addresses name the ke
 ranks of a node run on other machines (`baton.ranks.machines.link`); images of prompts (`images`, `sees_images`).
 15: leased blocks in a node's status.
 17: how long a node's start took.
-18: the prompt of a leg is one value (`prompt`), and what was emitted already stands beside it (`output_ids`).
+18: the prompt of a leg is one value (`prompt`), and what was emitted already stands beside it (`output_ids`); what was
+read of a prompt's rows is told whatever it is (`PromptRead`).
 """
 
 _MAGIC = b"BT"
