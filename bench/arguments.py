@@ -107,9 +107,9 @@ def require_folder(path: str | Path, flag: str = "--json") -> None:
         raise InvalidSetting(f"{flag} {path}: there is no such folder")
 
 
-def write_text(path: str, text: str, flag: str = "--json") -> None:
+def write_json(path: str | Path, document: Any, flag: str = "--json") -> None:
     """Write the file that `flag` names. Raises `InvalidSetting` when that does not work."""
-    write_file(Path(path), text, f"{flag} ")
+    write_file(Path(path), json.dumps(document, allow_nan=False) + "\n", f"{flag} ")
 
 
 def write_file(path: Path, content: str | bytes, origin: str = "", *, makes_folder: bool = False) -> Path:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.bench.arguments import names_in, parse_alone, require_folder, write_text
+from baton.bench.arguments import names_in, parse_alone, require_folder, write_json
 from baton.bench.facts import ROOT, as_lines, collect_facts
 from baton.bench.gpu_check.rows import CORRECTNESS, Row, exit_status, failed_row, missing_row, render
 from baton.runtime.child import PIPE, Child
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str]) -> int:
             "status": status,
             "groups": [result.as_json() for result in results],
         }
-        write_text(settings.json, json.dumps(content, indent=1, allow_nan=False) + "\n")
+        write_json(settings.json, content)
     return status
 
 

@@ -8,14 +8,13 @@ node: what the gap between them is longer by than all later ones is what is left
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from baton.bench.arguments import parse_alone, require_folder, write_text
+from baton.bench.arguments import parse_alone, require_folder, write_json
 from baton.bench.client.driver import TIMEOUT_S, ask_in_turn, client_runner, random_prompts
 from baton.bench.client.endpoint import probe
 from baton.bench.client.outcome import Outcome
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     section = section_of(ResultFile("kv", document))
     print(f"{as_lines(section.conditions)}\n\n{as_text(section, *section.tables)}")
     if settings.json:
-        write_text(settings.json, json.dumps(asdict(document), indent=1) + "\n")
+        write_json(settings.json, asdict(document))
     return 1 if document.failures else 0
 
 

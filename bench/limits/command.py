@@ -8,13 +8,12 @@ and a message beside it, is what `baton bench kv` measures.
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from baton.bench.arguments import parse_alone, require_folder, write_text
+from baton.bench.arguments import parse_alone, require_folder, write_json
 from baton.bench.child import Child
 from baton.bench.documents import LimitsDocument, ResultFile
 from baton.bench.facts import as_lines, collect_facts
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         document.failures.append(str(error))
     print(report(document))
     if settings.json:
-        write_text(settings.json, json.dumps(asdict(document), indent=1) + "\n")
+        write_json(settings.json, asdict(document))
     return 1 if document.failures else 0
 
 

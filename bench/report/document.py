@@ -15,6 +15,10 @@ Tone = Literal["plain", "good", "bad", "muted", "head"]
 """What a cell says at a glance: a verdict for or against, something that says little, the name of its row."""
 
 
+_MOST_WORDS = 3
+"""Of a cell that is a number: `0.58 to 0.66`, `18.4 GB/s`, `0 of 12`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """`detail` is a range or remark, smaller than `text`."""
@@ -110,7 +114,9 @@ def are_words(rows: Sequence[Sequence[str]]) -> list[bool]:
 
 
 def _is_number(cell: str) -> bool:
-    return cell[:1].isdigit() or cell in ("", "-", "none")
+    """A figure, perhaps with a unit or a range; a sentence may begin with one, too."""
+    is_short = len(cell.partition("(")[0].split()) <= _MOST_WORDS
+    return (cell[:1].isdigit() and is_short) or cell in ("", "-", "none")
 
 
 def _table_as_text(table: Table) -> str:

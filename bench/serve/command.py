@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from tqdm import tqdm
 
-from baton.bench.arguments import parse_settings
+from baton.bench.arguments import parse_settings, write_json
 from baton.bench.breakdown import summarise_breakdowns
 from baton.bench.client.driver import LoadPlan, LoadRun, client_runner, run_load
 from baton.bench.client.endpoint import PromptForm, RequestOptions
@@ -29,7 +29,7 @@ from baton.bench.report.sections import section_of
 from baton.bench.runs import rate_as_json
 from baton.bench.serve.arrivals import arrivals_of, process_of
 from baton.bench.serve.metrics import summarise
-from baton.bench.serve.result import RunResult, as_json, prepare_folder, report, result_path, write_result
+from baton.bench.serve.result import RunResult, as_json, prepare_folder, report, result_path
 from baton.bench.serve.server import find_server, get_ready, other_prompts, tokenizer_folder, vocabulary_for
 from baton.bench.serve.settings import (
     CHAT,
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{report(result.summary)}\n\n{as_text(section, 'breakdown', 'client', 'failures')}")
     path = result_path(settings, result.summary)
     if path is not None:
-        write_result(path, as_json(result, settings.save_detailed))
+        write_json(path, as_json(result, settings.save_detailed), "--result-filename")
         say(f"result in {path}")
     return 0 if result.summary["completed"] else 1
 

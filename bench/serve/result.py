@@ -7,14 +7,12 @@ them; lines of our own come after the family or the block they belong to.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from baton.bench.arguments import write_file
 from baton.bench.client.outcome import Outcome
 from baton.bench.serve.metrics import arrivals_s
 from baton.bench.serve.settings import ServeBenchSettings
@@ -95,11 +93,6 @@ def result_path(settings: ServeBenchSettings, result: Mapping[str, Any]) -> Path
     model = str(result["model_id"]).rstrip("/").rsplit("/", 1)[-1]
     name = f"{result['label']}-{rate}{concurrency}-{model}-{result['date']}.json".replace("/", "_")
     return Path(settings.result_dir) / (settings.result_filename or name)
-
-
-def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Raises `InvalidSetting`."""
-    write_file(path, json.dumps(result), "--result-filename ")
 
 
 def _since_sent(outcome: Outcome, chunk: int) -> float:

@@ -24,3 +24,9 @@ def test_a_round_has_the_same_requests_for_all_and_none_comes_twice_to_one() -> 
         assert len(set(seeds)) == len(seeds)
     shared = {(step.round, step.rate): step.seed for step in steps if step.target == "a" and not step.is_control}
     assert all(step.seed == shared[step.round, step.rate] for step in steps if step.target == "b" and step.round)
+
+
+def test_who_begins_changes_from_turn_to_turn() -> None:
+    counted = [step for step in SCHEDULE.steps() if step.round]
+    first_of = [(step.target, step.is_control) for step in counted[::3]]
+    assert first_of[:4] == [("b", False), ("a", True), ("a", False), ("a", True)]

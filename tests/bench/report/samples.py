@@ -121,7 +121,10 @@ def sweep_result() -> dict[str, Any]:
 
 def limits_result() -> dict[str, Any]:
     """One result of `baton bench limits`."""
-    ceilings = [Ceiling("memcpy", 12.4, "GB/s", 0.06, "one thread"), Ceiling("bf16 GEMM", 208.0, "GFLOP/s", 0.21)]
+    ceilings = [
+        Ceiling("memcpy", 12.4, "GB/s", 0.06, "1 thread, nothing beside"),
+        Ceiling("bf16 GEMM", 208.0, "GFLOP/s", 0.21),
+    ]
     ratios = [
         Ratio("kv_bw_ratio", "64 blocks", 0.66, 0.6, 0.81, goal="1"),
         Ratio("prefill_flop_ratio", "512 tokens", 0.77, 0.7, 0.8, noisy=True, note="the ceiling spread by 21 %"),

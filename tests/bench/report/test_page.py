@@ -98,3 +98,19 @@ def test_pictures_go_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     assert [each.name for each in written] == ["mine-gaps.png"]
     assert all(each.read_bytes().startswith(b"\x89PNG") for each in written)
     assert "mine-gaps.png" in capsys.readouterr().out
+
+
+def test_alone_it_prints_the_tables_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "limits.json"
+    path.write_text(json.dumps(limits_result()))
+    assert main([str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "note: it broke" in lines
+    # words to the left, numbers to the right, a sentence that begins with a number is words
+    at = lines.index("**What the machine can do**", 1)
+    assert lines[at + 2 : at + 6] == [
+        "| ceiling   |       found | spread | note                     |",
+        "| --------- | ----------: | -----: | ------------------------ |",
+        "| memcpy    |   12.4 GB/s |    6 % | 1 thread, nothing beside |",
+        "| bf16 GEMM | 208 GFLOP/s |   21 % |                          |",
+    ]

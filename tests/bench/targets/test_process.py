@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from baton.bench.facts import ROOT
 from baton.bench.targets.process import why_not_ready
 from baton.bench.targets.spec import Target
 from baton.wire.errors import InvalidSetting, RequestFailed
+from tests.bench.mock_server.schedule import Fault, FaultKind, Steady
+from tests.bench.mock_server.server import mock_server
 from tests.bench.targets.processes import STUB, is_running, start, state_of, stub_target, wait_for
 
 HOLDS_A_TARGET = """
@@ -76,6 +79,14 @@ def test_a_target_that_never_answers_is_given_up_and_ended() -> None:
     with pytest.raises(RequestFailed, match=r"did not answer within 0\.5 s.*refused"):
         start(target, ready_timeout_s=0.5)
     assert not _pids_of(target.command[-2])
+
+
+async def test_ready_is_what_answers_a_request() -> None:
+    loading = Steady(0.0, 0.0, Fault(FaultKind.HTTP_ERROR, message="still loading"))
+    async with mock_server(loading) as server:
+        said = await asyncio.to_thread(why_not_ready, server.url, 5.0)
+    assert "answered 503" in said
+    assert "still loading" in said
 
 
 def test_a_server_that_is_there_already_is_not_taken_for_the_one_that_is_started() -> None:
