@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from baton.router.http.openai.sampling_fields import SAMPLING
+
 REQUEST: Mapping[str, str] = {
+    **SAMPLING,
     "add_generation_prompt": "The chat template ends with the beginning of an answer.",
     "add_special_tokens": "The tokenizer adds what the checkpoint puts around a text, usually a token at its "
     "beginning. Chat templates write such tokens themselves.",
-    "allowed_token_ids": "No other token is sampled.",
     "bad_words": "Texts that are not generated: the last token of each is withheld where the others came before it.",
     "best_of": "So many answers are generated, at most 20, and the `n` with the highest mean log probability per token "
     "are returned, the best first. `usage` counts the tokens of all. Above `n` not for streams.",
@@ -25,7 +27,6 @@ REQUEST: Mapping[str, str] = {
     "documents": "Objects of strings for a chat template that shows documents; others ignore them.",
     "echo": "The answer begins with the prompt; with `logprobs`, its tokens are reported too. With `max_tokens` 0 "
     "nothing is generated.",
-    "frequency_penalty": "-2 to 2, for each earlier occurrence of a token.",
     "goal_tpot_ms": "Milliseconds between two tokens, in place of the router's goal. See [goals](#goals-for-latency).",
     "goal_ttft_ms": "Milliseconds to the first token, in place of the router's goal. See [goals](#goals-for-latency).",
     "guided_choice": "`structured_outputs.choice` under its older name.",
@@ -33,10 +34,8 @@ REQUEST: Mapping[str, str] = {
     "guided_json": "`structured_outputs.json` under its older name.",
     "guided_regex": "`structured_outputs.regex` under its older name.",
     "guided_whitespace_pattern": "`structured_outputs.whitespace_pattern` under its older name, with `guided_json`.",
-    "ignore_eos": "The token that ends an answer does not end it.",
     "include_reasoning": "false: reasoning is generated and counted, but not sent.",
     "include_stop_str_in_output": "The text ends with the stop string or stop token instead of before it.",
-    "logit_bias": "Token ids and what is added to their logits, -100 to 100.",
     "logprobs": "Chat: whether to report log probabilities. Completions: how many likely tokens to report beside each "
     "token, at most 5.",
     "max_completion_tokens": "Today's name of `max_tokens`.",
@@ -44,12 +43,9 @@ REQUEST: Mapping[str, str] = {
     "to the end of the context.",
     "messages": "The conversation, see below.",
     "metadata": "At most 16 strings.",
-    "min_p": "Tokens less likely than this share of the likeliest are not sampled.",
-    "min_tokens": "Neither a stop string nor a stop token ends the output before.",
     "model": "A name that `/v1/models` lists.",
     "n": "How many answers, at most 128 together with the number of prompts.",
     "parallel_tool_calls": "false: with `tool_choice` `required` there is one call. Otherwise it is up to the model.",
-    "presence_penalty": "-2 to 2, once for each token that occurred.",
     "priority": "An integer; where requests have to wait, the lower is served earlier.",
     "prompt": "A text, token ids, or a list of either; at most 128.",
     "prompt_cache_key": "A string.",
@@ -58,30 +54,24 @@ REQUEST: Mapping[str, str] = {
     "thinking_token_budget": "Reasoning ends after so many tokens, and the answer begins; see "
     "[reasoning](#reasoning). `-1`: no bound.",
     "reasoning_effort": "Given to the chat template, with `enable_thinking` unless `chat_template_kwargs` has it.",
-    "repetition_penalty": "Above 1: tokens of prompt and output become less likely.",
     "response_format": "`text`, `json_object`, or `json_schema` with a schema that the answer is valid by. See "
     "[structured answers](#structured-answers).",
     "return_timings": "`usage.timings` says where the request's time went (Baton's own).",
     "return_token_ids": "`prompt_token_ids` and `token_ids` in each choice, `prompt_token_ids` in its first event.",
     "return_tokens_as_token_ids": "Tokens in log probabilities are written `token_id:5`.",
     "safety_identifier": "A string.",
-    "seed": "The same request with the same seed has the same answer.",
     "skip_special_tokens": "Special tokens are left out of the text.",
     "stop": "Up to 16 strings; the text ends before the first of them that appears.",
-    "stop_token_ids": "Tokens that end the output.",
     "stream": "Server-sent events instead of one answer.",
     "stream_options": "See below.",
     "structured_outputs": "Exactly one of `json` (a schema), `regex`, `choice`, `grammar` and `json_object`. See "
     "[structured answers](#structured-answers).",
     "suffix": "The answer is what fits between the prompt and this text, where the tokenizer has fill-in-the-middle "
     "tokens; refused elsewhere.",
-    "temperature": "0 to 2; 0: always the likeliest token.",
     "tool_choice": "`none`, `auto` (the default where there are tools), `required`, or a function by its name. See "
     "[tools](#tools).",
     "tools": "Functions that the model may call, at most 512.",
-    "top_k": "Only so many of the likeliest tokens are sampled; 0 or -1: all.",
     "top_logprobs": "How many likely tokens to report beside each token, at most 20.",
-    "top_p": "Only the likeliest tokens that have this probability together are sampled.",
     "truncate_prompt_tokens": "Only so many tokens of the prompt are used; -1: as many as leave room for the output.",
     "truncation_side": "left: the last tokens of the prompt are used; right: its first.",
     "user": "A string.",

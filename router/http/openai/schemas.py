@@ -27,18 +27,15 @@ from baton.router.http.openai.fields import (
     MAX_TEXT_CHARS,
     TOO_LONG,
     UNSUPPORTED,
-    AllowedTokens,
     BadWords,
     CacheSalt,
     Documents,
-    LogitBias,
     Metadata,
     Prompts,
     ReasoningEffort,
     Stops,
     TemplateVariables,
     ThinkingBudget,
-    TokenIds,
     UserName,
     field_error,
 )
@@ -46,6 +43,7 @@ from baton.router.http.openai.image_parts import images_of
 from baton.router.http.openai.latency_goals import MAX_GOAL_MS
 from baton.router.http.openai.messages import Message
 from baton.router.http.openai.prompt_report import PromptOptions
+from baton.router.http.openai.sampling_fields import SamplingFields
 from baton.router.http.openai.strict_model import Strict
 from baton.router.http.openai.structured import AskedGrammar, ResponseFormatField, StructuredFields
 from baton.router.http.openai.tools import ToolFields
@@ -74,29 +72,17 @@ class StreamOptions(Strict):
     continuous_usage_stats: bool = False
 
 
-class GenerationRequest(Strict, StructuredFields):
+class GenerationRequest(Strict, StructuredFields, SamplingFields):
     """The fields that all endpoints share that generate text."""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_MODEL_NAME)]
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stop: Stops = ()
-    seed: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: LogitBias = ()
     user: UserName | None = None
     metadata: Metadata | None = None
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    min_tokens: int = 0
-    stop_token_ids: TokenIds = ()
-    ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     return_token_ids: bool = False
@@ -108,7 +94,6 @@ class GenerationRequest(Strict, StructuredFields):
     cache_salt: CacheSalt | None = None
     priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    allowed_token_ids: AllowedTokens = ()
     bad_words: BadWords = ()
     goal_ttft_ms: Annotated[float, Field(gt=0, le=MAX_GOAL_MS)] | None = None
     goal_tpot_ms: Annotated[float, Field(gt=0, le=MAX_GOAL_MS)] | None = None
@@ -174,24 +159,11 @@ class GenerationRequest(Strict, StructuredFields):
         limit_name, max_tokens = self.output_limit
         try:
             return DecodingParams(
-                temperature=self.temperature,
-                top_k=self.top_k,
-                top_p=self.top_p,
-                min_p=self.min_p,
-                repetition_penalty=self.repetition_penalty,
-                presence_penalty=self.presence_penalty,
-                frequency_penalty=self.frequency_penalty,
-                logit_bias_ids=tuple(token_id for token_id, _ in self.logit_bias),
-                logit_bias_values=tuple(value for _, value in self.logit_bias),
-                seed=self.seed,
+                **self.sampling(),
                 max_tokens=max_tokens,
-                min_tokens=self.min_tokens,
-                stop_token_ids=self.stop_token_ids,
-                ignore_eos=self.ignore_eos,
                 # candidates are compared by them
                 logprobs=0 if self.num_logprobs is None and self.num_candidates > self.n else self.num_logprobs,
                 prompt_logprobs=self.prompt_options.num_wanted,
-                allowed_token_ids=self.allowed_token_ids,
             )
         except InvalidRequest as error:
             if error.param != "max_tokens":
