@@ -41,7 +41,7 @@ class StagedMeans:
     def compute(self, decoder: RunnableDecoder, hidden: Tensor) -> None:
         """See `StagedReading.compute`."""
         states = decoder.normed(hidden.index_select(0, self._rows)).float()
-        self.outputs = (torch.stack([each.sum(0) for each in states.split(list(self._nums_rows))]),)
+        self.outputs = (torch.stack([each.sum(0) for each in torch.split(states, list(self._nums_rows))]),)
 
     def values(self, arrays: Sequence[Array]) -> Iterator[tuple[bytes, bool]]:
         """See `StagedReading.values`."""
@@ -52,4 +52,5 @@ class StagedMeans:
 def mean_of(parts: Iterable[RowsRead]) -> Array:
     """The mean that the parts of one prompt add up to, [E]."""
     listed = list(parts)
-    return sum(np.frombuffer(part.values, "<f4") for part in listed) / sum(part.num_rows for part in listed)
+    total: Array = np.sum([np.frombuffer(part.values, "<f4") for part in listed], axis=0)
+    return total / sum(part.num_rows for part in listed)

@@ -276,7 +276,7 @@ def test_each_stage_reads_its_layers_and_a_tied_head_the_table(tmp_path: Path, t
 
 
 def test_orders_are_taken_while_the_rank_waits_for_its_device() -> None:
-    untaken: list[Order] = [Compute((), b"", b"", b""), Meet(), Stop()]
+    untaken: list[Order] = [Compute((), b"", (), b""), Meet(), Stop()]
     is_taken = threading.Event()
 
     def next_order() -> Order:
@@ -298,7 +298,7 @@ def test_orders_are_taken_while_the_rank_waits_for_its_device() -> None:
 def test_a_message_that_is_none_is_refused() -> None:
     ours, theirs = socket.socketpair()
     channel = Channel(ours, "rank 1")
-    order = Compute((Share(0, 2, b"\0\0\0\0"),), b"12345678" * 2, b"", b"")
+    order = Compute((Share(0, 2, b"\0\0\0\0"),), b"12345678" * 2, (b"",), b"")
     channel.send(order, 1.0)
     other = Channel(theirs, "the driver")
     assert other.receive(1.0) == order

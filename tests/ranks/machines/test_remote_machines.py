@@ -120,7 +120,7 @@ def test_a_rank_elsewhere_is_a_channel_two_lines_and_an_end(deployment: Deployme
     (receiving, sending), theirs = rank.transfer_ends()
     assert theirs == ()
     # an order larger than a message of the link, and bytes by the lines
-    channel.send(Compute((), b"0" * 1_000_000, b"", b""), END_S)
+    channel.send(Compute((), b"0" * 1_000_000, (), b""), END_S)
     receiving.sendall(b"x" * 1000)
     sending.settimeout(END_S)
     assert sending.recv(1000) == b"x" * 1000
