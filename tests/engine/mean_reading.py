@@ -52,6 +52,5 @@ class StagedMeans:
 def mean_of(parts: Iterable[RowsRead]) -> Array:
     """The mean that the parts of one prompt add up to, [E]."""
     listed = list(parts)
-    sums = np.stack([np.frombuffer(part.values, "<f4") for part in listed])
-    mean: Array = sums.sum(axis=0) / sum(part.num_rows for part in listed)
-    return mean
+    total: Array = np.sum([np.frombuffer(part.values, "<f4") for part in listed], axis=0)
+    return total / sum(part.num_rows for part in listed)

@@ -298,7 +298,7 @@ def test_orders_are_taken_while_the_rank_waits_for_its_device() -> None:
 def test_a_message_that_is_none_is_refused() -> None:
     ours, theirs = socket.socketpair()
     channel = Channel(ours, "rank 1")
-    order = Compute((Share(0, 2, b"\0\0\0\0"),), b"12345678" * 2, (), b"")
+    order = Compute((Share(0, 2, b"\0\0\0\0"),), b"12345678" * 2, (b"",), b"")
     channel.send(order, 1.0)
     other = Channel(theirs, "the driver")
     assert other.receive(1.0) == order
