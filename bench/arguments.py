@@ -1,4 +1,5 @@
-"""What people hand in: settings from flags and the file of `--config`, JSON of any type; and the files they ask for.
+"""What people hand in: settings from flags and the file of `--config`, JSON of any type; what they are told, and the
+files they ask for.
 
 Settings do not come from the environment: the command that stands beside a result has to say it all. What does not fit
 is an `InvalidSetting` that says where it is.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -99,6 +101,12 @@ def parse_json(text: str, where: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidSetting(f"{where}: it is not JSON: {error}") from None
+
+
+def say(text: str) -> None:
+    """What happens next, for people."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def require_folder(path: str | Path, flag: str = "--json") -> None:

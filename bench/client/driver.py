@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 
 import aiohttp
 
@@ -40,10 +39,8 @@ class ClientFigures:
     """`cpu_share` 1.0 is one core. `num_late`: requests sent more than 10 ms after they should have been."""
 
     cpu_s: float
-    wall_s: float
     cpu_share: float
     num_late: int
-    max_in_flight: int
 
 
 async def sleep_until(due_s: float) -> None:
@@ -90,14 +87,8 @@ async def run_load(
         await load.run(begin_s)
         end_s, cpu_s = time.monotonic(), time.process_time() - begin_cpu_s
         outcomes = sorted(load.outcomes, key=lambda outcome: outcome.index)
-        return LoadRun(outcomes, begin_s, end_s, _client_figures(outcomes, end_s - begin_s, cpu_s))
-
-
-def _client_figures(outcomes: Sequence[Outcome], wall_s: float, cpu_s: float) -> ClientFigures:
-    num_late = sum(outcome.sent_s - outcome.scheduled_s > LATE_S for outcome in outcomes)
-    steps = sorted([(outcome.sent_s, 1) for outcome in outcomes] + [(outcome.closed_s, -1) for outcome in outcomes])
-    max_in_flight = max(accumulate(step for _, step in steps), default=0)
-    return ClientFigures(cpu_s, wall_s, cpu_s / wall_s, num_late, max_in_flight)
+        num_late = sum(outcome.sent_s - outcome.scheduled_s > LATE_S for outcome in outcomes)
+        return LoadRun(outcomes, begin_s, end_s, ClientFigures(cpu_s, cpu_s / (end_s - begin_s), num_late))
 
 
 def _connections(options: RequestOptions) -> aiohttp.ClientSession:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.bench.arguments import names_in, parse_alone, require_folder, write_json
+from baton.bench.arguments import names_in, parse_alone, require_folder, say, write_json
 from baton.bench.facts import ROOT, as_lines, collect_facts
 from baton.bench.gpu_check.rows import CORRECTNESS, Row, exit_status, failed_row, missing_row, render
 from baton.runtime.child import PIPE, Child
@@ -189,9 +189,9 @@ def main(arguments: Sequence[str]) -> int:
     groups = chosen_groups(settings.only, quick=settings.quick)
     device = _describe_device(settings.device)
     facts = collect_facts(shlex.join(["python", "-m", "baton.bench.gpu_check", *arguments]), _PACKAGES)
-    _say(f"{device['device']}: {len(groups)} groups, at most {sum(group.limit_s for group in groups):g} s")
+    say(f"{device['device']}: {len(groups)} groups, at most {sum(group.limit_s for group in groups):g} s")
     before = _read_clocks()
-    results = [GroupRun(group, settings.device, quick=settings.quick).run(_say) for group in groups]
+    results = [GroupRun(group, settings.device, quick=settings.quick).run(say) for group in groups]
     status = exit_status([row for result in results for row in result.rows], strict=settings.strict)
     print(as_lines([*facts.conditions, *device.items()]), "\n")
     print(render([(result.title, result.rows) for result in results]))
@@ -228,7 +228,3 @@ def _read_clocks() -> list[dict[str, str]]:
         return []
     lines = [[value.strip() for value in line.split(",")] for line in answer.splitlines() if line.strip()]
     return [dict(zip(_SMI_FIELDS, values, strict=False)) for values in lines]
-
-
-def _say(text: str) -> None:
-    print(f"checking: {text}", file=sys.stderr, flush=True)

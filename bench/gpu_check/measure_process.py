@@ -19,7 +19,7 @@ import torch
 from baton.bench.gpu_check.relay_process import exposed_rows, transfer_rows
 from baton.bench.gpu_check.rows import Row, failed_row, missing_row, say, say_row, speed_row
 from baton.bench.gpu_check.setup_process import Setup, block_bytes, gb_per_s, model_shapes
-from baton.bench.limits.engine_process import ONE_BY_ONE, EngineSteps
+from baton.bench.limits.engine_process import EngineSteps
 from baton.bench.numbers import median, percentile
 from baton.kvtransfer.integrity import DOT64
 from baton.kvtransfer.pools.device import DevicePool
@@ -52,14 +52,10 @@ def decode_rows(setup: Setup, name: str) -> Iterator[Row]:
         note = f"p99 {percentile(step_ms, 99):.3g} ms, {batch / median(step_ms) * 1e3:.0f} tok/s"
         yield speed_row("decode step", case, median(step_ms), "ms", note, bound=floor_ms, target=target)
         yield _overhead_row(setup, case, steps, batch, context, median(step_ms))
-        alone_ms = decode_ms(steps, batch, context, num_steps // 2, one_by_one=True)
-        note = f"{(alone_ms - median(step_ms)) * 1e3:.0f} us more; a penalty is computed too"
-        yield speed_row("decode step, not overlapped", case, alone_ms, "ms", note, bound=floor_ms)
 
 
-def decode_ms(steps: EngineSteps, batch: int, context: int, num_steps: int, *, one_by_one: bool = False) -> float:
-    chosen = {"params": ONE_BY_ONE} if one_by_one else {}
-    return median(steps.decode(batch, context, num_steps, num_warm_up=_WARM_UP_STEPS, **chosen).step_s) * 1e3
+def decode_ms(steps: EngineSteps, batch: int, context: int, num_steps: int) -> float:
+    return median(steps.decode(batch, context, num_steps, num_warm_up=_WARM_UP_STEPS).step_s) * 1e3
 
 
 def _overhead_row(setup: Setup, case: str, steps: EngineSteps, batch: int, context: int, step_ms: float) -> Row:

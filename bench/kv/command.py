@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from baton.bench.arguments import parse_alone, require_folder, write_json
+from baton.bench.arguments import parse_alone, require_folder, say, write_json
 from baton.bench.client.driver import TIMEOUT_S, ask_in_turn, client_runner, random_prompts
 from baton.bench.client.endpoint import probe
 from baton.bench.client.outcome import Outcome
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     require_folder(settings.json)
     facts = collect_facts(shlex.join(["baton", "bench", "kv", *arguments]), _PACKAGES)
     document = KvDocument(facts)
-    measure(planned, document, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
+    measure(planned, document, say)
     section = section_of(ResultFile("kv", document))
     print(f"{as_lines(section.conditions)}\n\n{as_text(section, *section.tables)}")
     if settings.json:

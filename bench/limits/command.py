@@ -9,11 +9,10 @@ and a message beside it, is what `baton bench kv` measures.
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from baton.bench.arguments import parse_alone, require_folder, write_json
+from baton.bench.arguments import parse_alone, require_folder, say, write_json
 from baton.bench.child import Child
 from baton.bench.documents import LimitsDocument, ResultFile
 from baton.bench.facts import as_lines, collect_facts
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     facts = collect_facts(shlex.join(["baton", "bench", "limits", *arguments]), _PACKAGES)
     document = LimitsDocument(facts=facts, setup=settings.setup)
     try:
-        engine_limits(settings, document, lambda text: print(f"measuring: {text}", file=sys.stderr, flush=True))
+        engine_limits(settings, document, say)
     except BatonError as error:  # what was measured before it stays
         document.failures.append(str(error))
     print(report(document))

@@ -45,9 +45,7 @@ from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
-GREEDY = DecodingParams(temperature=0.0, ignore_eos=True)
-ONE_BY_ONE = DecodingParams(temperature=0.0, ignore_eos=True, presence_penalty=0.01)
-"""A penalty needs every token before the next: such a step is not launched on top of the one before it."""
+_GREEDY = DecodingParams(temperature=0.0, ignore_eos=True)
 _MAX_EMPTY_STEPS = 8
 _NUM_PASSES = 8
 """Over the buffers in a round: one pass takes a few milliseconds, and a moment's disturbance would be all of it."""
@@ -84,12 +82,10 @@ class EngineSteps:
         for block in self.engine.memory.paged.blocks:
             block.normal_()
 
-    def decode(
-        self, batch: int, context: int, num_steps: int, *, num_warm_up: int = 1, params: DecodingParams = GREEDY
-    ) -> DecodeTimes:
+    def decode(self, batch: int, context: int, num_steps: int, *, num_warm_up: int = 1) -> DecodeTimes:
         """So many steps of `batch` requests that begin with `context` tokens. Raises `RequestFailed`."""
         times = DecodeTimes([], [])
-        with self.decoding(batch, context, params):
+        with self.decoding(batch, context):
             self.advance(batch, num_warm_up)
             for _ in range(num_steps):
                 begin_s = time.perf_counter()
@@ -101,7 +97,7 @@ class EngineSteps:
     def prefill_s(self, num_tokens: int) -> float:
         """From nothing to the first token of a prompt that no cache knows."""
         key = next(self._keys)
-        self._core.add(key, Prompt.of(self._tokens(num_tokens)), GREEDY, first_token_only=True)
+        self._core.add(key, Prompt.of(self._tokens(num_tokens)), _GREEDY, first_token_only=True)
         try:
             begin_s = time.perf_counter()
             while not any(output.has_left for output in self._core.step()):
@@ -117,7 +113,7 @@ class EngineSteps:
             self._next_outputs(batch)
 
     @contextmanager
-    def decoding(self, batch: int, context: int, params: DecodingParams = GREEDY) -> Iterator[None]:
+    def decoding(self, batch: int, context: int) -> Iterator[None]:
         """So many requests that came with the KV of `context` tokens and decode from then on."""
         keys = list(itertools.islice(self._keys, batch))
         try:
@@ -127,7 +123,7 @@ class EngineSteps:
                 reservation = self._core.reserve(key, prompt)
                 if reservation is None:
                     raise RequestFailed(f"the engine has no room for {batch} requests of {context} tokens")
-                self._core.add_reserved(reservation, prompt, [FirstToken(key, params, first_id)])
+                self._core.add_reserved(reservation, prompt, [FirstToken(key, _GREEDY, first_id)])
             yield
         finally:
             self._forget(keys)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -18,7 +17,7 @@ from typing import Any, cast
 
 from tqdm import tqdm
 
-from baton.bench.arguments import parse_settings, write_json
+from baton.bench.arguments import parse_settings, say, write_json
 from baton.bench.breakdown import summarise_breakdowns
 from baton.bench.client.driver import LoadPlan, LoadRun, client_runner, run_load
 from baton.bench.client.endpoint import PromptForm, RequestOptions
@@ -158,7 +157,3 @@ def main(arguments: Sequence[str]) -> int:
         write_json(path, as_json(result, settings.save_detailed), "--result-filename")
         say(f"result in {path}")
     return 0 if result.summary["completed"] else 1
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

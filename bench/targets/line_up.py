@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from baton.bench.arguments import parse_settings
+from baton.bench.arguments import parse_settings, say
 from baton.bench.documents import CompareDocument, MeasuredTarget, SweepDocument, begun, save
 from baton.bench.facts import Facts, collect_facts
-from baton.bench.serve.command import PACKAGES, run_serve_benchmark, say
+from baton.bench.serve.command import PACKAGES, run_serve_benchmark
 from baton.bench.serve.result import as_json
 from baton.bench.serve.settings import LoadSettings, ServeBenchSettings, without_secrets
 from baton.bench.serve.settings import check as check_serve

@@ -41,7 +41,6 @@ async def test_a_limit_holds_requests_back_and_the_delay_is_seen() -> None:
     for place, (earlier, later) in enumerate(pairwise(run.outcomes), 1):
         assert later.scheduled_s == run.begin_s + 0.01 * place
         assert later.sent_s >= earlier.closed_s
-    assert run.client.max_in_flight == 1
     assert run.client.num_late >= 3
 
 

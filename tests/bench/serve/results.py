@@ -13,10 +13,8 @@ from baton.bench.serve.result import RunResult
 
 CLIENT = ClientFigures(
     cpu_s=0.5,
-    wall_s=5.0,
     cpu_share=0.1,
     num_late=0,
-    max_in_flight=4,
 )
 
 
