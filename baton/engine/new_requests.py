@@ -21,8 +21,8 @@ from baton.wire.sampling import DecodingParams
 
 
 class NewRequests:
-    """See the module. Without `grammars` requests with a grammar are refused, and those with images without
-    `image_facts`."""
+    """Makes the requests of one model. Without `grammars` requests with a grammar are refused, and those with images
+    without `image_facts`."""
 
     def __init__(
         self, fingerprint: str, max_total_tokens: int, grammars: Grammars | None, image_facts: ImageFacts | None

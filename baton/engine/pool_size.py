@@ -62,7 +62,7 @@ class BlockSize(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DividedBlocks:
-    """See `BlockSize`: heads that several ranks have count for each of them."""
+    """Sizes of blocks that lie divided over ranks: heads that several ranks have count for each of them."""
 
     layout: KvLayout
     num_ranks: int
@@ -70,7 +70,7 @@ class DividedBlocks:
 
     @property
     def block_bytes(self) -> int:
-        """See `BlockSize.block_bytes`."""
+        """Bytes of a block, over all ranks."""
         shards = KvDivision(self.num_ranks, self.num_stages).shards
         return sum(own_layout(self.layout, shard).block_bytes for shard in shards)
 

@@ -55,11 +55,11 @@ class _NotLaunched:
     error: Exception
 
     def result(self) -> Mapping[RequestKey, SampledTokens]:
-        """See `RunningStep.result`."""
+        """Raises the error with which the launch failed."""
         raise self.error
 
     def rows_read(self) -> Mapping[RequestKey, RowsRead]:
-        """See `RunningStep.rows_read`."""
+        """Nothing: the step was never computed."""
         return {}
 
 

@@ -161,7 +161,7 @@ class AttentionSuite:
 
     @pytest.fixture
     def open_relay(self, choose: ChooseAttention, device: Device) -> OpenRelay:
-        """See `OpenRelay`."""
+        """Opens the relay that the suite runs the backend in."""
 
         def open_relay(**shape: Any) -> Relay:
             try:

@@ -35,7 +35,8 @@ class _Order(NamedTuple):
 
 
 class HostTier:
-    """See `KvStore`. `memory`: [slots, block_bytes], whose pages are there already."""
+    """A KV store in host memory, with the least recently used blocks given up first. `memory`: [slots, block_bytes],
+    whose pages are there already."""
 
     def __init__(self, memory: BlockBytes) -> None:
         self._memory = memory
@@ -50,11 +51,11 @@ class HostTier:
 
     @property
     def usage(self) -> float:
-        """See `KvStore.usage`."""
+        """How much of its room is taken, 0 to 1."""
         return len(self._slots) / len(self._memory)
 
     def lookup(self, hashes: Sequence[bytes]) -> int:
-        """See `KvStore.lookup`."""
+        """How many of these blocks it has, from the first on."""
         with self._lock:
             num_found = next((place for place, each in enumerate(hashes) if each not in self._slots), len(hashes))
             # the last first: of a prompt whose end is gone the beginning is of use, but not the other way round
@@ -63,7 +64,7 @@ class HostTier:
         return num_found
 
     def put(self, block: StoredBlock) -> None:
-        """See `KvStore.put`."""
+        """Copy a block in, in place of the one that was used longest ago."""
         with self._lock:
             if block.block_hash in self._slots or (number := self._slot_to_fill()) is None:
                 return
@@ -71,21 +72,21 @@ class HostTier:
             self._slots[block.block_hash] = _Slot(number, block.checksum)
 
     def load(self, hashes: Sequence[bytes], landing: Landing) -> None:
-        """See `KvStore.load`."""
+        """Have the thread hand over these blocks, one after another."""
         try:
             self._orders.put_nowait(_Order(hashes, landing))
         except queue.Full:
             landing.ended()
 
     def forget(self, block_hash: bytes) -> None:
-        """See `KvStore.forget`."""
+        """Drop a block."""
         with self._lock:
             slot = self._slots.pop(block_hash, None)
             if slot is not None:
                 self._free.append(slot.number)
 
     def close(self) -> None:
-        """See `KvStore.close`. Waits for the thread, which is in the middle of one block at most."""
+        """End the thread and drop everything. Waits for the thread, which is in the middle of one block at most."""
         self._is_closed = True
         while not self._orders.empty():
             self._end_next()

@@ -105,7 +105,7 @@ class Load:
         return self._has_ended
 
     def arrived(self, block: StoredBlock) -> bool:
-        """See `Landing.arrived`."""
+        """The store has the bytes of one more block of this load, in order."""
         with self._lock:
             block_id = self._block_ids.get(block.block_hash)
             if self._is_closed or self.damaged is not None:
@@ -119,7 +119,7 @@ class Load:
             return self.damaged is None
 
     def ended(self) -> None:
-        """See `Landing.ended`."""
+        """The store hands over nothing more for this load."""
         self._has_ended = True
 
     def close(self) -> int:
@@ -131,8 +131,8 @@ class Load:
 
 
 class KvOffload:
-    """See the module. `pool`: the bytes of the blocks, of `block_size` tokens each. All calls but `usage` come from the
-    engine's thread."""
+    """One engine's use of a KV store: what is saved, what is loaded, and how long a fault is remembered. `pool`: the
+    bytes of the blocks, of `block_size` tokens each. All calls but `usage` come from the engine's thread."""
 
     def __init__(
         self, store: KvStore, pool: PoolBytes, block_size: int, clock: Callable[[], float] = time.monotonic

@@ -48,8 +48,8 @@ class Landing(Protocol):
 
 
 class KvStore(Protocol):
-    """See the module. Its calls may come from several threads. Whatever a call raises counts as a fault of the store,
-    and it is left alone for a while."""
+    """Keeps the bytes of KV blocks by their hashes. Its calls may come from several threads. Whatever a call raises
+    counts as a fault of the store, and it is left alone for a while."""
 
     @property
     def usage(self) -> float:

@@ -55,12 +55,12 @@ class Executor(Protocol):
 
     @property
     def shard(self) -> Shard:
-        """See the class."""
+        """What of the model the rank in this process has."""
         ...
 
     @property
     def collectives(self) -> Collectives | None:
-        """See the class."""
+        """How this rank adds up with the others; None for the only one."""
         ...
 
     def loaded(self) -> None:

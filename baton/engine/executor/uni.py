@@ -16,43 +16,43 @@ from baton.wire.errors import InvalidSetting
 
 
 class UniExecutor:
-    """See `Executor`."""
+    """The executor of an engine with one rank, which is in this process."""
 
     shard = WHOLE
     collectives = None
 
     def loaded(self) -> None:
-        """See `Executor.loaded`: there are no others."""
+        """Nothing to wait for: there are no other ranks."""
 
     def fewest_blocks(self, measure: Callable[[], int]) -> int:
-        """See `Executor.fewest_blocks`."""
+        """The blocks that this rank measures: there are no others."""
         return measure()
 
     def share_memory(self, memory: KvMemory, stream: StreamShape | None) -> None:
-        """See `Executor.share_memory`: nobody else attends."""
+        """Nobody else attends to the pool."""
 
     def leading_runner(
         self, arguments: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
     ) -> None:
-        """See `Executor.leading_runner`: there is nobody to lead."""
+        """None: there is nobody to lead."""
 
     def take_transfer_ends(self) -> Mapping[Shard, tuple[socket.socket, socket.socket]]:
-        """See `Executor.take_transfer_ends`: there are no others."""
+        """Nothing: there are no other ranks."""
         return {}
 
     def ready(self) -> None:
-        """See `Executor.ready`."""
+        """Nothing to tell: there are no other ranks."""
 
     def watched(self, each_round: Callable[[], None]) -> Callable[[], None]:
-        """See `Executor.watched`."""
+        """`each_round` itself: there are no other ranks to watch."""
         return each_round
 
     def close(self) -> None:
-        """See `Executor.close`."""
+        """Nothing to end: there are no other ranks."""
 
 
 def open_uni(basis: Basis, num_threads: int) -> UniExecutor:
-    """See `OpenExecutor`. Raises `InvalidSetting` for settings of several ranks."""
+    """The executor of one rank. Raises `InvalidSetting` for settings of several ranks."""
     if basis.settings.num_ranks > 1:
         raise InvalidSetting(f"{basis.settings.num_ranks} ranks: this program computes with one")
     return UniExecutor()

@@ -48,17 +48,17 @@ ForwardPass: TypeAlias = Callable[[Tensor, Tensor], Stream]
 
 @dataclass(frozen=True, slots=True)
 class DecodedStream:
-    """See `Stream`. hidden: [T, E]."""
+    """The hidden states that a decoder has computed. hidden: [T, E]."""
 
     decoder: RunnableDecoder
     hidden: Tensor
 
     def rows(self) -> Tensor:
-        """See `Stream.rows`."""
+        """The hidden states [T, E] of all tokens."""
         return self.hidden
 
     def logits(self, due: DueRows) -> Tensor:
-        """See `Stream.logits`."""
+        """The logits [N, V] of these tokens."""
         return self.decoder.logits(self.hidden if due.index is None else self.hidden.index_select(0, due.index))
 
 
@@ -85,8 +85,8 @@ class Forward(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EagerForward:
-    """See `Forward`. token_ids, positions: [T] int64; sources as well, None when no token is pending. `readings`:
-    what the step reads of prompts."""
+    """A pass of which each operation is launched by itself. token_ids, positions: [T] int64; sources as well, None when
+    no token is pending. `readings`: what the step reads of prompts."""
 
     decoder: RunnableDecoder
     run: ForwardPass
@@ -97,7 +97,7 @@ class EagerForward:
     readings: StepReadings | None
 
     def compute(self, due: DueRows) -> Tensor | None:
-        """See `Forward.compute`."""
+        """Launch the pass, and what is read of its rows."""
         token_ids = self.token_ids
         if self.sources is not None:
             token_ids = fill_pending(token_ids, self.sources, self.sampled)

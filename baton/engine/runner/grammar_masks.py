@@ -42,7 +42,7 @@ class Masks:
 
 
 class RowMasks(NamedTuple):
-    """See `Masks`; on the host, where nothing of torch is needed. rows: [G], bits: [G * W]."""
+    """Masks of rows by grammars, on the host, where nothing of torch is needed. rows: [G], bits: [G * W]."""
 
     rows: Sequence[int]
     bits: array[int]
@@ -63,7 +63,7 @@ def row_masks(grammar_rows: Sequence[GrammarRow], vocab_size: int) -> RowMasks:
 
 
 def stack_masks(grammar_rows: Sequence[GrammarRow], vocab_size: int) -> Masks:
-    """See `row_masks`, on the host."""
+    """The masks of these rows, on the host."""
     rows, bits = row_masks(grammar_rows, vocab_size)
     are_first = rows[-1] == len(rows) - 1
     return Masks(len(rows), None if are_first else torch.tensor(rows), torch.frombuffer(bits, dtype=torch.uint8))

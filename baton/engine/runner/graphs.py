@@ -43,30 +43,30 @@ class NotedStaging:
         self._staging = staging
 
     def begin(self) -> None:
-        """See `Staging.begin`."""
+        """Begin at the front of the memory that the graph reads."""
         raise NotImplementedError("a plan does not begin a step")
 
     def put(self, values: Array, capacity: int = 0) -> Tensor:
-        """See `Staging.put`."""
+        """Place an array where the graph reads it."""
         view = self._staging.put(values, capacity)
         self.addresses.append(view.data_ptr())
         return view
 
     def upload(self) -> None:
-        """See `Staging.upload`."""
+        """Have the device see what was placed."""
         raise NotImplementedError("a plan does not upload")
 
 
 @dataclass(frozen=True, slots=True)
 class GraphForward:
-    """See `baton.engine.runner.forward.Forward`. output: what the graph writes, logits [S, V], or without a head the
+    """A pass that replays a recorded graph. output: what the graph writes, logits [S, V], or without a head the
     residual stream [S, E]."""
 
     graph: Graph
     output: Tensor
 
     def compute(self, due: DueRows) -> Tensor | None:
-        """See `Forward.compute`."""
+        """Launch the graph."""
         self.graph.replay()
         if due.count == 0:
             return None

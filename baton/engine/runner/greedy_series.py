@@ -27,17 +27,17 @@ from baton.wire.request_key import RequestKey
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """See `RunningStep`: one whose tokens are known."""
+    """A step whose tokens are known already."""
 
     keys: Sequence[RequestKey]
     tokens: Sequence[SampledToken | None]
 
     def result(self) -> Mapping[RequestKey, SampledTokens]:
-        """See `RunningStep.result`."""
+        """Its tokens, by request; nobody waits."""
         return tokens_by_key(self.keys, self.tokens)
 
     def rows_read(self) -> Mapping[RequestKey, RowsRead]:
-        """See `RunningStep.rows_read`: such a step has nothing of a prompt."""
+        """Nothing: such a step has nothing of a prompt."""
         return {}
 
 

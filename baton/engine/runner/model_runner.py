@@ -52,32 +52,32 @@ class SampledRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetchedRows:
-    """See `SampledRows`. `outputs`: what sampling by `plan` has returned."""
+    """Sampled rows that are on their way from the device. `outputs`: what sampling by `plan` has returned."""
 
     plan: SamplingPlan
     outputs: HostCopy
 
     def tokens(self) -> list[SampledToken | None]:
-        """See `SampledRows.tokens`."""
+        """Wait for the rows; a token for each of them."""
         arrays = self.outputs.wait()
         return self.plan.tokens(arrays) if arrays else []
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """See `RunningStep`. `keys` are the requests of the sampled rows, one row after another. `read`: what the step
-    reads of prompts, and a copy of that."""
+    """A step that the device computes. `keys` are the requests of the sampled rows, one row after another. `read`: what
+    the step reads of prompts, and a copy of that."""
 
     keys: Sequence[RequestKey]
     rows: SampledRows
     read: tuple[StepReadings, HostCopy] | None = None
 
     def result(self) -> Mapping[RequestKey, SampledTokens]:
-        """See `RunningStep.result`."""
+        """Wait for the step; its tokens, by request."""
         return tokens_by_key(self.keys, self.rows.tokens())
 
     def rows_read(self) -> Mapping[RequestKey, RowsRead]:
-        """See `RunningStep.rows_read`."""
+        """What was read of its rows, by request. Only after `result`."""
         if self.read is None:
             return {}
         readings, outputs = self.read
@@ -189,7 +189,8 @@ class ModelRunner:
         self._sampled_rows = {}
 
     def launch(self, step: Step, layer_stored: LayerStored | None = None) -> RunningStep:
-        """See `Runner.launch`. Raises `TokenUnknown` for a pending token that the last step does not sample."""
+        """Launch a step, up to the sampling of its tokens. Raises `TokenUnknown` for a pending token that the last step
+        does not sample."""
         if self._greedy is not None:
             if layer_stored is None and (computed := self._greedy.launch(step)) is not None:
                 return computed

@@ -16,13 +16,13 @@ from baton.wire.request_key import RequestKey
 
 @dataclass(frozen=True, slots=True)
 class PlainRows:
-    """See `SampledRows`. token_ids, is_number: [N]."""
+    """Rows that are sampled already, and of which only the token is wanted. token_ids, is_number: [N]."""
 
     token_ids: Sequence[int]
     is_number: Sequence[int]
 
     def tokens(self) -> list[SampledToken | None]:
-        """See `SampledRows.tokens`."""
+        """A token for each row; None where the model computed no number."""
         return plain_tokens(self.token_ids, self.is_number)
 
 

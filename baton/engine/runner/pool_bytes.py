@@ -25,12 +25,12 @@ class HostPoolBytes:
         self._blocks = blocks
 
     def read(self, block_id: int) -> BlockBytes:
-        """See `PoolBytes.read`: the pool's own memory."""
+        """The bytes of a block, in the pool's own memory."""
         block: BlockBytes = self._blocks[block_id]
         return block
 
     def write(self, block_id: int, content: BlockBytes) -> BlockBytes:
-        """See `PoolBytes.write`."""
+        """Overwrite a block with these bytes."""
         self._blocks[block_id] = content
         return self.read(block_id)
 
@@ -46,13 +46,13 @@ class DevicePoolBytes:
         self._lock = threading.Lock()
 
     def read(self, block_id: int) -> BlockBytes:
-        """See `PoolBytes.read`."""
+        """The bytes of a block, fetched from the device."""
         with self._lock:
             self._copy(torch.from_numpy(self._pinned), self._blocks[block_id])
             return self._pinned.copy()
 
     def write(self, block_id: int, content: BlockBytes) -> BlockBytes:
-        """See `PoolBytes.write`: what was sent."""
+        """Send these bytes into a block on the device."""
         sent = content.copy()
         with self._lock:
             np.copyto(self._pinned, sent)

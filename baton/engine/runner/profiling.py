@@ -32,23 +32,24 @@ _HARDEST = DecodingParams(top_p=0.9, min_p=0.01, seed=0, logprobs=MAX_TOP_LOGPRO
 
 
 class _AnyToken:
-    """See `MaskSource`: a grammar that allows whatever comes first in the vocabulary."""
+    """A grammar that allows whatever comes first in the vocabulary."""
 
     def accepts(self, token_id: int) -> bool:
-        """See `MaskSource.accepts`."""
+        """Always false: the row is to be drawn again."""
         return False
 
     def mask(self) -> bytes:
-        """See `MaskSource.mask`."""
+        """Allows the first tokens of the vocabulary."""
         return b"\xff"
 
     def fail(self, reason: str) -> None:
-        """See `MaskSource.fail`."""
+        """Never called."""
 
 
 @dataclass(frozen=True, slots=True)
 class _HardestRequest:
-    """See `SampledRequest`. Its row is masked and sorted, and the model's own distribution is stored beside it."""
+    """The request whose row takes the most memory to sample. Its row is masked and sorted, and the model's own
+    distribution is stored beside it."""
 
     key: RequestKey = _KEY
     token_ids: Sequence[int] = (0,)
@@ -59,25 +60,25 @@ class _HardestRequest:
 
 
 class StorelessAttention:
-    """See `Attention`: stores nothing, attends to nothing, returns zeros of the right shape."""
+    """Attention that stores nothing, attends to nothing, and returns zeros of the right shape."""
 
     pieces: Sequence[StatePiece] = ()
     """See `KeepsStates.pieces`."""
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See `Attention.run`."""
+        """Zeros [T, heads, head_dim]."""
         return torch.zeros(q.shape, dtype=q.dtype, device=q.device)
 
     def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
-        """See `KeepsStates.recent`."""
+        """Zeros in place of the inputs before these tokens."""
         return torch.zeros(len(x), 1 + num_before, x.shape[1], dtype=x.dtype, device=x.device)
 
     def carried(self, layer: int, num_before: int) -> Tensor:
-        """See `KeepsStates.carried`."""
+        """Nothing in place of the states before these tokens."""
         return torch.empty(0)
 
     def stored(self) -> None:
-        """See `KeepsStates.stored`."""
+        """Stores nothing."""
 
 
 @torch.inference_mode()

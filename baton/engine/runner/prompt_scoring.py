@@ -25,30 +25,31 @@ from baton.wire.sampling import MAX_TOP_LOGPROBS
 
 @dataclass(frozen=True, slots=True)
 class PromptScoring(KindOfReading):
-    """See `Reading`. `num_top`: alternatives to report beside each token."""
+    """The reading that asks for log probabilities of a prompt. `num_top`: alternatives to report beside each token."""
 
     num_top: int
     needs_logits: ClassVar[bool] = True
 
     @property
     def with_tokens(self) -> bool:
-        """See `Reading.with_tokens`."""
+        """True: tokens are wanted too."""
         return True
 
     def rows(self, num_prompt_tokens: int) -> range:
-        """See `Reading.rows`: the last row tells of no token of the prompt."""
+        """All rows of the prompt but the last one, which tells of no token of it."""
         return range(num_prompt_tokens - 1)
 
     @classmethod
     def staged(cls, spans: Sequence[PlacedSpan], rows: Tensor, staging: Staging) -> StagedScoring:
-        """See `KindOfReading.staged`."""
+        """What the device needs to score these spans, in staging memory."""
         targets = staging.put(np.concatenate([_targets(placed) for placed in spans]))
         wanted = [(span.num_rows, span.reading.num_top) for span, _, _ in spans if isinstance(span.reading, cls)]
         return StagedScoring(wanted, rows, targets)
 
 
 class StagedScoring:
-    """See `StagedReading`. `wanted`: of each span the number of rows, and of alternatives. rows, targets: [S]."""
+    """Log probabilities of prompts that one step computes. `wanted`: of each span the number of rows, and of
+    alternatives. rows, targets: [S]."""
 
     def __init__(self, wanted: Sequence[tuple[int, int]], rows: Tensor, targets: Tensor) -> None:
         self.outputs: tuple[Tensor, ...] = ()
@@ -58,7 +59,7 @@ class StagedScoring:
         self._targets = targets
 
     def compute(self, decoder: RunnableDecoder, hidden: Tensor) -> None:
-        """See `StagedReading.compute`."""
+        """Launch the scoring, piece by piece."""
         with_top = any(num_top for _, num_top in self._wanted)
         pieces = []
         for piece in row_pieces(len(self._rows), decoder.config.vocab_size):
@@ -67,7 +68,7 @@ class StagedScoring:
         self.outputs = pieces[0] if len(pieces) == 1 else tuple(map(torch.cat, zip(*pieces, strict=True)))
 
     def values(self, arrays: Sequence[Array]) -> Iterator[tuple[bytes, bool]]:
-        """See `StagedReading.values`."""
+        """For each span its rows as bytes, and whether all are numbers."""
         begin = 0
         for num_rows, num_top in self._wanted:
             yield _packed(num_top, [array[begin : begin + num_rows] for array in arrays])
@@ -80,7 +81,8 @@ def _targets(placed: PlacedSpan) -> Array:
 
 
 def _score(logits: Tensor, targets: Tensor, with_top: bool) -> tuple[Tensor, ...]:
-    """See `StagedScoring.outputs`, of one piece. All rows get the largest number of alternatives, as in the sampler."""
+    """Log probabilities of one piece of the rows. All rows get the largest number of alternatives, as in the
+    sampler."""
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs.gather(1, targets.unsqueeze(1))
     ranks = (logprobs > chosen).sum(dim=-1).add_(1)

@@ -56,18 +56,18 @@ class StagedReading(Protocol):
 
 
 class KindOfReading(ABC):
-    """See `Reading`. A kind is a frozen dataclass of this base."""
+    """A reading with its device code. A kind is a frozen dataclass of this base."""
 
     needs_logits: ClassVar[bool] = False
 
     @property
     @abstractmethod
     def with_tokens(self) -> bool:
-        """See `Reading.with_tokens`."""
+        """Whether tokens are wanted too."""
 
     @abstractmethod
     def rows(self, num_prompt_tokens: int) -> range:
-        """See `Reading.rows`."""
+        """Which rows of a prompt are read."""
 
     @classmethod
     @abstractmethod
@@ -88,7 +88,7 @@ class StepReadings:
         ]
 
     def compute(self, decoder: RunnableDecoder, hidden: Tensor) -> None:
-        """See `StagedReading.compute`."""
+        """Launch what is read, kind by kind."""
         for _, staged in self._kinds:
             staged.compute(decoder, hidden)
             self.outputs += staged.outputs

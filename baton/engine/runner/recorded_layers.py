@@ -70,7 +70,7 @@ class RecordedLayers:
         self._rows, self._delta = FirstRows(self.residual), FirstRows(self.recording.output)
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> RecordedStream:
-        """See `ForwardPass`."""
+        """Replay the layers over these tokens."""
         num_tokens = token_ids.shape[0]
         if num_tokens > self._rows.capacity:
             raise RuntimeError(f"a step of {num_tokens} tokens; there is room for {self._rows.capacity}")
@@ -183,8 +183,8 @@ class RecordedHead:
 
 @dataclass(slots=True)
 class RecordedStream:
-    """See `Stream`. residual: [T, E]; delta: what the last layer adds to it, until it `is_complete`. `head`: computes
-    logits of an incomplete one; None: the decoder does, of a complete one."""
+    """The hidden states that recorded layers have computed. residual: [T, E]; delta: what the last layer adds to it,
+    until it `is_complete`. `head`: computes logits of an incomplete one; None: the decoder does, of a complete one."""
 
     decoder: Decoder
     head: RecordedHead | None
@@ -193,14 +193,14 @@ class RecordedStream:
     is_complete: bool = False
 
     def rows(self) -> Tensor:
-        """See `Stream.rows`."""
+        """The hidden states [T, E] of all tokens."""
         if not self.is_complete:
             self.residual.add_(self.delta)
             self.is_complete = True
         return self.residual
 
     def logits(self, due: DueRows) -> Tensor:
-        """See `Stream.logits`."""
+        """The logits [N, V] of these tokens."""
         if self.head is not None and not self.is_complete:
             return self.head.logits(due)
         return DecodedStream(self.decoder, self.rows()).logits(due)

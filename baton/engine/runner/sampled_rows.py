@@ -19,15 +19,15 @@ class MaskSource(Protocol):
     """The part of `baton.engine.scheduler.request.Matcher` that sampling needs."""
 
     def accepts(self, token_id: int) -> bool:
-        """See `Matcher.accepts`."""
+        """Whether the grammar allows this token next."""
         ...
 
     def mask(self) -> bytes | None:
-        """See `Matcher.mask`."""
+        """The tokens that the grammar allows next, a bit each."""
         ...
 
     def fail(self, reason: str) -> None:
-        """See `Matcher.fail`."""
+        """Note that no allowed token can be sampled."""
         ...
 
 

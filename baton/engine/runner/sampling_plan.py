@@ -252,7 +252,7 @@ def _plan_of_largest(num_rows: int) -> SamplingPlan:
 def _wide_rows(
     sampled: Sequence[SampledRow], reports: Sequence[tuple[int, int]], kinds: Sequence[_Changes]
 ) -> list[int]:
-    """See `SamplingPlan`, in their order."""
+    """The rows that need their logits changed or reported, ascending."""
     rows = {row.row for row in sampled if row.width}
     rows.update(row for row, _ in reports)
     for changes in kinds:

@@ -16,7 +16,8 @@ _WIDTH = array("I").itemsize
 
 
 class NgramProposer:
-    """See `Proposer`. Looks for the last `longest` tokens, then for fewer, down to `shortest`."""
+    """Proposes what followed the last tokens when they stood in the text before. Looks for the last `longest` tokens,
+    then for fewer, down to `shortest`."""
 
     def __init__(self, num_tokens: int, shortest: int, longest: int) -> None:
         """`num_tokens`: that are proposed at most."""
@@ -24,11 +25,11 @@ class NgramProposer:
         self._lengths = range(longest, shortest - 1, -1)
 
     def follows(self, request: Request) -> bool:
-        """See `Proposer`. Any text may repeat itself."""
+        """Always true. Any text may repeat itself."""
         return True
 
     def propose(self, request: Request, max_tokens: int) -> Sequence[int]:
-        """See `Proposer`. Of several places the last one counts."""
+        """What followed the same tokens earlier. Of several places the last one counts."""
         token_ids = request.token_ids[-_LAST:]
         packed = array("I", token_ids).tobytes()
         for length in self._lengths:
@@ -38,7 +39,7 @@ class NgramProposer:
         return ()
 
     def verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """See `Proposer`."""
+        """Nothing is learnt from it."""
 
 
 def _behind_last(packed: bytes, length: int) -> int:

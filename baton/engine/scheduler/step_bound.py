@@ -41,8 +41,8 @@ _NO_BOUND = 2**31
 
 
 class StepBound:
-    """See the module. `tpot_s`, `ttft_s`: the goals of requests without goals of their own; 0 for `ttft_s`: none.
-    `clock`: seconds."""
+    """Bounds what prompts take of a step. `tpot_s`, `ttft_s`: the goals of requests without goals of their own; 0 for
+    `ttft_s`: none. `clock`: seconds."""
 
     def __init__(
         self, costs: StepCosts, tpot_s: float, ttft_s: float = 0.0, clock: Callable[[], float] = time.perf_counter

@@ -64,8 +64,9 @@ def work_of(step: Step) -> StepWork:
 
 
 class StepCosts:
-    """See the module. Steps end in the order in which they were launched; one that is launched while another is
-    computed begins when that one ends. `pair_in_tokens`: what a pair is expected to cost, in tokens."""
+    """Learns what steps cost, from the steps themselves. Steps end in the order in which they were launched; one that
+    is launched while another is computed begins when that one ends. `pair_in_tokens`: what a pair is expected to cost,
+    in tokens."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, pair_in_tokens: float = USUAL_PAIR) -> None:
         self.cost: StepCost | None = None

@@ -95,7 +95,7 @@ class StepSeries:
         return True
 
     def advance(self) -> None:
-        """See `Scheduler.advance`, of the newest step."""
+        """Record that the newest step of the series was launched."""
         for request in self._requests:
             request.num_computed_tokens += 1
             request.num_steps_in_flight += 1
@@ -103,7 +103,7 @@ class StepSeries:
             request.token_ids.append(PENDING_TOKEN)
 
     def apply(self, sampled: Mapping[RequestKey, SampledTokens]) -> list[RequestOutput] | None:
-        """See `Scheduler.apply`, of the newest step, when nothing else is in flight. None where a request may end, and
+        """Record what the newest step has sampled, when nothing else is in flight. None where a request may end, and
         where a grammar may, or forces a token: then the series is over."""
         self.is_applied = True
         keys, number = self._keys, self._number

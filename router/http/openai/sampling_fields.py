@@ -30,7 +30,7 @@ SAMPLING: Mapping[str, str] = {
 
 
 class SamplingFields(BaseModel):
-    """See the module."""
+    """The fields with which clients say how tokens are sampled."""
 
     temperature: float = 1.0
     top_p: float = 1.0

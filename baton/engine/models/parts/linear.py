@@ -108,8 +108,8 @@ class Linear:
         return out
 
     def adapt(self, digest: bytes, changes: Mapping[str, LowRank]) -> None:
-        """See `Adaptable`. A fused product has all ranks beside each other, and zeros where a rank is another matrix's.
-        After `pack`."""
+        """Take the low-rank changes of the adapters for these matrices. A fused product has all ranks beside each
+        other, and zeros where a rank is another matrix's. After `pack`."""
         a = torch.cat([change.a for change in changes.values()])
         b = torch.cat([self._spread(name, change.b) for name, change in changes.items()], dim=1)
         if self._row_order is not None:
@@ -143,14 +143,14 @@ class Linear:
         return self._weight
 
     def parameters(self) -> Iterator[Parameter]:
-        """See `Part.parameters`."""
+        """What loading fills: the weight, and the bias if there is one."""
         for unread in self._unread:
             yield from unread.parameters()
         if self._bias is not None:
             yield self._bias
 
     def pack(self) -> None:
-        """See `Part.pack`."""
+        """Bring the weight into the layout of these operations."""
         loaded: list[LoadedWeight] = [unread.loaded() for unread in self._unread]
         self._unread = ()
         if self._row_order is not None:
