@@ -111,6 +111,19 @@ class Quiet:
         return lambda *args, **kwargs: None
 
 
+@dataclass
+class Noting(Quiet):
+    """A router that notes what it is told."""
+
+    told: list[str]
+
+    def send_read(self, key: RequestKey, read: RowsRead) -> None:
+        self.told.append("read")
+
+    def send_tokens(self, events: Sequence[TokenEvent]) -> None:
+        self.told.append("tokens")
+
+
 class Asking(Quiet):
     """A router that asks for `requests` in the first round, and hears that this node leaves in the second one. `said`:
     what it was told."""
@@ -162,6 +175,7 @@ class Rig:
     waits_ms: list[int] = field(default_factory=list)
     cores: LentCores = field(default_factory=lambda: LentCores(None))
     now_s: float = 0.0
+    told: list[str] = field(default_factory=list)
 
     def run(self, num_rounds: int, at: Mapping[int, Callable[[], object]] | None = None) -> None:
         """`at`: what to do before a round, by its number from 0."""
@@ -169,7 +183,7 @@ class Rig:
         loop = EngineLoop(
             self.core,
             cast(Leg, self.leg),
-            cast(RouterLinks, quiet),
+            cast(RouterLinks, Noting(self.told)),
             cast(HeartbeatThread, quiet),
             cast(Stopper, quiet),
             clock=lambda: self.now_s,
@@ -324,8 +338,11 @@ def test_a_lost_device_ends_the_loop_with_its_message(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("is_valid", [True, False])
-def test_a_prompt_without_log_probabilities_fails_its_request(rig: Rig, is_valid: bool) -> None:
+def test_what_was_read_is_told_before_the_tokens_and_fails_its_request_if_it_is_no_number(
+    rig: Rig, is_valid: bool
+) -> None:
     rig.runner.read_is_valid = is_valid
     rig.core.add(KEY, Prompt.of([1, 2, 3]), DecodingParams(max_tokens=1, prompt_logprobs=0))
     rig.run(3)
     assert ("fail" in rig.leg.heard) is not is_valid
+    assert rig.told == (["read", "tokens"] if is_valid else ["tokens"])

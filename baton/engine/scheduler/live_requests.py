@@ -172,9 +172,8 @@ class LiveRequests:
         for request in sorted(self.running.values(), key=_ARRIVAL):
             if request.num_pending_tokens and request.awaits_last_token:
                 continue
-            num_uncomputed = len(request.token_ids) - request.num_computed_tokens
-            if num_uncomputed:  # none: no token is wanted of it, and its last step is in flight
-                (decoding if num_uncomputed == 1 else prompts).append(request)
+            is_decoding = len(request.token_ids) - request.num_computed_tokens == 1
+            (decoding if is_decoding else prompts).append(request)
         prompts.sort(key=TURN)
         if num_stages > 1:
             at_most = -(-len(decoding) // num_stages)
