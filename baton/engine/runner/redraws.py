@@ -26,8 +26,9 @@ from torch import Tensor
 from baton.device.base import Staging
 from baton.device.host import HostStaging
 from baton.engine.runner.grammar_masks import Masks, stack_masks
+from baton.engine.runner.logit_changes import StagingRoom
 from baton.engine.runner.sampled_rows import GrammarRow
-from baton.engine.runner.sampling_plan import MASK_BYTES, SampleGroup, StagingRoom, stage_rows
+from baton.engine.runner.sampling_plan import MASK_BYTES, SampleGroup, stage_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
+from baton.wire.prompt import Prompt
+from baton.wire.request_key import RequestKey
+from baton.wire.sampling import DecodingParams
+
 _NOISE_KEY = struct.Struct("<qqq")
 _NOISE = struct.Struct("<d")
 
@@ -82,3 +86,42 @@ def noise_after(noise: float) -> float:
 
 def _noise_of(key: bytes) -> float:
     return (int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 11) / 2**53
+
+
+class SampledRequest(Protocol):
+    """The fields of a request that sampling reads; `ScheduledRequest` has them."""
+
+    @property
+    def key(self) -> RequestKey:
+        """For errors."""
+        ...
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The prompt and everything generated."""
+        ...
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt; what comes behind it is output."""
+        ...
+
+    @property
+    def params(self) -> DecodingParams:
+        """The parameters by which the next token is sampled."""
+        ...
+
+    @property
+    def matcher(self) -> MaskSource | None:
+        """What knows which tokens the grammar of the request allows next; None without a grammar."""
+        ...
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether `params` are known to ask for the largest logit alone."""
+        ...
+
+
+def position_of(request: SampledRequest) -> int:
+    """Output index of the token to sample. A token that is still being sampled counts."""
+    return len(request.token_ids) - len(request.prompt.token_ids)  # for each row of a step: no property

@@ -34,14 +34,13 @@ from torch import Tensor
 from baton.device.base import Array, Staging
 from baton.engine.native.library import Kernels
 from baton.engine.runner.grammar_masks import Masks, apply_masks, are_allowed, row_masks
+from baton.engine.runner.logit_changes import LARGEST_LOGIT
 from baton.engine.runner.native_sampling import PlainSampling, argmax, draw
 from baton.engine.runner.plain_rows import PlainRows
 from baton.engine.runner.redraws import Redraw, redraw_of, refused_rows
-from baton.engine.runner.sampled_rows import GrammarRow
+from baton.engine.runner.sampled_rows import GrammarRow, SampledRequest
 from baton.engine.runner.sampling_plan import (
     NARROW_WIDTH,
-    Changes,
-    SampledRequest,
     SampleGroup,
     SamplingPlan,
     plan_sampling,
@@ -49,7 +48,6 @@ from baton.engine.runner.sampling_plan import (
 from baton.wire.sampling import MAX_TOP_LOGPROBS
 
 _Values: TypeAlias = "Array | list[int]"
-_LARGEST_LOGIT = torch.finfo(torch.float32).max
 _HOST_PASS_ELEMENTS = 1 << 16
 _DEVICE_PASS_ELEMENTS = 1 << 24
 _LOW_32_BITS = 2**32 - 1
@@ -86,7 +84,8 @@ class Sampler:
         is_wide = logits.dtype == torch.float32 or not plan.wide_rows
         wide = logits if is_wide else _widened(logits, plan.wide_rows)
         original = _log_probabilities(plan, wide) if plan.reports else None
-        _change(plan, wide)
+        if plan.changes is not None:
+            plan.changes.apply(wide)
         token_ids, is_valid = self._draw(logits, wide, plan.wide_rows, plan.groups)
         if redraw is not None:
             token_ids, is_valid = self._decide(plan, redraw, logits, wide, token_ids)
@@ -213,48 +212,6 @@ def _report(plan: SamplingPlan, original: Tensor, token_ids: Tensor) -> list[Ten
     return outputs
 
 
-def _change(plan: SamplingPlan, logits: Tensor) -> None:
-    """Bias, penalties, withheld and allowed tokens, in place, each kind for all rows at once."""
-    flat = logits.view(-1)
-    if plan.bias is not None:
-        _add(plan.bias, flat)
-    if plan.repetition is not None:
-        places, penalties = _on_device(plan.repetition, flat)
-        values = flat.index_select(0, places)
-        flat.index_copy_(0, places, torch.where(values > 0, values / penalties, values * penalties))
-    if plan.presence is not None:
-        _add(plan.presence, flat)
-    if plan.withheld is not None:
-        places, _ = _on_device(plan.withheld, flat)
-        values = flat.index_select(0, places)
-        # NaN stays NaN: its row must not be taken for a valid one. Not -inf: where all allowed tokens are withheld, one
-        # of them is sampled
-        flat.index_copy_(0, places, values.masked_fill_(values.isnan().logical_not_(), -_LARGEST_LOGIT))
-    if plan.allowed is not None:
-        _allow_only(plan.allowed, logits)
-
-
-def _allow_only(allowed: Changes, logits: Tensor) -> None:
-    """Rule out all tokens of some rows but those at the places of `allowed`, whose values are the rows."""
-    flat = logits.view(-1)
-    places, rows = _on_device(allowed, flat)
-    rows = rows.to(torch.int64)
-    stays = flat.index_select(0, places)
-    others = logits.index_select(0, rows)
-    logits.index_copy_(0, rows, others.masked_fill_(others.isnan().logical_not_(), -torch.inf))
-    flat.index_copy_(0, places, stays)
-
-
-def _add(changes: Changes, flat: Tensor) -> None:
-    places, values = _on_device(changes, flat)
-    flat.index_add_(0, places, values)
-
-
-def _on_device(changes: Changes, flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Places and values beside the logits; a copy only for those that found no room in the staging memory."""
-    return changes.places.to(flat.device), changes.values.to(flat.device)
-
-
 def _sample_group(group: SampleGroup, logits: Tensor, largest: Tensor, token_ids: Tensor) -> None:
     """Sample for the rows of `group`, pass by pass, into `token_ids` [N]. largest: [N], the largest logits."""
     num_rows = group.rows.shape[0]
@@ -267,7 +224,7 @@ def _sample_group(group: SampleGroup, logits: Tensor, largest: Tensor, token_ids
             values = logits[group.first_row + first : group.first_row + last]
         else:
             values = logits.index_select(0, rows)
-        best = largest.index_select(0, rows).to(torch.float64).clamp_(max=_LARGEST_LOGIT).unsqueeze(1)
+        best = largest.index_select(0, rows).to(torch.float64).clamp_(max=LARGEST_LOGIT).unsqueeze(1)
         parameters = group.parameters[:, first:last].unsqueeze(2)
         if group.width == 0:
             sampled = _sample_unordered(values, best, parameters, group.has_min_p)
@@ -312,14 +269,14 @@ def _sample_ordered(group: SampleGroup, values: Tensor, best: Tensor, parameters
 def _weights(values: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
     """Probabilities up to a factor, [R, K] float64, 1 for the most likely token. best, temperature: [R, 1]."""
     # the largest becomes 0 before the division: the smallest temperature and an overflowed penalty give no inf - inf
-    finite = values.to(torch.float64).clamp_(max=_LARGEST_LOGIT)
+    finite = values.to(torch.float64).clamp_(max=LARGEST_LOGIT)
     return finite.sub_(best).div_(temperature).exp_()
 
 
 def _best_tokens(values: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The `width` largest of each row [R, V] float32 with their ids, largest first, equal ones by id."""
     # + 0.0 turns -0.0 into 0.0, which it equals
-    finite = values.clamp(max=_LARGEST_LOGIT).add_(0.0)
+    finite = values.clamp(max=LARGEST_LOGIT).add_(0.0)
     if width > NARROW_WIDTH:
         ordered, ids = torch.sort(finite, dim=-1, descending=True, stable=True)
         return ordered[:, :width], ids[:, :width]

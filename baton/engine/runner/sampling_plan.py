@@ -1,6 +1,6 @@
 """The plan of a step's sampling, made on the host and staged before the forward pass.
 
-Owns the translation from requests to arrays: which single logits change, which operations sample which rows, each row's
+Owns the translation from requests to arrays: which operations sample which rows, each row's
 parameters and noise; and, back, from fetched arrays to tokens. Has no state. `baton.engine.runner.sampler` computes.
 
 Arrays with a few values a row come first in the staging memory and have a fixed room there: what is staged after them
@@ -16,26 +16,27 @@ Letters: N rows (requests that sample in this step), R rows of one group, C chan
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from baton.device.base import Array, Staging
 from baton.device.staging import staged_bytes
+from baton.engine.runner.logit_changes import ChangeCollector, LogitChanges, StagingRoom
 from baton.engine.runner.plain_rows import plain_tokens
-from baton.engine.runner.sampled_rows import GrammarRow, MaskSource, SampledRow, uniform_noise
-from baton.engine.scheduler.request import PENDING_TOKEN
+from baton.engine.runner.sampled_rows import (
+    GrammarRow,
+    MaskSource,
+    SampledRequest,
+    SampledRow,
+    position_of,
+    uniform_noise,
+)
 from baton.engine.scheduler.step import SampledToken
 from baton.wire.messages import TokenLogprobs
-from baton.wire.prompt import Prompt
-from baton.wire.request_key import RequestKey
-from baton.wire.sampling import DecodingParams
 
 CHANGE_BYTES = 4 * 2**20
 """Room in staging memory for the changed logits of a step, some 350,000 of them."""
@@ -45,55 +46,6 @@ NARROW_WIDTH = 1024
 """A row that needs at most this number of its best tokens in order is not sorted."""
 
 _NO_INTEGERS, _NO_NUMBERS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float64)
-
-
-class SampledRequest(Protocol):
-    """The fields of a request that sampling reads; `ScheduledRequest` has them."""
-
-    @property
-    def key(self) -> RequestKey:
-        """For errors."""
-        ...
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """The prompt and everything generated."""
-        ...
-
-    @property
-    def prompt(self) -> Prompt:
-        """The prompt; what comes behind it is output."""
-        ...
-
-    @property
-    def params(self) -> DecodingParams:
-        """The parameters by which the next token is sampled."""
-        ...
-
-    @property
-    def matcher(self) -> MaskSource | None:
-        """What knows which tokens the grammar of the request allows next; None without a grammar."""
-        ...
-
-    @property
-    def takes_largest(self) -> bool:
-        """Whether `params` are known to ask for the largest logit alone."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Single logits that change. places: [C] int64 in the flattened logits; values: [C] float32, or none.
-
-    They lie on the device once they are staged, or on the host where they found no room in the staging memory.
-    """
-
-    places: Tensor
-    values: Tensor
-
-    def staged(self, room: StagingRoom) -> Changes:
-        """The same on the device, where there is room."""
-        return Changes(room.put(self.places), room.put(self.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +70,7 @@ class SampleGroup:
 class SamplingPlan:
     """One step's sampling. Tensors are staged: valid in stream order from the upload to the next step's staging.
 
-    `withheld`: tokens that are sampled only when nothing else is left. `allowed`: the tokens of some rows beside which
-    no other is sampled; its values are the numbers of those rows. `grammar_rows`: those whose tokens a grammar has to
+    `changes`: of logits, None: there are none. `grammar_rows`: those whose tokens a grammar has to
     accept; `groups` have those of them that are tried.
     reported_rows: [rows with logprobs] int64, None when all rows have them. `wide_rows`: those that need more than the
     largest of their masked logits, or one that is drawn from all of them. `drawn`: where kernels sample and no row is
@@ -129,11 +80,7 @@ class SamplingPlan:
     num_rows: int
     wide_rows: Sequence[int]
     drawn: tuple[SampledRow, ...]
-    bias: Changes | None
-    repetition: Changes | None
-    presence: Changes | None
-    withheld: Changes | None
-    allowed: Changes | None
+    changes: LogitChanges | None
     grammar_rows: tuple[GrammarRow, ...]
     groups: tuple[SampleGroup, ...]
     reported_rows: Tensor | None
@@ -142,12 +89,9 @@ class SamplingPlan:
 
     def stage_changes(self, staging: Staging) -> SamplingPlan:
         """This plan with its changed logits staged."""
-        kinds = (self.bias, self.repetition, self.presence, self.withheld, self.allowed)
-        if kinds == (None,) * 5:
+        if self.changes is None:
             return self
-        room = StagingRoom(staging, CHANGE_BYTES)
-        bias, repetition, presence, withheld, allowed = (kind and kind.staged(room) for kind in kinds)
-        return replace(self, bias=bias, repetition=repetition, presence=presence, withheld=withheld, allowed=allowed)
+        return replace(self, changes=self.changes.staged(StagingRoom(staging, CHANGE_BYTES)))
 
     @property
     def reports_top(self) -> bool:
@@ -195,7 +139,7 @@ def plan_sampling(
     if not others:
         stage_rows((), (), staging, max_num_rows)
         return _plan_of_largest(len(requests))
-    kinds = bias, repetition, presence, withheld, allowed = tuple(_Changes(vocab_size) for _ in range(5))
+    changes = ChangeCollector(vocab_size, eos_token_ids)
     sampled: list[SampledRow] = []
     grammar_rows: list[GrammarRow] = []
     untried: set[int] = set()
@@ -204,19 +148,10 @@ def plan_sampling(
         params = request.params
         if params.logprobs is not None:
             reports.append((row, params.logprobs))
-        if params.logit_bias_ids:
-            bias.add(row, params.logit_bias_ids, params.logit_bias_values)
-        if params.needs_history:
-            _penalise(row, request, repetition, presence)
-            _withhold_bad_words(row, request, withheld)
-        if params.allowed_token_ids:
-            allowed.add(row, params.allowed_token_ids, (row,))
-        if params.min_tokens and _position(request) < params.min_tokens:
-            ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
-            withheld.add(row, ends, ())
+        changes.add(row, request)
         drawn = _sampled_row(row, request, vocab_size) if params.temperature != 0.0 else None
         if request.matcher is not None:
-            in_grammar = _grammar_row(row, request, request.matcher, drawn, eos_token_ids, withheld)
+            in_grammar = _grammar_row(row, request, request.matcher, drawn, eos_token_ids, changes)
             grammar_rows.append(in_grammar)
             if not in_grammar.is_tried:
                 untried.add(row)
@@ -224,18 +159,14 @@ def plan_sampling(
             sampled.append(drawn)
     reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []  # all rows need no names
     first = [each for each in sampled if each.row not in untried] if untried else sampled
-    wide_rows = _wide_rows(sampled, reports, kinds)
+    wide_rows = _wide_rows(sampled, reports, changes)
     is_plain = is_native and not wide_rows
     groups, reported = stage_rows(() if is_plain else first, reported_rows, staging, max_num_rows)
     return SamplingPlan(
         num_rows=len(requests),
         wide_rows=wide_rows,
         drawn=tuple(first) if is_plain else (),
-        bias=bias.joined(),
-        repetition=repetition.joined(),
-        presence=presence.joined(),
-        withheld=withheld.joined(),
-        allowed=allowed.joined(),
+        changes=changes.joined(),
         grammar_rows=tuple(grammar_rows),
         groups=groups,
         reported_rows=reported,
@@ -246,17 +177,16 @@ def plan_sampling(
 @cache
 def _plan_of_largest(num_rows: int) -> SamplingPlan:
     """The plan of rows that all take the largest logit. There are no more of these than rows in a step."""
-    return SamplingPlan(num_rows, (), (), None, None, None, None, None, (), (), None, ())
+    return SamplingPlan(num_rows, (), (), None, (), (), None, ())
 
 
 def _wide_rows(
-    sampled: Sequence[SampledRow], reports: Sequence[tuple[int, int]], kinds: Sequence[_Changes]
+    sampled: Sequence[SampledRow], reports: Sequence[tuple[int, int]], changes: ChangeCollector
 ) -> list[int]:
     """The rows that need their logits changed or reported, ascending."""
     rows = {row.row for row in sampled if row.width}
     rows.update(row for row, _ in reports)
-    for changes in kinds:
-        rows.update(changes.rows)
+    rows.update(changes.rows)
     return sorted(rows)
 
 
@@ -281,80 +211,11 @@ def stage_rows(
     return groups, integers[2 * len(sampled) :] if reported_rows else None
 
 
-class StagingRoom:
-    """Gives out `num_bytes` of staging memory until they are used up."""
-
-    def __init__(self, staging: Staging, num_bytes: int) -> None:
-        self._staging = staging
-        self._num_bytes = num_bytes
-
-    def put(self, values: Tensor) -> Tensor:
-        """`values` on the device, or still on the host when they do not fit."""
-        array: Array = values.numpy()
-        num_bytes = staged_bytes(len(array), array.dtype.type)
-        if num_bytes > self._num_bytes:
-            return values
-        self._num_bytes -= num_bytes
-        return self._staging.put(array)
-
-
-class _Changes:
-    """Changed logits of one kind, collected row by row."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self.rows: list[int] = []
-        self._places: list[Array] = []
-        self._values: list[Array] = []
-
-    def add(self, row: int, token_ids: Iterable[int], values: Iterable[float]) -> None:
-        """The logits of `token_ids` in one row."""
-        self.rows.append(row)
-        self._places.append(np.fromiter(token_ids, np.int64) + row * self._vocab_size)
-        self._values.append(np.fromiter(values, np.float64))
-
-    def joined(self) -> Changes | None:
-        """All of them, on the host; None when there are none."""
-        if not self._places:
-            return None
-        values = np.concatenate(self._values).astype(np.float32)
-        return Changes(torch.from_numpy(np.concatenate(self._places)), torch.from_numpy(values))
-
-
-def _position(request: SampledRequest) -> int:
-    """Output index of the token to sample. A token that is still being sampled counts."""
-    return len(request.token_ids) - len(request.prompt.token_ids)  # for each row of a step: no property
-
-
-def _penalise(row: int, request: SampledRequest, repetition: _Changes, presence: _Changes) -> None:
-    """Repetition (CTRL, arXiv:1909.05858) over prompt and output; presence and frequency over the output alone."""
-    params = request.params
-    if PENDING_TOKEN in request.token_ids[-1:]:
-        raise ValueError(f"{request.key!r} has a penalty, and its last token is not known yet")
-    if params.repetition_penalty != 1.0:
-        seen = set(request.token_ids)
-        repetition.add(row, seen, [params.repetition_penalty] * len(seen))
-    counts = Counter(request.token_ids[request.prompt.num_tokens :])
-    if counts and (params.presence_penalty or params.frequency_penalty):
-        amounts = [-params.presence_penalty - params.frequency_penalty * count for count in counts.values()]
-        presence.add(row, counts, amounts)
-
-
-def _withhold_bad_words(row: int, request: SampledRequest, withheld: _Changes) -> None:
-    """The last token of each sequence whose other tokens are the end of the output."""
-    output = request.token_ids[request.prompt.num_tokens :]
-    ends = [
-        last for *before, last in request.params.bad_word_ids if not before or list(output[-len(before) :]) == before
-    ]
-    if ends:
-        withheld.add(row, ends, ())
-
-
 def _sampled_row(row: int, request: SampledRequest, vocab_size: int) -> SampledRow:
     params = request.params
     top_k = params.top_k if 0 < params.top_k < vocab_size else vocab_size
     is_ordered = top_k < vocab_size or params.top_p < 1.0
-    noise = uniform_noise(params.seed or 0, params.choice, _position(request))
+    noise = uniform_noise(params.seed or 0, params.choice, position_of(request))
     top_p = params.top_p if params.top_p < 1.0 else math.inf
     return SampledRow(row, top_k if is_ordered else 0, top_k, params.temperature, noise, top_p, params.min_p)
 
@@ -365,13 +226,13 @@ def _grammar_row(
     matcher: MaskSource,
     drawn: SampledRow | None,
     eos_token_ids: tuple[int, ...],
-    withheld: _Changes,
+    changes: ChangeCollector,
 ) -> GrammarRow:
     """Where the grammar allows an end that is to be ignored, the output goes on if it can."""
     params = request.params
     allowed, ends = params.allowed_token_ids, eos_token_ids if params.ignore_eos else ()
     if ends and allowed:
-        withheld.add(row, ends, ())  # a mask does not know what else is left
+        changes.withheld.add(row, ends, ())  # a mask does not know what else is left
         ends = ()
     return GrammarRow(row, matcher, allowed, ends, drawn, drawn is None or not drawn.is_truncated)
 

@@ -207,7 +207,9 @@ def test_sampling_asks_the_device_for_nothing_and_repeats() -> None:
     plan = sampler.plan(requests, staging).stage_changes(staging)
     staging.upload()
     assert plan.groups
-    assert None not in (plan.bias, plan.repetition, plan.presence, plan.withheld, plan.reported_rows)
+    assert plan.changes is not None
+    assert None not in (plan.changes.bias, plan.changes.repetition, plan.changes.presence, plan.changes.withheld)
+    assert plan.reported_rows is not None
     logits = choose_logits(choose, 30)
     graph, outputs = device.record(lambda: sampler.sample(plan, logits))
     others = choose_logits(choose, 30)
