@@ -34,9 +34,10 @@ from baton.kvtransfer.pools.host import HostPool
 from baton.kvtransfer.messages import Endpoint
 from baton.kvtransfer.transports.base import Move
 from baton.kvtransfer.transports.shm.slots_sender import SlotsSender
+from tests.request_keys import key_of
 blocks = np.full((4, 4096), 7, dtype=np.uint8)
 sender = SlotsSender(zmq.Context(), Endpoint("shm_slots", sys.argv[1]), HostPool(blocks), LinkSettings())
-while not sender.push((bytes(15) + bytes([1]), 1), [Move(0, 1, 6, 3)]):
+while not sender.push(key_of(1), [Move(0, 1, 6, 3)]):
     time.sleep(0.001)
 print("pushed", flush=True)
 time.sleep(60)
