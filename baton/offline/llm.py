@@ -189,6 +189,7 @@ class _Stream:
         self._deltas: list[TextDelta] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._wants_logprobs = params.logprobs is not None
         self._num_cached_tokens = 0
         self._prompt_logprobs: list[PromptTokenLogprobs | None] = [] if params.prompt_logprobs is None else [None]
 
@@ -206,10 +207,12 @@ class _Stream:
     def take(self, output: RequestOutput) -> None:
         """Add the tokens of a step."""
         self._num_cached_tokens = output.num_cached_tokens
-        self._deltas.append(self._text.push(output.token_ids, (), output.finish_reason))
-        taken = output.tokens[: self._text.num_completion_tokens - len(self._token_ids)]
-        self._token_ids += [token.token_id for token in taken]
-        self._logprobs += [token.logprobs for token in taken if token.logprobs is not None]
+        token_ids = output.token_ids
+        self._deltas.append(self._text.push(token_ids, (), output.finish_reason))
+        num_taken = self._text.num_completion_tokens - len(self._token_ids)
+        self._token_ids += token_ids[:num_taken]
+        if self._wants_logprobs:
+            self._logprobs += [token.logprobs for token in output.tokens[:num_taken] if token.logprobs is not None]
 
     def completion(self) -> Completion:
         """The result. Raises `BatonError` when the request never finished."""
