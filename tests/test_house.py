@@ -263,6 +263,7 @@ def test_the_router_starts_no_thread_when_work_comes(sources: dict[str, Source])
     pools = {module for module, each in sources.items() if "concurrent.futures.ThreadPoolExecutor" in each.imports}
     assert not {module for module in pools if _within(module, ("router",))}
     assert "set_default_executor" in {name.lstrip(".") for name in sources["router.__main__"].calls}
+    assert "model.prompts.start()" in (BATON / "router" / "__main__.py").read_text()
 
 
 def test_nothing_decodes_code_from_bytes(sources: dict[str, Source]) -> None:
