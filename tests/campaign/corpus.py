@@ -26,12 +26,15 @@ _NUM_TIMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A request and what it has to answer: its choices, and how many tokens prompt and output have."""
+    """A request and what it has to answer: its choices, and how many tokens prompt and output have. `silent_s`: for how
+    long its stream tells nothing when nothing disturbs it, where events have no ids of tokens: the beginning of a call
+    is told when the name of the function is known, which may take many tokens."""
 
     number: int
     request: Request
     choices: tuple[Choice, ...]
     usage: tuple[int, int]
+    silent_s: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -93,7 +96,20 @@ async def _entry(client: AsyncOpenAI, number: int, request: Request) -> Entry:
         if invalid := choice.invalid(request.schemas):
             raise Wrong(f"the reference of request {number} is not valid: {invalid}")
     assert answer.usage is not None
-    return Entry(number, request, tuple(answer.choices), answer.usage)
+    silent_s = await _silent_seconds(client, request) if request.api == RESPONSES else 0.0
+    return Entry(number, request, tuple(answer.choices), answer.usage, silent_s)
+
+
+async def _silent_seconds(client: AsyncOpenAI, request: Request) -> float:
+    """The longest time between two pieces of an answer that is asked alone."""
+    answer, longest_s, last_s = answer_to(request), 0.0, time.monotonic()
+    async with await creating(client, request.api)(**request.body, stream=True) as stream:
+        async for event in stream:
+            size = sum(choice.size for choice in answer.choices)
+            answer.take(event.to_dict())
+            if sum(choice.size for choice in answer.choices) > size:
+                longest_s, last_s = max(longest_s, time.monotonic() - last_s), time.monotonic()
+    return longest_s
 
 
 def _stop_in(text: str) -> str:

@@ -8,10 +8,10 @@ the asking to its first one. After each fault there is a time in which streams m
 - where several nodes were killed, the waits of requests that were lost with them (`_SUSPECTED_S`).
 
 While no decode node is there, and 2 s longer, all may stand still. A gap may have as much of all these times as fall
-into it, together, and beside that what is normal (`NORMAL_S`) and everything that is open computed once. All but the
-waits are stretched as the machine was (`pace`); or, where that is more, what threads on the way of the gap's own token
-waited for a processor is added (`tests.stations`). So a gap with one lost node in it has the bound of the plan: 2 s and
-recomputation.
+into it, together. Beside that it may have what is normal (`NORMAL_S`, and for as long as the same stream stands still
+undisturbed) and everything that is open computed once. All but the waits are stretched as the machine was (`pace`); or,
+where that is more, what threads on the way of the gap's own token waited for a processor is added (`tests.stations`).
+So a gap with one lost node in it has the bound of the plan: 2 s and recomputation.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class GapJudge:
         known = Known(self._happened, there.outages, there.scarcities, others, self.pace, self._token_s)
         found = []
         for gap in gaps_of(asked):
-            if gap.lasted_s > NORMAL_S:
+            if gap.lasted_s > NORMAL_S + asked.entry.silent_s:
                 bound, why = known.bound_of(gap), ""
                 if gap.lasted_s > bound.seconds or not bound.kinds:
                     bound, why = self._accounted(known, gap, bound)
@@ -197,7 +197,8 @@ class Known:
         """The bound of a gap."""
         stretch = self.pace.stretch(gap.begun_s, gap.ended_s)
         again_s = self.token_s * self._num_tokens(gap)
-        kinds, why = [], [f"{NORMAL_S:g} s are normal, what was open takes {again_s:.2f} s"]
+        normal_s = NORMAL_S + gap.asked.entry.silent_s
+        kinds, why = [], [f"{normal_s:.2f} s are normal, what was open takes {again_s:.2f} s"]
         times = [
             (out.begun_s, (out.ended_s or gap.ended_s) + stretch * (LOST_S + again_s))
             for out in self.outages
@@ -213,7 +214,7 @@ class Known:
                 why.append(f"until {until_s - gap.begun_s:.2f} s for {each.fault}")
         late_s, hit_s = self.pace.lag_s(gap.begun_s, gap.ended_s), _covered_s(gap, times)
         why.append(f"{hit_s:.2f} s in all; work took {stretch:.2f} times as long as on an idle machine")
-        return Bound(hit_s + late_s + stretch * (NORMAL_S + again_s), "; ".join(why), tuple(kinds), stretch)
+        return Bound(hit_s + late_s + stretch * (normal_s + again_s), "; ".join(why), tuple(kinds), stretch)
 
     def _stands_s(self, each: Happened, gap: Gap) -> float:
         lasts_s = (gap.ended_s if each.ended_s is None else each.ended_s) - each.begun_s

@@ -44,6 +44,12 @@ def test_gaps_are_the_waits_of_each_choice_from_the_asking_on() -> None:
     assert [(gap.begun_s, gap.ended_s) for gap in gaps_of(asked)] == [(1.0, 2.0), (2.0, 4.0), (1.0, 3.0)]
 
 
+def test_a_stream_may_stand_still_for_as_long_as_it_does_undisturbed() -> None:
+    silent = replace(ASKED, entry=replace(ENTRY, silent_s=0.9))
+    known = Known((), (), (), [silent], Pace(), TOKEN_S)
+    assert known.bound_of(Gap(silent, 100.0, 110.0)).seconds == pytest.approx(NORMAL_S + 0.9 + OPEN_S)
+
+
 @pytest.mark.parametrize(
     ("happened", "more_s"),
     [
