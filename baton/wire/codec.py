@@ -309,7 +309,7 @@ class _Kinds:
         records = [_Record(kind, is_tagged=True) for kind in kinds]
         self._by_kind = {record.kind: record for record in records}
         self._by_wire_type = {record.wire_type: record for record in records}
-        self.wire_type: Any = Union[(*self._by_wire_type, _Nothing)]  # noqa: UP007 - any number of them
+        self.wire_type: Any = Union[(*self._by_wire_type, _Nothing)]
 
     def to_wire(self, value: Any) -> Any:
         record = self._by_kind.get(type(value))

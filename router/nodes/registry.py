@@ -212,7 +212,7 @@ class NodeRegistry:
         limits = self._limits_of(model)
         if not media:
             return limits.most_tokens
-        able = (node.hello for node in limits.decodes if media.issubset(node.hello.media))
+        able = (node.hello for node in limits.decodes if media <= set(node.hello.media))
         return max((hello.max_request_tokens for hello in able), default=None)
 
     def fewest_request_tokens(self, model: str) -> int:

@@ -134,7 +134,7 @@ class Routing:
         others = (find(role, model, frozenset()), self.registry.able(role, model) if role == DECODE else [])
         for nodes in (able, *others):
             fit = [node for node in nodes if node.hello.max_request_tokens >= num_tokens]
-            fit = [node for node in fit if media.issubset(node.hello.media)]
+            fit = [node for node in fit if media <= set(node.hello.media)]
             if fit:
                 return fit
         return []

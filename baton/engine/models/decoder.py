@@ -25,6 +25,7 @@ from baton.engine.models.adapters.low_rank import AdaptedRows, Adapters
 from baton.engine.models.collectives import Collectives
 from baton.engine.models.config import ModelConfig
 from baton.engine.models.linear_weights import LinearWeight
+from baton.engine.models.media import MediaRows
 from baton.engine.models.ops.base import DecoderOps
 from baton.engine.models.ops.choose import choose_ops
 from baton.engine.models.parameters import Parameter
@@ -34,7 +35,6 @@ from baton.engine.models.parts.layers import make_layer
 from baton.engine.models.parts.norm import make_norm
 from baton.engine.models.quantization.base import UNQUANTIZED, Quantization
 from baton.engine.models.rope import ModelRotations, Rotations
-from baton.engine.models.media import MediaRows
 from baton.engine.models.shard import WHOLE, Shard
 from baton.wire.layout import LayerKv
 

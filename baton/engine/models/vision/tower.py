@@ -48,8 +48,8 @@ class Tower:
         self._num_cached_bytes = 0
 
     def rows(self, image: PromptImage, hash_root: bytes) -> Tensor:
-        """[1 + K, M, E] of an image with pixels, see `MediaRows`; the caller does not change it. Those of a request with
-        another `hash_root`, which may be another client's, are computed again."""
+        """[1 + K, M, E] of an image with pixels, see `MediaRows`; the caller does not change it. Those of a request
+        with another `hash_root`, which may be another client's, are computed again."""
         key = (hash_root, image.digest)
         known = self._cached.get(key)
         if known is not None:
