@@ -31,6 +31,7 @@ from baton.wire.codec import Bounds, Codec, Constraint, Length, OneOf, Packed
 from baton.wire.grammar import Grammar
 from baton.wire.images import PromptImage, digest_of
 from baton.wire.layout import DTYPE_BYTES, KvLayout, LayerKv
+from baton.wire.media import Medium
 from baton.wire.messages import (
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,
@@ -151,9 +152,12 @@ def valid(hint: Any) -> st.SearchStrategy[Any]:
 
 def record(kind: type[Any]) -> st.SearchStrategy[Any]:
     """Valid instances of a message class."""
-    if kind is PromptImage:
-        return _images()
-    return st.builds(kind, **{name: valid(hint) for name, hint in get_type_hints(kind, include_extras=True).items()})
+    hints = get_type_hints(kind, include_extras=True)
+    values = {field.name: valid(hints[field.name]) for field in dataclasses.fields(kind)}
+    if issubclass(kind, Medium):
+        values |= {"digest": st.binary(min_size=16, max_size=16), "payload": st.just(b"")}
+    built = st.builds(kind, **values)
+    return built | _images() if kind is PromptImage else built
 
 
 def _scalar(hint: Any, constraint: Any) -> st.SearchStrategy[Any]:
@@ -176,10 +180,7 @@ def _images() -> st.SearchStrategy[PromptImage]:
     def of_size(size: tuple[int, int]) -> st.SearchStrategy[PromptImage]:
         count = size[0] * size[1] * 3
         pixels = st.binary(min_size=count, max_size=count)
-        with_pixels = pixels.map(lambda pixels: PromptImage(5, 2, digest_of(*size, pixels), pixels, *size))
-        return with_pixels | st.binary(min_size=16, max_size=16).map(
-            lambda digest: PromptImage(5, 2, digest, b"", *size)
-        )
+        return pixels.map(lambda pixels: PromptImage(5, 2, digest_of(*size, pixels), pixels, *size))
 
     return st.tuples(st.integers(1, 4), st.integers(1, 4)).flatmap(of_size)
 
