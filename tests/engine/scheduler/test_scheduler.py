@@ -286,13 +286,13 @@ def test_a_request_whose_images_are_not_here_leaves_its_blocks_and_holds_nobody_
     pool.check(dict.fromkeys(other.block_table, 1))
 
 
-def test_only_requests_with_images_are_refused_for_the_images_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requests_with_media_are_refused_for_the_media_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.engine.scheduler.limits.MAX_PAYLOAD_BYTES_HELD", -1)
     scheduler = Scheduler(BlockPool(8), SchedulerLimits(4, 4, 16, 32), frozenset())
     plain = Simulation().request("plain", prompt(9), endless())
     seeing = Simulation().request("seeing", prompt(9), endless(), media=[PromptImage(2, 2, b"i" * 16, b"", 28, 28)])
     scheduler.add(plain)
-    with pytest.raises(Overloaded, match="images of other requests"):
+    with pytest.raises(Overloaded, match="media of other requests"):
         scheduler.add(seeing)
     assert list(scheduler.requests) == [plain]
 
