@@ -58,9 +58,9 @@ from baton.engine.pool_size import (
     require_room,
 )
 from baton.engine.runner.greedy_series import GreedySeries
-from baton.engine.runner.images import StepImages
 from baton.engine.runner.inputs import InputReader
 from baton.engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory, own_kv_memory
+from baton.engine.runner.media import StepMedia
 from baton.engine.runner.model_runner import ModelRunner, RunnerArguments
 from baton.engine.runner.recorded_layers import RecordedLayers
 from baton.engine.runner.sampler import Sampler
@@ -274,8 +274,8 @@ def _runner(
     if leading is not None:
         return _recorded(leading, basis, on_graphs)
     readers: list[InputReader] = []
-    if model.tower is not None:
-        readers.append(StepImages(model.tower, basis.device.torch_device))
+    if model.towers:
+        readers.append(StepMedia(model.towers, basis.device.torch_device))
     if model.adapters:
         readers.append(StepAdapters(basis.device.torch_device))
     greedy = None
@@ -321,5 +321,5 @@ def _core(
     goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
     bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, proposer, offload)
-    image_facts = None if model.tower is None else model.tower.facts
-    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, image_facts, offload)
+    media_facts = {kind: tower.facts for kind, tower in model.towers.items()}
+    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, media_facts, offload)

@@ -21,13 +21,14 @@ one for each stage is in flight, one more on a device, and one less between two 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from baton.engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from baton.engine.cache.offload import KvOffload
 from baton.engine.held_blocks import HeldBlocks, Reservation
-from baton.engine.models.vision.facts import ImageFacts
+from baton.engine.models.media import MediaFacts
 from baton.engine.new_requests import NewRequests
 from baton.engine.runner.base import Runner
 from baton.engine.scheduler.limits import SchedulerLimits
@@ -75,8 +76,9 @@ def watch_nothing(step: Step) -> None:
 
 
 class EngineCore:
-    """One model on one device. Without `grammars` requests with a grammar are refused, and those with images without
-    `image_facts`. `costs` learns what its steps cost. `offload`: that of `pool` and `scheduler`, for reading."""
+    """One model on one device. Without `grammars` requests with a grammar are refused, and those with media of a kind
+    that is not in `media_facts`. `costs` learns what its steps cost. `offload`: that of `pool` and `scheduler`, to be
+    read."""
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class EngineCore:
         fingerprint: str,
         grammars: Grammars | None = None,
         costs: StepCosts | None = None,
-        image_facts: ImageFacts | None = None,
+        media_facts: Mapping[str, MediaFacts[Any]] | None = None,
         offload: KvOffload | None = None,
     ) -> None:
         self.offload = offload
@@ -95,12 +97,12 @@ class EngineCore:
         self._scheduler = scheduler
         self.costs = costs or StepCosts()
         self._in_flight = StepsInFlight(runner, scheduler, pool, self.costs)
-        self._new_requests = NewRequests(fingerprint, scheduler.limits.max_request_tokens, grammars, image_facts)
+        self._new_requests = NewRequests(fingerprint, scheduler.limits.max_request_tokens, grammars, media_facts or {})
 
     @property
-    def sees_images(self) -> bool:
-        """Whether it computes prompts with images."""
-        return self._new_requests.see_images
+    def media_kinds(self) -> tuple[str, ...]:
+        """The kinds of media that it computes."""
+        return self._new_requests.media_kinds
 
     @property
     def has_work(self) -> bool:
@@ -153,7 +155,7 @@ class EngineCore:
         forks: Sequence[RequestKey] = (),
         reading: Reading | None = None,
     ) -> None:
-        """Compute and continue `prompt`, whose images have pixels, and what was generated behind it earlier. With
+        """Compute and continue `prompt`, whose media have payload, and what was generated behind it earlier. With
         `first_token_only` the request leaves after one token, and its blocks are held until `release(key)`, also when
         that token ended the request: a transfer may be reading them.
 
@@ -163,8 +165,8 @@ class EngineCore:
         token ids outside the vocabulary and more choices than a step may have, and `ValueError` for a key in use.
         """
         request = self._new_requests.make(key, prompt, params, output_ids, reading)
-        if request.lacks_pixels:
-            raise InvalidRequest("an image came without its pixels", "messages")
+        if request.lacks_payload:
+            raise InvalidRequest("a medium came without its payload", "messages")
         request.first_token_only = first_token_only
         request.forks = tuple(choices_of((key, *forks), params)[1:]) if forks else ()
         for each in (key, *forks):

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,6 +33,7 @@ from baton.engine.models.dummy import fill_with_noise
 from baton.engine.models.facts import load_facts
 from baton.engine.models.identity import dummy_fingerprint, find_checkpoint, model_fingerprint
 from baton.engine.models.loading import OnProgress, check_weights, load_weights
+from baton.engine.models.media import MediaTower
 from baton.engine.models.modelling.config import ModellingConfig
 from baton.engine.models.noted_collectives import NotedCollectives
 from baton.engine.models.ops.base import DecoderOps
@@ -54,6 +55,7 @@ from baton.engine.runner.sampler import Sampler
 from baton.engine.settings import OWN, SHARED, EngineSettings
 from baton.runtime.process import return_freed_memory
 from baton.wire.errors import InvalidSetting
+from baton.wire.images import PromptImage
 from baton.wire.layout import KvLayout
 
 if TYPE_CHECKING:
@@ -138,7 +140,7 @@ def node_memory(settings: EngineSettings) -> HostMemory:
 class ModelShard:
     """A loaded share of a model on its device. `layout`: of a block of all ranks; `own`: what this rank has in one.
     `weights_bytes`: of the parameters of all ranks; `quantization`: by what name they are quantized, "" for none.
-    `tower`: of a model that sees images here. `adapters`: the digest of each that is loaded, by its name."""
+    `towers`: what computes media here, by their kind. `adapters`: the digest of each that is loaded, by its name."""
 
     decoder: RunnableDecoder
     layout: KvLayout
@@ -147,7 +149,7 @@ class ModelShard:
     weights_bytes: int
     kernels: Kernels | None
     quantization: str = ""
-    tower: Tower | None = None
+    towers: Mapping[str, MediaTower[Any]] = field(default_factory=dict)
     adapters: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -189,13 +191,19 @@ def load_shard(
     if not shard.is_whole:
         whole = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps())
         layout = KvLayout.of_layers(kv_dtype, settings.block_size, whole.layer_kvs)
-    tower = _tower(basis, TORCH_DTYPES[dtype])
-    weights_bytes += 0 if tower is None else tower.num_bytes
-    return ModelShard(decoder, layout, own, ops, weights_bytes, kernels, quantization.name, tower)
+    towers = towers_of(basis, TORCH_DTYPES[dtype])
+    weights_bytes += sum(tower.num_bytes for tower in towers.values())
+    return ModelShard(decoder, layout, own, ops, weights_bytes, kernels, quantization.name, towers)
 
 
-def _tower(basis: Basis, dtype: torch.dtype) -> Tower | None:
-    """The tower of a model that sees images, where it is wanted: it stays in the model's dtype, on one rank. Raises
+def towers_of(basis: Basis, dtype: torch.dtype) -> Mapping[str, MediaTower[Any]]:
+    """What computes media of a model, by their kind: nothing else of an engine knows kinds. Raises `ModelLoadError`."""
+    tower = _image_tower(basis, dtype)
+    return {} if tower is None else {PromptImage.kind: tower}
+
+
+def _image_tower(basis: Basis, dtype: torch.dtype) -> Tower | None:
+    """The tower of a model that sees, where it is wanted: it stays in the model's dtype, on one rank. Raises
     `ModelLoadError`."""
     settings = basis.settings
     if settings.load_format == DUMMY or image_limit(settings.limit_mm_per_prompt) == 0:

@@ -1,15 +1,16 @@
 """What one model makes of what a program asks: a `Request`, which names the model in its hashes and is checked.
 
-Owns what a request needs of the model and the scheduler does not: the fingerprint, the grammars and how images are
-told apart in a prompt. Has no requests and no blocks.
+Owns what a request needs of the model and the scheduler does not: the fingerprint, the grammars and which media
+its model computes. Has no requests and no blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from baton.engine.cache.hashing import block_hashes, root_hash
-from baton.engine.models.vision.facts import ImageFacts, require_seen
+from baton.engine.models.media import MediaFacts, require_computed
 from baton.engine.runner.prompt_scoring import PromptScoring
 from baton.engine.scheduler.reading import Reading
 from baton.engine.scheduler.request import Matcher, Request
@@ -21,21 +22,25 @@ from baton.wire.sampling import DecodingParams
 
 
 class NewRequests:
-    """Makes the requests of one model. Without `grammars` requests with a grammar are refused, and those with images
-    without `image_facts`."""
+    """Makes the requests of one model. Without `grammars` requests with a grammar are refused, and those with media
+    of a kind that is not in `media_facts`."""
 
     def __init__(
-        self, fingerprint: str, max_total_tokens: int, grammars: Grammars | None, image_facts: ImageFacts | None
+        self,
+        fingerprint: str,
+        max_total_tokens: int,
+        grammars: Grammars | None,
+        media_facts: Mapping[str, MediaFacts[Any]],
     ) -> None:
         self._fingerprint = fingerprint
         self._max_total_tokens = max_total_tokens
         self._grammars = grammars
-        self._image_facts = image_facts
+        self._media_facts = media_facts
 
     @property
-    def see_images(self) -> bool:
-        """Whether they may have images."""
-        return self._image_facts is not None
+    def media_kinds(self) -> tuple[str, ...]:
+        """The kinds of media that they may have."""
+        return tuple(self._media_facts)
 
     def block_hashes(self, prompt: Prompt, output_ids: Sequence[int], block_size: int) -> list[bytes]:
         """By what the full blocks of a prompt and what follows it are found in the cache."""
@@ -56,8 +61,8 @@ class NewRequests:
     ) -> Request:
         """A new request, with earlier output behind its prompt. Raises `InvalidRequest` for what this engine does not
         serve."""
-        if prompt.images:
-            require_seen(self._image_facts, prompt)
+        if prompt.media:
+            require_computed(self._media_facts, prompt)
         return Request(
             key=key,
             prompt=prompt,

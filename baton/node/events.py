@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from baton.engine.scheduler.reading import RowsRead
-from baton.engine.scheduler.request import IMAGES_GONE
+from baton.engine.scheduler.request import MEDIA_GONE
 from baton.engine.scheduler.step import RequestOutput
 from baton.engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
 from baton.wire.errors import BatonError, InvalidRequest, Overloaded, RequestFailed
@@ -19,7 +19,7 @@ def failure_of(output: RequestOutput) -> BatonError:
     A grammar that has no token here has none at another node either, unless this node lacked something, or other
     requests had used it up. A lack of room is no fault of the node.
     """
-    if output.failure == IMAGES_GONE:
+    if output.failure == MEDIA_GONE:
         return Overloaded(output.failure)
     if output.failure in (OUT_OF_RESOURCES, WORN_OUT):
         return RequestFailed(output.failure)

@@ -167,7 +167,7 @@ def _hello(
         status=engine.core.status(),
         clock=host_clock(),
         tokenizer=engine.tokenizer_digest,
-        sees_images=engine.core.sees_images,
+        media=engine.core.media_kinds,
         start_ms=math.ceil(1000 * (time.monotonic() - begun_s)),
     )
 

@@ -22,7 +22,7 @@ import struct
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, Union, get_args, get_origin, get_type_hints
 
@@ -31,7 +31,7 @@ import xxhash
 
 from baton.wire.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 18
+PROTOCOL_VERSION = 19
 """The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
@@ -56,6 +56,7 @@ ranks of a node run on other machines (`baton.ranks.machines.link`); images of p
 17: how long a node's start took.
 18: the prompt of a leg is one value (`prompt`), and what was emitted already stands beside it (`output_ids`); what was
 read of a prompt's rows is told whatever it is (`PromptRead`).
+19: media of a prompt have a kind (`media`, in place of `images`), and nodes name the kinds that they compute.
 """
 
 _MAGIC = b"BT"
@@ -91,6 +92,14 @@ class Packed:
     max_items: int
 
 
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A record of one of these classes, where the field's type is what they have in common."""
+
+    kinds: tuple[type[Any], ...]
+
+
+Constraint = Bounds | Length | Packed | OneOf
 U32 = Annotated[int, Bounds(0, 2**32 - 1)]
 U64 = Annotated[int, Bounds(0, 2**64 - 1)]
 Id128 = Annotated[bytes, Length(16)]
@@ -107,18 +116,13 @@ class Codec:
 
     def __init__(self, *message_types: type[Any]) -> None:
         self.message_types = message_types
-        records = [_Record(message_type, is_message=True) for message_type in message_types]
-        self._by_type = {record.kind: record for record in records}
-        self._by_wire_type = {record.wire_type: record for record in records}
+        self._messages = _Kinds(message_types)
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Union[tuple(self._by_wire_type)])  # noqa: UP007 - any number of them
+        self._decoder = msgspec.msgpack.Decoder(self._messages.wire_type)
 
     def encode(self, message: object) -> bytes:
         """One envelope holding `message`. Raises `InvalidMessage` when it is larger than any peer would accept."""
-        record = self._by_type.get(type(message))
-        if record is None:
-            raise InvalidMessage(f"{type(message).__name__} does not belong on this connection")
-        body = self._encoder.encode(record.to_wire(message))
+        body = self._encoder.encode(self._messages.to_wire(message))
         if len(body) > MAX_MESSAGE_BYTES:
             raise InvalidMessage(f"{type(message).__name__} of {len(body)} bytes is larger than {MAX_MESSAGE_BYTES}")
         return _HEADER.pack(_MAGIC, PROTOCOL_VERSION, len(body), xxhash.xxh3_64_intdigest(body)) + body
@@ -130,7 +134,7 @@ class Codec:
             found = self._decoder.decode(body)
         except Exception as error:  # hostile bytes cause errors of several kinds, which all mean the same
             raise InvalidMessage(f"body is not a message: {error}"[:_MAX_REASON]) from None
-        return self._by_wire_type[type(found)].from_wire(found)
+        return self._messages.from_wire(found)
 
 
 def _open_envelope(frame: bytes) -> bytes:
@@ -252,12 +256,12 @@ class _Items:
 class _Record:
     """A dataclass. It travels as a struct of msgspec with the same fields, all of them required.
 
-    The struct of a message, unlike that of a record inside another one, carries the tag.
+    The struct of a message, or of one of several kinds, carries the tag.
     """
 
     keeps_empty = True  # an instance is never empty
 
-    def __init__(self, kind: type[Any], *, is_message: bool = False) -> None:
+    def __init__(self, kind: type[Any], *, is_tagged: bool = False) -> None:
         if not dataclasses.is_dataclass(kind):
             raise TypeError(f"{kind.__name__} is not a dataclass")
         hints = get_type_hints(kind, include_extras=True)
@@ -269,7 +273,7 @@ class _Record:
         self.wire_type: Any = msgspec.defstruct(
             kind.__name__,
             [(name, field.wire_type) for name, field in zip(names, fields, strict=True)],
-            tag_field=_TAG if is_message else None,
+            tag_field=_TAG if is_tagged else None,
             forbid_unknown_fields=True,
             gc=False,
         )
@@ -290,6 +294,34 @@ class _Record:
             return self.kind(*values)
         except Exception as error:  # a record may validate itself; whatever it finds is this message's error
             raise InvalidMessage(f"{self.kind.__name__}: {error}"[:_MAX_REASON]) from None
+
+
+class _Nothing(msgspec.Struct, tag_field=_TAG, tag=""):
+    """No kind at all. Where there is a single one, msgspec would take it without its tag, too."""
+
+
+class _Kinds:
+    """A dataclass of one of several kinds; its tag says of which. No other is built, whatever a peer names."""
+
+    keeps_empty = True  # as of a record
+
+    def __init__(self, kinds: Iterable[type[Any]]) -> None:
+        records = [_Record(kind, is_tagged=True) for kind in kinds]
+        self._by_kind = {record.kind: record for record in records}
+        self._by_wire_type = {record.wire_type: record for record in records}
+        self.wire_type: Any = Union[(*self._by_wire_type, _Nothing)]
+
+    def to_wire(self, value: Any) -> Any:
+        record = self._by_kind.get(type(value))
+        if record is None:
+            raise InvalidMessage(f"{type(value).__name__} does not belong on this connection")
+        return record.to_wire(value)
+
+    def from_wire(self, value: Any) -> Any:
+        record = self._by_wire_type.get(type(value))
+        if record is None:
+            raise InvalidMessage("the tag of a record is empty")
+        return record.from_wire(value)
 
 
 def _values_getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
@@ -318,17 +350,19 @@ def _field(path: str, hint: Any) -> _Field:
             raise TypeError(f"{path}: only tuple[X, ...] is part of the wire format")
         max_items = constraint.max_length if isinstance(constraint, Length) else _MAX_ITEMS
         return _Items(_field(f"{path}[]", get_args(hint)[0]), max_items)
+    if isinstance(constraint, OneOf):
+        return _Kinds(constraint.kinds)
     if dataclasses.is_dataclass(hint):
         return _Record(typing.cast(type[Any], hint))
     return _Scalar(_scalar(path, hint, constraint))
 
 
-def _split(hint: Any) -> tuple[Any, Bounds | Length | Packed | None]:
+def _split(hint: Any) -> tuple[Any, Constraint | None]:
     """(type, the constraint it is annotated with or None)."""
     if get_origin(hint) is not Annotated:
         return hint, None
     inner, *extras = get_args(hint)
-    return inner, next((extra for extra in extras if isinstance(extra, Bounds | Length | Packed)), None)
+    return inner, next((extra for extra in extras if isinstance(extra, Constraint)), None)
 
 
 def _scalar(path: str, hint: Any, constraint: Any) -> Any:

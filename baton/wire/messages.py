@@ -19,6 +19,7 @@ from baton.wire.step_cost import StepCost
 PREFILL, DECODE, BOTH = "prefill", "decode", "both"
 
 _Name = Annotated[str, Length(128)]
+_Names = Annotated[tuple[_Name, ...], Length(16)]
 _Text = Annotated[str, Length(1024)]
 _Count = Annotated[int, Bounds(0, 2**40)]
 _Attempt = Annotated[int, Bounds(1, 10**6)]
@@ -62,8 +63,8 @@ class Hello:
 
     `prefers` is "" for a node that does the legs of its role. A decode node that does any leg has `PREFILL`, `DECODE`
     or `BOTH`: the legs that it is given where there is a choice. `group`: with which other nodes it is counted and
-    drained, "" for none. `sees_images`: whether it computes prompts with images. `start_ms`: what its start took but
-    for imports, 0 where that is not known.
+    drained, "" for none. `media`: the kinds of media that it computes. `start_ms`: what its start took but for
+    imports, 0 where that is not known.
     """
 
     role: _Name
@@ -82,7 +83,7 @@ class Hello:
     tokenizer: _Name = ""
     prefers: _Name = ""
     group: _Name = ""
-    sees_images: bool = False
+    media: _Names = ()
     start_ms: U32 = 0
 
 
@@ -169,8 +170,8 @@ class Prefill:
     index is their number. `decode_node_id` and `decode_epoch` name the only node whose Grant is accepted.
 
     `forks` are the handoff ids of further choices of the same prompt, which share this leg and the handoff. The i-th
-    one, counted from 1, samples with the number of a choice that is i above the one in `params`. The images of the
-    prompt have their pixels.
+    one, counted from 1, samples with the number of a choice that is i above the one in `params`. The media of the
+    prompt have their payload.
     """
 
     handoff_id: Id128
@@ -200,8 +201,8 @@ class PrefillPeer:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Router -> decode node: the decode leg; the prompt too when `prefill_peer` is None, and only then images have
-    pixels. Fields as in `Prefill`."""
+    """Router -> decode node: the decode leg; the prompt too when `prefill_peer` is None, and only then media have
+    payload. Fields as in `Prefill`."""
 
     handoff_id: Id128
     attempt: _Attempt

@@ -9,9 +9,9 @@ The numbers of a session follow on its own random number, so that a message of a
 of this. A numbered message travels as two frames: the number, and the envelope.
 
 Invariants: each message is accepted once, in the order of its number; what was not acknowledged can be sent again, up
-to `MAX_UNACKNOWLEDGED_BYTES`; beyond that the session is `is_overfull`, and its owner has to end it. Pixels do not
-count there: a message with images is kept itself, and encoded when it is asked for, so pixels exist once however many
-sessions have them, and whoever made them bounds how many there are (`baton.router.http.images`).
+to `MAX_UNACKNOWLEDGED_BYTES`; beyond that the session is `is_overfull`, and its owner has to end it. The payload
+of media does not count there: a message with media is kept itself, and encoded when it is asked for, so payload exists
+once however many sessions have it, and whoever made it bounds how much there is (`baton.router.http.images`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from baton.wire.codec import Codec
+from baton.wire.media import num_payload_bytes
 from baton.wire.messages import Decode, Prefill
 
 MAX_UNACKNOWLEDGED_BYTES = 64 * 2**20
@@ -29,7 +30,7 @@ _NUMBER = struct.Struct("<Q")
 _WINDOW = 2**31
 _LOWEST, _NUM_CHOSEN = 2**32, 2**62
 _Kept = tuple[int, bytes | Prefill | Decode]
-"""What a message counts for, and its envelope, or the message where it has images."""
+"""What a message counts for, and its envelope, or the message where it has media."""
 
 
 def new_session_number() -> int:
@@ -69,8 +70,8 @@ class Session:
         frame = self._codec.encode(message)
         self.sent += 1
         kept: _Kept = (len(frame), frame)
-        if isinstance(message, Prefill | Decode) and message.prompt.images:
-            kept = (len(frame) - sum(len(image.pixels) for image in message.prompt.images), message)
+        if isinstance(message, Prefill | Decode) and message.prompt.media:
+            kept = (len(frame) - num_payload_bytes(message.prompt.media), message)
         self._unacknowledged.append(kept)
         self._num_bytes += kept[0]
         return [_NUMBER.pack(self.sent), frame]

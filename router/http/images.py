@@ -125,7 +125,7 @@ class Images:
             image = images[len(placed)]
             tokens = facts.token_ids(image.height, image.width)
             digest = digest_of(image.height, image.width, image.pixels)
-            placed.append(PromptImage(len(ids), len(tokens), image.height, image.width, digest, image.pixels))
+            placed.append(PromptImage(len(ids), len(tokens), digest, image.pixels, image.height, image.width))
             ids += tokens
             self._hold(placed[-1])
         return ids, placed
@@ -135,7 +135,7 @@ class Images:
         self._readers.close()
 
     def _hold(self, image: PromptImage) -> None:
-        num_bytes = len(image.pixels)
+        num_bytes = len(image.payload)
         self._count(num_bytes)
         weakref.finalize(image, self._count, -num_bytes).atexit = False
 

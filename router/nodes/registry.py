@@ -113,8 +113,8 @@ class Node:
 class _Limits:
     """Of all nodes of a model; see `NodeRegistry`."""
 
+    decodes: Sequence[Node]
     most_tokens: int | None
-    most_tokens_with_images: int | None
     fewest_tokens: int
     fewest_seqs: int | None
 
@@ -123,9 +123,8 @@ class _Limits:
         sizes = [node.hello.max_request_tokens for node in nodes]
         decodes = [node for node in nodes if node.role == DECODE] or nodes
         most = max((node.hello.max_request_tokens for node in decodes), default=None)
-        most_seen = max((node.hello.max_request_tokens for node in decodes if node.hello.sees_images), default=None)
         fewest_seqs = min((node.hello.max_num_seqs for node in nodes), default=None)
-        return cls(most, most_seen, min(sizes, default=0), fewest_seqs)
+        return cls(decodes, most, min(sizes, default=0), fewest_seqs)
 
 
 class NodeRegistry:
@@ -207,14 +206,14 @@ class NodeRegistry:
         """The registered nodes of a model."""
         return [node for node in self._nodes.values() if node.model == model]
 
-    def max_request_tokens(self, model: str) -> int | None:
-        """The longest prompt plus output that a node of a model can hold, of its decode nodes if it has any; None while
-        it has no node."""
-        return self._limits_of(model).most_tokens
-
-    def max_request_tokens_with_images(self, model: str) -> int | None:
-        """As `max_request_tokens`, of a prompt with images; None while no node, or no decode node, sees them."""
-        return self._limits_of(model).most_tokens_with_images
+    def max_request_tokens(self, model: str, media: AbstractSet[str] = frozenset()) -> int | None:
+        """The longest prompt plus output that a node of a model can hold, of its decode nodes if it has any, and of
+        those that compute these kinds of `media`; None while there is none."""
+        limits = self._limits_of(model)
+        if not media:
+            return limits.most_tokens
+        able = (node.hello for node in limits.decodes if media <= set(node.hello.media))
+        return max((hello.max_request_tokens for hello in able), default=None)
 
     def fewest_request_tokens(self, model: str) -> int:
         """The longest prompt plus output that each node of a model can hold."""

@@ -42,7 +42,7 @@ class ControlSender(Protocol):
 @dataclass(frozen=True, slots=True)
 class RelayRequest:
     """The request of one choice, as nodes of `model` see it. `emitted_ids`: its first tokens, where they are
-    known. `goals`: None for those of the router. The images of the prompt have pixels, which stay here as long as any
+    known. `goals`: None for those of the router. The media of the prompt have payload, which stays here as long as any
     node may have to compute it."""
 
     model: str
@@ -87,7 +87,7 @@ class Attempt:
         return Decode(
             handoff_id=self.handoff_id,
             attempt=self.number,
-            prompt=self.request.prompt if prefill is None else self.request.prompt.without_pixels(),
+            prompt=self.request.prompt if prefill is None else self.request.prompt.without_payload(),
             params=self.request.params if prefill is None else replace(self.request.params, prompt_logprobs=None),
             prefill_peer=peer,
             output_ids=self.output_ids,

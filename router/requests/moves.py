@@ -90,8 +90,8 @@ class RequestMoves:
         preferred = self._copy.target if has_copied and self._copy is not None else None
         self._end_copy()
         now_s = asyncio.get_running_loop().time()
-        images = request.prompt.images
-        target = self._routing.another_decode(request.model, num_tokens, avoided, max_tokens, preferred, images)
+        media = request.prompt.media_kinds
+        target = self._routing.another_decode(request.model, num_tokens, avoided, max_tokens, preferred, media)
         if target is None or now_s < self._may_move_s or not output.can_move:
             return False
         move = Move(self._sender, self._handoff_id, source, target, output.reserve_attempt())

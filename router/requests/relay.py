@@ -112,15 +112,19 @@ class Relay:
         return max(num_served - num_of_others, num_served // 2) + self.node_wait.num_paused
 
     def check_size(
-        self, model: str, num_prompt_tokens: int, max_tokens: int | None, param: str, *, has_images: bool = False
+        self,
+        model: str,
+        num_prompt_tokens: int,
+        max_tokens: int | None,
+        param: str,
+        media: AbstractSet[str] = frozenset(),
     ) -> int | None:
         """How many of `max_tokens` (None: as many as there is room for) fit behind a prompt on the largest node of
-        `model` that can compute it.
+        `model` that computes these kinds of media.
 
         Raises `ContextLengthExceeded` when not a single one does, `NoNode` without nodes.
         """
-        registry = self._registry
-        limit = (registry.max_request_tokens_with_images if has_images else registry.max_request_tokens)(model)
+        limit = self._registry.max_request_tokens(model, media)
         if limit is None:
             raise NoNode("no node has joined yet", retry_after_s=1)
         if num_prompt_tokens >= limit:
@@ -131,10 +135,10 @@ class Relay:
             )
         return None if max_tokens is None else min(max_tokens, limit - num_prompt_tokens)
 
-    def sees_images(self, model: str) -> bool:
-        """Whether a decode node of `model` sees images, or while it has none, any node: prefill nodes alone do not
-        serve them, since a decode node has to know where the text behind an image stands."""
-        return self._registry.max_request_tokens_with_images(model) is not None
+    def takes_media(self, model: str, kind: str) -> bool:
+        """Whether a decode node of `model` computes that kind of media, or while it has none, any node: prefill nodes
+        alone do not serve them, since a decode node has to know where the text behind a medium stands."""
+        return self._registry.max_request_tokens(model, {kind}) is not None
 
     def check_room(self, num_requests: int) -> None:
         """Raise `Overloaded` when `num_requests` more would exceed the limit."""

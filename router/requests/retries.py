@@ -157,7 +157,7 @@ class Retries:
             self._fail(NoNode("no decode node is available"))
 
     def stop(self) -> None:
-        """The request has ended: no attempt begins any more, and its flight, with its images, is not held here."""
+        """The request has ended: no attempt begins any more, and its flight, with its media, is not held here."""
         self._start, self._fail = _nothing, _ignore
         if self._retry is not None:
             self._retry.cancel()

@@ -20,7 +20,6 @@ from baton.router.routing.placement import PlacedPrompt, Placement, Route
 from baton.router.routing.policies import Policy, num_cached_blocks
 from baton.router.routing.suspicion import Confinement, Probation
 from baton.wire.errors import NoNode
-from baton.wire.images import PromptImage
 from baton.wire.messages import DECODE, PREFILL
 from baton.wire.prompt import Prompt
 
@@ -64,8 +63,8 @@ class Routing:
     refuse: Callable[[str, Route], None] | None = None
 
     def choose(self, asked: RouteRequest, now_s: float) -> Route:
-        """A route for an attempt. Of each role only nodes that have room for what the request may become, and that see
-        where there are images.
+        """A route for an attempt. Of each role only nodes that have room for what the request may become, and that
+        compute its media.
 
         Raises `NoNode` without a decode node, and `Overloaded` when it is refused because it would miss its goals.
         """
@@ -92,10 +91,10 @@ class Routing:
     def _candidates(self, asked: RouteRequest) -> tuple[list[Node], list[Node]]:
         """The decode nodes, at least one, and the prefill nodes that may take an attempt."""
         find = self.registry.available if asked.confinement is None else self.registry.able
-        model, avoided, images = asked.model, asked.avoided, asked.prompt.images
+        model, avoided, media = asked.model, asked.avoided, asked.prompt.media_kinds
         num_tokens = asked.prompt.num_tokens + len(asked.output_ids)
-        decodes = self._fit(find, DECODE, model, avoided, num_tokens + (asked.max_tokens or 1), images)
-        prefills = self._fit(find, PREFILL, model, avoided, num_tokens + 1, images) if asked.allows_handoff else []
+        decodes = self._fit(find, DECODE, model, avoided, num_tokens + (asked.max_tokens or 1), media)
+        prefills = self._fit(find, PREFILL, model, avoided, num_tokens + 1, media) if asked.allows_handoff else []
         if asked.confinement is not None:
             decodes, prefills = self._confined(asked.confinement, decodes, prefills)
         if not decodes:
@@ -109,12 +108,12 @@ class Routing:
         avoided: AbstractSet[int],
         max_tokens: int | None,
         preferred: Node | None = None,
-        images: Sequence[PromptImage] = (),
+        media: AbstractSet[str] = frozenset(),
     ) -> Node | None:
         """The decode node with the least load that can go on at once with a request of so many tokens, and has room for
         what it may become, or the `preferred` one if it can; None: there is none now."""
         most_tokens = num_tokens + (max_tokens or 1)
-        decodes = self._fit(self.registry.available, DECODE, model, avoided, most_tokens, images)
+        decodes = self._fit(self.registry.available, DECODE, model, avoided, most_tokens, media)
         able = [node for node in decodes if node.load < node.hello.max_num_seqs and _has_blocks(node, num_tokens + 1)]
         return min(able, key=lambda node: (node is not preferred, node.load), default=None)
 
@@ -125,17 +124,17 @@ class Routing:
         model: str,
         avoided: AbstractSet[int],
         num_tokens: int,
-        images: Sequence[PromptImage],
+        media: AbstractSet[str],
     ) -> list[Node]:
-        """Nodes that `find` finds, with room for `num_tokens`, and that see `images`, if there are any."""
+        """Nodes that `find` finds, with room for `num_tokens`, and that compute these kinds of media."""
         able = find(role, model, avoided)
-        if num_tokens <= self.registry.fewest_request_tokens(model) and not images:
+        if num_tokens <= self.registry.fewest_request_tokens(model) and not media:
             return able
         # what nodes prefer, and which are avoided, counts less than which can
         others = (find(role, model, frozenset()), self.registry.able(role, model) if role == DECODE else [])
         for nodes in (able, *others):
             fit = [node for node in nodes if node.hello.max_request_tokens >= num_tokens]
-            fit = [node for node in fit if node.hello.sees_images or not images]
+            fit = [node for node in fit if media <= set(node.hello.media)]
             if fit:
                 return fit
         return []

@@ -36,15 +36,15 @@ def test_its_beginning_has_its_salt_its_adapter_and_the_images_that_begin_there(
     first = PROMPT.first(num_tokens)
     assert (first.token_ids, first.cache_salt) == (PROMPT.token_ids[:num_tokens], b"salt")
     assert first.adapter == PROMPT.adapter
-    assert first.images == images
+    assert first.media == images
 
 
-def test_without_pixels_it_is_the_same_beside_them() -> None:
-    bare = PROMPT.without_pixels()
-    assert [image.pixels for image in bare.images] == [b"", b""]
-    assert [image.mark for image in bare.images] == [image.mark for image in PROMPT.images]
-    assert replace(bare, images=PROMPT.images) == PROMPT
-    assert (plain := Prompt((1,))).without_pixels() is plain
+def test_without_payload_it_is_the_same_beside_them() -> None:
+    bare = PROMPT.without_payload()
+    assert [image.payload for image in bare.media] == [b"", b""]
+    assert [image.mark for image in bare.media] == [image.mark for image in PROMPT.media]
+    assert replace(bare, media=PROMPT.media) == PROMPT
+    assert (plain := Prompt((1,))).without_payload() is plain
 
 
 @pytest.mark.parametrize(("excess", "too_long"), [((0, 0), ""), ((1, 0), "cache_salt"), ((0, 1), "adapter")])

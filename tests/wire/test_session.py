@@ -107,7 +107,7 @@ def test_too_much_without_an_acknowledgement_is_noticed(
 
 def with_image(num_rows: int) -> Prefill:
     pixels = b"pixels" * 100 * num_rows
-    image = PromptImage(1, 1, num_rows, 200, digest_of(num_rows, 200, pixels), pixels)
+    image = PromptImage(1, 1, digest_of(num_rows, 200, pixels), pixels, num_rows, 200)
     return Prefill(b"h" * 16, 1, Prompt((1, 2, 3), b"", (image,)), DecodingParams(), "decode-1", 8)
 
 
@@ -127,7 +127,7 @@ def test_pixels_do_not_fill_a_session_and_are_kept_once(
     here.acknowledge(NUMBER + 2)
     assert not here.is_overfull
     # what is kept is the image itself, so that whoever counts images counts it until it is acknowledged
-    image = weakref.ref(asked[2].prompt.images[0])
+    image = weakref.ref(asked[2].prompt.media[0])
     del asked, frames
     assert image() is not None
     here.acknowledge(NUMBER + 3)

@@ -27,10 +27,11 @@ from baton.kvtransfer.messages import (
     Revoke,
     Revoked,
 )
-from baton.wire.codec import Bounds, Codec, Length, Packed
+from baton.wire.codec import Bounds, Codec, Constraint, Length, OneOf, Packed
 from baton.wire.grammar import Grammar
 from baton.wire.images import PromptImage, digest_of
 from baton.wire.layout import DTYPE_BYTES, KvLayout, LayerKv
+from baton.wire.media import Medium
 from baton.wire.messages import (
     NODE_TO_ROUTER,
     ROUTER_TO_NODE,
@@ -80,7 +81,7 @@ EVENT = TokenEvent(b"h" * 16, 1, 3, (17,), (TokenLogprobs(-0.5, (17, 4), (-0.5, 
 TIMED_EVENT = dataclasses.replace(
     EVENT, handoff=HandoffFigures(3, 4096, 900, 12), times=StepTimes(None, TEN_YEARS_US - 9, TEN_YEARS_US)
 )
-IMAGE = PromptImage(1, 2, 2, 3, digest_of(2, 3, bytes(range(18))), bytes(range(18)))
+IMAGE = PromptImage(1, 2, digest_of(2, 3, bytes(range(18))), bytes(range(18)), 2, 3)
 SALTED = Prompt((1, 2, 3), b"salt", (), b"a" * 16)
 NAME = HandoffName(b"h" * 16, 2)
 PROCESS = ProcessIdentity("host", 4711, 99)
@@ -128,9 +129,11 @@ def valid(hint: Any) -> st.SearchStrategy[Any]:
     constraint = None
     if get_origin(hint) is Annotated:
         hint, *extras = get_args(hint)
-        constraint = next((extra for extra in extras if isinstance(extra, Bounds | Length | Packed)), None)
+        constraint = next((extra for extra in extras if isinstance(extra, Constraint)), None)
     if get_origin(hint) in (types.UnionType, typing.Union):
         return st.none() | valid(next(member for member in get_args(hint) if member is not types.NoneType))
+    if isinstance(constraint, OneOf):
+        return st.one_of(*map(record, constraint.kinds))
     if isinstance(constraint, Packed):
         max_size = min(constraint.max_items, 20)
         return st.lists(_ARRAY_ITEMS[constraint.typecode], max_size=max_size).map(tuple)
@@ -149,9 +152,12 @@ def valid(hint: Any) -> st.SearchStrategy[Any]:
 
 def record(kind: type[Any]) -> st.SearchStrategy[Any]:
     """Valid instances of a message class."""
-    if kind is PromptImage:
-        return _images()
-    return st.builds(kind, **{name: valid(hint) for name, hint in get_type_hints(kind, include_extras=True).items()})
+    hints = get_type_hints(kind, include_extras=True)
+    values = {field.name: valid(hints[field.name]) for field in dataclasses.fields(kind)}
+    if issubclass(kind, Medium):
+        values |= {"digest": st.binary(min_size=16, max_size=16), "payload": st.just(b"")}
+    built = st.builds(kind, **values)
+    return built | _images() if kind is PromptImage else built
 
 
 def _scalar(hint: Any, constraint: Any) -> st.SearchStrategy[Any]:
@@ -174,8 +180,7 @@ def _images() -> st.SearchStrategy[PromptImage]:
     def of_size(size: tuple[int, int]) -> st.SearchStrategy[PromptImage]:
         count = size[0] * size[1] * 3
         pixels = st.binary(min_size=count, max_size=count)
-        with_pixels = pixels.map(lambda pixels: PromptImage(5, 2, *size, digest_of(*size, pixels), pixels))
-        return with_pixels | st.binary(min_size=16, max_size=16).map(lambda digest: PromptImage(5, 2, *size, digest))
+        return pixels.map(lambda pixels: PromptImage(5, 2, digest_of(*size, pixels), pixels, *size))
 
     return st.tuples(st.integers(1, 4), st.integers(1, 4)).flatmap(of_size)
 

@@ -25,6 +25,7 @@ from baton.engine.models.adapters.low_rank import AdaptedRows, Adapters
 from baton.engine.models.collectives import Collectives
 from baton.engine.models.config import ModelConfig
 from baton.engine.models.linear_weights import LinearWeight
+from baton.engine.models.media import MediaRows
 from baton.engine.models.ops.base import DecoderOps
 from baton.engine.models.ops.choose import choose_ops
 from baton.engine.models.parameters import Parameter
@@ -34,7 +35,6 @@ from baton.engine.models.parts.layers import make_layer
 from baton.engine.models.parts.norm import make_norm
 from baton.engine.models.quantization.base import UNQUANTIZED, Quantization
 from baton.engine.models.rope import ModelRotations, Rotations
-from baton.engine.models.seen import SeenRows
 from baton.engine.models.shard import WHOLE, Shard
 from baton.wire.layout import LayerKv
 
@@ -88,23 +88,23 @@ class Decoder:
         token_ids: Tensor,
         positions: Tensor,
         attention: Attention,
-        seen: SeenRows | None = None,
+        media: MediaRows | None = None,
         adapted: AdaptedRows = (),
     ) -> Tensor:
         """Run all layers over the step's tokens.
 
         token_ids and positions: [T] int64 on this decoder's device, sequences one after another, prompts and decodes
         mixed as `attention` has planned. In a later stage, what the stage before has returned takes the place of token
-        ids. `seen`: the tokens of images among them; `adapted`: those of adapters. Returns the residual stream [T, E]
+        ids. `media`: the tokens of media among them; `adapted`: those of adapters. Returns the residual stream [T, E]
         before the final norm, which `logits` applies to the rows that need it.
         """
         self.adapters.rows = adapted
         residual = self.embed(token_ids, positions)
-        if seen is not None:
-            residual.index_copy_(0, seen.places, seen.rows[0])
-            positions = positions if seen.positions is None else seen.positions
+        if media is not None:
+            residual.index_copy_(0, media.places, media.rows[0])
+            positions = positions if media.positions is None else media.positions
         rotations = self.rotations(positions)
-        return residual.add_(self.run_layers(residual, rotations, attention, seen))
+        return residual.add_(self.run_layers(residual, rotations, attention, media))
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """The residual stream [T, E] that the layers begin with, which the caller may change: of token ids and
@@ -123,16 +123,16 @@ class Decoder:
         return self._rotations.tables(positions, self.dtype)
 
     def run_layers(
-        self, residual: Tensor, rotations: Rotations, attention: Attention, seen: SeenRows | None = None
+        self, residual: Tensor, rotations: Rotations, attention: Attention, media: MediaRows | None = None
     ) -> Tensor:
         """Add to `residual` [T, E] in place what all layers add to it, but for what the last MLP adds: that is
-        returned, [T, E]. `seen` adds its own behind the first layers."""
+        returned, [T, E]. `media` add their own behind the first layers."""
         delta: Tensor | None = None
-        deeper = () if seen is None else seen.rows[1:]
+        deeper = () if media is None else media.rows[1:]
         for number, layer in enumerate(self._layers):
             delta = layer.forward(residual, delta, rotations, attention)
-            if seen is not None and number < len(deeper):
-                residual.index_add_(0, seen.places, deeper[number])
+            if media is not None and number < len(deeper):
+                residual.index_add_(0, media.places, deeper[number])
         assert delta is not None  # a model has layers
         return delta
 

@@ -68,10 +68,10 @@ def decoded_pass(decoder: RunnableDecoder, attention: Attention) -> ForwardPass:
 
 
 def special_pass(decoder: RunnableDecoder, attention: Attention, inputs: StepInputs) -> ForwardPass:
-    """The pass of `decoder` itself over a step with tokens of images or of adapters, which only Baton's own has."""
+    """The pass of `decoder` itself over a step with tokens of media or of adapters, which only Baton's own has."""
     assert isinstance(decoder, Decoder)
     return lambda token_ids, positions: DecodedStream(
-        decoder, decoder.forward(token_ids, positions, attention, inputs.seen, inputs.adapted)
+        decoder, decoder.forward(token_ids, positions, attention, inputs.media, inputs.adapted)
     )
 
 

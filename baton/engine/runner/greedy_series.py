@@ -67,7 +67,7 @@ class GreedySeries:
             return None
         self._series = None  # unless all goes well
         if largest is None and not all(
-            share.params.takes_largest_allowed and not share.prompt.images and not share.prompt.adapter
+            share.params.takes_largest_allowed and not share.prompt.media and not share.prompt.adapter
             for share in step.shares
         ):
             return None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from baton.device.base import Array
 from baton.engine.models.adapters.low_rank import AdaptedRows
-from baton.engine.models.seen import SeenRows
+from baton.engine.models.media import MediaRows
 from baton.engine.scheduler.request import PENDING_TOKEN
 from baton.engine.scheduler.step import Step
 from baton.wire.errors import BatonError
@@ -40,7 +40,7 @@ class StepInputs:
 
     A token whose source is not negative is in that row of `sampled`; its token id is 0. `has_pending`: there are some;
     if not, there are no sources.
-    `last_tokens`: for each request of the step the place of its last token. `seen`: what its tokens of images get;
+    `last_tokens`: for each request of the step the place of its last token. `media`: what its tokens of media get;
     `adapted`: the rows of adapters.
     """
 
@@ -49,13 +49,13 @@ class StepInputs:
     sources: Array
     has_pending: bool
     last_tokens: list[int]
-    seen: SeenRows | None = None
+    media: MediaRows | None = None
     adapted: AdaptedRows = ()
 
     @property
     def is_plain(self) -> bool:
         """Whether tokens and positions are all that there is to it: others are computed operation by operation."""
-        return self.seen is None and not self.adapted
+        return self.media is None and not self.adapted
 
 
 class InputReader(Protocol):

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from baton.engine.scheduler.request import Request
 from baton.wire.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Overloaded
+from baton.wire.media import num_payload_bytes
 from baton.wire.prompt import Prompt
 
-MAX_PIXEL_BYTES_HELD = 2**29
-"""Of the images of all live requests, beyond which none is taken."""
+MAX_PAYLOAD_BYTES_HELD = 2**29
+"""Of the media of all live requests, beyond which none is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class SchedulerLimits:
         request.params.check_vocabulary(self.vocab_size)
 
 
-def require_room_for_images(live: Iterable[Request]) -> None:
-    """Raise `Overloaded` where the images of the requests that are there take all that images may."""
-    if sum(len(image.pixels) for request in live for image in request.prompt.images) > MAX_PIXEL_BYTES_HELD:
-        raise Overloaded("the images of other requests leave no room for more")
+def require_room_for_media(live: Iterable[Request]) -> None:
+    """Raise `Overloaded` where the media of the requests that are there take all that media may."""
+    if sum(num_payload_bytes(request.prompt.media) for request in live) > MAX_PAYLOAD_BYTES_HELD:
+        raise Overloaded("the media of other requests leave no room for more")

@@ -24,7 +24,7 @@ PENDING_TOKEN = -1
 MAX_FORCED = 64
 """Tokens that a request takes at once at most where its grammar forces them: each takes as long as its mask, and a
 grammar may force text without an end."""
-IMAGES_GONE = "there was no room to keep its KV, and its images are not here to compute it again"
+MEDIA_GONE = "there was no room to keep its KV, and its media are not here to compute it again"
 """The failure of a request that was preempted where it had got its KV from another node."""
 
 
@@ -184,9 +184,9 @@ class Request:
         return "" if self.matcher is None else self.matcher.error
 
     @property
-    def lacks_pixels(self) -> bool:
-        """Whether an image is to be computed whose pixels are not here."""
-        return any(not image.pixels and image.stop > self.num_computed_tokens for image in self.prompt.images)
+    def lacks_payload(self) -> bool:
+        """Whether a medium is to be computed whose payload is not here."""
+        return any(not medium.payload and medium.stop > self.num_computed_tokens for medium in self.prompt.media)
 
     @property
     def held_blocks(self) -> BlockTable:
@@ -276,7 +276,7 @@ class ScheduledRequest(NamedTuple):
     requests that ever had this key. With `needs_sample`, a token of each of `forks` is sampled after the same tokens.
     `block_copy` is made before anything is computed. `matcher` knows which tokens may be sampled, None: all.
     `takes_largest`: that of `params`, so that it is not found out in every step; where it is false they say.
-    `hash_root`: that of the request, so that nothing that is kept of an image is found by another client.
+    `hash_root`: that of the request, so that nothing that is kept of a medium is found by another client.
 
     The last `num_drafts` tokens are guesses (see `baton.engine.scheduler.proposer`), in a list that is the share's own.
     A token is sampled behind the last one before them and behind each of them, as if all before it were known.
@@ -299,9 +299,9 @@ class ScheduledRequest(NamedTuple):
     num_drafts: int = 0
 
     @property
-    def computes_images(self) -> bool:
-        """Whether there are tokens of images among those that are computed."""
-        return any(image.start < self.context_len and self.start < image.stop for image in self.prompt.images)
+    def computes_media(self) -> bool:
+        """Whether there are tokens of media among those that are computed."""
+        return any(medium.start < self.context_len and self.start < medium.stop for medium in self.prompt.media)
 
     @property
     def context_len(self) -> int:

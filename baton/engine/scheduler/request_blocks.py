@@ -170,7 +170,7 @@ class RequestBlocks:
         request.num_published_blocks = num_full
 
     def _extend_hashes(self, request: Request, known: Sequence[int]) -> None:
-        extend_hashes(request.block_hashes, known, self.block_size, request.hash_root, request.prompt.images)
+        extend_hashes(request.block_hashes, known, self.block_size, request.hash_root, request.prompt.media)
 
     def release_all(self, request: Request) -> None:
         """Release the blocks of `request`; it has nothing computed any more."""

@@ -42,12 +42,12 @@ from itertools import islice
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.cache.offload import KvOffload
 from baton.engine.scheduler.drafts import Drafts
-from baton.engine.scheduler.limits import SchedulerLimits, require_room_for_images
+from baton.engine.scheduler.limits import SchedulerLimits, require_room_for_media
 from baton.engine.scheduler.live_requests import TURN, LiveRequests
 from baton.engine.scheduler.output_ends import OutputEnds
 from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.reading import ReadSpan, RowsRead
-from baton.engine.scheduler.request import IMAGES_GONE, PENDING_TOKEN, Request, ScheduledRequest
+from baton.engine.scheduler.request import MEDIA_GONE, PENDING_TOKEN, Request, ScheduledRequest
 from baton.engine.scheduler.request_blocks import RequestBlocks
 from baton.engine.scheduler.step import RequestOutput, SampledTokens, Step
 from baton.engine.scheduler.step_bound import StepBound
@@ -89,8 +89,8 @@ class Scheduler:
         num_waiting = self.requests.num_waiting
         if num_waiting >= self.limits.max_num_waiting:
             raise Overloaded(f"{num_waiting} requests are waiting already")
-        if request.prompt.images:
-            require_room_for_images(self.requests)
+        if request.prompt.media:
+            require_room_for_media(self.requests)
         if self._bound is not None:
             self._bound.queued(request)
         self.requests.add(request)
@@ -191,7 +191,7 @@ class Scheduler:
         return outputs
 
     def take_lost(self) -> list[RequestOutput]:
-        """Requests that were removed since the last call because what is to be computed of them is not here: images
+        """Requests that were removed since the last call because what is to be computed of them is not here: media
         whose KV was made elsewhere, and lost its place."""
         lost, self._lost = self._lost, []
         return lost
@@ -374,7 +374,7 @@ class Scheduler:
                 return None
             if request.load is not None:
                 self.requests.hold(request)
-            elif not request.lacks_pixels:
+            elif not request.lacks_payload:
                 return self.requests.admit(request)
             else:
                 self._lose(request)
@@ -384,7 +384,7 @@ class Scheduler:
         self.blocks.release_all(request)
         self.requests.remove(request.key)
         index = len(request.token_ids) - request.num_prompt_tokens
-        self._lost.append(RequestOutput(request.key, 0, 0, 0, index, (), "", True, True, IMAGES_GONE))
+        self._lost.append(RequestOutput(request.key, 0, 0, 0, index, (), "", True, True, MEDIA_GONE))
 
     def _complete_blocks(self, request: Request) -> bool:
         """Give a waiting request that holds blocks those that it lacks. False when they do not fit now."""

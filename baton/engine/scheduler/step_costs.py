@@ -9,7 +9,7 @@ where steps do not, and hardly anything where they do. What else they do not tel
 
 A step that takes far longer than predicted counts as three times the prediction: the processor was somewhere else. When
 steps have really become slower, each one raises the prediction that far, so it follows within a few dozen. It is the
-same the other way, since a step counts the more the shorter it was. A step that computes images teaches nothing.
+same the other way, since a step counts the more the shorter it was. A step that computes media teaches nothing.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ class StepCosts:
 
     def launched(self, step: Step) -> None:
         """`step` is about to be launched."""
-        # a series computes no images, and its shares are in no cache: nothing else of a step looks at them
+        # a series computes no media, and its shares are in no cache: nothing else of a step looks at them
         teaches = step.series is not None or not any(
-            share.prompt.images and share.computes_images for share in step.requests
+            share.prompt.media and share.computes_media for share in step.requests
         )
         self._launched.append((self._clock(), work_of(step), teaches))
 

@@ -91,8 +91,8 @@ class Endpoints:
         model = self._model_for(request)
         request = model.with_defaults(request)
         model.prompts.note_ignored(request, notes)
-        prompt_ids, images = await model.prompts.chat_prompt(request)
-        asked = Asked(model, request, [prompt_ids], "messages", images=images)
+        prompt_ids, media = await model.prompts.chat_prompt(request)
+        asked = Asked(model, request, [prompt_ids], "messages", media=media)
         answer = await self._answer(http, asked, notes)
         head = self._head(http, "chatcmpl", model, notes)
         parts = model.prompts.answer_parts(request, prompt_ids, head.id_of)
@@ -156,8 +156,8 @@ class Endpoints:
         request = model.with_defaults(request)
         chat = model.with_defaults(request.as_chat())
         model.prompts.note_ignored(chat, notes)
-        prompt_ids, images = await model.prompts.chat_prompt(chat)
-        asked = Asked(model, chat, [prompt_ids], request.conversation_field, images=images)
+        prompt_ids, media = await model.prompts.chat_prompt(chat)
+        asked = Asked(model, chat, [prompt_ids], request.conversation_field, media=media)
         answer = await self._answer(http, asked, notes)
         parts, text = model.prompts.choice_parts(chat, prompt_ids), answer.choices[0].text
         head = self._head(http, "resp", model, notes)
@@ -178,9 +178,9 @@ class Endpoints:
         return _json(self._model_object(self.model_named(http.match_info["name"].removesuffix("/"))))
 
     def _model_object(self, model: ServedModel) -> dict[str, object]:
-        kinds = ("text", "image") if self.relay.sees_images(model.name) and model.prompts.sees_images else ("text",)
+        media = [kind for kind in model.prompts.media_kinds if self.relay.takes_media(model.name, kind)]
         limit, switches = self.max_model_len(model.name), model.prompts.thinking_switches
-        return model_object(model.name, model.started, limit, kinds, switches)
+        return model_object(model.name, model.started, limit, ("text", *media), switches)
 
     def _head(self, http: web.Request, prefix: str, model: ServedModel, notes: IgnoredFields) -> ReplyHead:
         self.metrics.count_ignored(notes.labels)

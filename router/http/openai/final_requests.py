@@ -1,7 +1,7 @@
 """From a request and its prompts to what the relay is asked for: one ordered stage, passed once.
 
 Owns the order of the checks that need token ids: what the request says by itself, then its grammar, then what only
-nodes know. Nothing has been allocated before the last of them, but for the pixels of images. Knows no answer and no
+nodes know. Nothing has been allocated before the last of them, but for the payload of media. Knows no answer and no
 stream.
 """
 
@@ -14,7 +14,6 @@ from aiohttp import web
 
 from baton.router.http.access.guard import IDENTITY
 from baton.router.http.access.identity import cache_salt_of
-from baton.router.http.images import refused_images
 from baton.router.http.openai.fields import UNSUPPORTED
 from baton.router.http.openai.ignored import IgnoredFields
 from baton.router.http.openai.latency_goals import asked_goals
@@ -26,7 +25,7 @@ from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.relay import Relay
 from baton.router.routing.goals import NO_GOALS, AllowedGoals, Goals
 from baton.wire.errors import InvalidRequest
-from baton.wire.images import PromptImage
+from baton.wire.media import Medium
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 
@@ -39,14 +38,14 @@ each has a limit of its own."""
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A validated request to a model, with the token ids of its prompts. `param`: the field that prompts come from.
-    `echoes`: their texts, where they are echoed. `images`: those of the only prompt, with pixels."""
+    `echoes`: their texts, where they are echoed. `media`: those of the only prompt, with payload."""
 
     model: ServedModel
     request: GenerationRequest
     prompts: Sequence[Sequence[int]]
     param: str
     echoes: Sequence[str] = ()
-    images: Sequence[PromptImage] = ()
+    media: Sequence[Medium] = ()
 
     @property
     def num_choices(self) -> int:
@@ -73,12 +72,12 @@ class FinalRequests:
         params = await self._with_grammar(asked, _own_params(asked, goals, seed_of_stream(http)))
         _check_number(asked)
         await self.relay.node_wait.for_any_node(name)
-        if asked.images:
-            self._require_seen(asked)
+        if asked.media:
+            self._require_computed(asked)
         max_model_len = self.max_model_len(name)
         salt = cache_salt_of(http.get(IDENTITY), asked.request.cache_salt)
         prompts = [
-            Prompt.of(truncated(asked.request, prompt_ids, max_model_len), salt, asked.images)
+            Prompt.of(truncated(asked.request, prompt_ids, max_model_len), salt, asked.media)
             for prompt_ids in asked.prompts
         ]
         if not asked.request.stream:
@@ -98,16 +97,20 @@ class FinalRequests:
         grammar = await asked.model.prompts.grammar(asked.request, asked.prompts[0], limits)
         return params if grammar is None else replace(params, grammar=grammar)
 
-    def _require_seen(self, asked: Asked) -> None:
-        """Raise `InvalidRequest` for images that no node of the model computes, or that would be cut."""
-        if not self.relay.sees_images(asked.model.name):
-            raise refused_images(asked.param, "the nodes of this model compute no prompts with images", UNSUPPORTED)
+    def _require_computed(self, asked: Asked) -> None:
+        """Raise `InvalidRequest` for media that no node of the model computes, or that would be cut."""
+        for kind in {medium.kind for medium in asked.media}:
+            if not self.relay.takes_media(asked.model.name, kind):
+                message = f"{asked.param}: the nodes of this model take no {kind} input"
+                raise InvalidRequest(message, asked.param, UNSUPPORTED)
         if asked.request.truncate_prompt_tokens is not None:
-            raise InvalidRequest("a prompt with images is not truncated", "truncate_prompt_tokens")
+            raise InvalidRequest(
+                f"a prompt with {asked.media[0].kind} input is not truncated", "truncate_prompt_tokens"
+            )
 
     def _within_context(self, asked: Asked, params: DecodingParams, prompt: Prompt) -> DecodingParams:
-        name, has_images = asked.model.name, bool(prompt.images)
-        most = self.relay.check_size(name, prompt.num_tokens, params.max_tokens, asked.param, has_images=has_images)
+        name, media = asked.model.name, prompt.media_kinds
+        most = self.relay.check_size(name, prompt.num_tokens, params.max_tokens, asked.param, media)
         return params.with_at_most(most)
 
 

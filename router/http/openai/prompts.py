@@ -33,6 +33,7 @@ from baton.runtime.threads import StartedThreads
 from baton.wire.errors import InvalidRequest
 from baton.wire.grammar import Grammar
 from baton.wire.images import PromptImage
+from baton.wire.media import Medium
 
 _MAX_INLINE_CHARS = 4096
 _MAX_SIDE_BY_SIDE_CHARS = 2**17
@@ -46,10 +47,10 @@ ResultT = TypeVar("ResultT")
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation as a model gets it. `images`: those among the tokens, with pixels."""
+    """A conversation as a model gets it. `media`: those among the tokens, with payload."""
 
     token_ids: Sequence[int]
-    images: Sequence[PromptImage] = ()
+    media: Sequence[Medium] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,9 @@ class PromptMaker:
             self.images.close()
 
     @property
-    def sees_images(self) -> bool:
-        """Whether requests may have images, where nodes compute them."""
-        return self.images is not None and self.images.limit > 0
+    def media_kinds(self) -> Sequence[str]:
+        """The kinds of media that requests may have, where nodes compute them."""
+        return [PromptImage.kind] if self.images is not None and self.images.limit > 0 else []
 
     async def grammar(
         self, request: GenerationRequest, prompt_ids: Sequence[int], limits: Sequence[int]
@@ -144,7 +145,7 @@ class PromptMaker:
         return self.answer_format.begins_reasoning(end)
 
     async def chat_prompt(self, request: ChatCompletionRequest) -> ChatPrompt:
-        """Token ids of the conversation, and its images. Raises `InvalidRequest` when the template refuses it, and for
+        """Token ids of the conversation, and its media. Raises `InvalidRequest` when the template refuses it, and for
         images that cannot be served; `Overloaded` when there is no room for them."""
         texts = request.images
         read = await self._images(texts, request.images_field) if texts else []

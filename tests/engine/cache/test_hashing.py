@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from baton.engine.cache.hashing import HASH_BYTES, extend_hashes, prompt_digest, root_hash
 from baton.wire.images import PromptImage
+from baton.wire.media import Medium
 from baton.wire.prompt import Prompt
+from tests.wire.tone import Tone
 
 _PLAIN, _SALTED = Prompt((1, 2, 3, 4)), Prompt((1, 2, 3, 4), b"tenant")
 _ADAPTED = [
@@ -77,7 +79,7 @@ def test_a_handoff_says_which_adapter_computed_its_kv() -> None:
 
 
 def _image(start: int, num_tokens: int, digest: bytes = b"a") -> PromptImage:
-    return PromptImage(start, num_tokens, 8, 8, digest * 16)
+    return PromptImage(start, num_tokens, digest * 16, b"", 8, 8)
 
 
 @pytest.mark.parametrize(("num_tokens", "marked"), [(1, [1]), (2, [1]), (3, [1, 2]), (6, [1, 2]), (7, [1, 2, 3])])
@@ -98,13 +100,14 @@ def test_the_mark_of_an_image_enters_with_each_block_from_its_first_token_to_its
 def test_an_image_is_part_of_every_block_that_it_stands_in_and_of_those_behind() -> None:
     ids = [7] * 20
 
-    def hashes(*images: PromptImage) -> list[bytes]:
+    def hashes(*media: Medium) -> list[bytes]:
         found: list[bytes] = []
-        extend_hashes(found, ids, 4, b"", images)
+        extend_hashes(found, ids, 4, b"", media)
         return found
 
     plain, one, other, moved = hashes(), hashes(_image(6, 5)), hashes(_image(6, 5, b"b")), hashes(_image(7, 5))
-    for first, second in ((plain, one), (one, other), (one, moved)):
+    heard = Tone(6, 5, b"a" * 16, b"", 8000)  # of another kind, with an equal digest
+    for first, second in ((plain, one), (one, other), (one, moved), (one, hashes(heard))):
         assert first[:1] == second[:1]
         assert not set(first[1:]) & set(second[1:])
     behind = hashes(_image(6, 5), _image(12, 4))
@@ -114,6 +117,6 @@ def test_an_image_is_part_of_every_block_that_it_stands_in_and_of_those_behind()
     for stop in (5, 9, 20):
         extend_hashes(pieces, ids[:stop], 4, b"", [_image(6, 5)])
     assert pieces == one
-    seen = ((), [_image(6, 5)], [_image(6, 5, b"b")], [_image(7, 5)])
-    digests = {prompt_digest(Prompt.of(ids, images=images)) for images in seen}
-    assert len(digests) == 4
+    known = ((), [_image(6, 5)], [_image(6, 5, b"b")], [_image(7, 5)], [heard])
+    digests = {prompt_digest(Prompt.of(ids, media=media)) for media in known}
+    assert len(digests) == 5

@@ -18,7 +18,7 @@ from baton.engine.models.vision.facts import ImageFacts, NoImages, PixtralFacts,
 from baton.engine.models.vision.limit import image_limit
 from baton.engine.models.vision.tower import inputs_of, values_of
 from baton.wire.errors import InvalidRequest, InvalidSetting
-from baton.wire.images import MAX_PIXEL_BYTES
+from baton.wire.media import MAX_PAYLOAD_BYTES
 from tests.engine.models.image_files import as_file, picture, write_image_facts
 from tests.engine.models.seeing import Seeing, make_seeing
 
@@ -116,7 +116,7 @@ def test_what_is_no_image_or_too_large_is_refused(tmp_path: Path, content: bytes
 
 def test_images_beyond_what_a_message_carries_are_refused(tmp_path: Path) -> None:
     write_image_facts(tmp_path)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 1, "max_pixels": MAX_PIXEL_BYTES}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 1, "max_pixels": MAX_PAYLOAD_BYTES}))
     facts = load_image_facts(tmp_path)
     assert facts is not None
     with pytest.raises(InvalidRequest, match="too many"):

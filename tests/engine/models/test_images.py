@@ -45,7 +45,7 @@ class Composed:
         found = resized(image, self._facts)
         ids = self._facts.token_ids(found.height, found.width)
         digest = digest_of(found.height, found.width, found.pixels)
-        self.images.append(PromptImage(len(self.ids), len(ids), found.height, found.width, digest, found.pixels))
+        self.images.append(PromptImage(len(self.ids), len(ids), digest, found.pixels, found.height, found.width))
         self.ids += ids
         self.pictures.append(image)
         return self
@@ -56,7 +56,7 @@ def ask(engine: Engine, *prompts: Composed) -> list[Answer]:
     found = {key_of(number): Answer(prompt.ids) for number, prompt in enumerate(prompts)}
     params = DecodingParams(temperature=0.0, max_tokens=NUM_OUTPUT, logprobs=3)
     for key, prompt in zip(found, prompts, strict=True):
-        engine.core.add(key, Prompt.of(prompt.ids, images=prompt.images), params)
+        engine.core.add(key, Prompt.of(prompt.ids, media=prompt.images), params)
     while engine.core.has_work:
         for output in engine.core.step():
             assert not output.has_failed, output.failure
@@ -89,7 +89,7 @@ def assert_same(seeing: Seeing, prompt: Composed, answer: Answer) -> None:
 def test_tokens_behind_images_equal_those_of_transformers(tmp_path: Path, family: str) -> None:
     seeing = make_seeing(tmp_path, family)
     engine = built(tmp_path, num_blocks=128)
-    assert engine.core.sees_images
+    assert engine.core.media_kinds == ("image",)
     one, other = picture(100, 60, 1), picture(60, 100, 2)
     first = Composed(seeing).text(9, 1).image(one).text(5, 2)
     second = Composed(seeing).text(9, 1).image(other).text(5, 2)
@@ -125,7 +125,7 @@ def test_rows_of_an_image_are_kept_for_the_client_who_showed_it(
         # of the other text nothing is cached but the image
         ids = [lead, *prompt.ids[1:]]
         params = DecodingParams(temperature=0.0, max_tokens=1)
-        engine.core.add(key_of(number), Prompt.of(ids, cache_salt=salt, images=prompt.images), params)
+        engine.core.add(key_of(number), Prompt.of(ids, cache_salt=salt, media=prompt.images), params)
         while engine.core.has_work:
             engine.core.step()
         found.append(len(computed))
@@ -139,14 +139,14 @@ def test_a_request_whose_images_are_elsewhere_fails_when_its_kv_is_gone_and_no_o
     engine.core.add(older, Prompt.of(range(40)), DecodingParams(temperature=0.0, max_tokens=50, ignore_eos=True))
     engine.core.step()
     prompt = Composed(seeing).text(3, 1).image(picture(60, 100, 1)).text(2, 2)
-    images = [image.without_pixels() for image in prompt.images]
-    with pytest.raises(InvalidRequest, match="without its pixels"):
-        engine.core.add(newer, Prompt.of(prompt.ids, images=images), DecodingParams())
-    reservation = engine.core.reserve(newer, Prompt.of(prompt.ids, images=images))
+    images = [image.without_payload() for image in prompt.images]
+    with pytest.raises(InvalidRequest, match="without its payload"):
+        engine.core.add(newer, Prompt.of(prompt.ids, media=images), DecodingParams())
+    reservation = engine.core.reserve(newer, Prompt.of(prompt.ids, media=images))
     assert reservation is not None
     params = DecodingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     first = [FirstToken(newer, params, 7)]
-    engine.core.add_reserved(reservation, Prompt.of(prompt.ids, images=images), first)
+    engine.core.add_reserved(reservation, Prompt.of(prompt.ids, media=images), first)
     outputs: list[RequestOutput] = []
     while engine.core.has_work:
         if not engine.core.is_live(last) and sum(output.key == older for output in outputs) == 45:
@@ -172,9 +172,9 @@ def test_images_that_are_not_those_of_the_tokens_are_refused(tmp_path: Path) -> 
     ]
     for images in wrong:
         with pytest.raises(BatonError, match=r"tokens of an image|lie in each other|ends at token"):
-            engine.core.add(key_of(1), Prompt.of(prompt.ids, images=images), DecodingParams())
+            engine.core.add(key_of(1), Prompt.of(prompt.ids, media=images), DecodingParams())
     assert not engine.core.has_work
     without = built(tmp_path, limit_mm_per_prompt="image=0")
-    assert not without.core.sees_images
-    with pytest.raises(InvalidRequest, match="computes no prompts with images"):
-        without.core.add(key_of(1), Prompt.of(prompt.ids, images=prompt.images), DecodingParams())
+    assert not without.core.media_kinds
+    with pytest.raises(InvalidRequest, match="takes no image input"):
+        without.core.add(key_of(1), Prompt.of(prompt.ids, media=prompt.images), DecodingParams())

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from baton.engine.scheduler.limits import SchedulerLimits, require_room_for_images
+from baton.engine.scheduler.limits import SchedulerLimits, require_room_for_media
 from baton.engine.scheduler.request import Fork, Request
 from baton.wire.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound, Overloaded
-from baton.wire.images import PromptImage
+from baton.wire.media import Medium
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import A, key_of
@@ -55,12 +55,12 @@ def test_a_prompt_of_an_adapter_that_is_not_here_is_refused_by_its_digest() -> N
 
 
 def holding(num_bytes: int) -> Request:
-    """A request with two images of so many bytes together."""
-    images = [cast("PromptImage", SimpleNamespace(pixels=range(count))) for count in (num_bytes - 7, 7)]
-    return Request(A, Prompt.of([1], images=images), DecodingParams(), b"", 64)
+    """A request with two media of so many bytes together."""
+    media = [cast("Medium", SimpleNamespace(payload=range(count))) for count in (num_bytes - 7, 7)]
+    return Request(A, Prompt.of([1], media=media), DecodingParams(), b"", 64)
 
 
-def test_images_are_taken_until_those_that_are_there_have_half_a_gibibyte() -> None:
-    require_room_for_images([holding(2**28), request([1]), holding(2**28)])
+def test_media_are_taken_until_those_that_are_there_have_half_a_gibibyte() -> None:
+    require_room_for_media([holding(2**28), request([1]), holding(2**28)])
     with pytest.raises(Overloaded, match="leave no room for more"):
-        require_room_for_images([holding(2**28), request([1]), holding(2**28 + 1)])
+        require_room_for_media([holding(2**28), request([1]), holding(2**28 + 1)])

@@ -24,17 +24,17 @@ def request(num_tokens: int, num_computed_tokens: int = 0, *images: PromptImage,
     """The prompt has ten of the tokens, or all where there are fewer."""
     tokens = range(num_tokens)
     values: dict[str, Any] = {"params": DecodingParams(), "hash_root": b"", "max_total_tokens": 999, **members}
-    prompt = Prompt.of(tokens[:10], images=images)
+    prompt = Prompt.of(tokens[:10], media=images)
     return Request(A, prompt, output_ids=tokens[10:], num_computed_tokens=num_computed_tokens, **values)
 
 
 @pytest.mark.parametrize(("start", "computes"), [(0, True), (3, True), (4, True), (5, False), (8, False), (9, False)])
 def test_a_share_computes_an_image_if_a_token_of_it_is_in_it(start: int, computes: bool) -> None:
-    near, far = PromptImage(3, 2, 28, 28, b"i" * 16), PromptImage(12, 2, 28, 28, b"i" * 16)
+    near, far = PromptImage(3, 2, b"i" * 16, b"", 28, 28), PromptImage(12, 2, b"i" * 16, b"", 28, 28)
     for image in (near, far):
         is_within = start <= image.stop - 1 and image.start <= start + 3
-        assert request(20, start, image).share(4).computes_images is is_within  # tokens start .. start + 3
-    assert request(20, start, near).share(4).computes_images is computes
+        assert request(20, start, image).share(4).computes_media is is_within  # tokens start .. start + 3
+    assert request(20, start, near).share(4).computes_media is computes
 
 
 def test_forced_tokens_are_told_from_a_prompt_by_where_they_stand_and_how_many_they_are() -> None:
@@ -54,7 +54,7 @@ def test_a_step_that_is_planned_later_has_the_tokens_of_now() -> None:
         tokens[4]
 
 
-IMAGE = PromptImage(3, 4, 28, 28, b"i" * 16)
+IMAGE = PromptImage(3, 4, b"i" * 16, b"", 28, 28)
 
 
 def test_a_share_has_all_that_a_runner_needs_and_tells_whether_it_reaches_the_last_token() -> None:
@@ -119,9 +119,9 @@ def test_pixels_are_lacked_until_their_image_is_computed() -> None:
     asked = request(12, 0, IMAGE)
     for num_computed, lacks in ((0, True), (6, True), (7, False)):
         asked.num_computed_tokens = num_computed
-        assert asked.lacks_pixels is lacks
+        assert asked.lacks_payload is lacks
     pixels = bytes(3 * 28 * 28)
-    assert not request(12, 0, PromptImage(3, 4, 28, 28, digest_of(28, 28, pixels), pixels)).lacks_pixels
+    assert not request(12, 0, PromptImage(3, 4, digest_of(28, 28, pixels), pixels, 28, 28)).lacks_payload
 
 
 def test_a_request_is_ready_when_its_grammar_is() -> None:

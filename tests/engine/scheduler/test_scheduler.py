@@ -8,7 +8,7 @@ import pytest
 
 from baton.engine.cache.block_pool import BlockPool, pack_blocks
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import IMAGES_GONE
+from baton.engine.scheduler.request import MEDIA_GONE
 from baton.engine.scheduler.request_blocks import RequestBlocks
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import RequestOutput
@@ -277,22 +277,22 @@ def test_a_request_whose_images_are_not_here_leaves_its_blocks_and_holds_nobody_
     pool = BlockPool(8)
     scheduler = Scheduler(pool, SchedulerLimits(4, 4, 16, 32), frozenset())
     other = Simulation().request("other", prompt(9), endless())
-    lost = Simulation().request("lost", prompt(9), endless(), images=[PromptImage(2, 2, 28, 28, b"i" * 16)])
+    lost = Simulation().request("lost", prompt(9), endless(), media=[PromptImage(2, 2, b"i" * 16, b"", 28, 28)])
     for request in (lost, other):
         scheduler.add(request)
     assert [share.key for share in scheduler.schedule().requests] == [other.key]
-    assert scheduler.take_lost() == [RequestOutput(lost.key, 0, 0, 0, 0, (), "", True, True, IMAGES_GONE)]
+    assert scheduler.take_lost() == [RequestOutput(lost.key, 0, 0, 0, 0, (), "", True, True, MEDIA_GONE)]
     assert (scheduler.take_lost(), scheduler.requests.get(lost.key)) == ([], None)
     pool.check(dict.fromkeys(other.block_table, 1))
 
 
-def test_only_requests_with_images_are_refused_for_the_images_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.engine.scheduler.limits.MAX_PIXEL_BYTES_HELD", -1)
+def test_only_requests_with_media_are_refused_for_the_media_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.engine.scheduler.limits.MAX_PAYLOAD_BYTES_HELD", -1)
     scheduler = Scheduler(BlockPool(8), SchedulerLimits(4, 4, 16, 32), frozenset())
     plain = Simulation().request("plain", prompt(9), endless())
-    seeing = Simulation().request("seeing", prompt(9), endless(), images=[PromptImage(2, 2, 28, 28, b"i" * 16)])
+    seeing = Simulation().request("seeing", prompt(9), endless(), media=[PromptImage(2, 2, b"i" * 16, b"", 28, 28)])
     scheduler.add(plain)
-    with pytest.raises(Overloaded, match="images of other requests"):
+    with pytest.raises(Overloaded, match="media of other requests"):
         scheduler.add(seeing)
     assert list(scheduler.requests) == [plain]
 

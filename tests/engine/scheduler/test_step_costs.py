@@ -24,7 +24,7 @@ KEY, PARAMS = RequestKey.numbered(0), DecodingParams()
 
 
 def share(start: int, num_tokens: int, *images: PromptImage) -> ScheduledRequest:
-    prompt = Prompt.of(range(start + num_tokens), images=images)
+    prompt = Prompt.of(range(start + num_tokens), media=images)
     return ScheduledRequest(KEY, start, num_tokens, prompt.token_ids, prompt, (), PARAMS, True)
 
 
@@ -83,7 +83,7 @@ def test_a_step_that_computes_images_teaches_nothing_and_one_behind_them_does() 
     machine, chance = Machine(), random.Random(5)
     machine.mix(600, chance)
     known = machine.costs.cost
-    image = PromptImage(10, 5, 28, 28, b"i" * 16)
+    image = PromptImage(10, 5, b"i" * 16, b"", 28, 28)
     seeing = share(0, 12, image)
     for _ in range(100):
         machine.run(Step((seeing,)), 100.0)

@@ -104,7 +104,7 @@ async def test_pixels_of_requests_in_flight_are_counted_and_bounded(
         await images.read([_text(_PICTURE)], "messages")
     # its request is over, and a node has not acknowledged the prompt: the pixels are still there, wherever that is
     session = Session(2**33, ROUTER_TO_NODE)
-    session.frames(Prefill(b"h" * 16, 1, Prompt.of(ids, images=placed), DecodingParams(), "decode-1", 8))
+    session.frames(Prefill(b"h" * 16, 1, Prompt.of(ids, media=placed), DecodingParams(), "decode-1", 8))
     del placed
     gc.collect()
     with pytest.raises(Overloaded, match="leave no room"):

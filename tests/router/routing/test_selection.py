@@ -21,15 +21,17 @@ from baton.router.routing.selection import RouteRequest, Routing
 from baton.router.routing.suspicion import Probation
 from baton.wire.errors import NoNode
 from baton.wire.images import PromptImage, digest_of
+from baton.wire.media import Medium
 from baton.wire.messages import DECODE, PREFILL
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.simulation import Device
 from tests.request_keys import A, B
 from tests.router.fake_node import FINGERPRINT, LAYOUT, make_hello
+from tests.wire.tone import tone
 
 MODEL = "m"
-IMAGES = (PromptImage(1, 4, 28, 28, bytes(16)),)
+IMAGES = (PromptImage(1, 4, bytes(16), b"", 28, 28),)
 
 
 class Deployment:
@@ -40,17 +42,20 @@ class Deployment:
         policies = RoundRobin(), RoundRobin()
         self.routing = Routing(self.registry, *policies, 0, Probation(), Ejections(self.registry))
 
-    def join(self, name: str, role: str, *, sees: bool, prefers: str = "", tokens: int = 256) -> int:
+    def join(
+        self, name: str, role: str, *, sees: bool, prefers: str = "", tokens: int = 256, hears: bool = False
+    ) -> int:
         """The epoch of the node."""
-        hello = make_hello(role, node_id=name, sees_images=sees, prefers=prefers, max_request_tokens=tokens)
+        media = (*["image"] * sees, *["tone"] * hears)
+        hello = make_hello(role, node_id=name, media=media, prefers=prefers, max_request_tokens=tokens)
         self.registry.register(hello, 0.0)
         return hello.epoch
 
-    def routes(self, images: Sequence[PromptImage], avoided: frozenset[int] = frozenset()) -> set[tuple[str, str]]:
+    def routes(self, media: Sequence[Medium], avoided: frozenset[int] = frozenset()) -> set[tuple[str, str]]:
         """Prefill and decode node of several requests, "" for no prefill node."""
         found = set()
         for _ in range(8):
-            prompt = Prompt.of(range(20), images=images)
+            prompt = Prompt.of(range(20), media=media)
             route = self.routing.choose(RouteRequest(MODEL, prompt, max_tokens=4, avoided=avoided), 0.0)
             found.add((route.prefill.node_id if route.prefill else "", route.decode.node_id))
         return found
@@ -63,7 +68,7 @@ def test_text_goes_anywhere_and_images_to_nodes_that_see() -> None:
         nodes.join(mark + "sees", role, sees=True)
     assert {name for route in nodes.routes(()) for name in route} == {"P", "Psees", "D", "Dsees"}
     assert nodes.routes(IMAGES) == {("Psees", "Dsees")}
-    target = nodes.routing.another_decode(MODEL, 20, frozenset(), 4, images=IMAGES)
+    target = nodes.routing.another_decode(MODEL, 20, frozenset(), 4, media={"image"})
     assert target is not None
     assert target.node_id == "Dsees"
 
@@ -83,16 +88,29 @@ def test_a_decode_node_that_sees_computes_what_no_prefill_node_can() -> None:
 
 def test_images_are_served_as_long_as_a_decode_node_sees_them() -> None:
     nodes = Deployment()
-    assert nodes.registry.max_request_tokens_with_images(MODEL) is None
+    assert nodes.registry.max_request_tokens(MODEL, {"image"}) is None
     nodes.join("Psees", PREFILL, sees=True)
-    assert nodes.registry.max_request_tokens_with_images(MODEL) == 256  # decode nodes are yet to join
+    assert nodes.registry.max_request_tokens(MODEL, {"image"}) == 256  # decode nodes are yet to join
     nodes.join("D", DECODE, sees=False, tokens=512)
-    assert nodes.registry.max_request_tokens_with_images(MODEL) is None
+    assert nodes.registry.max_request_tokens(MODEL, {"image"}) is None
     with pytest.raises(NoNode):
         nodes.routes(IMAGES)
     nodes.join("Dsees", DECODE, sees=True, tokens=128)
     assert nodes.registry.max_request_tokens(MODEL) == 512
-    assert nodes.registry.max_request_tokens_with_images(MODEL) == 128
+    assert nodes.registry.max_request_tokens(MODEL, {"image"}) == 128
+
+
+def test_a_prompt_goes_to_nodes_that_compute_all_kinds_of_its_media() -> None:
+    nodes = Deployment()
+    for role, mark in ((PREFILL, "P"), (DECODE, "D")):
+        nodes.join(mark + "sees", role, sees=True)
+        nodes.join(mark + "hears", role, sees=False, hears=True)
+        nodes.join(mark + "both", role, sees=True, hears=True, tokens=64)
+    heard = tone(6, [1, 2])
+    assert {decode for _, decode in nodes.routes([heard])} == {"Dhears", "Dboth"}
+    assert nodes.routes([*IMAGES, heard]) == {("Pboth", "Dboth")}
+    assert nodes.registry.max_request_tokens(MODEL, {"image", "tone"}) == 64
+    assert nodes.registry.max_request_tokens(MODEL, {"video"}) is None
 
 
 def seeing_core() -> EngineCore:
@@ -100,12 +118,12 @@ def seeing_core() -> EngineCore:
     pool = BlockPool(64)
     scheduler = Scheduler(pool, SchedulerLimits(LAYOUT.block_size, 8, 64, 256), frozenset())
     facts = cast("ImageFacts", SimpleNamespace(require_fit=lambda token_ids, image: None))
-    return EngineCore(pool, scheduler, Device(LAYOUT.block_size), FINGERPRINT, image_facts=facts)
+    return EngineCore(pool, scheduler, Device(LAYOUT.block_size), FINGERPRINT, media_facts={"image": facts})
 
 
 TEXT, PIXELS = Prompt(tuple(range(10))), bytes(3 * 28 * 28)
-SEEN = replace(TEXT, images=(PromptImage(5, 3, 28, 28, digest_of(28, 28, PIXELS), PIXELS),))
-OTHER = replace(TEXT, images=(replace(SEEN.images[0], digest=bytes(16), pixels=b""),))
+SEEN = replace(TEXT, media=(PromptImage(5, 3, digest_of(28, 28, PIXELS), PIXELS, 28, 28),))
+OTHER = replace(TEXT, media=(replace(SEEN.media[0], digest=bytes(16), payload=b""),))
 PROMPTS = (TEXT, replace(TEXT, cache_salt=b"a"), replace(TEXT, cache_salt=b"b"), SEEN, replace(SEEN, cache_salt=b"a"))
 
 
@@ -124,7 +142,7 @@ def test_router_and_engine_name_the_blocks_of_a_prompt_alike(computed: Prompt) -
     for asked in (*PROMPTS, OTHER):
         route = nodes.routing.choose(RouteRequest(MODEL, asked, tuple(output_ids[:6])), 0.0)
         assert (route.prefill is None) == (asked == computed)
-        reservation = core.reserve(B, asked.without_pixels(), output_ids[:6])
+        reservation = core.reserve(B, asked.without_payload(), output_ids[:6])
         assert reservation is not None
         assert (reservation.num_cached_tokens == 16) == (asked == computed)
         core.release(B)

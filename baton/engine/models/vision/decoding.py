@@ -16,7 +16,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from baton.engine.models.vision.facts import ImageFacts
 from baton.wire.errors import InvalidRequest
-from baton.wire.images import MAX_EDGE, MAX_PIXEL_BYTES
+from baton.wire.images import MAX_EDGE
+from baton.wire.media import MAX_PAYLOAD_BYTES
 
 KINDS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS = 2**25
@@ -46,7 +47,7 @@ def decode(text: str, facts: ImageFacts) -> DecodedImage:
 def resized(image: Image.Image, facts: ImageFacts) -> DecodedImage:
     """An image in red, green and blue, as `facts` want it. Raises `InvalidRequest`."""
     height, width = facts.resized(image.height, image.width)
-    if height * width * 3 > MAX_PIXEL_BYTES or max(height, width) > MAX_EDGE:
+    if height * width * 3 > MAX_PAYLOAD_BYTES or max(height, width) > MAX_EDGE:
         raise InvalidRequest(f"an image has {height} x {width} pixels for this model: too many", "messages")
     found = image.resize((width, height), resample=facts.pixel.resample)
     return DecodedImage(height, width, found.tobytes())

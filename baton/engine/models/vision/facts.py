@@ -17,13 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baton.engine.models.config import read_config_files
 from baton.engine.text.checkpoint_files import read_json
 from baton.wire.errors import InvalidRequest, ModelLoadError
-from baton.wire.images import MAX_EDGE, PromptImage, require_in_order
-from baton.wire.prompt import Prompt
+from baton.wire.images import MAX_EDGE, PromptImage
+
+if TYPE_CHECKING:
+    from baton.device.base import Array
 
 _BICUBIC = 3
 """Pillow's number."""
@@ -75,6 +77,11 @@ class ImageFacts(ABC):
     def token_ids(self, height: int, width: int) -> list[int]:
         """The token ids in a prompt that stand for an image of that size, in pixels."""
 
+    def coordinates(self, image: PromptImage, places: Array) -> tuple[Array, Array, Array]:
+        """Time, row and column of the tokens at these places of an image, each a token of its size."""
+        columns = image.width // self.edge
+        return places * 0, places // columns, places % columns
+
     def num_positions(self, image: PromptImage) -> int:
         """The positions from the first token of an image to the token behind it."""
         return image.num_tokens
@@ -85,16 +92,6 @@ class ImageFacts(ABC):
             raise InvalidRequest(f"an image of {image.height} x {image.width} pixels has no whole patches", "messages")
         if list(token_ids[image.start : image.stop]) != self.token_ids(image.height, image.width):
             raise InvalidRequest("the tokens of an image are not those of its size", "messages")
-
-
-def require_seen(facts: ImageFacts | None, prompt: Prompt) -> None:
-    """Raise `InvalidRequest` for a prompt whose images would fail the step they are computed in. `facts`: None where a
-    node computes none."""
-    if facts is None:
-        raise InvalidRequest("this node computes no prompts with images", "messages")
-    require_in_order(prompt.images, prompt.num_tokens)
-    for image in prompt.images:
-        facts.require_fit(prompt.token_ids, image)
 
 
 @dataclass(frozen=True, slots=True)

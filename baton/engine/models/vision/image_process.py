@@ -22,7 +22,7 @@ from pathlib import Path
 from baton.engine.models.vision.decoding import decode
 from baton.engine.models.vision.facts import ImageFacts, load_image_facts
 from baton.wire.errors import BatonError
-from baton.wire.images import MAX_PIXEL_BYTES
+from baton.wire.media import MAX_PAYLOAD_BYTES
 
 CPU_S = 10.0
 MEMORY_BYTES = 2**30
@@ -57,8 +57,8 @@ def _decoded(facts: ImageFacts, line: str) -> dict[str, object]:
         for text in json.loads(line):
             found = decode(text, facts)
             num_bytes += len(found.pixels)
-            if num_bytes > MAX_PIXEL_BYTES:
-                return {"error": f"the images have more than {MAX_PIXEL_BYTES // 3} pixels together, after resizing"}
+            if num_bytes > MAX_PAYLOAD_BYTES:
+                return {"error": f"the images have more than {MAX_PAYLOAD_BYTES // 3} pixels together, after resizing"}
             pixels = base64.b64encode(found.pixels).decode()
             images.append({"height": found.height, "width": found.width, "pixels": pixels})
     except BatonError as error:

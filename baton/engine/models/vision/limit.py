@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 
 from baton.wire.errors import InvalidSetting
-from baton.wire.images import MAX_IMAGES
+from baton.wire.media import MAX_MEDIA
 
 
 def image_limit(setting: str) -> int:
@@ -20,6 +20,6 @@ def image_limit(setting: str) -> int:
         with suppress(ValueError):
             content = json.loads(setting)
             found = content.get("image") if isinstance(content, dict) and len(content) == 1 else None
-    if type(found) is not int or not 0 <= found <= MAX_IMAGES:
-        raise InvalidSetting(f"--limit-mm-per-prompt {setting!r:.100} is not image=N, with N from 0 to {MAX_IMAGES}")
+    if type(found) is not int or not 0 <= found <= MAX_MEDIA:
+        raise InvalidSetting(f"--limit-mm-per-prompt {setting!r:.100} is not image=N, with N from 0 to {MAX_MEDIA}")
     return found

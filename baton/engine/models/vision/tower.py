@@ -48,14 +48,14 @@ class Tower:
         self._num_cached_bytes = 0
 
     def rows(self, image: PromptImage, hash_root: bytes) -> Tensor:
-        """[1 + K, M, E] of an image with pixels, see `SeenRows`; the caller does not change it. Those of a request with
-        another `hash_root`, which may be another client's, are computed again."""
+        """[1 + K, M, E] of an image with pixels, see `MediaRows`; the caller does not change it. Those of a request
+        with another `hash_root`, which may be another client's, are computed again."""
         key = (hash_root, image.digest)
         known = self._cached.get(key)
         if known is not None:
             self._cached.move_to_end(key)
             return known
-        if not image.pixels:
+        if not image.payload:
             raise InvalidRequest("an image came without its pixels", "messages")
         found = self._compute(image)
         self._cached[key] = found
@@ -66,7 +66,7 @@ class Tower:
 
     @torch.inference_mode()
     def _compute(self, image: PromptImage) -> Tensor:
-        levels = np.frombuffer(image.pixels, dtype=np.uint8).reshape(image.height, image.width, 3)
+        levels = np.frombuffer(image.payload, dtype=np.uint8).reshape(image.height, image.width, 3)
         pixels = torch.from_numpy(np.stack([self._values[channel][levels[..., channel]] for channel in range(3)]))
         inputs = inputs_of(self.facts, pixels.to(self._device, self._dtype))
         found = self._model.get_image_features(**inputs, return_dict=True)

@@ -1,12 +1,28 @@
-"""How much an answer may hold that is not streamed."""
+"""How much an answer may hold that is not streamed, and which media a prompt may have."""
 
 from __future__ import annotations
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
-from baton.router.http.openai.final_requests import MAX_HELD_LOGPROBS, MAX_HELD_TOKENS, bounded
+from baton.router.http.openai.final_requests import (
+    MAX_HELD_LOGPROBS,
+    MAX_HELD_TOKENS,
+    Asked,
+    FinalRequests,
+    bounded,
+)
+from baton.router.http.openai.ignored import IgnoredFields
+from baton.router.http.openai.prompts import PromptMaker
+from baton.router.http.openai.schemas import CompletionRequest
+from baton.router.http.served_model import ServedModel
 from baton.wire.errors import InvalidRequest
+from baton.wire.media import Medium
+from baton.wire.messages import DECODE
 from baton.wire.sampling import DecodingParams
+from tests.router.rig import MODEL, relaying
+from tests.wire.tone import tone
+from tests.wire.wire_samples import IMAGE
 
 ROOM = 2**24
 
@@ -33,3 +49,22 @@ def test_a_request_without_max_tokens_ends_at_the_limit_instead() -> None:
     params = DecodingParams(logprobs=20)
     assert bounded(params, 2, 100, "max_tokens") == params
     assert bounded(params, 2, ROOM, "max_tokens").max_tokens == MAX_HELD_LOGPROBS // 42
+
+
+async def test_media_are_taken_of_kinds_that_nodes_compute_and_are_not_cut(prompts: PromptMaker) -> None:
+    model = ServedModel(MODEL, prompts, None, 0)
+    http, notes = make_mocked_request("POST", "/"), IgnoredFields()
+    whole = CompletionRequest.model_validate({"model": MODEL, "prompt": "hello", "max_tokens": 4})
+    cut = whole.model_copy(update={"truncate_prompt_tokens": 3})
+    async with relaying() as rig:
+        await rig.join(DECODE, media=("image",))
+        stage = FinalRequests(rig.relay, None, rig.registry.max_request_tokens)
+        (asked,) = await stage.of(Asked(model, whole, [range(9)], "messages", media=[IMAGE]), http, notes)
+        assert asked.prompt.media == (IMAGE,)
+        refused: list[tuple[CompletionRequest, list[Medium], str]] = [
+            (whole, [IMAGE, tone(4, [1])], "messages: the nodes of this model take no tone input"),
+            (cut, [IMAGE], "a prompt with image input is not truncated"),
+        ]
+        for request, media, problem in refused:
+            with pytest.raises(InvalidRequest, match=problem):
+                await stage.of(Asked(model, request, [range(9)], "messages", media=media), http, notes)
