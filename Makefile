@@ -13,9 +13,10 @@ TORCH = torch>=2.11,<2.14
 
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+DOCS = $(VENV)-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve chat test lint clean
+.PHONY: help install serve chat test lint docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -48,6 +49,16 @@ lint: install ## ruff (rules and format), and mypy in strict mode
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy baton tests
 
+docs: $(DOCS)/.installed ## build the documentation site into build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
+
+# A small environment of its own, with neither torch nor Baton: the pages are made from files alone.
+$(DOCS)/.installed: pyproject.toml
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
+		| $(DOCS)/bin/python -m pip install --disable-pip-version-check --quiet -r /dev/stdin
+	touch $@
+
 clean: ## remove .venv and all caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(DOCS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
