@@ -96,8 +96,8 @@ class RouterSettings:
     )
     node_wait_s: float | None = _routing(
         None,
-        "seconds that a request waits for a node when there is none, 0: not at all; unless set, 4 times what the start "
-        "of a node took, from 10 to 60",
+        "seconds that a request waits for a node when there is none; 0: it does not; none: 4 times what the start of a "
+        "node took, from 10 to 60",
         allowed=SECONDS_OR_NONE,
     )
     request_timeout_s: float = _requests(600.0, "seconds a request may take in all", allowed=SECONDS)

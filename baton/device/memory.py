@@ -60,7 +60,7 @@ def enough_memory() -> Iterator[None]:
         asked = _ASKED_BYTES.search(str(error))
         size = f"{int(asked[1]) / GIB:.2f} GiB more were asked for, " if asked else ""
         raise InvalidSetting(
-            f"this machine has no memory for this model and its KV: {size}{read_host_memory()}; what helps is {SMALLER}"
+            f"this machine has no memory for this model and its KV: {size}{read_host_memory()}; try {SMALLER}"
         ) from error
 
 

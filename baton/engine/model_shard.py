@@ -318,8 +318,8 @@ def _require_room(num_bytes: int, device: Device, settings: EngineSettings) -> N
         return
     if num_bytes > memory.free:
         raise InvalidSetting(
-            f"the weights need {num_bytes / GIB:.2f} GiB, and {memory} on this machine; what helps is {SMALLER}, or a "
-            "smaller model"
+            f"the weights need {num_bytes / GIB:.2f} GiB, and {memory} on this machine; try {SMALLER}, or a smaller "
+            "model"
         )
     if not (settings.num_blocks or settings.kv_cache_memory_bytes or host_budget(settings, memory, num_bytes)):
         raise InvalidSetting(

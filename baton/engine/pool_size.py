@@ -121,8 +121,8 @@ def host_num_blocks(
         raise InvalidSetting(
             f"--cpu-memory-utilization {settings.cpu_memory_utilization:g} leaves "
             f"{allowed * layout.block_bytes / _GIB:.2f} GiB for KV beside {weights_bytes / _GIB:.2f} GiB of weights "
-            f"({memory}), one request of --max-model-len needs "
-            f"{capacity.blocks_per_request * layout.block_bytes / _GIB:.2f} GiB: lower --max-model-len, or raise "
+            f"({memory}); one request of --max-model-len needs "
+            f"{capacity.blocks_per_request * layout.block_bytes / _GIB:.2f} GiB; lower --max-model-len, or raise "
             "--cpu-memory-utilization, or set --kv-cache-memory-bytes, which counts whatever the share is"
         )
     return min(wanted, allowed)
@@ -222,6 +222,6 @@ def gpu_num_blocks(settings: EngineSettings, layout: BlockSize, capacity: Capaci
 def _too_small(budget: int, needed: int, after: MemoryReading, settings: EngineSettings) -> InvalidSetting:
     return InvalidSetting(
         f"--gpu-memory-utilization {settings.gpu_memory_utilization:g} leaves {budget / _GIB:.2f} GiB for KV on a "
-        f"device of {after.total / _GIB:.1f} GiB ({after.free / _GIB:.1f} GiB free after loading), one request of "
-        f"--max-model-len needs {needed / _GIB:.2f} GiB: raise the first, lower the second, or free the device"
+        f"device of {after.total / _GIB:.1f} GiB ({after.free / _GIB:.1f} GiB free after loading); one request of "
+        f"--max-model-len needs {needed / _GIB:.2f} GiB; raise the first, lower the second, or free the device"
     )

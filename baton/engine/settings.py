@@ -74,13 +74,13 @@ class EngineSettings:
     )
     kv_offloading_size: float = _cache(
         0.0,
-        "GiB of host memory for KV that does not fit the KV pool any more, and comes back from there instead of being "
-        "computed; 0: none",
+        "GiB of host memory for KV that no longer fits the KV pool; it comes back from there, and is not computed "
+        "again; 0: none",
         allowed=Range(0, 2**20),
     )
     kv_store: str = _cache(
         HOST,
-        "where KV goes that does not fit the KV pool any more; host: memory of kv-offloading-size; NAME: the store of "
+        "place of KV that no longer fits the KV pool; host: memory of kv-offloading-size; NAME: the store of "
         "an installed package, to which kv-offloading-size is a limit",
         choices=(HOST,),
         plugins=KV_STORES,
@@ -137,8 +137,8 @@ class EngineSettings:
     )
     rank_pools: str = _ranks(
         AUTO,
-        "KV of a node of several ranks: one pool that its ranks share, or a pool of its own for each rank; auto: own "
-        "where they are on several machines, or on GPUs",
+        "KV of a node of several ranks; shared: one pool for all ranks; own: a pool for each rank; auto: own where the "
+        "ranks are on several machines, or on GPUs",
         choices=(AUTO, SHARED, OWN),
     )
     batch_invariant: bool = _steps(
@@ -146,7 +146,7 @@ class EngineSettings:
     )
     speculative_config: str = _steps(
         "",
-        "what guesses several tokens for a step to verify, as vLLM's JSON; "
+        "how to guess several tokens for a step to verify, as vLLM's JSON; "
         '{"method": "ngram", "num_speculative_tokens": N, "prompt_lookup_max": N, "prompt_lookup_min": N}: what came '
         "behind the last tokens before",
         metavar="JSON",

@@ -38,5 +38,5 @@ def require_memory_for_nodes(
         raise InvalidSetting(
             f"{num_nodes} nodes need {num_bytes / GIB:.2f} GiB each for their weights and "
             f"{num_ranks * PROCESS_BYTES / GIB:.2f} GiB for their {num_ranks} processes, and {memory} on this machine; "
-            f"what helps is {SMALLER} (--prefill, --decode)"
+            f"try {SMALLER} (--prefill, --decode)"
         )

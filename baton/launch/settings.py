@@ -125,7 +125,7 @@ def require_same_sums(prefill: NodeSettings, decode: NodeSettings) -> None:
     sizes = prefill.tensor_parallel_size, decode.tensor_parallel_size
     if (prefill.batch_invariant or decode.batch_invariant) and sizes[0] != sizes[1]:
         raise InvalidSetting(
-            f"--batch-invariant with {sizes[0]} ranks in a stage of prefill nodes and {sizes[1]} of decode nodes: they "
+            f"--batch-invariant with {sizes[0]} ranks in a stage of prefill nodes and {sizes[1]} of decode nodes; they "
             "add up in different orders, and either may compute a prompt; use the same --tensor-parallel-size"
         )
 

@@ -227,7 +227,7 @@ class Supervisor:
         needs = f" of nodes that load {weights_bytes / GIB:.2f} GiB of weights each" if weights_bytes else ""
         return (
             f" while it started, which systems do to processes{needs} when memory runs out: {read_host_memory()} now; "
-            f"what helps is {SMALLER} (--prefill, --decode)"
+            f"try {SMALLER} (--prefill, --decode)"
         )
 
     def _reload(self) -> None:

@@ -59,7 +59,7 @@ class LayerKv:
         if self.kind not in _NUM_PLANES:
             raise InvalidSetting(f"KV kind {self.kind!r:.40} is not one of {', '.join(_NUM_PLANES)}")
         if self.num_carried and (self.kind != STATE or self.num_carried > self.elements_per_token):
-            raise InvalidSetting("what a layer carries on is a part of its state")
+            raise InvalidSetting("a layer carries on more than its state")
 
     @property
     def num_planes(self) -> int:

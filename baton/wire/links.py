@@ -108,7 +108,7 @@ def connect(link: zmq.Socket[bytes], address: str, settings: LinkSettings, attem
     if settings.cluster_key is not None:
         expected = settings.cluster_key.expected
         if named and named not in [_as_hex(public) for public in expected]:
-            raise InvalidSetting(f"who listens at {address} has a key that is not known here")
+            raise InvalidSetting(f"the program at {address} has a key that is not known here")
         server = bytes(z85.encode(bytes.fromhex(named))) if named else expected[attempt % len(expected)]
         link.setsockopt(zmq.CURVE_SERVERKEY, server)
         link.setsockopt(zmq.CURVE_PUBLICKEY, settings.cluster_key.public)
@@ -138,7 +138,7 @@ def require_key_beyond_loopback(host: str, key: ClusterKey | None) -> None:
     """Raise `InvalidSetting` when `host` is not a loopback address and there is no cluster key."""
     if key is None and not is_loopback(host):
         raise InvalidSetting(
-            f"listening on {host} opens the KV and control plane to the network: make a key with `baton key FILE` and "
+            f"listening on {host} opens the KV and control plane to the network; make a key with `baton key FILE` and "
             "start every router and node of the deployment with --cluster-key FILE"
         )
 

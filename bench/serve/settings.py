@@ -35,7 +35,7 @@ class LoadSettings:
     """What every load has, whichever command sends it: all but the dataset, and what `compare` and `sweep` decide."""
 
     backend: str = setting(
-        "openai", "what to speak: completions or chat; vllm is openai", choices=("openai", CHAT, "vllm"), group=_SERVER
+        "openai", "the API to use: completions or chat; vllm is openai", choices=("openai", CHAT, "vllm"), group=_SERVER
     )
     endpoint: str = setting(
         "",
@@ -71,7 +71,7 @@ class LoadSettings:
     )
     max_concurrency: int | None = setting(
         None,
-        "requests in flight at most; what comes on top waits, which is the schedule delay",
+        "requests in flight at most; the others wait, which is the schedule delay",
         allowed=COUNT,
     )
     num_warmups: int = setting(

@@ -23,7 +23,7 @@ TOKENS, TOKENS_OR_NONE, _RATIO = Range(1, MAX_TOKENS), Range(0, MAX_TOKENS), Ran
 
 @dataclass(frozen=True, slots=True)
 class DatasetSettings:
-    dataset_name: str = setting(RANDOM, "what prompts are made of", choices=DATASET_NAMES)
+    dataset_name: str = setting(RANDOM, "source of the prompts", choices=DATASET_NAMES)
     dataset_path: str = setting(
         "",
         "file of mooncake or azure; empty: the bundled sample",

@@ -121,7 +121,7 @@ class _Rows:
         if block_elements % head_elements:
             raise InvalidSetting(
                 f"the torch attention backend cannot compute layers with KV heads of {kv.head_dim} elements beside the "
-                f"other layers of this model: blocks of {block_elements} elements are no multiple of a head's row"
+                f"other layers of this model; blocks of {block_elements} elements are no multiple of a head's row"
             )
         self.kv = kv
         self._block_size = block_size

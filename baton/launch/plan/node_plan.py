@@ -176,7 +176,7 @@ class NodePlanner:
             raise InvalidSetting(
                 f"{stage.weights_bytes / _GIB:.1f} GiB of weights a rank, and {step_bytes / _GIB:.1f} GiB for a step, "
                 f"do not fit into {usable / _GIB:.1f} GiB, --gpu-memory-utilization "
-                f"{self.settings.gpu_memory_utilization:g} of a {self.device.name}: more ranks hold less each"
+                f"{self.settings.gpu_memory_utilization:g} of a {self.device.name}; more ranks hold less each"
             )
         before = MemoryReading(total, total, 0, 0)
         peak = stage.weights_bytes + step_bytes

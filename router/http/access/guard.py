@@ -124,7 +124,7 @@ def require_keys_beyond_loopback(host: str, has_keys: bool, allows_anyone: bool)
     """Raise `InvalidSetting` when anyone on a network could use the router and nobody has said that this is wanted."""
     if not has_keys and not allows_anyone and not is_loopback(host):
         raise InvalidSetting(
-            f"--host {host} opens the router to the network: make a key with `baton keys new NAME` and start the "
+            f"--host {host} opens the router to the network; make a key with `baton keys new NAME` and start the "
             "router with --api-key-file FILE, or allow requests without a key with --allow-unauthenticated"
         )
 

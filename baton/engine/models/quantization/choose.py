@@ -49,7 +49,7 @@ def choose_quantization(
         )
     if config.quantization.has_kv_scales:
         _log.info(
-            "the checkpoint has scales for KV in 8 bits, which are not needed: KV has the dtype of the model, or with "
+            "the checkpoint has scales for KV in 8 bits, which are not needed; KV has the dtype of the model, or with "
             "--kv-cache-dtype fp8 a scale for each token and head"
         )
     return Published(config.quantization, entries)

@@ -1,0 +1,43 @@
+"""Texts that programs show: messages of `baton.wire.errors`, lines of logs, and the help on settings.
+
+Found in the sources, so that a message is checked although no test runs into it. A value in a message is one word.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+from baton.wire import errors
+from tests.prose.rules import faults_of
+from tests.reference.settings_page import programs
+
+_ERRORS = {name for name, each in vars(errors).items() if inspect.isclass(each) and issubclass(each, Exception)}
+_LOGS = {"debug", "info", "warning", "error", "exception", "critical"}
+
+
+def messages_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The messages of a module, with their lines."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        if getattr(node.func, "attr", None) in _LOGS or getattr(node.func, "id", None) in _ERRORS:
+            yield node.lineno, _text(node.args[0])
+
+
+def _text(message: ast.expr) -> str:
+    """What is known of a message; "" of one that is made elsewhere."""
+    parts = message.values if isinstance(message, ast.JoinedStr) else [message]
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "VALUE" for part in parts)
+
+
+def help_texts() -> dict[str, str]:
+    """The sentence of each setting, by program and field."""
+    return {f"{program.name} {field.name}": field.metadata["doc"] for program in programs() for field in program.fields}
+
+
+def faults_in(message: str) -> list[str]:
+    """What is wrong with a message. What stands between semicolons stands for itself."""
+    return [what for clause in message.split("; ") for sentence in clause.split(". ") for what in faults_of(sentence)]
