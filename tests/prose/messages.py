@@ -1,4 +1,4 @@
-"""Texts that programs show: messages of `baton.wire.errors`, lines of logs, and the help on settings.
+"""Texts in the code for users: messages of `baton.wire.errors`, lines of logs, and help on settings and fields.
 
 Found in the sources, so that a message is checked although no test runs into it. A value in a message is one word.
 """
@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
+from baton.router.http.openai import field_docs
 from baton.wire import errors
 from tests.prose.rules import faults_of
 from tests.reference.settings_page import programs
@@ -34,8 +35,10 @@ def _text(message: ast.expr) -> str:
 
 
 def help_texts() -> dict[str, str]:
-    """The sentence of each setting, by program and field."""
-    return {f"{program.name} {field.name}": field.metadata["doc"] for program in programs() for field in program.fields}
+    """The sentence of each setting and of each field of a request, by name."""
+    settings = {f"{each.name} {field.name}": field.metadata["doc"] for each in programs() for field in each.fields}
+    requests = (field_docs.REQUEST, field_docs.RESPONSES, field_docs.ANTHROPIC, field_docs.MESSAGE)
+    return settings | {f"{number} {name}": text for number, each in enumerate(requests) for name, text in each.items()}
 
 
 def faults_in(message: str) -> list[str]:

@@ -21,7 +21,7 @@ def test_errors_and_logs_are_plain_english() -> None:
     assert found == {}
 
 
-def test_the_help_on_settings_is_plain_english() -> None:
+def test_the_help_on_settings_and_fields_is_plain_english() -> None:
     assert {name: text for name, text in help_texts().items() if faults_in(text)} == {}
 
 

@@ -98,12 +98,12 @@ def _section(program: Program) -> str:
 
 
 def _table(fields: Iterable[_Field], reads_environment: bool) -> Iterable[str]:
-    yield f"| flag | {'environment | ' if reads_environment else ''}default | meaning |\n"
-    yield f"| --- | {'--- | ' if reads_environment else ''}--- | --- |\n"
+    yield f"| flag{', environment' if reads_environment else ''} | default | meaning |\n"
+    yield "| --- | --- | --- |\n"
     for field in fields:
         name = f"`{field.name.upper()}`" if field.metadata["positional"] else f"`{_flag(field.name)}`"
-        variable = f"`{ENVIRONMENT_PREFIX}{field.name.upper()}` | " if reads_environment else ""
-        yield f"| {name} | {variable}{_default(field.default)} | {_meaning(field)} |\n"
+        variable = f"<br>`{ENVIRONMENT_PREFIX}{field.name.upper()}`" if reads_environment else ""
+        yield f"| {name}{variable} | {_default(field.default)} | {_meaning(field)} |\n"
 
 
 def _flag(name: str) -> str:

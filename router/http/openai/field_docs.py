@@ -79,7 +79,7 @@ REQUEST: Mapping[str, str] = {
 
 RESPONSES: Mapping[str, str] = {
     **REQUEST,
-    "include": "`message.output_text.logprobs`; what belongs to other tools than functions is taken and gives nothing.",
+    "include": "`message.output_text.logprobs`; values of tools other than functions are taken and give nothing.",
     "input": "A text, or items: messages of text and, of the user, `input_image` (a `data:` URL), `function_call`, "
     "`function_call_output` and `reasoning`. See [the Responses API](#the-responses-api).",
     "instructions": "The first message of the conversation, of the role `system`.",
@@ -100,9 +100,9 @@ RESPONSES: Mapping[str, str] = {
 
 ANTHROPIC: Mapping[str, str] = {
     "max_tokens": "The output ends after so many tokens, thinking included. Clipped to what is left of the context.",
-    "messages": "Messages of the roles `user`, `assistant` and `system`, with text or blocks: `text`, of the user "
-    "`image` (`source` of the type `base64`) and `tool_result`, "
-    "and of the assistant `thinking`, `redacted_thinking` (dropped) and `tool_use`. Other blocks are refused by name. "
+    "messages": "Messages of the roles `user`, `assistant` and `system`, with text or blocks. Anyone has `text`; the "
+    "user `image` (`source` of the type `base64`) and `tool_result`; the assistant `thinking`, `redacted_thinking` "
+    "(dropped) and `tool_use`. Other blocks are refused by name. "
     "A last message of the assistant is continued.",
     "model": "A name that `/v1/models` lists.",
     "output_config": "`effort`, which goes to the chat template, and `format`: `json_schema` with a schema that the "
