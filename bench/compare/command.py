@@ -149,7 +149,6 @@ def carry_out(
         if step.round:
             runs = document.control_runs if step.is_control else document.runs
             runs.append(Run(step.target, step.round, step.rate, result))
-            document.targets = line_up.describe()
             conclude(document)
             session.save(document)
 
@@ -175,15 +174,14 @@ def main(arguments: Sequence[str]) -> int:
         CompareSettings,
     )
     check(session.settings)
-    line_up = LineUp(session.targets, session.settings, session.say)
     document = session.begun(
         CompareDocument(
-            facts=session.facts, targets=line_up.describe(), rounds=session.settings.rounds, runs=[], ratios=[]
+            facts=session.facts, targets=session.measured, rounds=session.settings.rounds, runs=[], ratios=[]
         )
     )
     schedule = schedule_of(session, len(document.sessions) - 1)
     if steps := schedule.steps(keep_whole_groups(document, schedule)):
-        with line_up:
+        with LineUp(session.targets, session.settings, session.say) as line_up:
             carry_out(document, steps, session, line_up, session.measure)
     else:
         session.say(f"everything is in {session.path} already: --no-resume measures again")

@@ -59,7 +59,6 @@ def test_a_target_does_not_outlive_a_benchmark_that_was_killed(state: str) -> No
 
 def test_a_halted_target_rests_and_answers_again_when_it_is_continued() -> None:
     with start(stub_target("detached")) as running:
-        assert len(running.pinning()) == 3
         running.pause()
         assert [state_of(pid) for pid in running.pids] == ["T"] * 3
         assert "timed out" in why_not_ready(running.url, 0.1)
@@ -97,7 +96,6 @@ def test_a_server_that_is_there_already_is_not_taken_for_the_one_that_is_started
 def test_a_server_that_runs_already_is_only_asked() -> None:
     with start(stub_target()) as running, start(Target("theirs", running.url)) as theirs:
         assert theirs.pids == ()
-        assert theirs.pinning() == []
         with pytest.raises(InvalidSetting, match="not started here"):
             theirs.pause()
         theirs.close()
