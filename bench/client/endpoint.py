@@ -86,14 +86,13 @@ class RequestOptions:
     temperature: float | None = None
     extra_body: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
-    with_timings: bool = False
 
 
 def check_prompts(prompts: Sequence[Prompt], form: PromptForm) -> None:
     """Raise `InvalidSetting` when a prompt has nothing in it to send."""
     for index, prompt in enumerate(prompts):
         if not (prompt.token_ids if form == "ids" else prompt.text):
-            raise InvalidSetting(f"prompt {index} has no {form} to send: it needs a tokenizer or a larger length")
+            raise InvalidSetting(f"prompt {index} has no {form} to send: it needs a tokenizer with words, or a larger length")
 
 
 def body_of(prompt: Prompt, endpoint: Endpoint, options: RequestOptions) -> dict[str, Any]:
@@ -106,5 +105,5 @@ def body_of(prompt: Prompt, endpoint: Endpoint, options: RequestOptions) -> dict
         asked = {"prompt": sent, "max_tokens": prompt.num_output_tokens}
     body = {"model": endpoint.model, **asked, "stream": True, "stream_options": {"include_usage": True}}
     body |= {} if options.temperature is None else {"temperature": options.temperature}
-    flags = {"ignore_eos": options.ignore_eos, "return_timings": options.with_timings and endpoint.is_baton}
+    flags = {"ignore_eos": options.ignore_eos, "return_timings": endpoint.is_baton}
     return body | {name: True for name, is_asked in flags.items() if is_asked} | options.extra_body

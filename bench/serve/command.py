@@ -102,7 +102,6 @@ async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, comman
         settings.temperature,
         extra_body(settings),
         headers(settings),
-        with_timings=settings.breakdown,
     )
     extra = other_prompts(1 + settings.num_warmups, dataset, workload.prompts, vocabulary)
     await get_ready(settings, endpoints, extra, options, ready_at_s, say)

@@ -25,12 +25,9 @@ from pydantic import Field
 from baton.bench.arguments import checked, parse_json
 from baton.bench.workload.dataset_settings import MAX_TOKENS, DatasetSettings, Workload
 from baton.bench.workload.passages import (
-    Passage,
     Vocabulary,
     described,
     draw_ids,
-    drawn,
-    exact,
     generator,
     num_after_opening,
     opened,
@@ -119,7 +116,7 @@ def make_mooncake(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload
         num = -(-row.num_input // divisor)
         token_ids = tuple(chain.from_iterable(runs[block_id] for block_id in row.block_ids))[:num]
         # the opening takes the place of the first tokens, so that blocks stay where they are
-        passages.append(exact(vocabulary, token_ids[-num_after_opening(vocabulary, num) :]))
+        passages.append(token_ids[-num_after_opening(vocabulary, num) :])
     share = round(reuse_share(block_ids), 6) if used else None
     facts = {"block_tokens": HASH_BLOCK_TOKENS // divisor, "reuse_share": share}
     return _replay(settings, vocabulary, file, rows, passages, facts)
@@ -133,7 +130,7 @@ def make_azure(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     passages = []
     for row in rows[: settings.num_prompts]:
         num = num_after_opening(vocabulary, -(-row.num_input // settings.length_divisor))
-        passages.append(drawn(vocabulary, num, random))
+        passages.append(draw_ids(vocabulary, num, random))
     return _replay(settings, vocabulary, file, rows, passages, {"block_tokens": None, "reuse_share": None})
 
 
@@ -213,10 +210,10 @@ def _replay(
     vocabulary: Vocabulary,
     file: DataFile,
     rows: Sequence[TraceRow],
-    passages: Sequence[Passage],
+    passages: Sequence[tuple[int, ...]],
     facts: dict[str, Any],
 ) -> Workload:
-    """`passages`: the prompts of the first rows."""
+    """`passages`: the ids of the first rows' prompts."""
     if not rows:
         raise InvalidSetting(f"--dataset-path {file.path}: it has no rows")
     divisor = settings.length_divisor
@@ -231,4 +228,4 @@ def _replay(
         "length_divisor": divisor,
         "time_scale": settings.time_scale,
     }
-    return described(settings, prompts, passages, {**of_trace, **facts})
+    return described(settings, prompts, {**of_trace, **facts})

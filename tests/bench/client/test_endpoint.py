@@ -67,8 +67,6 @@ def test_a_prompt_has_three_forms(form: PromptForm, asked: dict[str, Any]) -> No
 
 
 def test_only_baton_is_asked_for_timings() -> None:
-    options = RequestOptions(with_timings=True)
     baton = endpoint("http://here", is_baton=True)
-    assert "return_timings" not in body_of(PROMPT, HERE, options)
-    assert body_of(PROMPT, baton, options)["return_timings"] is True
-    assert "return_timings" not in body_of(PROMPT, baton, RequestOptions())
+    assert "return_timings" not in body_of(PROMPT, HERE, RequestOptions())
+    assert body_of(PROMPT, baton, RequestOptions())["return_timings"] is True
