@@ -126,7 +126,7 @@ class _Load:
 
     async def _ask(self, index: int, scheduled_s: float) -> None:
         endpoint, prompt = self.endpoints[index % len(self.endpoints)], self.plan.prompts[index]
-        outcome = Outcome(index, endpoint.url, scheduled_s, num_prompt_tokens=len(prompt.token_ids))
+        outcome = Outcome(index, scheduled_s, num_prompt_tokens=len(prompt.token_ids))
         async with self._room:
             await send(self.session, endpoint, body_of(prompt, endpoint, self.options), outcome, self.plan.timeout_s)
         self.outcomes.append(outcome)

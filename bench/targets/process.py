@@ -101,7 +101,7 @@ class RunningTarget:
     ) -> None:
         self.target = target
         self.url = target.url or f"http://{_LOOPBACK}:{_free_port()}"
-        self.is_halted = False
+        self._is_halted = False
         self._was_ready = False
         self._patience_s = patience_s
         self._warden: Child | None = None
@@ -124,25 +124,17 @@ class RunningTarget:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Its processes, parents first; () for one that is not ours."""
-        below = descendants(self._warden.pid) if self._warden else ()
-        return tuple(process.pid for process in below)
-
     def pause(self) -> None:
-        """Halt all its processes. Raises `InvalidSetting` for a target that is not ours, and `RequestFailed`."""
-        if self._warden is None:
-            raise InvalidSetting(f"target {self.target.name} was not started here, so it cannot be halted")
-        if not self.is_halted:
-            self.is_halted = True
+        """Halt all its processes, where it was started here. Raises `RequestFailed`."""
+        if self._warden is not None and not self._is_halted:
+            self._is_halted = True
             halt_tree(self._warden.pid, _HALT_S)
 
     def resume(self) -> None:
         """Continue where it is halted, and wait until it answers, at once if all is well. Raises `RequestFailed`."""
-        if self._warden is not None and self.is_halted:
+        if self._warden is not None and self._is_halted:
             continue_tree(self._warden.pid)
-            self.is_halted = False
+            self._is_halted = False
         self._wait_until_ready(_CONTINUE_S)
 
     def close(self) -> None:

@@ -40,7 +40,6 @@ MOONCAKE_SAMPLE = "mooncake_conversation_2000.jsonl"
 AZURE_SAMPLE = "azure2023_conv_2000.csv"
 HASH_BLOCK_TOKENS = 512
 """Tokens of the prompt that one of Mooncake's `hash_ids` stands for."""
-_MAX_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,19 +178,15 @@ def runs_of_blocks(
     order = list(dict.fromkeys(chain.from_iterable(block_ids)))
     choice = vocabulary.drawn_ids
     indices = generator(seed, "blocks").integers(0, len(choice), size=(len(order), num_tokens), dtype=np.uint32)
-    redraw = generator(seed, "blocks drawn again")
-    runs: dict[tuple[int, ...], int] = {}
-    for block_id, row in zip(order, indices, strict=True):
-        run = tuple(choice[index] for index in row.tolist())
-        tries = chain([run], (draw_ids(vocabulary, num_tokens, redraw) for _ in range(_MAX_TRIES)))
-        unused = next((run for run in tries if run not in runs), None)
-        if unused is None:
-            raise InvalidSetting(
-                f"--length-divisor leaves a block length of {num_tokens}, too short for {len(order)} different blocks "
-                f"of {len(choice)} tokens"
-            )
-        runs[unused] = block_id
-    return {block_id: run for run, block_id in runs.items()}
+    runs = {
+        block_id: tuple(choice[index] for index in row.tolist()) for block_id, row in zip(order, indices, strict=True)
+    }
+    if len(set(runs.values())) < len(runs):
+        raise InvalidSetting(
+            f"--length-divisor leaves a block length of {num_tokens}, too short for {len(order)} different blocks "
+            f"of {len(choice)} tokens"
+        )
+    return runs
 
 
 def reuse_share(block_ids: Iterable[Sequence[int]]) -> float:

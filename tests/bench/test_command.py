@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from baton.bench.command import BENCHMARKS, module_of, main
+from baton.bench.command import BENCHMARKS, main, module_of
 
 
 def test_alone_it_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

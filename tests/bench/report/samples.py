@@ -59,8 +59,8 @@ def run_result(model: Model, rate: float, seed: int, *, num: int = 40, detailed:
         for _ in range(63):
             disturbed_ms = model.disturbance_ms * (chance.random() < 0.1)
             came_s.append(came_s[-1] + (model.gap_ms * chance.uniform(0.9, 1.2) + disturbed_ms) / 1e3)
-        outcomes.append(Outcome(index, "", start_s, start_s, came_s[-1], came_s, [1] * 64, 512, 64))
-    result = summarise(outcomes, outcomes[-1].end_s - 100.0, SLO)
+        outcomes.append(Outcome(index, start_s, start_s, came_s, [1] * 64, 512, 64))
+    result = summarise(outcomes, came_s[-1] - 100.0, SLO)
     return {
         "label": "openai",
         "backend": "openai",

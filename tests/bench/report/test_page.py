@@ -79,8 +79,6 @@ def test_what_comes_from_a_file_cannot_become_markup(tmp_path: Path) -> None:
         run["target"] = f"{EVIL}{run['target']}"
     for target in document["targets"]:
         target |= {"name": f"{EVIL}{target['name']}", "command": EVIL, "pinning": [EVIL]}
-    for ratio in document["ratios"]:
-        ratio |= {"target": EVIL, "against": EVIL, "verdict": EVIL, "is_clear": False}
     document["facts"] = {name: EVIL if isinstance(value, str) else value for name, value in document["facts"].items()}
     document["facts"]["versions"] = {EVIL: EVIL}
     document |= {"notes": [EVIL]}
