@@ -30,10 +30,8 @@ _GLOSSARY = (
 def table(cases: Sequence[Case]) -> Table:
     """A row for each case, at least one."""
     sizes = " and ".join(map(size, sorted({case.block_bytes for case in cases})))
-    rows = [_row(case) for case in cases]
-    return table_of(
-        "kv", f"Handoffs of blocks of {sizes}", list(rows[0]), [list(row.values()) for row in rows], _GLOSSARY
-    )
+    heads, rows = list(_row(cases[0])), [list(_row(case).values()) for case in cases]
+    return table_of("kv", f"Handoffs of blocks of {sizes}", heads, rows, _GLOSSARY)
 
 
 def _row(case: Case) -> dict[str, str]:

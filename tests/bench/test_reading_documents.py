@@ -10,6 +10,7 @@ import pytest
 
 from baton.bench.documents import CompareDocument, LimitsDocument, ServeDocument, SweepDocument, load_result
 from baton.bench.kv.measure import KvDocument
+from baton.bench.report.sections import section_of
 from baton.bench.runs import Run
 from baton.wire.errors import InvalidSetting
 from tests.bench.report.samples import FACTS, PD, compare_result, limits_result, run_result, sweep_result
@@ -37,18 +38,15 @@ def test_a_run_is_called_by_its_label_if_somebody_gave_one_else_by_its_model(tmp
     assert runs_in(tmp_path, {**result, "label": "mine"})[0].target == "mine"
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("llama-32m-512-64", CompareDocument),
-        ("llama-32m-chunk", SweepDocument),
-        ("limits-llama-32m", LimitsDocument),
-        ("kv-2core", KvDocument),
-    ],
-)
-def test_published_files_are_known_by_what_they_hold(name: str, kind: type[Any]) -> None:
-    file = load_result(RESULTS / f"{name}.json")
-    assert (file.name, type(file.document)) == (name, kind)
+KINDS = {"llama-32m-512-64": CompareDocument, "llama-32m-chunk": SweepDocument, "kv-2core": KvDocument}
+KINDS |= {"limits-llama-32m": LimitsDocument}
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_published_file_is_known_by_what_it_holds_and_has_its_tables(path: Path) -> None:
+    file = load_result(path)
+    assert (file.name, type(file.document)) == (path.stem, KINDS.get(path.stem, CompareDocument))
+    assert section_of(file).tables
 
 
 def test_zeros_of_a_run_without_answers_are_no_figures(tmp_path: Path) -> None:

@@ -27,19 +27,10 @@ def questions(num: int, num_output_tokens: int = 4) -> tuple[Prompt, ...]:
 
 
 async def load(
-    urls: Sequence[str],
-    prompts: tuple[Prompt, ...],
-    arrivals_s: tuple[float, ...] | None = None,
-    max_concurrency: int | None = None,
-    options: RequestOptions | None = None,
-    timeout_s: float = PATIENCE_S,
+    url: str, prompts: tuple[Prompt, ...], arrivals_s: tuple[float, ...], max_concurrency: int | None = None
 ) -> LoadRun:
-    """Closed loop of one unless told otherwise."""
-    if arrivals_s is None and max_concurrency is None:
-        max_concurrency = 1
-    plan = LoadPlan(prompts, arrivals_s, max_concurrency, timeout_s)
-    endpoints = [endpoint(url) for url in urls]
-    return await run_load(endpoints, plan, options or RequestOptions(), lambda _: None)
+    plan = LoadPlan(prompts, arrivals_s, max_concurrency, PATIENCE_S)
+    return await run_load([endpoint(url)], plan, RequestOptions(), lambda _: None)
 
 
 class Announcing:

@@ -1,7 +1,7 @@
 """A small OpenAI-like server with workers, for tests: `stub_server.py PORT [BEHAVIOUR ...]`.
 
-`detached`: its workers lead sessions of their own. `stubborn`: it ignores SIGTERM. `mute`: it never answers. `broken`:
-it fails at once. `leaves`: it starts its workers, the server among them, and goes.
+`detached`: its workers lead sessions of their own. `stubborn`: it ignores SIGTERM. `mute`: it never answers. `leaves`:
+it starts its workers, the server among them, and goes.
 """
 
 from __future__ import annotations
@@ -17,25 +17,16 @@ _NUM_WORKERS = 2
 
 
 class Handler(BaseHTTPRequestHandler):
-    behaviours: tuple[str, ...] = ()
-    num_asked = 0
-
     def do_GET(self) -> None:
-        if self.path == "/health":
-            self.answer(200, {})
-        elif self.path == "/v1/models":
-            self.answer(200, {"object": "list", "data": [{"id": "stub", "object": "model"}]})
-        else:
-            self.answer(404, {})
+        self.answer({"object": "list", "data": [{"id": "stub", "object": "model"}]})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        Handler.num_asked += 1
-        self.answer(200, {"asked": Handler.num_asked})
+        self.answer({})
 
-    def answer(self, status: int, body: object) -> None:
+    def answer(self, body: object) -> None:
         payload = json.dumps(body).encode()
-        self.send_response(status)
+        self.send_response(200)
         self.send_header("Content-Length", str(len(payload)))
         self.end_headers()
         self.wfile.write(payload)
@@ -54,8 +45,6 @@ def work(behaviours: tuple[str, ...]) -> None:
 
 def main() -> None:
     port, behaviours = int(sys.argv[1]), tuple(sys.argv[2:])
-    if "broken" in behaviours:
-        sys.exit("error: there is no such model")
     if "stubborn" in behaviours:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for _ in range(_NUM_WORKERS):
@@ -69,7 +58,6 @@ def main() -> None:
             time.sleep(0.001)
     if "mute" in behaviours:
         work(behaviours)
-    Handler.behaviours = behaviours
     ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
