@@ -74,10 +74,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def usage(num_prompt: int, num_output: int) -> bytes:
-    return b'data: {"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d}}\n\n' % (
-        num_prompt,
-        num_completion,
-    )
+    return b'data: {"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d}}\n\n' % (num_prompt, num_output)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from baton.bench.kv import measure
 from baton.bench.kv.command import main
 from baton.bench.kv.measure import KvDocument, NodePair
 from baton.bench.kv.node_process import pattern, wrong_blocks
-from baton.wire.errors import RequestFailed, TransferFailed
+from baton.wire.errors import InvalidSetting, RequestFailed, TransferFailed
 
 TINY = ("--block-bytes=65536", "--rounds=2", "--min-pool-bytes=1048576")
 
@@ -82,3 +82,16 @@ def test_a_single_wrong_byte_and_a_swapped_block_are_found() -> None:
     blocks[[3, 4]] = blocks[[4, 3]]
     assert wrong_blocks(blocks, 0, 6) == [1, 3, 4]
     assert wrong_blocks(blocks, 2, 2) == [3]
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--transports=smoke", "--transports 'smoke' is not one of shm, zmq, nixl"),
+        ("--checksum=,", "--checksum names nothing"),
+        ("--block-bytes=100", "--block-bytes 100 is not a multiple of 64"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(flag: str, message: str) -> None:
+    with pytest.raises(InvalidSetting, match=message):
+        main([flag])

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from baton.bench.documents import LimitsDocument
-from baton.bench.facts import Facts
 from baton.bench.limits import command
 from baton.bench.limits.command import main, report
 from baton.bench.limits.result import CEILING_NAMES, MEANINGS, NAMES, Ceiling, LimitsSettings, Ratio
 from baton.wire.errors import InvalidSetting, RequestFailed
+from tests.bench.report.samples import FACTS
 
 
 def test_what_fails_leaves_what_was_measured_before_it(
@@ -42,7 +42,6 @@ def test_a_file_without_a_folder_is_noticed_before_measuring(monkeypatch: pytest
         main(["--quick", "--json", "/nowhere/limits.json"])
 
 
-FACTS = Facts("2026-01-01 00:00 UTC", "baton bench limits", "abc", "A CPU", 2, (0, 1), 2**30, "Linux 6", 0.5, {})
 CEILING = Ceiling("read_stream", 24.53, "GB/s", 0.034, "how it reads")
 STEADY = Ratio("decode_bw_ratio", "batch 1, context 512", 0.613, 0.58, 0.655, goal="1", note="3 ms a step")
 NOISY = Ratio("prefill_flop_ratio", "batch 8, context 512", 0.4321, 0.2, 0.9, goal="1", noisy=True)
