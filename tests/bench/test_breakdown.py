@@ -35,11 +35,6 @@ def timings(**changes: Any) -> dict[str, Any]:
     return {"clock": host_clock(), "attempts": 1, **stamps, **changes}
 
 
-def later(name: str, by_us: int) -> dict[str, int]:
-    """One stamp of `timings`, moved."""
-    return {name: timings()[name] + by_us}
-
-
 def asked(stamps: dict[str, Any] | None = None, **changes: Any) -> Outcome:
     """A complete request of three tokens: token 1 came after 39.5 ms, token 2 after 49.5 ms."""
     outcome = answered([0.0395, 0.0495, 0.06], sent_s=SENT_S, timings=timings() if stamps is None else stamps)
@@ -91,8 +86,8 @@ def test_a_client_with_another_clock_has_what_is_left_of_the_measured_time() -> 
         lambda: asked(chunk_tokens=[1, 2, 1]),
         lambda: asked(chunk_tokens=[0, 0, 0]),
         lambda: asked(chunk_s=[SENT_S + 0.0395], chunk_tokens=[1]),
-        lambda: asked(stamps=timings(**later("first_sampled_us", 900))),
-        lambda: asked(stamps=timings(**later("received_us", -1300))),
+        lambda: asked(stamps=timings(first_sampled_us=timings()["first_sampled_us"] + 900)),
+        lambda: asked(stamps=timings(received_us=timings()["received_us"] - 1300)),
         lambda: asked(chunk_s=[SENT_S + 0.0370, SENT_S + 0.0495], chunk_tokens=[1, 1]),
         lambda: asked(sent_s=SENT_S + 1),
     ],

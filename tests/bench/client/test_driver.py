@@ -14,7 +14,7 @@ from tests.bench.mock_server.server import mock_server
 QUICK = Answer(0.001, (0.001,) * 3)
 
 
-async def test_each_conversation_is_sent_at_its_arrival() -> None:
+async def test_each_request_is_sent_at_its_arrival() -> None:
     arrivals_s = (0.05, 0.0, 0.12, 0.02)
     async with mock_server(Script((QUICK,))) as server:
         run = await load(server.url, questions(4), arrivals_s)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,8 @@ from matplotlib.figure import Figure
 from baton.bench.documents import CompareDocument, load_result
 from baton.bench.numbers import percentile
 from baton.bench.plots.lines import Plot, attainment, gaps
-from baton.bench.plots.style import as_png
-from baton.bench.runs import Point, Run, points_of
-from tests.bench.report.samples import COMPARISON, RESULTS, run_result
+from baton.bench.runs import Point, points_of
+from tests.bench.report.samples import COMPARISON, RESULTS
 
 DOCUMENT = load_result(RESULTS / f"{COMPARISON}.json").document
 assert isinstance(DOCUMENT, CompareDocument)
@@ -65,9 +63,3 @@ def test_gaps_are_shown_by_how_many_nines_are_shorter() -> None:
     shown_ms = np.interp([0.30103, 1, 2], lines["baton-pd"].get_ydata(), lines["baton-pd"].get_xdata())
     assert shown_ms == pytest.approx([percentile(own, share) for share in (50, 90, 99)], rel=0.01)
     assert list(lines["SLO: 60 ms"].get_xdata()) == [60, 60]
-
-
-@pytest.mark.parametrize("rate", [0.25, math.inf])
-def test_one_run_alone_can_be_drawn(rate: float) -> None:
-    run = Run("a", 0, rate, run_result())
-    assert as_png(drawn(gaps(points_of([run]), None))).startswith(b"\x89PNG")

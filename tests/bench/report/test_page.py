@@ -85,7 +85,7 @@ def test_what_comes_from_a_file_cannot_become_markup(tmp_path: Path) -> None:
 
 def test_pictures_go_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps(run_result()))
+    path.write_text(json.dumps(run_result() | {"request_rate": "inf"}))
     assert main([str(path), "--png", str(tmp_path / "deep" / "er")]) == 0
     written = sorted((tmp_path / "deep" / "er").iterdir())
     assert [each.name for each in written] == ["mine-gaps.png"]

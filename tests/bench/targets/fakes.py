@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 from baton.bench.documents import CompareDocument, SweepDocument
@@ -13,11 +14,6 @@ from baton.bench.targets.process import RunningTarget
 from tests.bench.compare.results import result
 
 _SettingsT = TypeVar("_SettingsT", bound=TargetSettings)
-
-
-@dataclass
-class FakeRunning:
-    url: str
 
 
 @dataclass
@@ -31,7 +27,7 @@ class FakeLineUp:
 
     def take_turn(self, name: str) -> RunningTarget:
         self.turns.append(name)
-        return cast("RunningTarget", FakeRunning(f"fake:{name}"))
+        return cast("RunningTarget", SimpleNamespace(url=f"fake:{name}"))
 
 
 @dataclass

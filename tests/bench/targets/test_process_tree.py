@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 
 from baton.bench.targets.process import continue_tree, descendants, halt_tree
-from tests.bench.targets.processes import WAIT_S, state_of, wait_for
+from tests.bench.targets.processes import WAIT_S, status_of, wait_for
 
 FORKS = """
 import os, signal, time
@@ -44,4 +44,4 @@ def test_a_tree_that_forks_all_the_time_is_halted_whole() -> None:
         assert {process.status() for process in first} == {psutil.STATUS_STOPPED}
         assert descendants(root) == first
         continue_tree(root)
-        wait_for(lambda: all(state_of(process.pid) != "T" for process in first))
+        wait_for(lambda: all(status_of(process.pid) != psutil.STATUS_STOPPED for process in first))
