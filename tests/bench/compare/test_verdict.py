@@ -24,6 +24,7 @@ def test_a_clear_difference_is_said() -> None:
 def test_a_difference_within_the_noise_of_either_target_is_no_verdict() -> None:
     assert compare([110, 118, 100.1], [100, 100, 100], [], SPEED).verdict == "within noise of 18%"
     assert compare([110, 110, 110], [100, 100, 84.75], [], SPEED).verdict == "within noise of 18%"
+    assert compare([150, 150, 90], [100, 100, 100], [], SPEED).verdict == "rounds disagree"
     both = compare([110, 118, 108], [100, 100, 95], [], SPEED)
     assert both.noise == pytest.approx(math.hypot(10 / 108, 5 / 95))
     assert not both.is_clear

@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from baton.bench.documents import served
+from baton.bench.runs import METRICS
 from baton.bench.serve.command import measure, run_serve_benchmark
 from baton.bench.serve.result import RunResult
 from baton.bench.serve.settings import ServeBenchSettings
@@ -38,6 +40,8 @@ async def test_a_result_says_what_was_measured_and_where() -> None:
     assert summary["arrival"]["process"] == "poisson"
     assert summary["client"]["cpu_share"] > 0
     assert summary["breakdown"] is None
+    (run,) = served(summary, "the result").runs
+    assert [metric.name for metric in METRICS if run.number(metric.name) is None] == []
 
 
 async def test_warm_up_requests_have_other_prompts_and_are_in_no_figure() -> None:

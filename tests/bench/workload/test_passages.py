@@ -26,9 +26,10 @@ def test_words_come_back_as_themselves_wherever_they_stand(words: Vocabulary) ->
 
 
 def test_of_few_words_there_is_no_text_and_no_special_id_is_drawn(tmp_path: Path) -> None:
-    backend = tokenizers.Tokenizer(models.WordLevel({" word": 0, "x": 1, "<end>": 2}, unk_token="x"))
+    backend = tokenizers.Tokenizer(models.WordLevel({" word": 0, "x": 1, "<end>": 2, "y": 3}, unk_token="x"))
     backend.add_special_tokens(["<end>"])
     backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"eos_token_id": 3}')
     found = vocabulary_of(tmp_path)
     assert found.drawn_ids == (0, 1)
     assert found.text_of([0, 1]) == ""
