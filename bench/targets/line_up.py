@@ -163,7 +163,7 @@ class Session(Generic[_SettingsT]):
     @property
     def measured(self) -> list[MeasuredTarget]:
         """The targets as the result names them."""
-        return [MeasuredTarget(**target.describe()) for target in self.targets]
+        return [MeasuredTarget(each.name, shlex.join(each.command), each.url) for each in self.targets]
 
     @property
     def path(self) -> Path | None:

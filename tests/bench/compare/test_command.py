@@ -26,6 +26,7 @@ def test_two_servers_are_compared_from_start_to_file(tmp_path: Path, capsys: pyt
     assert len(document["runs"]) == 6
     assert len(document["control_runs"]) == 3
     assert document["facts"]["command"].startswith("baton bench compare '--target=slow=")
+    assert ["{name}={command} @ {url}".format(**target) for target in document["targets"]] == targets
     by_metric = {ratio["metric"]: ratio for ratio in document["ratios"]}
     assert by_metric["median_ttft_ms"]["ratio"] < 0.8
     pairs = [
