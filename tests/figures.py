@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -122,13 +122,14 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def filled(page: str) -> str:
     """The text of a page with its figures as their files have them. Raises `KeyError` for a name that nothing has."""
-    figures = {"campaigns": campaigns, "soak": soak, **{name: partial(compared, name) for name in TABLES}}
+    figures: dict[str, Callable[[], str]] = {name: partial(compared, name) for name in TABLES}
+    figures |= {"campaigns": campaigns, "soak": soak}
     return _BLOCK.sub(lambda block: f"{block[1]}{block[2]}{figures[block[1]]()}", page)
 
 
 def chart() -> str:
     """Three groups of bars, in colours that are seen on white and on black."""
-    shapes = []
+    shapes = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 100" font-family="sans-serif" font-size="11">']
     for group, (title, (at, metric)) in enumerate(_BARS.items()):
         values = {target: middles(_MAIN)[target, at, metric] for target in _COLORS}
         shapes.append(_text(title, 250 * group, 14))
@@ -136,8 +137,7 @@ def chart() -> str:
             x, y, width = 250 * group + 58, 26 + 24 * place, 120 * value / max(values.values())
             shapes.append(f'<rect x="{x}" y="{y}" width="{width:.0f}" height="16" fill="{_COLORS[target]}"/>')
             shapes += [_text(_HEADS[target], x - 58, y + 12), _text(whole(value), x + 6 + width, y + 12)]
-    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 100" font-family="sans-serif" font-size="11">'
-    return "\n".join([head, *shapes, "</svg>", ""])
+    return "\n".join([*shapes, "</svg>", ""])
 
 
 def _text(text: str, x: float, y: float) -> str:
