@@ -30,6 +30,15 @@ def test_every_table_is_shown_somewhere_and_every_mark_is_closed() -> None:
     assert len(shown) == text.count("<!-- end -->")
 
 
+def test_the_readme_counts_what_the_files_count() -> None:
+    campaigns = [json.loads(line) for line in (ROOT / "docs/campaigns.jsonl").read_text().splitlines()]
+    models = re.search(r"^\d+ models(?=, of each)", (ROOT / "docs/models.md").read_text(), re.MULTILINE)
+    text = (ROOT / "README.md").read_text()
+    assert f"{sum(each['faults'] for each in campaigns):,} injected faults" in text
+    assert models is not None
+    assert f"{models[0]} token by token" in text
+
+
 def test_what_stands_between_marks_is_written_anew_and_the_rest_is_left() -> None:
     page = "before\n<!-- figures: throughput -->\n{}<!-- end -->\nafter\n"
     assert filled(page.format("| 999 |\n")) == page.format(compared("throughput"))
