@@ -1,6 +1,7 @@
 """Sentences of a Markdown page, and what is wrong with them.
 
-Owns what counts as prose: code, tables, comments and the targets of links do not; code within a sentence is one word.
+Owns what counts as prose: code, tables, comments, the targets of links and what a program writes between two marks do
+not; code within a sentence is one word.
 A heading is prose, but no sentence. Does not know which pages there are.
 """
 
@@ -14,7 +15,10 @@ MAX_WORDS_OF_A_SENTENCE = 25
 _NUMBER = r"\d[\d.,]*(?:\s?%)?"
 _RATIO = re.compile(rf"{_NUMBER}(?: \w+)? (?:to|against|instead of|versus|vs\.?) {_NUMBER}")
 _FREE_RELATIVE = re.compile(r"\W*(?:who|what)(?:ever)?\b", re.IGNORECASE)
-_NO_PROSE = re.compile(r"<!--.*?-->|^```.*?^```[^\n]*$|^( *)~~~.*?^\1~~~[^\n]*$", re.DOTALL | re.MULTILINE)
+_NO_PROSE = re.compile(
+    r"<!-- (\w+): begin -->.*?<!-- \1: end -->|<!--.*?-->|^```.*?^```[^\n]*$|^( *)~~~.*?^\2~~~[^\n]*$",
+    re.DOTALL | re.MULTILINE,
+)
 _ITEM = re.compile(r"^\s*(?:[-*+]|\d+[.)]) ")
 _SENTENCE_END = re.compile(r"(?<!\be\.g\.)(?<!\bi\.e\.)(?<=[.!?])[)\"'*_]*\s+|(?<=[.!?][)\"'*_])\s+")
 

@@ -12,23 +12,17 @@ PAGES = pages()
 NOT_YET = {
     "README.md",
     "docs/architecture.md",
-    "docs/benchmarks.md",
-    "docs/decisions.md",
+    "docs/decisions/engine_scheduling.md",
+    "docs/decisions/http.md",
     "docs/extending.md",
-    "docs/faults.md",
     "docs/glossary.md",
     "docs/gpu.md",
-    "docs/models.md",
     "docs/operations/README.md",
     "docs/operations/access.md",
     "docs/operations/cluster.md",
     "docs/operations/kubernetes.md",
     "docs/operations/overload.md",
-    "docs/performance.md",
     "docs/protocol.md",
-    "docs/reference/settings.md",
-    "docs/scaling.md",
-    "docs/security.md",
     "docs/structured_output.md",
 }
 """Pages that were written before there were rules. No page is added here, and one that keeps the rules is taken off."""
@@ -81,6 +75,7 @@ def test_a_fault_is_found(sentence: str, what: str) -> None:
         f"Run `{WORDS_25[:-1]} {WORDS_25}` now.",
         f"See [the page](a/very/long/path.md#{'-'.join(WORDS_25.split())}).",
         "<!-- " + "comment " * 30 + "-->",
+        f"<!-- rows: begin -->\n{WORDS_25[:-1]} {WORDS_25}\n<!-- rows: end -->",
         "It took 0.24 to 0.72 of the time.",
     ],
 )

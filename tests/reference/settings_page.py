@@ -64,7 +64,7 @@ def programs() -> tuple[Program, ...]:
     """The sections of the page."""
     serve = (
         "It also takes the flags of [the router](#baton-router) and of [nodes](#baton-prefill-and-baton-decode), "
-        f"except those that it sets itself: {', '.join(f'`{_flag(name)}`' for name in _set_by_serve())}."
+        f"except those that it sets itself: `{' '.join(map(_flag, _set_by_serve()))}`."
     )
     return (
         Program("baton serve", serve, (ServeSettings,)),
