@@ -101,7 +101,8 @@ def _table(fields: Iterable[_Field], reads_environment: bool) -> Iterable[str]:
     yield f"| flag{', environment' if reads_environment else ''} | default | meaning |\n"
     yield "| --- | --- | --- |\n"
     for field in fields:
-        name = f"`{field.name.upper()}`" if field.metadata["positional"] else f"`{_flag(field.name)}`"
+        flags = filter(None, (_flag(field.name), field.metadata.get("short")))
+        name = f"`{field.name.upper()}`" if field.metadata["positional"] else ", ".join(f"`{flag}`" for flag in flags)
         variable = f"<br>`{ENVIRONMENT_PREFIX}{field.name.upper()}`" if reads_environment else ""
         yield f"| {name}{variable} | {_default(field.default)} | {_meaning(field)} |\n"
 
