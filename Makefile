@@ -56,7 +56,7 @@ docs: $(DOCS)/.installed ## build the documentation site into build/site; a brok
 $(DOCS)/.installed: pyproject.toml
 	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
-		| $(DOCS)/bin/python -m pip install --disable-pip-version-check --quiet -r /dev/stdin
+		| $(DOCS)/bin/python -m pip install --disable-pip-version-check --quiet --no-compile -r /dev/stdin
 	touch $@
 
 clean: ## remove .venv and all caches
