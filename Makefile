@@ -50,7 +50,7 @@ lint: install ## ruff (rules and format), and mypy in strict mode
 	$(BIN)/mypy baton tests
 
 docs: $(DOCS)/.installed ## build the documentation site into build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 # A small environment of its own, with neither torch nor Baton: the pages are made from files alone.
 $(DOCS)/.installed: pyproject.toml

@@ -11,18 +11,14 @@ from tests.prose.rules import faults, sentences
 PAGES = pages()
 NOT_YET = {
     "README.md",
-    "docs/architecture.md",
     "docs/decisions/engine_scheduling.md",
     "docs/decisions/http.md",
-    "docs/extending.md",
-    "docs/glossary.md",
     "docs/gpu.md",
     "docs/operations/README.md",
     "docs/operations/access.md",
     "docs/operations/cluster.md",
     "docs/operations/kubernetes.md",
     "docs/operations/overload.md",
-    "docs/protocol.md",
     "docs/structured_output.md",
 }
 """Pages that were written before there were rules. No page is added here, and one that keeps the rules is taken off."""
