@@ -52,7 +52,8 @@ lint: install ## ruff (rules and format), and mypy in strict mode
 docs: $(DOCS)/.installed ## build the documentation site into build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
-# A small environment of its own, with neither torch nor Baton: the pages are made from files alone.
+# A small environment of its own, with neither torch nor Baton: the pages are made from files alone. With `--quiet` mkdocs
+# would count no warning, and `--strict` find none.
 $(DOCS)/.installed: pyproject.toml
 	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' \
