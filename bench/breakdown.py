@@ -26,8 +26,6 @@ first two tokens did not come as one event each.
 
 from __future__ import annotations
 
-import enum
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -44,16 +42,6 @@ TTFT_PARTS = (*_TO_FIRST_SAMPLED, "return")
 TTST_PARTS = (*_TO_FIRST_SAMPLED, "exposed_transfer", "queue_decode", "first_decode_step", "return_second")
 _FIRST_STAMPS = ("received_us", "sent_us", "prefill_begun_us", "first_sampled_us")
 _SECOND_STAMPS = ("kv_ready_us", "decode_begun_us", "second_sampled_us", "second_written_us")
-
-
-class LeftOut(enum.StrEnum):
-    """Why a completed request is not taken apart."""
-
-    NO_TIMINGS = "no timings"
-    TRIED_AGAIN = "more than one attempt"
-    MISSING_STAMP = "a stamp is missing"
-    SHARED_EVENT = "the first tokens did not come one by one"
-    INCONSISTENT = "stamps in the wrong order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,34 +61,47 @@ class Stack:
 class Breakdown:
     """One request. `ttst` is None for an answer of a single token."""
 
-    index: int
     ttft: Stack
     ttst: Stack | None
 
 
 def breakdown_of(outcome: Outcome) -> Breakdown | None:
     """The parts of one completed request; None when it is left out."""
-    found = _examine(outcome, host_clock())
-    return found if isinstance(found, Breakdown) else None
+    timings = outcome.timings
+    if outcome.failure is not None or timings.get("attempts") != 1:
+        return None
+    # events that bring no token, such as a chat's role, are passed over
+    num_looked_at = max(1, min(2, outcome.num_output_tokens))
+    came = [(at_s, num) for at_s, num in zip(outcome.chunk_s, outcome.chunk_tokens, strict=True) if num][:num_looked_at]
+    if [num for _, num in came] != [1] * num_looked_at:
+        return None
+    firsts = [timings.get(name) for name in _FIRST_STAMPS]
+    seconds = [timings.get(name) for name in _SECOND_STAMPS] if len(came) > 1 else []
+    if seconds and seconds[0] is None:  # one node did both: nothing was transferred
+        seconds[0] = firsts[-1]
+    first_written = timings.get("first_written_us")
+    if not all(isinstance(stamp, int) for stamp in (*firsts, first_written, *seconds)):
+        return None
+    # measured as everywhere: an event that only opens the answer counts, though its token may be in the next
+    ttft = _stack(outcome, outcome.chunk_s[0], came[0][0], [*firsts, first_written])
+    ttst = _stack(outcome, came[1][0], came[1][0], [*firsts, *seconds]) if seconds else None
+    return None if ttft is None or (seconds and ttst is None) else Breakdown(ttft, ttst)
 
 
 def summarise_breakdowns(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
     """Parts over all completed requests (milliseconds); None when the target gave no stamps at all.
 
-    "ttft" and "ttst" are None when no request has them; "left_out" counts by reason.
+    "ttft" and "ttst" are None when no request has them.
     """
-    clock = host_clock()
-    examined = [_examine(outcome, clock) for outcome in outcomes if outcome.failure is None]
-    found = [item for item in examined if isinstance(item, Breakdown)]
-    left_out = Counter(item for item in examined if isinstance(item, LeftOut))
-    if left_out[LeftOut.NO_TIMINGS] == len(examined):
+    completed = [outcome for outcome in outcomes if outcome.failure is None]
+    if not any(outcome.timings for outcome in completed):
         return None
+    found = [parts for outcome in completed if (parts := breakdown_of(outcome)) is not None]
     return {
         "num_requests": len(found),
-        "num_left_out": left_out.total(),
-        "left_out": {str(reason): count for reason, count in left_out.items()},
-        "ttft": _summarise(TTFT_PARTS, [item.ttft for item in found]),
-        "ttst": _summarise(TTST_PARTS, [item.ttst for item in found if item.ttst is not None]),
+        "num_left_out": len(completed) - len(found),
+        "ttft": _summarise(TTFT_PARTS, [parts.ttft for parts in found]),
+        "ttst": _summarise(TTST_PARTS, [parts.ttst for parts in found if parts.ttst is not None]),
     }
 
 
@@ -114,46 +115,17 @@ def _summarise(names: Sequence[str], stacks: Sequence[Stack]) -> dict[str, Any] 
     return {
         "parts": parts,
         "measured_mean_ms": _ms(fmean(stack.measured_ms for stack in stacks)),
-        "sum_mean_ms": _ms(fmean(sum(stack.parts_ms) for stack in stacks)),
         "largest_error": round(max(stack.error for stack in stacks), 6),
     }
 
 
-def _examine(outcome: Outcome, clock: str) -> Breakdown | LeftOut:
-    timings = outcome.timings
-    if outcome.failure is not None or not timings:
-        return LeftOut.NO_TIMINGS
-    if timings.get("attempts") != 1:
-        return LeftOut.TRIED_AGAIN
-    # events that bring no token, such as a chat's role, are passed over
-    num_looked_at = max(1, min(2, outcome.num_output_tokens))
-    came = [(at_s, num) for at_s, num in zip(outcome.chunk_s, outcome.chunk_tokens, strict=True) if num][:num_looked_at]
-    if [num for _, num in came] != [1] * num_looked_at:
-        return LeftOut.SHARED_EVENT
-    firsts = [timings.get(name) for name in _FIRST_STAMPS]
-    seconds = [timings.get(name) for name in _SECOND_STAMPS] if len(came) > 1 else []
-    if seconds and seconds[0] is None:  # one node did both: nothing was transferred
-        seconds[0] = firsts[-1]
-    first_written = timings.get("first_written_us")
-    if not all(isinstance(stamp, int) for stamp in (*firsts, first_written, *seconds)):
-        return LeftOut.MISSING_STAMP
-    is_our_clock = bool(clock) and timings.get("clock") == clock
-    # measured as everywhere: an event that only opens the answer counts, though its token may be in the next
-    ttft = _stack(outcome, outcome.chunk_s[0], came[0][0], [*firsts, first_written], is_our_clock)
-    ttst = _stack(outcome, came[1][0], came[1][0], [*firsts, *seconds], is_our_clock) if seconds else None
-    if ttft is None or (seconds and ttst is None):
-        return LeftOut.INCONSISTENT
-    return Breakdown(outcome.index, ttft, ttst)
-
-
-def _stack(
-    outcome: Outcome, measured_s: float, came_s: float, stations_us: Sequence[Any], is_our_clock: bool
-) -> Stack | None:
+def _stack(outcome: Outcome, measured_s: float, came_s: float, stations_us: Sequence[Any]) -> Stack | None:
     """`stations_us`: the router's receiving to its writing. None for a span that cannot be."""
     sent_us, came_us, measured_us = outcome.sent_s * 1e6, came_s * 1e6, (measured_s - outcome.sent_s) * 1e6
     between_us = [later - earlier for earlier, later in pairwise(stations_us)]
     ends_us = [0.0, came_us - sent_us - sum(between_us)]
-    if is_our_clock:
+    clock = host_clock()
+    if clock and outcome.timings.get("clock") == clock:
         ends_us = [stations_us[0] - sent_us, came_us - stations_us[-1]]
     if measured_us <= 0 or min(*ends_us, *between_us) < -TOLERANCE_MS * 1e3:
         return None

@@ -9,7 +9,6 @@ import argparse
 import importlib
 import signal
 from collections.abc import Callable, Sequence
-from typing import cast
 
 from baton.runtime.command_line import CommandParser, closest
 
@@ -21,18 +20,13 @@ BENCHMARKS = {
     "report": "result files as plots, as one HTML page and as tables",
     "kv": "handoffs of KV blocks between two processes, by transport, against memcpy",
     "gpu-check": "everything of the GPU path, checked and measured on one GPU",
-    "gap": "what a client sees of the handoff: the gap from token 1 to token 2",
 }
 """Each with its line in the list."""
 
 
-def entry_of(name: str) -> tuple[str, str]:
-    """The module and its function `(arguments) -> int` that run a benchmark."""
-    return (
-        ("baton.bench.kv.command", "main_of_gap")
-        if name == "gap"
-        else (f"baton.bench.{name.replace('-', '_')}.command", "main")
-    )
+def module_of(name: str) -> str:
+    """The module whose `main(arguments) -> int` runs a benchmark."""
+    return f"baton.bench.{name.replace('-', '_')}.command"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,6 +49,5 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"unknown benchmark {parsed.name!r:.100}{closest(parsed.name, BENCHMARKS)}")
     # a job in the background of a script starts with the signal ignored, and a load would then run to its end
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    module, function = entry_of(parsed.name)
-    run = cast("Callable[[Sequence[str]], int]", getattr(importlib.import_module(module), function))
+    run: Callable[[Sequence[str]], int] = importlib.import_module(module_of(parsed.name)).main
     return run(parsed.arguments)

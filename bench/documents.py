@@ -27,7 +27,7 @@ _MAX_SHOWN = 300
 
 @dataclass(slots=True)
 class MeasuredTarget:
-    """`pinning`: its processes with the cores that they may run on, as far as it was started here."""
+    """`pinning`: in earlier files, its processes with the cores that they could run on."""
 
     name: str
     command: str = ""

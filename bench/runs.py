@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from baton.bench.numbers import median, number, percent
+from baton.bench.numbers import median, number, percent, whole
 
 FAMILIES = ("ttft", "tpot", "itl", "e2el", "max_itl", "ttst")
 """Metrics of which mean, median, deviation and percentiles are measured."""
@@ -66,6 +66,10 @@ METRICS = (
     Metric("slo_attainment", "SLO attainment", True, percent, True, counts_failures=True),
     Metric("request_goodput", "goodput (requests/s)", True, number, True, counts_failures=True),
     Metric("schedule_delay.p99_ms", "schedule delay p99 (ms)", False),
+    Metric("client.num_late", "sent over 10 ms late", False, whole),
+    Metric("client.cpu_share", "client CPU", False, percent),
+    Metric("chunks_per_token", "chunks per token", False),
+    Metric("cached_tokens", "cached tokens", False, whole),
 )
 METRIC_OF = {metric.name: metric for metric in METRICS}
 COMPARED = tuple(metric for metric in METRICS if metric.is_compared)
@@ -146,9 +150,6 @@ class Point:
         values = self.values(name)
         return median(values) if values else None
 
-    def worst(self, name: str) -> float | None:
-        return max(self.values(name), default=None)
-
     def ends(self, name: str) -> tuple[float, float] | None:
         """The lowest and the highest of the runs; None with less than two."""
         values = self.values(name)
@@ -159,7 +160,7 @@ class Point:
 class Comparison:
     """A ratio of medians, the lowest and highest of its pairs, and what follows. `noise` 0.1 is 10 %.
 
-    `is_clear`: `verdict`, one sentence, says that they differ, and not why nothing can be said.
+    `is_clear`: `verdict`, a few words, says how they differ, and not why nothing can be said.
     """
 
     ratio: float

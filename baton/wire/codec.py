@@ -47,12 +47,14 @@ legs and its handoff (`forks`, `firsts`).
 9: grammars that an output must obey (`grammar`), and the digest of a node's tokenizer.
 10: what a node's steps cost; grammars of the kind "lark"; a decode node hands the KV of a running request to another
 one (`HandOver`), and a node is asked to finish (`Drain`); addresses name the key of who listens there.
-11: a node serves several routers: ids of requests begin with the epoch of their router.
-12: the group of a node.
-13: blocks of nodes whose ranks have pools of their own go from rank to rank (`source`, `RankEndpoints`).
+11: a node serves several routers: ids of requests begin with the epoch of their router; what a node prefers, and the
+goal of a request between tokens.
+12: the group of a node; layers that keep a state.
+13: blocks of nodes whose ranks have pools of their own go from rank to rank (`source`, `RankEndpoints`); KV in 8 bits.
 14: the same by nixl and shared memory (`source` of their headers, `RankEndpoint`), and states divided among ranks;
 ranks of a node run on other machines (`baton.ranks.machines.link`); images of prompts (`images`, `sees_images`).
-15: leased blocks in a node's status.
+15: leased blocks in a node's status; the goal of a request for its first token.
+16: all processes that write for a node (`writers`).
 17: how long a node's start took.
 18: the prompt of a leg is one value (`prompt`), and what was emitted already stands beside it (`output_ids`); what was
 read of a prompt's rows is told whatever it is (`PromptRead`).

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +22,8 @@ from baton.bench.client.endpoint import Endpoint, RequestOptions, body_of, check
 from baton.bench.client.outcome import Outcome
 from baton.bench.client.stream import send
 from baton.bench.workload.dataset_settings import Prompt
-from baton.wire.errors import RequestFailed
 
 LATE_S = 0.010
-TIMEOUT_S = 120.0
-_OPTIONS = RequestOptions(ignore_eos=True, temperature=0.0, with_timings=True)
-_FIRST_ID = 10  # special tokens mostly come first
 _TIMER_STEP_S = 0.001
 _KEEPALIVE_S = 4.0
 """Below the 5 s after which common servers close an idle connection: a request must not meet its end."""
@@ -131,17 +126,11 @@ class _Load:
 
     async def _ask(self, index: int, scheduled_s: float) -> None:
         endpoint, prompt = self.endpoints[index % len(self.endpoints)], self.plan.prompts[index]
-        outcome = Outcome(index, endpoint.url, scheduled_s, num_prompt_tokens=len(prompt.token_ids))
+        outcome = Outcome(index, scheduled_s, num_prompt_tokens=len(prompt.token_ids))
         async with self._room:
             await send(self.session, endpoint, body_of(prompt, endpoint, self.options), outcome, self.plan.timeout_s)
         self.outcomes.append(outcome)
         self.on_done(outcome)
-
-
-def random_prompts(vocab_size: int, seed: int, num: int, num_tokens: int, num_output_tokens: int) -> tuple[Prompt, ...]:
-    """Prompts of random ids: no prefix cache knows any of them."""
-    chance, ids = random.Random(seed), range(_FIRST_ID, vocab_size)
-    return tuple(Prompt(tuple(chance.choices(ids, k=num_tokens)), "", num_output_tokens) for _ in range(num))
 
 
 def client_runner() -> asyncio.Runner:
@@ -151,13 +140,3 @@ def client_runner() -> asyncio.Runner:
     except ImportError:
         return asyncio.Runner()
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
-
-
-async def ask_in_turn(endpoint: Endpoint, prompts: tuple[Prompt, ...]) -> list[Outcome]:
-    """One request after the other. Raises `RequestFailed` when one is not answered as it should be."""
-    plan = LoadPlan(prompts, None, 1, TIMEOUT_S)
-    outcomes = (await run_load([endpoint], plan, _OPTIONS, lambda _: None)).outcomes
-    for outcome in outcomes:
-        if outcome.failure is not None:
-            raise RequestFailed(f"a request failed: {outcome.failure}: {outcome.message}")
-    return outcomes

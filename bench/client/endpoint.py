@@ -15,9 +15,7 @@ import aiohttp
 from baton.bench.workload.dataset_settings import Prompt
 from baton.wire.errors import InvalidSetting, RequestFailed
 
-Kind: TypeAlias = Literal["completions", "chat"]
-
-PATHS: dict[Kind, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+COMPLETIONS, CHAT_COMPLETIONS = "/v1/completions", "/v1/chat/completions"
 _BATON = "baton"
 PromptForm: TypeAlias = Literal["ids", "text", "chat"]
 
@@ -28,7 +26,6 @@ class Endpoint:
 
     base_url: str
     path: str
-    kind: Kind
     model: str
     is_baton: bool
 
@@ -38,7 +35,7 @@ class Endpoint:
 
 
 async def probe(
-    base_url: str, kind: Kind, model: str, timeout_s: float, headers: Mapping[str, str] | None = None
+    base_url: str, path: str, model: str, timeout_s: float, headers: Mapping[str, str] | None = None
 ) -> Endpoint:
     """Ask a server for its models; `model` "" takes the first. Raises `InvalidSetting`, `RequestFailed`."""
     base_url = checked_base_url(base_url)
@@ -46,7 +43,7 @@ async def probe(
     if not listed and not model:
         raise RequestFailed(f"{base_url}/v1/models lists no model: name one")
     chosen: dict[str, Any] = next((entry for entry in listed if entry.get("id") == model), listed[0] if listed else {})
-    return Endpoint(base_url, PATHS[kind], kind, model or str(chosen["id"]), chosen.get("owned_by") == _BATON)
+    return Endpoint(base_url, path, model or str(chosen["id"]), chosen.get("owned_by") == _BATON)
 
 
 def checked_base_url(base_url: str) -> str:
@@ -86,14 +83,15 @@ class RequestOptions:
     temperature: float | None = None
     extra_body: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
-    with_timings: bool = False
 
 
 def check_prompts(prompts: Sequence[Prompt], form: PromptForm) -> None:
     """Raise `InvalidSetting` when a prompt has nothing in it to send."""
     for index, prompt in enumerate(prompts):
         if not (prompt.token_ids if form == "ids" else prompt.text):
-            raise InvalidSetting(f"prompt {index} has no {form} to send: it needs a tokenizer or a larger length")
+            raise InvalidSetting(
+                f"prompt {index} has no {form} to send: it needs a tokenizer with words, or a larger length"
+            )
 
 
 def body_of(prompt: Prompt, endpoint: Endpoint, options: RequestOptions) -> dict[str, Any]:
@@ -106,5 +104,5 @@ def body_of(prompt: Prompt, endpoint: Endpoint, options: RequestOptions) -> dict
         asked = {"prompt": sent, "max_tokens": prompt.num_output_tokens}
     body = {"model": endpoint.model, **asked, "stream": True, "stream_options": {"include_usage": True}}
     body |= {} if options.temperature is None else {"temperature": options.temperature}
-    flags = {"ignore_eos": options.ignore_eos, "return_timings": options.with_timings and endpoint.is_baton}
+    flags = {"ignore_eos": options.ignore_eos, "return_timings": endpoint.is_baton}
     return body | {name: True for name, is_asked in flags.items() if is_asked} | options.extra_body

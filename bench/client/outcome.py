@@ -34,25 +34,21 @@ class Outcome:
 
     `index` says which prompt it is. `scheduled_s` is when it should have been sent, `sent_s` when it was.
     `chunk_s[i]` is when the i-th event with choices arrived; `chunk_tokens[i]` is 1, or 0 where the event only opens an
-    answer (the role of a chat). `end_s` is the last of `chunk_s`, or when it failed;
-    `closed_s` when the whole answer was over.
+    answer (the role of a chat). `closed_s` is when the whole answer was over, or when it failed.
     `num_prompt_tokens` is what was sent, as far as known; `num_output_tokens` what came: as the server counted, else
     the sum of `chunk_tokens`. `usage` is what the server reported (its last `usage` object), {} when it did not.
     `timings` is Baton's own (`usage.timings`), {} elsewhere.
     """
 
     index: int
-    url: str
     scheduled_s: float
     sent_s: float = 0.0
-    end_s: float = 0.0
     chunk_s: list[float] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     text: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
-    status: int = 0
     failure: Failure | None = None
     message: str = ""
     closed_s: float = 0.0

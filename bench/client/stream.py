@@ -154,10 +154,7 @@ def _sentence(found: Any) -> str:
 async def send(
     session: aiohttp.ClientSession, endpoint: Endpoint, body: Mapping[str, Any], outcome: Outcome, timeout_s: float
 ) -> None:
-    """Send `body` and fill in `outcome`. The whole answer has `timeout_s`.
-
-    Of an answer that is complete, `end_s` is when the last event with choices came.
-    """
+    """Send `body` and fill in `outcome`. The whole answer has `timeout_s`."""
     payload = json.dumps(body, separators=(",", ":")).encode()
     received = Received()
     outcome.sent_s = time.monotonic()
@@ -169,7 +166,6 @@ async def send(
         problem = _without_done(received, outcome)
     if outcome.failure is None and problem is not None:
         outcome.failure, outcome.message = problem
-    outcome.end_s = outcome.chunk_s[-1] if outcome.failure is None else outcome.closed_s
     _settle_lengths(outcome, body)
 
 
@@ -184,7 +180,6 @@ async def _exchange(
             asyncio.timeout_at(whole_at) as deadline,
             session.post(url, data=payload, headers=_JSON_HEADERS, allow_redirects=False) as response,
         ):
-            outcome.status = response.status
             if response.status != 200:
                 message = error_message(await response.content.read(_MAX_ERROR_BYTES))
                 return Failure.HTTP_ERROR, f"{response.status}: {message}"

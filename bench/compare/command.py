@@ -61,44 +61,6 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """What is to be done: `targets` by name, reference first; `session` counts interruptions."""
-
-    targets: tuple[str, ...]
-    rates: tuple[float, ...]
-    rounds: int
-    warmup_rounds: int
-    has_control: bool
-    seed: int
-    session: int = 0
-
-    def steps(self, done: Collection[Group] = ()) -> tuple[Step, ...]:
-        """All steps but those of the groups in `done`; () when nothing is left to measure."""
-        left = [step for step in self.counted() if (step.round, step.rate) not in done]
-        return (*self._warm_ups(), *left) if left else ()
-
-    def counted(self) -> Iterator[Step]:
-        """The steps that are no warm-ups, of all groups. Who is measured first: one place further each turn."""
-        everybody = [*((name, False) for name in self.targets), *[(self.targets[0], True)] * self.has_control]
-        for number in range(1, self.rounds + 1):
-            for place, rate in enumerate(self.rates):
-                first = (number + place) % len(everybody)
-                for target, is_control in everybody[first:] + everybody[:first]:
-                    # the control must not find the prompts of the reference in its cache
-                    seed = self._seed(number, place) + _CONTROL_STEP * is_control
-                    yield Step(number, rate, target, is_control, seed)
-
-    def _warm_ups(self) -> Iterator[Step]:
-        for number in range(self.warmup_rounds):
-            for place, rate in enumerate(self.rates):
-                for target in self.targets:
-                    yield Step(0, rate, target, False, self._seed(self.rounds + 1 + number, place))
-
-    def _seed(self, number: int, place: int) -> int:
-        return self.seed + SESSION_STEP * self.session + _ROUND_STEP * number + place
-
-
-@dataclass(frozen=True, slots=True)
 class CompareSettings(TargetSettings):
     rates: tuple[str, ...] = setting(
         (), "requests per second, one load for each; none: as the trace says", metavar="RATE"
@@ -112,6 +74,41 @@ class CompareSettings(TargetSettings):
 def rates_of(settings: CompareSettings) -> tuple[float, ...]:
     """Rates in requests/s, infinite where the trace decides. Raises `InvalidSetting`."""
     return parse_rates(settings.rates) if settings.rates else (math.inf,)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What is to be done: `targets` by name, reference first; `session` counts interruptions."""
+
+    targets: tuple[str, ...]
+    settings: CompareSettings
+    seed: int
+    session: int = 0
+
+    def steps(self, done: Collection[Group] = ()) -> tuple[Step, ...]:
+        """All steps but those of the groups in `done`; () when nothing is left to measure."""
+        left = [step for step in self.counted() if (step.round, step.rate) not in done]
+        return (*self._warm_ups(), *left) if left else ()
+
+    def counted(self) -> Iterator[Step]:
+        """The steps that are no warm-ups, of all groups. Who is measured first: one place further each turn."""
+        everybody = [*((name, False) for name in self.targets), *[(self.targets[0], True)] * self.settings.control]
+        for number in range(1, self.settings.rounds + 1):
+            for place, rate in enumerate(rates_of(self.settings)):
+                first = (number + place) % len(everybody)
+                for target, is_control in everybody[first:] + everybody[:first]:
+                    # the control must not find the prompts of the reference in its cache
+                    seed = self._seed(number, place) + _CONTROL_STEP * is_control
+                    yield Step(number, rate, target, is_control, seed)
+
+    def _warm_ups(self) -> Iterator[Step]:
+        for number in range(self.settings.warmup_rounds):
+            for place, rate in enumerate(rates_of(self.settings)):
+                for target in self.targets:
+                    yield Step(0, rate, target, False, self._seed(self.settings.rounds + 1 + number, place))
+
+    def _seed(self, number: int, place: int) -> int:
+        return self.seed + SESSION_STEP * self.session + _ROUND_STEP * number + place
 
 
 def check(settings: CompareSettings) -> None:
@@ -149,7 +146,6 @@ def carry_out(
         if step.round:
             runs = document.control_runs if step.is_control else document.runs
             runs.append(Run(step.target, step.round, step.rate, result))
-            document.targets = line_up.describe()
             conclude(document)
             session.save(document)
 
@@ -175,15 +171,14 @@ def main(arguments: Sequence[str]) -> int:
         CompareSettings,
     )
     check(session.settings)
-    line_up = LineUp(session.targets, session.settings, session.say)
     document = session.begun(
         CompareDocument(
-            facts=session.facts, targets=line_up.describe(), rounds=session.settings.rounds, runs=[], ratios=[]
+            facts=session.facts, targets=session.measured, rounds=session.settings.rounds, runs=[], ratios=[]
         )
     )
     schedule = schedule_of(session, len(document.sessions) - 1)
     if steps := schedule.steps(keep_whole_groups(document, schedule)):
-        with line_up:
+        with LineUp(session.targets, session.settings, session.say) as line_up:
             carry_out(document, steps, session, line_up, session.measure)
     else:
         session.say(f"everything is in {session.path} already: --no-resume measures again")
@@ -194,6 +189,5 @@ def main(arguments: Sequence[str]) -> int:
 
 def schedule_of(session: Session[CompareSettings], num_before: int) -> Schedule:
     """What is to be done after `num_before` interruptions."""
-    names, settings = tuple(target.name for target in session.targets), session.settings
-    counts = (settings.rounds, settings.warmup_rounds, settings.control)
-    return Schedule(names, rates_of(settings), *counts, seed=session.dataset.seed, session=num_before)
+    names = tuple(target.name for target in session.targets)
+    return Schedule(names, session.settings, session.dataset.seed, num_before)

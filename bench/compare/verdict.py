@@ -1,11 +1,7 @@
 """Whether a difference may be called one: the rule, the words for it, and what is reported of a comparison.
 
-Two targets are measured in turns, a pair in each round. There is a verdict only when
-
-  - at least three rounds are there,
-  - no target failed more than one request in a hundred (what is left of a target that drops requests looks fast),
-  - the ratios of all pairs lie on the same side of 1, and
-  - the ratio of the medians is further from 1 than the noise.
+Two targets are measured in turns, a pair in each round, and `RULE` says when there is a verdict. What is left of a
+target that drops requests looks fast, so there is none for one that failed more than one in a hundred.
 
 Noise is the larger of two: how far apart the values of one target are over the rounds (highest over lowest), of both
 targets together (root of the sum of squares, as errors of a quotient add up); and how far from 1 the ratio of the
@@ -48,22 +44,17 @@ def compare(
     Raises `ValueError` for different numbers of values.
     """
     pairs = paired_ratio(subject, reference)
-    ratio, low, high = pairs.of_medians, pairs.low, pairs.high
     noise = noise_of(subject, reference, control)
-    difference = distance(ratio)
     obstacles = {
         obstacle: obstacle != "",
         f"{len(subject)} rounds are not enough, {MIN_ROUNDS} are needed": len(subject) < MIN_ROUNDS,
-        "there is no difference": difference == 0,
-        f"the rounds disagree ({low:.2f} - {high:.2f})": low <= 1 <= high,
-        f"noise {noise:.0%} is larger than the difference {difference:.0%}": difference <= noise,
+        "equal": pairs.of_medians == 1,
+        "rounds disagree": pairs.low <= 1 <= pairs.high,
+        f"within noise of {noise:.0%}": distance(pairs.of_medians) <= noise,
     }
-    for reason, is_there in obstacles.items():
-        if is_there:
-            return Comparison(ratio, low, high, noise, False, f"no verdict: {reason}")
-    ends = (low, high, wording[0]) if ratio > 1 else (1 / high, 1 / low, wording[1])
-    verdict = "{:.2f}x ({:.2f} - {:.2f}) {}".format(1 + difference, *ends)
-    return Comparison(ratio, low, high, noise, True, verdict)
+    reason = next((reason for reason, is_there in obstacles.items() if is_there), "")
+    verdict = reason or wording[pairs.of_medians < 1]
+    return Comparison(pairs.of_medians, pairs.low, pairs.high, noise, not reason, verdict)
 
 
 def noise_of(subject: Sequence[float], reference: Sequence[float], control: Sequence[float]) -> float:

@@ -9,25 +9,27 @@ import importlib.util
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from baton.bench.breakdown import TTST_PARTS, breakdown_of
-from baton.bench.client.driver import TIMEOUT_S, ask_in_turn, client_runner, random_prompts
-from baton.bench.client.endpoint import probe
 from baton.bench.client.outcome import Outcome
 from baton.bench.gpu_check.rows import Row, missing_row, speed_row
 from baton.bench.gpu_check.setup_process import BLOCK_SIZE, Setup, block_bytes, config_of, gb_per_s, write_model
 from baton.bench.kv.measure import NodePair, node_pair
 from baton.bench.numbers import median
+from baton.bench.serve.command import run_serve_benchmark
+from baton.bench.serve.settings import ServeBenchSettings
 from baton.bench.targets.process import RunningTarget
 from baton.bench.targets.spec import Target
+from baton.bench.workload.dataset_settings import DatasetSettings
 from baton.kvtransfer.integrity import DOT64, XXH3
 from baton.wire.errors import RequestFailed
 
 _MOST_PERCENT = 5.0
-_NUM_OUTPUT_TOKENS = 4
+_ONE_BY_ONE = ServeBenchSettings(max_concurrency=1, num_warmups=1, ignore_eos=True, temperature=0, disable_tqdm=True)
 _READY_S, _PATIENCE_S = 90.0, 8.0
 
 
@@ -78,16 +80,11 @@ def exposed_rows(setup: Setup, _: str) -> Iterator[Row]:
     flags += ["--num-blocks", str(4 * -(-(num_tokens + 64) // BLOCK_SIZE)), "--local-prefill-tokens", "0"]
     with tempfile.TemporaryDirectory(prefix="baton-gpu-check-") as folder:
         served = ("baton", "serve", str(write_model(Path(folder), model)), "--device", setup.device, *flags)
-        target = Target("baton", "", served)
-        with (
-            client_runner() as runner,
-            RunningTarget(target, _READY_S, say=lambda _: None, patience_s=_PATIENCE_S) as running,
-        ):
-            endpoint = runner.run(probe(running.url, "completions", "", TIMEOUT_S))
-            num_ids = config_of(model)["vocab_size"] - 8
-            prompts = random_prompts(num_ids, 0, 1 + num_rounds, num_tokens, _NUM_OUTPUT_TOKENS)
-            outcomes = runner.run(ask_in_turn(endpoint, prompts))
-    yield from rows_of_answers(f"{setup.label('8B')}, {num_tokens} tokens", outcomes[1:])
+        target, asked = Target("baton", "", served), DatasetSettings(num_prompts=num_rounds, random_output_len=4)
+        with RunningTarget(target, _READY_S, say=lambda _: None, patience_s=_PATIENCE_S) as running:
+            there = replace(_ONE_BY_ONE, base_url=(running.url,), vocab_size=config_of(model)["vocab_size"])
+            found = run_serve_benchmark(there, replace(asked, random_input_len=num_tokens), say=lambda _: None)
+    yield from rows_of_answers(f"{setup.label('8B')}, {num_tokens} tokens", found.outcomes)
 
 
 def rows_of_answers(case: str, outcomes: Sequence[Outcome]) -> list[Row]:
@@ -97,7 +94,7 @@ def rows_of_answers(case: str, outcomes: Sequence[Outcome]) -> list[Row]:
         found = breakdown_of(outcome)
         transfer = outcome.usage.get("kv_transfer")
         if found is None or found.ttst is None or not isinstance(transfer, dict):
-            raise RequestFailed("an answer came without the stamps of a handoff")
+            raise RequestFailed(outcome.message or "an answer came without the stamps of a handoff")
         ttft_ms.append(found.ttft.measured_ms)
         exposed_ms.append(found.ttst.parts_ms[TTST_PARTS.index("exposed_transfer")])
         rates.append(transfer["bytes"] / max(transfer["transfer_ms"], 1e-3) / 1e6)

@@ -10,7 +10,6 @@ While a handoff is under way this process waits on a pipe.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +30,6 @@ TRANSPORTS = (SHM, ZMQ, NIXL)
 Cores = tuple[int, int] | tuple[None, None]
 """Of two processes; None: any."""
 _BLOCK_UNIT_BYTES = 64
-_TINY = {"blocks": "1,4", "block_bytes": 2**16, "rounds": 2, "min_pool_bytes": 2**20}
 _NODE = "baton.bench.kv.node_process"
 _SMALL_BYTES, _MORE_ROUNDS = 16 * 2**20, 10
 
@@ -48,7 +46,6 @@ class KvBenchSettings:
         2**28, "smallest pool; handoffs move through it, so that caches stay cold", allowed=BYTES
     )
     json: str = setting("", "file for every sample, with the command and the machine")
-    quick: bool = setting(False, "tiny sizes and two rounds: whether it works, not how fast")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +61,6 @@ class Plan:
 
 def plan(settings: KvBenchSettings) -> Plan:
     """Resolve settings on this machine. Raises `InvalidSetting`."""
-    if settings.quick:  # what was left at its default becomes tiny
-        default = KvBenchSettings()
-        changes = {name: value for name, value in _TINY.items() if getattr(settings, name) == getattr(default, name)}
-        settings = dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
     if settings.block_bytes % _BLOCK_UNIT_BYTES:
         raise InvalidSetting(f"--block-bytes {settings.block_bytes} is not a multiple of {_BLOCK_UNIT_BYTES}")
     transports = names_in(settings.transports, "--transports", TRANSPORTS)
@@ -135,7 +128,7 @@ def session(plan: Plan, transport: str, checksum: str) -> Iterator[Case]:
         for num_blocks in blocks:
             case = Case(transport, checksum, block_bytes, num_blocks)
             pair.hand_over_verified(0, num_blocks)
-            is_small = case.num_bytes <= _SMALL_BYTES and not settings.quick
+            is_small = case.num_bytes <= _SMALL_BYTES
             # through the pool and round again
             places = cycle(range(0, max(1, num_pool_blocks - num_blocks + 1), num_blocks))
             for _ in range(settings.rounds * (_MORE_ROUNDS if is_small else 1)):

@@ -18,7 +18,6 @@ import zmq
 from baton.bench.child import Worker, serve_parent
 from baton.kvtransfer import commands
 from baton.kvtransfer.facts import ReceivingFacts, SendingFacts
-from baton.kvtransfer.messages import PeerHello
 from baton.kvtransfer.pools.base import KvPool
 from baton.kvtransfer.pools.open import open_pool
 from baton.kvtransfer.process_identity import this_process
@@ -29,10 +28,10 @@ from baton.kvtransfer.sender_connections import open_listener
 from baton.kvtransfer.sending import SendingSide
 from baton.kvtransfer.thread import TransferThread
 from baton.kvtransfer.transports import registry
-from baton.kvtransfer.transports.base import Blocks, Sender
+from baton.kvtransfer.transports.base import Blocks
 from baton.kvtransfer.transports.registry import SHM, SLOTS, PoolMemory, SenderFactory, TransportSettings
 from baton.runtime.process import keep_freed_memory
-from baton.wire.errors import Refused, RequestFailed
+from baton.wire.errors import RequestFailed
 from baton.wire.layout import KvLayout, LayerKv
 from baton.wire.links import LinkSettings
 from baton.wire.messages import PrefillPeer, TokenEvent
@@ -85,21 +84,6 @@ class _Told:
                 raise RequestFailed(f"a handoff failed: {failure or 'another one ended'}")
             return at_s
         raise RequestFailed(f"nothing came of a handoff within {_WAIT_S:g} s")
-
-
-class _OneTransport(SenderFactory):
-    """Refuses to measure another transport than was asked for."""
-
-    def __init__(self, settings: TransportSettings, memory: PoolMemory, pool: KvPool) -> None:
-        super().__init__(settings, memory, pool)
-        self._names = (settings.choice, SLOTS) if pool.is_device and settings.choice == SHM else (settings.choice,)
-
-    def open(self, hello: PeerHello) -> tuple[str, Sender]:
-        name, sender = super().open(hello)
-        if name not in self._names:
-            sender.close()
-            raise Refused(f"{self._names[0]} was to be measured, and {name} was taken")
-        return name, sender
 
 
 class _End:
@@ -161,7 +145,7 @@ class PrefillEnd(_End):
         filled = [pattern(block_id, spec["block_bytes"]) for block_id in range(spec["num_blocks"])]
         _copy(self._blocks, np.stack(filled))
         pool = open_pool(self._blocks)
-        factory = _OneTransport(self._settings, memory, pool)
+        factory = SenderFactory(self._settings, memory, pool)
         closing.callback(factory.close)
         link, self._address = open_listener(self._context, _HOST, 0, self._settings.links)
         pusher = Pusher(pool, spec["checksum"])
@@ -201,6 +185,9 @@ class DecodeEnd(_End):
         receivers = registry.open_receivers(self._settings, memory, pool)
         for receiver in receivers:
             closing.callback(receiver.close)
+        # no other transport is measured in its place
+        wanted = SLOTS if pool.is_device and spec["transport"] == SHM else spec["transport"]
+        receivers = [receiver for receiver in receivers if receiver.endpoint.transport == wanted]
         facts = ReceivingFacts(num_blocks=spec["num_blocks"], **self._facts())
         connections = ReceiverConnections(facts, self._context, self._settings.links, receivers)
         self._side = ReceivingSide(facts, connections, pool, self._told)

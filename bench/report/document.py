@@ -61,8 +61,8 @@ class Section:
     kind: str
     title: str
     facts: Facts
-    conditions: tuple[tuple[str, str], ...]
-    blocks: tuple[Table | Picture, ...]
+    conditions: tuple[tuple[str, str], ...] = ()
+    blocks: tuple[Table | Picture, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

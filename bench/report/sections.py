@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from baton.bench.compare.verdict import ratios_of
 from baton.bench.documents import (
     CompareDocument,
     LimitsDocument,
@@ -28,7 +30,6 @@ from baton.bench.report.document import Picture, Section, Table
 from baton.bench.report.tables import (
     breakdown_table,
     ceiling_table,
-    client_table,
     failure_table,
     figure_tables,
     goodput_table,
@@ -56,9 +57,11 @@ def _compare(name: str, document: CompareDocument) -> Section:
     targets = [target.name for target in document.targets]
     title = " against ".join(targets)
     num_rounds = len({run.round for run in document.runs})
-    conditions = [("compared", title), ("rounds", f"{num_rounds}, in turns"), *map(_described, document.targets)]
+    said = (("compared", title), ("rounds", f"{num_rounds}, in turns"), *map(_described, document.targets))
     points = points_of(document.runs, targets)
-    return _measured(name, "comparison", title, document, points, figure_tables(points, document.ratios), conditions)
+    ratios = ratios_of(targets, document.runs, document.control_runs)  # verdicts of an earlier file have other words
+    begun = Section(name, "comparison", title, document.facts, said, notes=tuple(document.notes))
+    return _of_runs(begun, document.runs, points, figure_tables(points, ratios))
 
 
 def _sweep(name: str, document: SweepDocument) -> Section:
@@ -67,17 +70,12 @@ def _sweep(name: str, document: SweepDocument) -> Section:
         for place, point in enumerate(each.points, start=1):
             runs.append(Run(each.name, place, point.rate, point.result | {"slo_attainment": point.attainment}))
     points = points_of(runs, [each.name for each in document.configurations])
-    tables = [goodput_table(document.configurations, points), points_table(points)]
+    tables = [goodput_table(document.configurations), points_table(points)]
     goals = f"{percent(document.attainment)} of requests meet {slo_in_words(document.slo)}"
-    return Section(
-        name,
-        "sweep",
-        f"Goodput: the highest rate at which {goals}",
-        document.facts,
-        conditions=(*document.facts.conditions, *map(_described, document.configurations), *_load(runs)),
-        blocks=tuple(_of_runs(points, tables, document.slo, document.attainment)),
-        notes=_notes(document.notes, runs),
-    )
+    title = f"Goodput: the highest rate at which {goals}"
+    said = tuple(map(_described, document.configurations))
+    begun = Section(name, "sweep", title, document.facts, said, notes=tuple(document.notes))
+    return _of_runs(begun, runs, points, tables, document.attainment)
 
 
 def _limits(name: str, document: LimitsDocument) -> Section:
@@ -93,51 +91,37 @@ def _limits(name: str, document: LimitsDocument) -> Section:
 
 
 def _kv(name: str, document: KvDocument) -> Section:
-    blocks: list[Table | Picture] = []
-    if document.cases:
-        draw = partial(draw_transfer, document.cases)
-        blocks.append(Picture("transfer", "Rate of KV handoffs against their size", draw))
-        blocks.append(kv_table(document.cases))
-    failed = [f"{transport} failed: {reason}" for transport, reason in document.failures.items()]
+    picture = Picture("transfer", "Rate of KV handoffs against their size", partial(draw_transfer, document.cases))
     return Section(
         name,
         "KV handoffs",
         "Handoffs of KV blocks between two processes",
         document.facts,
         conditions=document.facts.conditions,
-        blocks=tuple(blocks),
-        notes=tuple(failed),
+        blocks=(picture, kv_table(document.cases)) if document.cases else (),
+        notes=tuple(f"{transport} failed: {reason}" for transport, reason in document.failures.items()),
     )
 
 
 def _served(name: str, document: ServeDocument) -> Section:
     points, (run,) = points_of(document.runs), document.runs
-    return _measured(name, "run", f"{run.target} at {run.pace}", document, points, figure_tables(points), ())
-
-
-def _measured(
-    name: str,
-    kind: str,
-    title: str,
-    document: CompareDocument | ServeDocument,
-    points: Sequence[Point],
-    tables: Sequence[Table],
-    conditions: Sequence[tuple[str, str]],
-) -> Section:
-    runs = document.runs
-    conditions = (*document.facts.conditions, *conditions, *_load(runs))
-    blocks = tuple(_of_runs(points, tables, _slo(runs)))
-    notes = _notes(document.notes if isinstance(document, CompareDocument) else (), runs)
-    return Section(name, kind, title, document.facts, conditions, blocks, notes)
+    begun = Section(name, "run", f"{run.target} at {run.pace}", document.facts)
+    return _of_runs(begun, document.runs, points, figure_tables(points))
 
 
 def _of_runs(
-    points: Sequence[Point], tables: Iterable[Table], slo_ms: Mapping[str, float], goal: float = GOAL
-) -> Iterator[Table | Picture]:
-    """Pictures of load first, then figures, then where the time goes, then what makes all that trustworthy.
+    begun: Section, runs: Sequence[Run], points: Sequence[Point], tables: Iterable[Table], goal: float = GOAL
+) -> Section:
+    """`begun` with what its runs say; `goal` is the share of requests that shall meet the SLO."""
+    conditions = (*begun.facts.conditions, *begun.conditions, *_load(runs))
+    blocks = tuple(_blocks(points, tables, _slo(runs), goal))
+    return replace(begun, conditions=conditions, blocks=blocks, notes=_notes(begun.notes, runs))
 
-    Only what the points have something for; `goal` is the share of requests that shall meet the SLO.
-    """
+
+def _blocks(
+    points: Sequence[Point], tables: Iterable[Table], slo_ms: Mapping[str, float], goal: float
+) -> Iterator[Table | Picture]:
+    """Pictures of load first, then figures, then where the time goes, then what failed: what the points have."""
     # what a gap may be: as the SLO says of the largest one, else of their mean
     limit_ms = slo_ms.get("itl", slo_ms.get("tpot"))
     if plot := lines.attainment(points, slo_ms, goal):
@@ -147,11 +131,7 @@ def _of_runs(
     yield from tables
     if plot := lines.gaps(points, limit_ms):
         yield Picture("gaps", "Gaps between tokens", plot.draw)
-    if (breakdown := breakdown_table(points)).rows:
-        yield breakdown
-    if (failures := failure_table(points)).rows:
-        yield failures
-    yield client_table(points)
+    yield from (table for table in (breakdown_table(points), failure_table(points)) if table.rows)
 
 
 def _described(target: MeasuredTarget) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Tables of results: figures for each target and rate, where the time went, what the client did, limits of the machine.
+"""Tables of results: figures for each target and rate, where the time went, limits of the machine.
 
 Figures are medians over a target's rounds with their range; a run alone has no range.
 """
@@ -24,8 +24,8 @@ _SWEPT = (
     "p99_itl_ms",
     "p99_e2el_ms",
     "output_throughput",
+    "schedule_delay.p99_ms",
 )
-_SWEPT_HEADS = [METRIC_OF[name].label for name in _SWEPT]
 _PARTS = {
     "client": "client and network",
     "router": "router",
@@ -72,21 +72,7 @@ def _figure(point: Point, metric: Metric) -> Cell:
 def _ratio(ratio: Ratio | None) -> Cell:
     if ratio is None:
         return Cell("")
-    return Cell(rate(ratio.ratio), f"{span((ratio.low, ratio.high), rate)}; {_said(ratio)}", tone_of(ratio))
-
-
-def _said(ratio: Ratio) -> str:
-    """The verdict in a word or two; the range beside it has the figures."""
-    if ratio.is_clear:
-        more, less = ("more", "less") if METRIC_OF[ratio.metric].is_better_high else ("slower", "faster")
-        return more if ratio.ratio > 1 else less
-    if ratio.ratio == 1:
-        return "equal"
-    if ratio.low <= 1 <= ratio.high:
-        return "rounds disagree"
-    if ratio.noise is not None and max(ratio.ratio, 1 / ratio.ratio) - 1 <= ratio.noise:
-        return f"within noise of {ratio.noise:.0%}"
-    return ratio.verdict
+    return Cell(rate(ratio.ratio), f"{span((ratio.low, ratio.high), rate)}; {ratio.verdict}", tone_of(ratio))
 
 
 def tone_of(ratio: Ratio) -> Tone:
@@ -103,10 +89,9 @@ def breakdown_table(points: Sequence[Point]) -> Table:
         if parts := _parts_of(point, "ttft"):
             parts |= _parts_of(point, "ttst")
             totals = [point.middle(f"breakdown.{token}.measured_mean_ms") for token in ("ttft", "ttst")]
-            errors = [point.worst(f"breakdown.{token}.largest_error") for token in ("ttft", "ttst")]
-            error = max((error for error in errors if error is not None), default=None)
+            errors = [error for token in ("ttft", "ttst") for error in point.values(f"breakdown.{token}.largest_error")]
             found = map(number, (*(parts.get(name) for name in _PARTS), *totals))
-            rows.append([point.label, *found, NONE if error is None else f"{100 * error:.2g} %"])
+            rows.append([point.label, *found, f"{100 * max(errors):.2g} %" if errors else NONE])
     return table_of(
         "breakdown",
         "Where the time goes (mean ms)",
@@ -123,30 +108,6 @@ def _parts_of(point: Point, token: str) -> dict[str, float]:
     return {name: fmean(values) for name, values in found.items() if values}
 
 
-def client_table(points: Sequence[Point]) -> Table:
-    """Whether the load came as it should, and whether the client could have been the bottleneck (worst round)."""
-    forms = {
-        "schedule_delay.p99_ms": ("schedule delay p99 (ms)", number),
-        "schedule_delay.max_ms": ("delay max (ms)", number),
-        "client.cpu_share": ("client CPU", percent),
-        "client.num_late": ("sent late", whole),
-    }
-    rows = [
-        [
-            point.label,
-            whole(point.num_requests - point.num_failed),
-            whole(point.num_failed),
-            *(form(point.worst(name)) for name, (_, form) in forms.items()),
-            number(min(point.values("chunks_per_token"), default=None)),
-            whole(point.worst("cached_tokens")),
-        ]
-        for point in sorted(points, key=lambda point: point.rate)
-    ]
-    heads = ("", "answered", "failed", *(head for head, _ in forms.values()), "chunks per token", "cached tokens")
-    note = "Requests of all rounds together; of everything else the worst round. Sent late: more than 10 ms."
-    return table_of("client", "Load and client", heads, rows, note=note)
-
-
 def failure_table(points: Sequence[Point]) -> Table:
     """Failures by reason with an example."""
     rows = []
@@ -160,33 +121,26 @@ def failure_table(points: Sequence[Point]) -> Table:
     return table_of("failures", "Failures", heads, rows)
 
 
-def goodput_table(configurations: Sequence[Configuration], points: Sequence[Point]) -> Table:
+def goodput_table(configurations: Sequence[Configuration]) -> Table:
     """The best configuration first."""
     rows = []
     for each in sorted(configurations, key=lambda each: -(each.goodput_rate or 0.0)):
-        tried = [point for point in points if point.target == each.name]
-        best = next((_swept(point) for point in tried if point.rate == each.goodput_rate), [NONE] * (1 + len(_SWEPT)))
-        lowest = min((point.rate for point in tried), default=0.0)
-        rows.append([each.name, f"{each.goodput_rate:g}" if each.goodput_rate else f"below {lowest:g}", *best])
-    heads = ("configuration", "goodput (requests/s)", "attainment there", *_SWEPT_HEADS)
-    return table_of("goodput", "Goodput by configuration", heads, rows)
+        lowest = min((point.rate for point in each.points), default=0.0)
+        rows.append([each.name, f"{each.goodput_rate:g}" if each.goodput_rate else f"below {lowest:g}"])
+    return table_of("goodput", "Goodput by configuration", ("configuration", "goodput (requests/s)"), rows)
 
 
 def points_table(points: Sequence[Point]) -> Table:
     rows = [
         [
-            *(point.target, f"{point.rate:g}", *_swept(point)),
-            *(whole(point.num_failed), number(point.middle("schedule_delay.p99_ms"))),
+            *(point.target, f"{point.rate:g}", percent(point.middle("slo_attainment"))),
+            *(number(point.middle(name)) for name in _SWEPT),
+            whole(point.num_failed),
         ]
         for point in points
     ]
-    heads = ("configuration", "requests/s", "attainment", *_SWEPT_HEADS, "failures", "schedule delay p99 (ms)")
+    heads = ("configuration", "requests/s", "attainment", *(METRIC_OF[name].label for name in _SWEPT), "failures")
     return table_of("points", "Every rate that was tried", heads, rows)
-
-
-def _swept(point: Point) -> list[Cell | str]:
-    shares = (percent(point.middle("slo_attainment")), *(number(point.middle(name)) for name in _SWEPT))
-    return [*shares]
 
 
 def limit_table(ratios: Sequence[LimitRatio]) -> Table:

@@ -102,7 +102,6 @@ async def measure(settings: ServeBenchSettings, dataset: DatasetSettings, comman
         settings.temperature,
         extra_body(settings),
         headers(settings),
-        with_timings=settings.breakdown,
     )
     extra = other_prompts(1 + settings.num_warmups, dataset, workload.prompts, vocabulary)
     await get_ready(settings, endpoints, extra, options, ready_at_s, say)
@@ -151,7 +150,7 @@ def main(arguments: Sequence[str]) -> int:
     prepare_folder(settings)
     result = run_serve_benchmark(settings, dataset, say=say)
     section = section_of(ResultFile("serve", served(result.summary, "the result")))
-    print(f"{report(result.summary)}\n\n{as_text(section, 'breakdown', 'client', 'failures')}")
+    print(f"{report(result.summary)}\n\n{as_text(section, 'figures', 'breakdown', 'failures')}")
     path = result_path(settings, result.summary)
     if path is not None:
         write_json(path, as_json(result, settings.save_detailed), "--result-filename")

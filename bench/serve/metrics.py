@@ -26,7 +26,6 @@ from baton.bench.runs import FAMILIES
 
 PERCENTILES = (50, 90, 95, 99)
 _MAX_FAILURE_MESSAGES = 3
-_HANDOFF_MEMBERS = ("bytes", "transfer_ms", "exposed_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,6 @@ def summarise(outcomes: Sequence[Outcome], duration_s: float, slo: Mapping[str, 
         # of all gaps, those between chunks that the client read in one piece
         "zero_gap_share": round(gaps_s.count(0) / len(gaps_s), 6) if gaps_s else None,
         "cached_tokens": sum(cached) if cached else None,
-        "kv_transfer": _kv_transfer(completed),
     }
 
 
@@ -154,23 +152,6 @@ def _failures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "failures": {str(failure): num for failure, num in Counter(failure for failure, _ in failed).most_common()},
         "failure_messages": list(messages)[:_MAX_FAILURE_MESSAGES],
     }
-
-
-def _kv_transfer(completed: Sequence[Outcome]) -> dict[str, Any] | None:
-    """What Baton says about the handoffs of its requests; None where there were none."""
-    handoffs = [
-        handoff
-        for handoff in (outcome.usage.get("kv_transfer") for outcome in completed)
-        if isinstance(handoff, dict) and all(isinstance(handoff.get(name), int | float) for name in _HANDOFF_MEMBERS)
-    ]
-    if not handoffs:
-        return None
-    found: dict[str, Any] = {"num_handoffs": len(handoffs), "num_bytes": sum(handoff["bytes"] for handoff in handoffs)}
-    for name in ("transfer_ms", "exposed_ms"):
-        values = np.array([handoff[name] for handoff in handoffs], dtype=np.float64)
-        median, p99 = np.percentile(values, (50, 99))
-        found[name] = _rounded({"mean": values.mean(), "median": median, "p99": p99, "max": values.max()})
-    return found
 
 
 def _milliseconds(values_s: Sequence[float]) -> npt.NDArray[np.float64]:

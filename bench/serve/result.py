@@ -2,7 +2,7 @@
 
 Owns the names of per-request lists and of files, and the line format, as `vllm bench serve` has them. The block is that
 which `vllm bench serve` prints, line by line: the lines keep names, order and width, since people's scripts search for
-them; lines of our own come after the family or the block they belong to.
+them. What it lacks is in the tables of every report.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ _FAMILIES = {
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
     "itl": ("ITL", "Inter-token Latency"),
     "e2el": ("E2EL", "End-to-end Latency"),
-    "max_itl": ("Max ITL", "Largest Inter-token Latency per Request"),
-    "ttst": ("TTST", "Time to Second Token"),
 }
 
 
@@ -101,13 +99,11 @@ def _since_sent(outcome: Outcome, chunk: int) -> float:
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """The whole block. Where the time went, what the client did and what failed are tables of every report."""
+    """The whole block."""
     lines = [
         " Serving Benchmark Result ".center(WIDTH, "="),
         *_lines(result, _TOTALS),
-        *_attainment(result),
         *(line for name in _FAMILIES for line in _family(result, name)),
-        *_handoffs(result),
         "=" * WIDTH,
         'genai-perf and aiperf call what is TPOT here "ITL"; ITL here is every gap, pooled.',
     ]
@@ -120,30 +116,12 @@ def _lines(result: Mapping[str, Any], rows: Sequence[tuple[str, str, str]]) -> I
             yield _line(label, result[name], form)
 
 
-def _attainment(result: Mapping[str, Any]) -> Iterator[str]:
-    if result["slo_attainment"] is not None:
-        goals = ", ".join(f"{name} {limit:g} ms" for name, limit in result["slo"].items())
-        yield _line("SLO attainment (% of all requests):", 100 * result["slo_attainment"]) + f"({goals})"
-
-
 def _family(result: Mapping[str, Any], name: str) -> Iterator[str]:
     short, long = _FAMILIES[name]
     yield _title(long)
     yield _line(f"Mean {short} (ms):", result[f"mean_{name}_ms"])
     yield _line(f"Median {short} (ms):", result[f"median_{name}_ms"])
     yield _line(f"P99 {short} (ms):", result[f"p99_{name}_ms"])
-    if name == "max_itl":
-        yield _line("Largest gap of all (ms):", result["max_max_itl_ms"])
-
-
-def _handoffs(result: Mapping[str, Any]) -> Iterator[str]:
-    if handoffs := result["kv_transfer"]:
-        yield _title("KV Handoffs")
-        yield _line("Handoffs:", handoffs["num_handoffs"], "d")
-        yield _line("Transferred (MiB):", handoffs["num_bytes"] / 2**20)
-        for name, label in (("transfer_ms", "transfer"), ("exposed_ms", "exposed transfer")):
-            yield _line(f"Median {label} (ms):", handoffs[name]["median"])
-            yield _line(f"P99 {label} (ms):", handoffs[name]["p99"])
 
 
 def _title(text: str) -> str:

@@ -7,14 +7,13 @@ on average: another seed of a file's dataset could draw the same rows again.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from baton.bench.client.driver import LoadPlan, run_load
-from baton.bench.client.endpoint import Endpoint, Kind, RequestOptions, probe
+from baton.bench.client.endpoint import CHAT_COMPLETIONS, COMPLETIONS, Endpoint, RequestOptions, probe
 from baton.bench.serve.settings import CHAT, ServeBenchSettings, headers
 from baton.bench.workload.dataset_settings import RANDOM, DatasetSettings, Prompt
 from baton.bench.workload.passages import Vocabulary, bare_vocabulary, vocabulary_of
@@ -59,16 +58,14 @@ def vocabulary_for(settings: ServeBenchSettings, served: str) -> Vocabulary:
 async def find_server(settings: ServeBenchSettings, url: str, ready_at_s: float) -> Endpoint:
     """What `url` serves, asked for until `ready_at_s` (`time.monotonic()`), once at least. Raises `RequestFailed`."""
     name = settings.served_model_name or settings.model
-    kind: Kind = "chat" if settings.backend == CHAT else "completions"
+    path = settings.endpoint or (CHAT_COMPLETIONS if settings.backend == CHAT else COMPLETIONS)
     while True:
         try:
-            endpoint = await probe(url, kind, name, _PROBE_TIMEOUT_S, headers(settings))
+            return await probe(url, path, name, _PROBE_TIMEOUT_S, headers(settings))
         except RequestFailed:
             if time.monotonic() + _PAUSE_S > ready_at_s:
                 raise
             await asyncio.sleep(_PAUSE_S)
-        else:
-            return dataclasses.replace(endpoint, path=settings.endpoint) if settings.endpoint else endpoint
 
 
 async def get_ready(

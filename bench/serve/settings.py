@@ -90,7 +90,6 @@ class LoadSettings:
         f"goals of a good request in ms, of {', '.join(SLO_METRICS)}; itl is the request's largest gap",
         metavar="KEY:VALUE",
     )
-    breakdown: bool = setting(True, "ask Baton for the stamps that take TTFT apart", group=_RESULT)
     disable_tqdm: bool = setting(False, "show no progress bar", group=_RESULT)
 
 

@@ -123,7 +123,6 @@ def carry_out(document: SweepDocument, session: Session[SweepSettings], line_up:
             point = SweepPoint(rate, result["slo_attainment"] or 0.0, result)
             say(f"{name}: {point.attainment:.1%} met the goals at {rate:g} requests/s")
             found.points.append(point)
-            found.pinning = next(each.pinning for each in line_up.describe() if each.name == name)
             conclude(document, settings)
             session.save(document)
 
@@ -153,13 +152,12 @@ def main(arguments: Sequence[str]) -> int:
     )
     settings, goals = session.settings, parse_slo(session.serve.goodput)
     check(settings, goals)
-    line_up = LineUp(session.targets, session.settings, session.say)
-    configurations = [Configuration(**asdict(target), points=[]) for target in line_up.describe()]
+    configurations = [Configuration(**asdict(target), points=[]) for target in session.measured]
     document = session.begun(
         SweepDocument(facts=session.facts, slo=goals, attainment=settings.attainment, configurations=configurations)
     )
     if open_searches(document, settings):
-        with line_up:
+        with LineUp(session.targets, session.settings, session.say) as line_up:
             carry_out(document, session, line_up, session.measure)
     else:
         session.say(f"everything is in {session.path} already: --no-resume measures again")

@@ -106,13 +106,13 @@ class LineUp:
         self._say = say
         self._stack = contextlib.ExitStack()
         self._running: dict[str, RunningTarget] = {}
-        self._pinning: dict[str, list[str]] = {}
 
     def __enter__(self) -> LineUp:
         with contextlib.ExitStack() as started:  # those that run already must not stay, not even after Ctrl-C
             started.callback(self._stack.close)
             for name in self._targets:
-                running = self._start(name)
+                running = RunningTarget(self._targets[name], self._settings.start_timeout_s, self._say)
+                self._running[name] = self._stack.enter_context(running)
                 if name in self._halted:
                     running.pause()
             started.pop_all()
@@ -127,17 +127,6 @@ class LineUp:
             self._running[other].pause()
         self._running[name].resume()
         return self._running[name]
-
-    def describe(self) -> list[MeasuredTarget]:
-        """Every target, with its pinning as far as it was started yet."""
-        targets = self._targets.items()
-        return [MeasuredTarget(**target.describe(), pinning=self._pinning.get(name, [])) for name, target in targets]
-
-    def _start(self, name: str) -> RunningTarget:
-        starting = RunningTarget(self._targets[name], self._settings.start_timeout_s, self._say)
-        self._running[name] = self._stack.enter_context(starting)
-        self._pinning[name] = starting.pinning()
-        return starting
 
 
 _SettingsT = TypeVar("_SettingsT", bound=TargetSettings)
@@ -170,6 +159,11 @@ class Session(Generic[_SettingsT]):
     arguments: list[str]
     facts: Facts
     say: Callable[[str], None]
+
+    @property
+    def measured(self) -> list[MeasuredTarget]:
+        """The targets as the result names them."""
+        return [MeasuredTarget(each.name, shlex.join(each.command), each.url) for each in self.targets]
 
     @property
     def path(self) -> Path | None:

@@ -24,7 +24,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -50,9 +49,6 @@ _TAIL_LINES = 15
 _MAX_OUTPUT_BYTES = 64 * 1024
 _STEP_S = 0.01  # nobody is told that a process halted or went
 _NUM_CLEAN_LOOKS = 2
-_MAX_LABEL_WORDS = 3
-_MIN_WORK_SHARE = 0.05
-"""Of the busiest thread's CPU time: what used less is not where a process computes."""
 _GONE = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
@@ -105,7 +101,7 @@ class RunningTarget:
     ) -> None:
         self.target = target
         self.url = target.url or f"http://{_LOOPBACK}:{_free_port()}"
-        self.is_halted = False
+        self._is_halted = False
         self._was_ready = False
         self._patience_s = patience_s
         self._warden: Child | None = None
@@ -128,29 +124,17 @@ class RunningTarget:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Its processes, parents first; () for one that is not ours."""
-        below = descendants(self._warden.pid) if self._warden else ()
-        return tuple(process.pid for process in below)
-
-    def pinning(self) -> list[str]:
-        """Its processes with the cores they may run on, "name on 0,1"; [] for one that is not ours."""
-        return [] if self._warden is None else pinning(self._warden.pid)
-
     def pause(self) -> None:
-        """Halt all its processes. Raises `InvalidSetting` for a target that is not ours, and `RequestFailed`."""
-        if self._warden is None:
-            raise InvalidSetting(f"target {self.target.name} was not started here, so it cannot be halted")
-        if not self.is_halted:
-            self.is_halted = True
+        """Halt all its processes, where it was started here. Raises `RequestFailed`."""
+        if self._warden is not None and not self._is_halted:
+            self._is_halted = True
             halt_tree(self._warden.pid, _HALT_S)
 
     def resume(self) -> None:
         """Continue where it is halted, and wait until it answers, at once if all is well. Raises `RequestFailed`."""
-        if self._warden is not None and self.is_halted:
+        if self._warden is not None and self._is_halted:
             continue_tree(self._warden.pid)
-            self.is_halted = False
+            self._is_halted = False
         self._wait_until_ready(_CONTINUE_S)
 
     def close(self) -> None:
@@ -230,25 +214,6 @@ def _free_port() -> int:
 def descendants(root: int) -> list[psutil.Process]:
     """The living processes below `root`, parents first."""
     return [process for process in _walk(root) if _status(process) not in _GONE]
-
-
-def pinning(root: int) -> list[str]:
-    """Every process below `root` with the cores that its working threads may run on: "name on 0,1".
-
-    The name is the first words of its command line, without flags, numbers and folders. An engine's threads are often
-    bound one by one, while idle ones of libraries roam: those do not count.
-    """
-    found = []
-    for process in descendants(root):
-        with contextlib.suppress(psutil.Error, OSError):
-            spent_s = {thread.id: thread.user_time + thread.system_time for thread in process.threads()}
-            least_s = _MIN_WORK_SHARE * max(spent_s.values())
-            working = [os.sched_getaffinity(thread) for thread, used_s in spent_s.items() if used_s >= least_s]
-            words = " ".join(process.cmdline()).split()
-            names = [Path(word).name for word in words if not word.startswith("-") and not word.isdigit()]
-            cores = ",".join(map(str, sorted(set().union(*working))))
-            found.append(f"{' '.join(names[:_MAX_LABEL_WORDS])} on {cores}")
-    return found
 
 
 def halt_tree(root: int, timeout_s: float) -> None:

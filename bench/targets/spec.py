@@ -37,11 +37,6 @@ class Target:
         """Whether the command is `baton serve`; what answers at a bare URL is not known here."""
         return self.command[:2] == _BATON
 
-    def describe(self) -> dict[str, str]:
-        """`name`, and what was written after it: `command`, `url` or both."""
-        described = {"name": self.name, "command": shlex.join(self.command), "url": self.url}
-        return {name: text for name, text in described.items() if text}
-
 
 def parse_target(text: str) -> Target:
     """One target. Raises `InvalidSetting`."""

@@ -34,8 +34,6 @@ class DatasetSettings:
         allowed=TOKENS,
     )
     seed: int = setting(0, "the same seed makes the same prompts and arrivals", group=_GENERAL, allowed=SEED)
-    input_len: int | None = setting(None, "the same as --random-input-len", allowed=TOKENS)
-    output_len: int | None = setting(None, "the same as --random-output-len", allowed=TOKENS)
     random_input_len: int = setting(
         1024, "input tokens of each request, without the prefix", group=_RANDOM, allowed=TOKENS_OR_NONE
     )

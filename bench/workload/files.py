@@ -25,12 +25,9 @@ from pydantic import Field
 from baton.bench.arguments import checked, parse_json
 from baton.bench.workload.dataset_settings import MAX_TOKENS, DatasetSettings, Workload
 from baton.bench.workload.passages import (
-    Passage,
     Vocabulary,
     described,
     draw_ids,
-    drawn,
-    exact,
     generator,
     num_after_opening,
     opened,
@@ -43,7 +40,6 @@ MOONCAKE_SAMPLE = "mooncake_conversation_2000.jsonl"
 AZURE_SAMPLE = "azure2023_conv_2000.csv"
 HASH_BLOCK_TOKENS = 512
 """Tokens of the prompt that one of Mooncake's `hash_ids` stands for."""
-_MAX_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +115,7 @@ def make_mooncake(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload
         num = -(-row.num_input // divisor)
         token_ids = tuple(chain.from_iterable(runs[block_id] for block_id in row.block_ids))[:num]
         # the opening takes the place of the first tokens, so that blocks stay where they are
-        passages.append(exact(vocabulary, token_ids[-num_after_opening(vocabulary, num) :]))
+        passages.append(token_ids[-num_after_opening(vocabulary, num) :])
     share = round(reuse_share(block_ids), 6) if used else None
     facts = {"block_tokens": HASH_BLOCK_TOKENS // divisor, "reuse_share": share}
     return _replay(settings, vocabulary, file, rows, passages, facts)
@@ -133,7 +129,7 @@ def make_azure(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     passages = []
     for row in rows[: settings.num_prompts]:
         num = num_after_opening(vocabulary, -(-row.num_input // settings.length_divisor))
-        passages.append(drawn(vocabulary, num, random))
+        passages.append(draw_ids(vocabulary, num, random))
     return _replay(settings, vocabulary, file, rows, passages, {"block_tokens": None, "reuse_share": None})
 
 
@@ -182,19 +178,15 @@ def runs_of_blocks(
     order = list(dict.fromkeys(chain.from_iterable(block_ids)))
     choice = vocabulary.drawn_ids
     indices = generator(seed, "blocks").integers(0, len(choice), size=(len(order), num_tokens), dtype=np.uint32)
-    redraw = generator(seed, "blocks drawn again")
-    runs: dict[tuple[int, ...], int] = {}
-    for block_id, row in zip(order, indices, strict=True):
-        run = tuple(choice[index] for index in row.tolist())
-        tries = chain([run], (draw_ids(vocabulary, num_tokens, redraw) for _ in range(_MAX_TRIES)))
-        unused = next((run for run in tries if run not in runs), None)
-        if unused is None:
-            raise InvalidSetting(
-                f"--length-divisor leaves a block length of {num_tokens}, too short for {len(order)} different blocks "
-                f"of {len(choice)} tokens"
-            )
-        runs[unused] = block_id
-    return {block_id: run for run, block_id in runs.items()}
+    runs = {
+        block_id: tuple(choice[index] for index in row.tolist()) for block_id, row in zip(order, indices, strict=True)
+    }
+    if len(set(runs.values())) < len(runs):
+        raise InvalidSetting(
+            f"--length-divisor leaves a block length of {num_tokens}, too short for {len(order)} different blocks "
+            f"of {len(choice)} tokens"
+        )
+    return runs
 
 
 def reuse_share(block_ids: Iterable[Sequence[int]]) -> float:
@@ -213,10 +205,10 @@ def _replay(
     vocabulary: Vocabulary,
     file: DataFile,
     rows: Sequence[TraceRow],
-    passages: Sequence[Passage],
+    passages: Sequence[tuple[int, ...]],
     facts: dict[str, Any],
 ) -> Workload:
-    """`passages`: the prompts of the first rows."""
+    """`passages`: the ids of the first rows' prompts."""
     if not rows:
         raise InvalidSetting(f"--dataset-path {file.path}: it has no rows")
     divisor = settings.length_divisor
@@ -231,4 +223,4 @@ def _replay(
         "length_divisor": divisor,
         "time_scale": settings.time_scale,
     }
-    return described(settings, prompts, passages, {**of_trace, **facts})
+    return described(settings, prompts, {**of_trace, **facts})

@@ -6,14 +6,12 @@ taken off it. Whoever wants its other datasets sends them with `vllm bench serve
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from baton.bench.workload.dataset_settings import AZURE, MOONCAKE, RANDOM, DatasetSettings, Workload
 from baton.bench.workload.files import make_azure, make_mooncake
-from baton.bench.workload.passages import Vocabulary, described, drawn, generator, lengths_around, opened
-from baton.runtime.settings import require_allowed
+from baton.bench.workload.passages import Vocabulary, described, draw_ids, generator, lengths_around, opened
 from baton.wire.errors import InvalidSetting
 
 
@@ -30,11 +28,13 @@ def make_random(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     output_lens = lengths_around(settings.random_output_len, ratio, num, 1, random)
     if prefix_len + min(input_lens) < 1:
         raise InvalidSetting(f"--random-input-len {settings.random_input_len} leaves no token for some prompts")
-    prefix = drawn(vocabulary, prefix_len, random).token_ids
-    passages = [drawn(vocabulary, length, random, prefix) for length in input_lens]
-    prompts = [opened(vocabulary, *asked) for asked in zip(passages, output_lens, strict=True)]
+    prefix = draw_ids(vocabulary, prefix_len, random)
+    prompts = [
+        opened(vocabulary, prefix + draw_ids(vocabulary, length, random), num_output)
+        for length, num_output in zip(input_lens, output_lens, strict=True)
+    ]
     facts = {"prefix_tokens": prefix_len, "range_ratio": ratio, "long_prompts": num_long}
-    return described(settings, prompts, passages, facts)
+    return described(settings, prompts, facts)
 
 
 _MAKERS: Final[dict[str, Callable[[DatasetSettings, Vocabulary], Workload]]] = {
@@ -46,9 +46,4 @@ _MAKERS: Final[dict[str, Callable[[DatasetSettings, Vocabulary], Workload]]] = {
 
 def make_workload(settings: DatasetSettings, vocabulary: Vocabulary) -> Workload:
     """The prompts of the dataset that `settings` name. Raises `InvalidSetting`."""
-    if settings.dataset_name not in _MAKERS:
-        raise InvalidSetting(f"--dataset-name {settings.dataset_name!r:.40} is not one of {', '.join(_MAKERS)}")
-    require_allowed(settings)
-    lengths: dict[str, Any] = {"random_input_len": settings.input_len, "random_output_len": settings.output_len}
-    given = {name: length for name, length in lengths.items() if length is not None}
-    return _MAKERS[settings.dataset_name](dataclasses.replace(settings, **given), vocabulary)
+    return _MAKERS[settings.dataset_name](settings, vocabulary)

@@ -8,19 +8,11 @@ import time
 from typing import Any
 
 from baton.bench.child import serve_parent
-from baton.wire.errors import TransferFailed
 
 
 class EchoWorker:
-    def __init__(self, spec: dict[str, Any]) -> None:
-        if spec.get("fails"):
-            raise TransferFailed("it was to fail")
-
     def echo(self, **arguments: Any) -> dict[str, Any]:
         return arguments
-
-    def cores(self) -> list[int]:
-        return sorted(os.sched_getaffinity(0))
 
     def print(self) -> str:
         os.write(1, b"something that a library prints\n")
@@ -40,4 +32,4 @@ class EchoWorker:
 
 
 if __name__ == "__main__":
-    serve_parent(EchoWorker)
+    serve_parent(lambda spec: EchoWorker())

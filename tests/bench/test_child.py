@@ -2,15 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from baton.bench.child import Child
 from baton.bench.facts import ROOT
 from baton.wire.errors import RequestFailed
+from tests.bench.targets.processes import is_running, wait_for
 
 ECHO = "tests.bench.echo_worker"
 STARTS_A_CHILD = f"""
@@ -28,20 +27,6 @@ def echo() -> Iterator[Child]:
     with Child(ECHO, {}) as child:
         child.hear()
         yield child
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def until_gone(pid: int) -> None:
-    deadline_s = time.monotonic() + 20
-    while is_running(pid):
-        assert time.monotonic() < deadline_s, "still there"
-        time.sleep(0.01)
 
 
 def test_a_command_is_answered(echo: Child) -> None:
@@ -69,7 +54,7 @@ def test_an_answer_that_does_not_come_is_an_error(echo: Child, monkeypatch: pyte
     with pytest.raises(RequestFailed, match=r"within 0\.1 s"):
         echo.hear(timeout_s=0.1)
     echo.close()
-    until_gone(echo.pid)
+    wait_for(lambda: not is_running(echo.pid))
 
 
 def test_a_child_does_not_outlive_a_parent_that_was_killed() -> None:
@@ -80,4 +65,4 @@ def test_a_child_does_not_outlive_a_parent_that_was_killed() -> None:
         pid = int(parent.stdout.readline())
         assert is_running(pid)
         parent.kill()
-    until_gone(pid)
+    wait_for(lambda: not is_running(pid))

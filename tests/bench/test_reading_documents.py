@@ -10,11 +10,10 @@ import pytest
 
 from baton.bench.documents import CompareDocument, LimitsDocument, ServeDocument, SweepDocument, load_result
 from baton.bench.kv.measure import KvDocument
+from baton.bench.report.sections import section_of
 from baton.bench.runs import Run
 from baton.wire.errors import InvalidSetting
-from tests.bench.report.samples import FACTS, PD, compare_result, limits_result, run_result, sweep_result
-
-RESULTS = Path(__file__).parents[2] / "bench/results"
+from tests.bench.report.samples import HANDOFFS, LIMITS, OF_A_TRACE, RESULTS, SWEEP, published, run_result
 
 
 def written(folder: Path, document: Any) -> Path:
@@ -26,36 +25,31 @@ def written(folder: Path, document: Any) -> Path:
 def runs_in(folder: Path, document: Any) -> list[Run]:
     found = load_result(written(folder, document)).document
     assert isinstance(found, ServeDocument)
-    assert found.facts == FACTS
     return found.runs
 
 
 def test_a_run_is_called_by_its_label_if_somebody_gave_one_else_by_its_model(tmp_path: Path) -> None:
-    result = run_result(PD, math.inf, 1, num=5)
+    result = run_result() | {"request_rate": "inf"}
     (run,) = runs_in(tmp_path, result)
-    assert (run.target, run.rate, run.pace) == ("llama-32m", math.inf, "all at once")
+    assert (run.target, run.rate, run.pace) == ("models/llama-32m", math.inf, "all at once")
     assert runs_in(tmp_path, {**result, "label": "mine"})[0].target == "mine"
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("llama-32m-512-64", CompareDocument),
-        ("llama-32m-chunk", SweepDocument),
-        ("limits-llama-32m", LimitsDocument),
-        ("kv-2core", KvDocument),
-    ],
-)
-def test_published_files_are_known_by_what_they_hold(name: str, kind: type[Any]) -> None:
-    file = load_result(RESULTS / f"{name}.json")
-    assert (file.name, type(file.document)) == (name, kind)
+KINDS: dict[str, type[Any]] = {SWEEP: SweepDocument, HANDOFFS: KvDocument, LIMITS: LimitsDocument}
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_published_file_is_known_by_what_it_holds_and_has_its_tables(path: Path) -> None:
+    file = load_result(path)
+    assert (file.name, type(file.document)) == (path.stem, KINDS.get(path.stem, CompareDocument))
+    assert section_of(file).tables
 
 
 def test_zeros_of_a_run_without_answers_are_no_figures(tmp_path: Path) -> None:
-    result = run_result(PD, 1, 1, num=5) | {"completed": 0, "failed": 5, "median_ttft_ms": 0.0, "p99_ttft_ms": 0.0}
+    result = run_result() | {"completed": 0, "failed": 5, "median_ttft_ms": 0.0, "p99_ttft_ms": 0.0}
     (run,) = runs_in(tmp_path, result)
     assert run.number("p99_ttft_ms") is None
-    assert run.number("schedule_delay.p99_ms") == 1.4
+    assert run.number("schedule_delay.p99_ms") == result["schedule_delay"]["p99_ms"]
 
 
 def without(document: dict[str, Any], *way: str | int) -> dict[str, Any]:
@@ -74,15 +68,15 @@ def without(document: dict[str, Any], *way: str | int) -> dict[str, Any]:
         ("3", "a map is expected"),
         ({"kind": "strange"}, "neither"),
         ({"kind": "sweep"} | {"facts": 3}, "facts: .*found 3"),
-        (without(run_result(PD, 1, 1, num=2), "facts", "commit"), r"facts\.commit: Field required"),
-        (without(compare_result((1,), 1), "ratios"), "ratios: Field required"),
-        (without(compare_result((1,), 1), "runs", 2, "result", "completed"), r"runs\.2\.result.*completed is missing"),
-        (without(compare_result((1,)), "ratios", 1, "verdict"), r"ratios\.1\.verdict: Field required"),
-        (compare_result((1,), 1) | {"runs": []}, "nothing was measured"),
-        (sweep_result() | {"configurations": []}, "nothing was measured"),
-        (run_result(PD, 1, 1, num=2) | {"request_rate": -1}, "request_rate: .*greater than 0"),
-        (run_result(PD, 1, 1, num=2) | {"completed": True}, "completed is missing or no number"),
-        (limits_result() | {"ceilings": [3]}, r"ceilings\.0: "),
+        (without(run_result(), "facts", "commit"), r"facts\.commit: Field required"),
+        (without(published(OF_A_TRACE), "ratios"), "ratios: Field required"),
+        (without(published(OF_A_TRACE), "runs", 2, "result", "completed"), r"runs\.2\.result.*completed is missing"),
+        (without(published(OF_A_TRACE), "ratios", 1, "verdict"), r"ratios\.1\.verdict: Field required"),
+        (published(OF_A_TRACE) | {"runs": []}, "nothing was measured"),
+        (published(SWEEP) | {"configurations": []}, "nothing was measured"),
+        (run_result() | {"request_rate": -1}, "request_rate: .*greater than 0"),
+        (run_result() | {"completed": True}, "completed is missing or no number"),
+        (published(LIMITS) | {"ceilings": [3]}, r"ceilings\.0: "),
     ],
 )
 def test_a_damaged_or_foreign_file_is_said_with_what_is_missing(tmp_path: Path, document: Any, said: str) -> None:

@@ -1,8 +1,8 @@
 """`python -m tests.page.film docs/pictures/relay.webp`: a moving picture of the page while it answers.
 
-Run by hand; it needs `chromium` and `chromedriver` as `tests.page.browser_check` does. It starts a deployment of the demo
-model, whose decode node gets a part of the time only, as if the model were large. It asks for a story while a few other
-clients are served, and takes a picture every eighth of a second.
+Run by hand; it needs `chromium` and `chromedriver` as `tests.page.browser_check` does. It starts a deployment of the
+demo model, whose decode node gets a part of the time only, as if the model were large. It asks for a story while a few
+other clients are served, and takes pictures until the answer has ended.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def ask(endpoint: str, prompt: str) -> Outcome:
     url = urlsplit(endpoint)
     assert url.hostname is not None
     connection = http.client.HTTPConnection(url.hostname, url.port, timeout=REQUEST_TIMEOUT_S)
-    outcome = Outcome(index=0, url=endpoint, scheduled_s=0.0)
+    outcome = Outcome(index=0, scheduled_s=0.0)
     try:
         connection.connect()
         body = {

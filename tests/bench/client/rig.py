@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from baton.bench.client.driver import LoadPlan, LoadRun, run_load
-from baton.bench.client.endpoint import PATHS, Endpoint, Kind, RequestOptions
+from baton.bench.client.endpoint import COMPLETIONS, Endpoint, RequestOptions
 from baton.bench.client.outcome import Outcome
 from baton.bench.workload.dataset_settings import Prompt
 from tests.bench.mock_server.schedule import Answer, Script
@@ -14,8 +14,8 @@ from tests.bench.mock_server.schedule import Answer, Script
 PATIENCE_S = 20.0
 
 
-def endpoint(url: str, kind: Kind = "completions", *, is_baton: bool = False) -> Endpoint:
-    return Endpoint(url, PATHS[kind], kind, "mock", is_baton)
+def endpoint(url: str, *, is_baton: bool = False) -> Endpoint:
+    return Endpoint(url, COMPLETIONS, "mock", is_baton)
 
 
 def prompt(num_output_tokens: int = 4) -> Prompt:
@@ -27,20 +27,10 @@ def questions(num: int, num_output_tokens: int = 4) -> tuple[Prompt, ...]:
 
 
 async def load(
-    urls: Sequence[str],
-    prompts: tuple[Prompt, ...],
-    arrivals_s: tuple[float, ...] | None = None,
-    max_concurrency: int | None = None,
-    options: RequestOptions | None = None,
-    kind: Kind = "completions",
-    timeout_s: float = PATIENCE_S,
+    url: str, prompts: tuple[Prompt, ...], arrivals_s: tuple[float, ...], max_concurrency: int | None = None
 ) -> LoadRun:
-    """Closed loop of one unless told otherwise."""
-    if arrivals_s is None and max_concurrency is None:
-        max_concurrency = 1
-    plan = LoadPlan(prompts, arrivals_s, max_concurrency, timeout_s)
-    endpoints = [endpoint(url, kind) for url in urls]
-    return await run_load(endpoints, plan, options or RequestOptions(), lambda _: None)
+    plan = LoadPlan(prompts, arrivals_s, max_concurrency, PATIENCE_S)
+    return await run_load([endpoint(url)], plan, RequestOptions(), lambda _: None)
 
 
 class Announcing:

@@ -14,10 +14,10 @@ from tests.bench.mock_server.server import mock_server
 QUICK = Answer(0.001, (0.001,) * 3)
 
 
-async def test_each_conversation_is_sent_at_its_arrival() -> None:
+async def test_each_request_is_sent_at_its_arrival() -> None:
     arrivals_s = (0.05, 0.0, 0.12, 0.02)
     async with mock_server(Script((QUICK,))) as server:
-        run = await load([server.url], questions(4), arrivals_s)
+        run = await load(server.url, questions(4), arrivals_s)
     assert [outcome.scheduled_s for outcome in run.outcomes] == [run.begin_s + arrival_s for arrival_s in arrivals_s]
     assert all(outcome.sent_s >= outcome.scheduled_s for outcome in run.outcomes)
     assert sorted(run.outcomes, key=lambda outcome: outcome.sent_s) == [run.outcomes[index] for index in (1, 3, 0, 2)]
@@ -27,16 +27,16 @@ async def test_each_conversation_is_sent_at_its_arrival() -> None:
 async def test_a_slow_answer_delays_nobody_else() -> None:
     slow = Answer(0.8)
     async with mock_server(Script((slow,) + (QUICK,) * 19)) as server:
-        run = await load([server.url], questions(20), tuple(0.01 * place for place in range(20)))
+        run = await load(server.url, questions(20), tuple(0.01 * place for place in range(20)))
     first, *others = run.outcomes
     assert all_fine(run.outcomes)
-    assert max(outcome.end_s for outcome in others) < first.end_s
-    assert max(outcome.sent_s - outcome.scheduled_s for outcome in others) < (first.end_s - first.sent_s) / 2
+    assert max(outcome.closed_s for outcome in others) < first.closed_s
+    assert max(outcome.sent_s - outcome.scheduled_s for outcome in others) < (first.closed_s - first.sent_s) / 2
 
 
 async def test_a_limit_holds_requests_back_and_the_delay_is_seen() -> None:
     async with mock_server(Script((Answer(0.05),))) as server:
-        run = await load([server.url], questions(4, 1), (0.0, 0.01, 0.02, 0.03), max_concurrency=1)
+        run = await load(server.url, questions(4, 1), (0.0, 0.01, 0.02, 0.03), max_concurrency=1)
     assert all_fine(run.outcomes)
     for place, (earlier, later) in enumerate(pairwise(run.outcomes), 1):
         assert later.scheduled_s == run.begin_s + 0.01 * place

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from baton.bench.client.endpoint import PromptForm, RequestOptions, body_of, probe
+from baton.bench.client.endpoint import CHAT_COMPLETIONS, PromptForm, RequestOptions, body_of, probe
 from baton.bench.workload.dataset_settings import Prompt
 from baton.wire.errors import RequestFailed
 from tests.bench.client.raw_server import raw_server
@@ -17,15 +17,15 @@ QUICK = Steady(0.0, 0.0)
 
 async def test_baton_is_known_by_what_it_owns() -> None:
     async with mock_server(QUICK, MockOptions(owned_by="baton")) as server:
-        assert (await probe(server.url, "chat", "mock", PATIENCE_S)).is_baton
+        assert (await probe(server.url, CHAT_COMPLETIONS, "mock", PATIENCE_S)).is_baton
 
 
 async def test_a_server_without_a_list_needs_a_name() -> None:
     async with raw_server(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as url:
         with pytest.raises(RequestFailed, match="lists no model: name one"):
-            await probe(url, "chat", "", PATIENCE_S)
+            await probe(url, CHAT_COMPLETIONS, "", PATIENCE_S)
     async with raw_server(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as url:
-        assert (await probe(url, "chat", "mine", PATIENCE_S)).model == "mine"
+        assert (await probe(url, CHAT_COMPLETIONS, "mine", PATIENCE_S)).model == "mine"
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ async def test_a_server_without_a_list_needs_a_name() -> None:
 async def test_a_server_that_answers_otherwise_is_said(answer: bytes, message: str) -> None:
     async with raw_server(answer) as url:
         with pytest.raises(RequestFailed, match=message):
-            await probe(url, "chat", "", 0.05 if not answer else PATIENCE_S)
+            await probe(url, CHAT_COMPLETIONS, "", 0.05 if not answer else PATIENCE_S)
 
 
 PROMPT = Prompt((1, 2, 3), "Hello.", 8)
@@ -67,8 +67,6 @@ def test_a_prompt_has_three_forms(form: PromptForm, asked: dict[str, Any]) -> No
 
 
 def test_only_baton_is_asked_for_timings() -> None:
-    options = RequestOptions(with_timings=True)
     baton = endpoint("http://here", is_baton=True)
-    assert "return_timings" not in body_of(PROMPT, HERE, options)
-    assert body_of(PROMPT, baton, options)["return_timings"] is True
-    assert "return_timings" not in body_of(PROMPT, baton, RequestOptions())
+    assert "return_timings" not in body_of(PROMPT, HERE, RequestOptions())
+    assert body_of(PROMPT, baton, RequestOptions())["return_timings"] is True

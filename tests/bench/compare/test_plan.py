@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from baton.bench.compare.command import Schedule
+from baton.bench.compare.command import CompareSettings, Schedule
 
-SCHEDULE = Schedule(targets=("a", "b"), rates=(1.0, 2.0, 4.0), rounds=3, warmup_rounds=1, has_control=True, seed=7)
+SCHEDULE = Schedule(("a", "b"), CompareSettings(rates=("1", "2", "4")), seed=7)
 
 
 def test_everything_is_measured_once_a_round() -> None:

@@ -22,7 +22,7 @@ def measure_all(
     schedule = schedule_of(session, num_before)
     steps = schedule.steps(keep_whole_groups(found, schedule))
     try:
-        carry_out(found, steps, session, FakeLineUp(("a", "b")).as_line_up(), measure)
+        carry_out(found, steps, session, FakeLineUp().as_line_up(), measure)
     except KeyboardInterrupt:
         found = session.saved[-1]
     return found, session.saved
@@ -37,8 +37,7 @@ def test_every_load_goes_to_its_target_and_its_result_into_the_file() -> None:
     assert [len(each.runs) + len(each.control_runs) for each in saved] == list(range(1, 19))
     assert {load.num_prompts for load in measure.asked} == {20}
     verdicts = {ratio.metric: ratio.verdict for ratio in document.ratios if ratio.rate == INF}
-    assert verdicts["median_ttft_ms"] == "2.00x (2.00 - 2.00) faster"
-    assert document.targets[0].pinning == ["it on 0"]
+    assert verdicts["median_ttft_ms"] == "faster"
 
 
 @pytest.mark.parametrize(("detail", "rounds"), [("last", {3}), ("all", {1, 2, 3}), ("none", set())])

@@ -10,7 +10,7 @@ from baton.bench.gpu_check.measure_process import MEASUREMENTS, machine
 from baton.bench.gpu_check.relay_process import rows_of_answers
 from baton.bench.gpu_check.rows import Row, Verdict
 from baton.bench.gpu_check.setup_process import Setup, busy_us, gb_per_s
-from tests.bench.test_breakdown import answered, timings
+from tests.bench.test_breakdown import asked, timings
 
 
 def test_a_measurement_runs_without_a_gpu_and_its_speeds_mean_nothing() -> None:
@@ -40,7 +40,7 @@ def test_the_exposed_transfer_is_a_share_of_the_time_to_the_first_token() -> Non
     def rows(later_us: int) -> list[Row]:
         """Of answers whose KV was ready so much later than 1.5 ms after token 1, which came after 39.5 ms."""
         moved = ("kv_ready_us", "decode_begun_us", "second_sampled_us", "second_written_us")
-        outcome = answered(stamps=timings(**{name: timings()[name] + later_us for name in moved}))
+        outcome = asked(stamps=timings(**{name: timings()[name] + later_us for name in moved}))
         outcome.chunk_s[1:] = [came_s + later_us / 1e6 for came_s in outcome.chunk_s[1:]]
         outcome.usage["kv_transfer"] = {"bytes": 4000, "transfer_ms": 2.0}
         return rows_of_answers("case", [outcome] * 3)

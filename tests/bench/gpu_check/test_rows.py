@@ -4,14 +4,7 @@ import math
 
 import pytest
 
-from baton.bench.gpu_check.rows import (
-    Row,
-    Verdict,
-    exit_status,
-    failed_row,
-    missing_row,
-    speed_row,
-)
+from baton.bench.gpu_check.rows import Row, Verdict, exit_status, failed_row, missing_row, speed_row
 
 OK = Row("error", "case", Verdict.OK, 1.0, "of max", 2.0)
 WRONG = Row("error", "case", Verdict.WRONG, 3.0, "of max", 2.0)

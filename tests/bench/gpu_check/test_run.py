@@ -6,10 +6,12 @@ import secrets
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from baton.bench.gpu_check.command import Group, GroupResult, GroupRun
 from baton.bench.gpu_check.rows import Row, Verdict, exit_status
+from tests.bench.targets.processes import wait_for
 
 FAKE = "tests.bench.gpu_check.fake_worker"
 TESTS = """
@@ -61,10 +63,8 @@ def test_what_hangs_ends_with_the_group_and_leaves_nothing() -> None:
     assert verdicts(result)[-2:] == [Verdict.FAILED, Verdict.FAILED]
     assert "said nothing within" in result.rows[-2].note
     assert "not reached within the 1.5 s" in result.rows[-1].note
-    deadline_s = time.monotonic() + 30.0
-    while (left := _processes_of(mark)) and time.monotonic() < deadline_s:
-        time.sleep(0.05)  # one that was killed is here until the kernel has taken its memory back
-    assert not left, "a process of the measurement was left behind"
+    # one that was killed is here until the kernel has taken its memory back
+    wait_for(lambda: not [each for each in psutil.process_iter(["cmdline"]) if mark in (each.info["cmdline"] or ())])
 
 
 def test_what_a_machine_lacks_is_no_failure_and_no_row_at_all_is_one() -> None:
@@ -88,17 +88,3 @@ def test_each_test_is_a_row_and_only_what_an_assertion_says_is_wrong(tmp_path: P
     )
     assert "illegal memory access" in rows["it crashes "].note
     assert rows["it cannot be "].note == "one GPU"
-
-
-def _processes_of(mark: str) -> list[str]:
-    """Processes with this word on their command line."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            continue
-        if mark.encode() in words and state not in "ZX":
-            found.append(entry.name)
-    return found

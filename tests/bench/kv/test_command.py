@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from baton.bench.child import Child
-from baton.bench.client.outcome import Outcome
 from baton.bench.documents import load_result
 from baton.bench.kv import measure
-from baton.bench.kv.command import describe_gaps, main
+from baton.bench.kv.command import main
 from baton.bench.kv.measure import KvDocument, NodePair
 from baton.bench.kv.node_process import pattern, wrong_blocks
-from baton.wire.errors import RequestFailed, TransferFailed
+from baton.wire.errors import InvalidSetting, RequestFailed, TransferFailed
+
+TINY = ("--block-bytes=65536", "--rounds=2", "--min-pool-bytes=1048576")
 
 
 class FakeNode:
@@ -35,12 +36,12 @@ def children() -> set[str]:
 def test_a_quick_run_measures_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = children()
     path = tmp_path / "kv.json"
-    assert main(["--quick", "--transports", "shm", "--checksum", "xxh3", "--json", str(path)]) == 0
+    assert main([*TINY, "--blocks=1,4", "--transports=shm", "--checksum=xxh3", f"--json={path}"]) == 0
     assert children() == before
     found = json.loads(path.read_text())
     cases = found["cases"]
     assert [(case["transport"], case["num_blocks"]) for case in cases] == [("shm", 1), ("shm", 4)]
-    assert all(len(case["wall_s"]) == len(case["memcpy_s"]) == 2 for case in cases)
+    assert all(len(case["wall_s"]) == len(case["memcpy_s"]) == 20 for case in cases)
     assert all(
         0 < wall < let_go for case in cases for wall, let_go in zip(case["wall_s"], case["let_go_s"], strict=True)
     )
@@ -68,7 +69,7 @@ def test_a_transport_that_fails_is_reported_and_the_rest_goes_on(
     monkeypatch.setattr(measure, "node_pair", pair)
     monkeypatch.setattr(NodePair, "hand_over_verified", lambda *_: None)
     monkeypatch.setattr(NodePair, "copy", lambda *_: 0.1)
-    assert main(["--quick", "--transports", "shm,zmq", "--checksum", "none", "--blocks", "1"]) == 1
+    assert main([*TINY, "--transports=shm,zmq", "--checksum=none", "--blocks=1"]) == 1
     shown = capsys.readouterr().out
     assert "shm, none failed: it broke" in shown
     assert "\n| zmq " in shown
@@ -83,23 +84,14 @@ def test_a_single_wrong_byte_and_a_swapped_block_are_found() -> None:
     assert wrong_blocks(blocks, 2, 2) == [3]
 
 
-def stream(first_gap_s: float, gap_s: float, exposed_ms: float | None = None) -> Outcome:
-    usage = {} if exposed_ms is None else {"kv_transfer": {"exposed_ms": exposed_ms}}
-    came_s = [1.2, 1.2 + first_gap_s, 1.2 + first_gap_s + gap_s]
-    return Outcome(0, "", 1.0, sent_s=1.0, chunk_s=came_s, usage=usage)
-
-
-def test_the_first_gap_is_held_against_the_others() -> None:
-    shown = describe_gaps([stream(0.015, 0.010, 2.5), stream(0.018, 0.012, 3.5), stream(0.030, 0.011, 3.0)])
-    assert "median   200.00 ms" in shown
-    assert "token 1 to 2  median    18.00 ms" in shown
-    assert "later gaps             median    11.00 ms" in shown
-    assert "1.64" in shown
-    assert "exposed transfer       median     3.00 ms" in shown
-
-
-def test_answers_without_gaps_are_no_measurement() -> None:
-    with pytest.raises(RequestFailed, match="fewer than three"):
-        describe_gaps([Outcome(0, "", 0.0, chunk_s=[1.0, 2.0])])
-    with pytest.raises(RequestFailed, match="came in one piece"):
-        describe_gaps([stream(0.015, 0.0)])
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--transports=smoke", "--transports 'smoke' is not one of shm, zmq, nixl"),
+        ("--checksum=,", "--checksum names nothing"),
+        ("--block-bytes=100", "--block-bytes 100 is not a multiple of 64"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(flag: str, message: str) -> None:
+    with pytest.raises(InvalidSetting, match=message):
+        main([flag])

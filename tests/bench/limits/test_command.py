@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from baton.bench.documents import LimitsDocument
-from baton.bench.facts import Facts
+from baton.bench.documents import LimitsDocument, load_result
 from baton.bench.limits import command
 from baton.bench.limits.command import main, report
 from baton.bench.limits.result import CEILING_NAMES, MEANINGS, NAMES, Ceiling, LimitsSettings, Ratio
 from baton.wire.errors import InvalidSetting, RequestFailed
+from tests.bench.report.samples import FACTS
 
 
 def test_what_fails_leaves_what_was_measured_before_it(
@@ -24,15 +23,12 @@ def test_what_fails_leaves_what_was_measured_before_it(
     monkeypatch.setattr(command, "engine_limits", breaks)
     path = tmp_path / "limits.json"
     assert main(["--quick", "--json", str(path)]) == 1
-    found = json.loads(path.read_text())
-    assert list(found) == ["kind", "facts", "setup", "ceilings", "ratios", "failures", "notes"]
-    assert found["kind"] == "limits"
-    assert found["facts"]["command"].startswith("baton bench limits --quick --json ")
-    assert found["setup"]["rounds"] == 2
-    assert found["failures"] == ["it broke"]
-    assert [(ratio["name"], ratio["value"]) for ratio in found["ratios"]] == [("prefill_flop_ratio", 0.5)]
-    assert set(found["ceilings"][0]) == {"name", "value", "unit", "spread", "note"}
-    assert {*found["ratios"][0]} == {"name", "case", "value", "low", "high", "unit", "goal", "noisy", "note"}
+    found = load_result(path).document
+    assert isinstance(found, LimitsDocument)
+    assert found.facts.command.startswith("baton bench limits --quick --json ")
+    assert (found.setup["rounds"], found.failures) == (2, ["it broke"])
+    assert [(ratio.name, ratio.value) for ratio in found.ratios] == [("prefill_flop_ratio", 0.5)]
+    assert [ceiling.name for ceiling in found.ceilings] == ["memcpy"]
     assert "it broke" in capsys.readouterr().out
 
 
@@ -42,7 +38,6 @@ def test_a_file_without_a_folder_is_noticed_before_measuring(monkeypatch: pytest
         main(["--quick", "--json", "/nowhere/limits.json"])
 
 
-FACTS = Facts("2026-01-01 00:00 UTC", "baton bench limits", "abc", "A CPU", 2, (0, 1), 2**30, "Linux 6", 0.5, {})
 CEILING = Ceiling("read_stream", 24.53, "GB/s", 0.034, "how it reads")
 STEADY = Ratio("decode_bw_ratio", "batch 1, context 512", 0.613, 0.58, 0.655, goal="1", note="3 ms a step")
 NOISY = Ratio("prefill_flop_ratio", "batch 8, context 512", 0.4321, 0.2, 0.9, goal="1", noisy=True)

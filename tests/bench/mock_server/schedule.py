@@ -9,22 +9,12 @@ from typing import Protocol
 
 
 class FaultKind(enum.StrEnum):
-    """What a request may meet; from `RESET` on it breaks a stream, after `Fault.after_chunks` chunks."""
+    """What a request may meet; all but the first break a stream, after `Fault.after_chunks` chunks."""
 
     HTTP_ERROR = "http-error"
-    NOT_EVENTS = "not-events"
-    NO_CHOICES = "no-choices"
-    WRONG_COMPLETION_USAGE = "wrong-completion-usage"
-    WRONG_PROMPT_USAGE = "wrong-prompt-usage"
     RESET = "reset"
     CUT = "cut"
     STALL = "stall"
-    NO_DONE = "no-done"
-    ERROR_EVENT = "error-event"
-    BAD_JSON = "bad-json"
-
-
-BREAKS = frozenset(list(FaultKind)[list(FaultKind).index(FaultKind.RESET) :])
 
 
 @dataclass(frozen=True, slots=True)

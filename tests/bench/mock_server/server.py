@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from baton.bench.client.driver import sleep_until
-from tests.bench.mock_server.schedule import BREAKS, Answer, Fault, FaultKind, Schedule
+from tests.bench.mock_server.schedule import Answer, FaultKind, Schedule
 
 _STALL_S = 3600.0
 _RESETS = struct.pack("ii", 1, 0)
@@ -79,7 +79,6 @@ class MockServer:
         self.url = ""
         self.is_closing = False
         self.app = web.Application()
-        self.app.router.add_get("/health", self._health)
         self.app.router.add_get("/v1/models", self._models)
         for path in ("/v1/completions", _CHAT_PATH):
             self.app.router.add_post(path, self._generate)
@@ -88,9 +87,6 @@ class MockServer:
         """Wait until no request is being answered. Raises `TimeoutError`."""
         async with asyncio.timeout(timeout_s):
             await self._idle.wait()
-
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response()
 
     async def _models(self, _: web.Request) -> web.Response:
         model = {"id": self._options.model, "object": "model", "owned_by": self._options.owned_by, "created": 0}
@@ -128,20 +124,18 @@ class _Reply:
         self._response = web.StreamResponse(headers=_EVENTS)
 
     async def send(self) -> web.StreamResponse:
-        fault, kind = self._fault, self._fault and self._fault.kind
-        if fault is not None and kind is FaultKind.HTTP_ERROR:
+        fault, num = self._fault, len(self._due_s)
+        if fault is not None and fault.kind is FaultKind.HTTP_ERROR:
             return web.json_response({"error": {"message": fault.message}}, status=fault.status)
-        if not self._record.body.get("stream") or kind is FaultKind.NOT_EVENTS:
+        if not self._record.body.get("stream"):
             await sleep_until(self._due_s[-1])
             return web.json_response({"object": "text_completion", "choices": [{"text": " word"}]})
-        if fault is not None and kind in BREAKS:
-            await self._write_tokens(min(fault.after_chunks, len(self._due_s)))
-            await self._break(fault)
-            return self._response
-        if kind is not FaultKind.NO_CHOICES:
-            await self._write_tokens(len(self._due_s))
-        await self._write(_sse({"choices": [], "usage": self._usage()}) + b"data: [DONE]\n\n")
-        await self._response.write_eof()
+        await self._write_tokens(num if fault is None else min(fault.after_chunks, num))
+        if fault is not None:
+            await self._break(fault.kind)
+        else:
+            await self._write(_sse({"choices": [], "usage": self._usage()}) + b"data: [DONE]\n\n")
+            await self._response.write_eof()
         return self._response
 
     async def _write_tokens(self, count: int) -> None:
@@ -159,20 +153,11 @@ class _Reply:
         await self._response.write(data)
         return now_s
 
-    async def _break(self, fault: Fault) -> None:
-        last_words = {
-            FaultKind.NO_DONE: b": no [DONE] follows\n\n",
-            FaultKind.ERROR_EVENT: _sse({"error": {"message": fault.message}}),
-            FaultKind.BAD_JSON: b'data: {"choices":[{\n\n',
-        }
-        if fault.kind in last_words:
-            await self._write(last_words[fault.kind])
-        if fault.kind is FaultKind.NO_DONE:
-            return await self._response.write_eof()
-        if fault.kind is FaultKind.STALL:
+    async def _break(self, kind: FaultKind) -> None:
+        if kind is FaultKind.STALL:
             await asyncio.sleep(_STALL_S)
         if (transport := self._http.transport) is not None:
-            if fault.kind is FaultKind.RESET:
+            if kind is FaultKind.RESET:
                 transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESETS)
                 transport.abort()
             transport.close()
@@ -186,12 +171,9 @@ class _Reply:
 
     def _usage(self) -> dict[str, Any]:
         """The tokens of a prompt are ids, or words where it is text."""
-        kind, body = self._fault and self._fault.kind, self._record.body
+        body, num_output = self._record.body, len(self._due_s)
         prompt = body.get("prompt") or " ".join(str(message["content"]) for message in body["messages"])
         num_prompt = len(prompt if isinstance(prompt, list) else prompt.split())
-        num_prompt += kind is FaultKind.WRONG_PROMPT_USAGE
-        num_output = 0 if kind is FaultKind.NO_CHOICES else len(self._due_s)
-        num_output += kind is FaultKind.WRONG_COMPLETION_USAGE
         usage = {"prompt_tokens": num_prompt, "completion_tokens": num_output, "total_tokens": num_prompt + num_output}
         return {**usage, "prompt_tokens_details": {"cached_tokens": 0}}
 

@@ -1,27 +1,22 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from baton.bench.documents import CompareDocument, load_result
 from baton.bench.numbers import percentile
 from baton.bench.plots.lines import Plot, attainment, gaps
-from baton.bench.plots.style import as_png
-from baton.bench.runs import Point, Run, points_of
-from tests.bench.report.samples import MODELS, PEER, SLO, run_result
+from baton.bench.runs import Point, points_of
+from tests.bench.report.samples import COMPARISON, RESULTS
 
-RATES = (1.0, 4.0)
-RUNS = [
-    Run(name, number, rate, run_result(model, rate, number, num=20))
-    for name, model in MODELS.items()
-    for rate in RATES
-    for number in range(3)
-]
-POINTS = points_of(RUNS)
-TARGETS = list(MODELS)
+DOCUMENT = load_result(RESULTS / f"{COMPARISON}.json").document
+assert isinstance(DOCUMENT, CompareDocument)
+POINTS = points_of(DOCUMENT.runs)
+TARGETS = ("baton-pd", "baton-colocated", "vllm-pd")
+RATES = (1.0, 2.0, 4.0, 6.0)
 
 
 def axes_of(figure: Figure) -> list[Any]:
@@ -47,7 +42,7 @@ def point(target: str, rate: float) -> Point:
 
 
 def test_attainment_has_a_line_for_each_target_and_the_goal() -> None:
-    figure = drawn(attainment(POINTS, SLO))
+    figure = drawn(attainment(POINTS, {"ttft": 500.0, "tpot": 50.0}))
     (axes,) = axes_of(figure)
     lines = lines_of(axes)
     for target in TARGETS:
@@ -56,20 +51,15 @@ def test_attainment_has_a_line_for_each_target_and_the_goal() -> None:
     assert list(lines["90 %: goodput"].get_ydata()) == [0.9, 0.9]
     assert axes.get_ylim()[0] == 0
     assert axes.get_ylim()[1] >= 1
-    assert "TTFT ≤ 500 ms, ITL ≤ 60 ms" in texts_of(figure)
+    assert "TTFT ≤ 500 ms, TPOT ≤ 50 ms" in texts_of(figure)
 
 
 def test_gaps_are_shown_by_how_many_nines_are_shorter() -> None:
     figure = drawn(gaps(POINTS, 60.0))
-    assert [axes.get_title(loc="left") for axes in axes_of(figure)] == ["1 request/s", "4 requests/s"]
-    lines = lines_of(axes_of(figure)[1])
-    own = [gap * 1e3 for run in point("Baton P/D", 4.0).runs for request in run.row("itls") for gap in request]
-    shown_ms = np.interp([0.30103, 1, 2], lines["Baton P/D"].get_ydata(), lines["Baton P/D"].get_xdata())
+    titles = [axes.get_title(loc="left") for axes in axes_of(figure)]
+    assert titles == ["1 request/s", "2 requests/s", "4 requests/s", "6 requests/s"]
+    lines = lines_of(axes_of(figure)[2])
+    own = [gap * 1e3 for run in point("baton-pd", 4.0).runs for request in run.row("itls") for gap in request]
+    shown_ms = np.interp([0.30103, 1, 2], lines["baton-pd"].get_ydata(), lines["baton-pd"].get_xdata())
     assert shown_ms == pytest.approx([percentile(own, share) for share in (50, 90, 99)], rel=0.01)
     assert list(lines["SLO: 60 ms"].get_xdata()) == [60, 60]
-
-
-@pytest.mark.parametrize("rate", [0.25, math.inf])
-def test_one_run_alone_can_be_drawn(rate: float) -> None:
-    run = Run("a", 0, rate, run_result(PEER, rate, 1, num=3))
-    assert as_png(drawn(gaps(points_of([run]), None))).startswith(b"\x89PNG")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.bench.report.command import main
-from tests.bench.report.samples import PD, compare_result, limits_result, run_result, sweep_result
+from tests.bench.report.samples import LIMITS, OF_A_TRACE, SWEEP, published, run_result
 
 _VOID = {"meta", "img", "br", "link"}
 EVIL = "<script>alert('1')</script>\"&"
@@ -49,12 +49,7 @@ def page(folder: Path, *documents: dict[str, Any]) -> tuple[Page, str]:
 
 
 def test_a_page_of_everything_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
-    found, text = page(
-        tmp_path,
-        compare_result((2,), 1),
-        sweep_result(),
-        limits_result(),
-    )
+    found, text = page(tmp_path, published(OF_A_TRACE), published(SWEEP), published(LIMITS))
     assert len([tag for tag, _ in found.tags if tag == "section"]) == 3
     assert not [tag for tag, _ in found.tags if tag in ("script", "link", "iframe", "object")]
     for _, attributes in found.tags:
@@ -66,7 +61,7 @@ def test_a_page_of_everything_is_whole_and_needs_nothing_else(tmp_path: Path) ->
 
 
 def test_what_comes_from_a_file_cannot_become_markup(tmp_path: Path) -> None:
-    document = compare_result((1,), 3)
+    document = published(OF_A_TRACE)
     for run in document["runs"]:
         run["result"] |= {
             "model_id": EVIL,
@@ -79,8 +74,6 @@ def test_what_comes_from_a_file_cannot_become_markup(tmp_path: Path) -> None:
         run["target"] = f"{EVIL}{run['target']}"
     for target in document["targets"]:
         target |= {"name": f"{EVIL}{target['name']}", "command": EVIL, "pinning": [EVIL]}
-    for ratio in document["ratios"]:
-        ratio |= {"target": EVIL, "against": EVIL, "verdict": EVIL, "is_clear": False}
     document["facts"] = {name: EVIL if isinstance(value, str) else value for name, value in document["facts"].items()}
     document["facts"]["versions"] = {EVIL: EVIL}
     document |= {"notes": [EVIL]}
@@ -92,7 +85,7 @@ def test_what_comes_from_a_file_cannot_become_markup(tmp_path: Path) -> None:
 
 def test_pictures_go_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps(run_result(PD, 2, 1, num=5)))
+    path.write_text(json.dumps(run_result() | {"request_rate": "inf"}))
     assert main([str(path), "--png", str(tmp_path / "deep" / "er")]) == 0
     written = sorted((tmp_path / "deep" / "er").iterdir())
     assert [each.name for each in written] == ["mine-gaps.png"]
@@ -102,7 +95,11 @@ def test_pictures_go_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_alone_it_prints_the_tables_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "limits.json"
-    path.write_text(json.dumps(limits_result()))
+    ceilings = [
+        {"name": "memcpy", "value": 12.4, "unit": "GB/s", "spread": 0.06, "note": "1 thread, nothing beside"},
+        {"name": "bf16 GEMM", "value": 208.0, "unit": "GFLOP/s", "spread": 0.21},
+    ]
+    path.write_text(json.dumps(published(LIMITS) | {"ceilings": ceilings, "failures": ["it broke"]}))
     assert main([str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "note: it broke" in lines

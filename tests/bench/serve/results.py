@@ -11,11 +11,7 @@ from baton.bench.client.outcome import Outcome
 from baton.bench.serve.metrics import summarise
 from baton.bench.serve.result import RunResult
 
-CLIENT = ClientFigures(
-    cpu_s=0.5,
-    cpu_share=0.1,
-    num_late=0,
-)
+CLIENT = ClientFigures(cpu_s=0.5, cpu_share=0.1, num_late=0)
 
 
 def load_of(outcomes: Sequence[Outcome], **client: float) -> LoadRun:

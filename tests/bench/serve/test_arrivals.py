@@ -99,8 +99,6 @@ def test_a_ramp_goes_from_rate_to_rate_by_index(strategy: RampStrategy, rates: l
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: poisson_or_gamma(1, 1.0, 1.0, -1), "--seed -1 is not at least 0"),
-        (lambda: from_trace(stamped(0.0), 0.0), "--time-scale 0.0 is not above 0"),
         (lambda: from_trace(stamped(None), 1.0), "this dataset has no time stamps"),
         (lambda: from_trace(stamped(2.0, 1.0), 1.0), "not in order"),
     ],

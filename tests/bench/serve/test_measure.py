@@ -5,11 +5,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from baton.bench.documents import served
+from baton.bench.runs import METRICS
 from baton.bench.serve.command import measure, run_serve_benchmark
 from baton.bench.serve.result import RunResult
 from baton.bench.serve.settings import ServeBenchSettings
 from baton.bench.workload.dataset_settings import DatasetSettings
-from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Schedule, Script, Steady
+from tests.bench.mock_server.schedule import Answer, Fault, FaultKind, Script, Steady
 from tests.bench.mock_server.server import MockOptions, MockServer, mock_server
 
 QUICK = Steady(ttft_s=0.01, itl_s=0.001)
@@ -24,14 +26,10 @@ async def measured(
     return await measure(settings, dataset, "baton bench serve", lambda _: None)
 
 
-async def run_against(schedule: Schedule, settings: ServeBenchSettings = SETTINGS, **options: Any) -> RunResult:
-    async with mock_server(schedule, MockOptions(**options)) as server:
-        return await measured([server], settings)
-
-
 async def test_a_result_says_what_was_measured_and_where() -> None:
     settings = dataclasses.replace(SETTINGS, request_rate=200.0, goodput=("ttft:5000",), label="mine")
-    summary = (await run_against(QUICK, settings)).summary
+    async with mock_server(QUICK) as server:
+        summary = (await measured([server], settings)).summary
     assert (summary["completed"], summary["failed"]) == (6, 0)
     assert (summary["model_id"], summary["label"], summary["backend"]) == ("mock", "mine", "openai")
     assert (summary["request_rate"], summary["seed"], summary["num_prompts"]) == (200.0, 0, 6)
@@ -42,6 +40,8 @@ async def test_a_result_says_what_was_measured_and_where() -> None:
     assert summary["arrival"]["process"] == "poisson"
     assert summary["client"]["cpu_share"] > 0
     assert summary["breakdown"] is None
+    (run,) = served(summary, "the result").runs
+    assert [metric.name for metric in METRICS if run.number(metric.name) is None] == []
 
 
 async def test_warm_up_requests_have_other_prompts_and_are_in_no_figure() -> None:
@@ -55,12 +55,12 @@ async def test_warm_up_requests_have_other_prompts_and_are_in_no_figure() -> Non
 
 
 async def test_requests_say_what_the_settings_say() -> None:
-    settings = dataclasses.replace(
-        SETTINGS, ignore_eos=True, temperature=0.5, extra_body='{"top_k": 7}', served_model_name="other"
-    )
+    said: dict[str, Any] = {"ignore_eos": True, "temperature": 0.5, "extra_body": '{"top_k": 7}', "header": ("x=1",)}
+    settings = dataclasses.replace(SETTINGS, served_model_name="other", **said)
     async with mock_server(QUICK) as server:
         await measured([server], settings)
         body = server.records[0].body
+        assert server.records[0].headers["x"] == "1"
     assert (body["ignore_eos"], body["temperature"], body["top_k"], body["model"]) == (True, 0.5, 7, "other")
     assert body["max_tokens"] == 4
     assert "return_timings" not in body

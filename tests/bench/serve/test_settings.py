@@ -6,13 +6,7 @@ from typing import Any
 import pytest
 
 from baton.bench.arguments import parse_settings
-from baton.bench.serve.settings import (
-    ServeBenchSettings,
-    check,
-    headers,
-    parse_slo,
-    urls,
-)
+from baton.bench.serve.settings import ServeBenchSettings, check, headers, parse_slo, urls
 from baton.bench.workload.dataset_settings import DatasetSettings
 from baton.runtime.command_line import CommandParser
 from baton.wire.errors import InvalidSetting

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
-from baton.bench.documents import CompareDocument, MeasuredTarget, SweepDocument
+from baton.bench.documents import CompareDocument, SweepDocument
 from baton.bench.targets.line_up import LineUp, Load, Session, TargetSettings, read_session
 from baton.bench.targets.process import RunningTarget
 from tests.bench.compare.results import result
@@ -16,15 +17,9 @@ _SettingsT = TypeVar("_SettingsT", bound=TargetSettings)
 
 
 @dataclass
-class FakeRunning:
-    url: str
-
-
-@dataclass
 class FakeLineUp:
     """Every target's URL is `fake:NAME`."""
 
-    names: Sequence[str]
     turns: list[str] = field(default_factory=list)
 
     def as_line_up(self) -> LineUp:
@@ -32,10 +27,7 @@ class FakeLineUp:
 
     def take_turn(self, name: str) -> RunningTarget:
         self.turns.append(name)
-        return cast("RunningTarget", FakeRunning(f"fake:{name}"))
-
-    def describe(self) -> list[MeasuredTarget]:
-        return [MeasuredTarget(name, f"run {name}", pinning=["it on 0"]) for name in self.names]
+        return cast("RunningTarget", SimpleNamespace(url=f"fake:{name}"))
 
 
 @dataclass

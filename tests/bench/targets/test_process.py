@@ -14,7 +14,7 @@ from baton.bench.targets.spec import Target
 from baton.wire.errors import InvalidSetting, RequestFailed
 from tests.bench.mock_server.schedule import Fault, FaultKind, Steady
 from tests.bench.mock_server.server import mock_server
-from tests.bench.targets.processes import STUB, is_running, start, state_of, stub_target, wait_for
+from tests.bench.targets.processes import start, target_of, wait_for
 
 HOLDS_A_TARGET = """
 import json, sys
@@ -24,23 +24,22 @@ name, url, *command = json.loads(sys.argv[1])
 target = RunningTarget(Target(name, url, tuple(command)), 20.0, lambda _: None)
 if sys.argv[2] == "halted":
     target.pause()
-print(*target.pids, flush=True)
+print(flush=True)
 input()
 """
 
 
-@pytest.mark.parametrize("behaviour", ["", "detached", "stubborn", "leaves"])
+@pytest.mark.parametrize("behaviour", ["workers", "detached", "stubborn", "leaves"])
 def test_nothing_of_a_target_is_left(behaviour: str) -> None:
-    with start(stub_target(behaviour), patience_s=1.0) as running:
-        pids = running.pids
-        assert len(pids) == 3
+    with start(target_of(behaviour), patience_s=1.0) as running:
+        assert len(_processes_of(running.target)) == 3
         assert why_not_ready(running.url, 5.0) == ""
-    assert not [pid for pid in pids if is_running(pid)]
+    assert not _processes_of(running.target)
 
 
 @pytest.mark.parametrize("state", ["running", "halted"])
 def test_a_target_does_not_outlive_a_benchmark_that_was_killed(state: str) -> None:
-    target = stub_target("detached")
+    target = target_of("detached")
     spec = json.dumps([target.name, target.url, *target.command])
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS_A_TARGET, spec, state],
@@ -50,22 +49,20 @@ def test_a_target_does_not_outlive_a_benchmark_that_was_killed(state: str) -> No
         cwd=ROOT,
     ) as benchmark:
         assert benchmark.stdout is not None
-        pids = [int(pid) for pid in benchmark.stdout.readline().split()]
-        assert len(pids) == 3
-        assert all(map(is_running, pids))
+        assert benchmark.stdout.readline() == "\n"
+        assert len(_processes_of(target)) == 3
         benchmark.kill()
-    wait_for(lambda: not any(map(is_running, pids)))
+    wait_for(lambda: not _processes_of(target))
 
 
 def test_a_halted_target_rests_and_answers_again_when_it_is_continued() -> None:
-    with start(stub_target("detached")) as running:
-        assert len(running.pinning()) == 3
+    with start(target_of("detached")) as running:
         running.pause()
-        assert [state_of(pid) for pid in running.pids] == ["T"] * 3
+        assert [process.status() for process in _processes_of(running.target)] == [psutil.STATUS_STOPPED] * 3
         assert "timed out" in why_not_ready(running.url, 0.1)
         running.resume()
         assert why_not_ready(running.url, 5.0) == ""
-        assert all(state_of(pid) != "T" for pid in running.pids)
+        assert all(process.status() != psutil.STATUS_STOPPED for process in _processes_of(running.target))
 
 
 def test_a_relay_is_not_ready_before_its_launcher_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,10 +72,10 @@ def test_a_relay_is_not_ready_before_its_launcher_says_so(monkeypatch: pytest.Mo
 
 
 def test_a_target_that_never_answers_is_given_up_and_ended() -> None:
-    target = stub_target("mute")
+    target = target_of("mute")
     with pytest.raises(RequestFailed, match=r"did not answer within 0\.5 s.*refused"):
         start(target, ready_timeout_s=0.5)
-    assert not _pids_of(target.command[-2])
+    assert not _processes_of(target)
 
 
 async def test_ready_is_what_answers_a_request() -> None:
@@ -90,20 +87,18 @@ async def test_ready_is_what_answers_a_request() -> None:
 
 
 def test_a_server_that_is_there_already_is_not_taken_for_the_one_that_is_started() -> None:
-    with start(stub_target()) as running, pytest.raises(InvalidSetting, match="something else answers at"):
+    with start(target_of()) as running, pytest.raises(InvalidSetting, match="something else answers at"):
         start(running.target)
 
 
 def test_a_server_that_runs_already_is_only_asked() -> None:
-    with start(stub_target()) as running, start(Target("theirs", running.url)) as theirs:
-        assert theirs.pids == ()
-        assert theirs.pinning() == []
-        with pytest.raises(InvalidSetting, match="not started here"):
-            theirs.pause()
+    with start(target_of()) as running, start(Target("theirs", running.url)) as theirs:
+        theirs.pause()
+        assert why_not_ready(running.url, 5.0) == ""
         theirs.close()
         assert why_not_ready(running.url, 5.0) == ""
 
 
-def _pids_of(port: str) -> list[int]:
-    found = (process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"])
-    return [process.pid for process in found if process.info["cmdline"][1:3] == [str(STUB), port]]
+def _processes_of(target: Target) -> list[psutil.Process]:
+    """The living ones, which all have its command line; zombies have none."""
+    return [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == [*target.command]]

@@ -10,7 +10,6 @@ def test_a_url_is_a_server_that_runs_already() -> None:
     target = parse_target("theirs=http://10.0.0.7:8000/")
     assert target == Target("theirs", "http://10.0.0.7:8000")
     assert not target.is_started
-    assert target.describe() == {"name": "theirs", "url": "http://10.0.0.7:8000"}
 
 
 def test_a_baton_is_started_on_a_port_that_is_chosen_later() -> None:
@@ -18,7 +17,6 @@ def test_a_baton_is_started_on_a_port_that_is_chosen_later() -> None:
     assert target == Target("colocated", "", ("baton", "serve", "my model", "--prefill", "0"))
     assert target.is_started
     assert target.is_baton
-    assert target.describe() == {"name": "colocated", "command": "baton serve 'my model' --prefill 0"}
 
 
 def test_any_other_command_says_where_it_answers() -> None:

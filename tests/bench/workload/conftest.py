@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
-import numpy as np
 import pytest
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import processors
 
 from baton.bench.workload.passages import Vocabulary, vocabulary_of
 from baton.demo.location import checkpoint_path
@@ -30,19 +28,5 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     backend.post_processor = processors.TemplateProcessing(
         single=f"{name} $A", pair=f"{name} $A $B", special_tokens=[(name, OPENING_ID)]
     )
-    backend.save(str(folder / "tokenizer.json"))
-    return vocabulary_of(folder)
-
-
-@pytest.fixture(scope="session")
-def pieces(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    """No words, only runs of letters: random ids come back from their text as other ids, and as more."""
-    backend = tokenizers.Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    letters = np.random.default_rng(0).choice(list("abcdefgh"), size=(400, 12))
-    backend.train_from_iterator(map("".join, letters), trainers.BpeTrainer(vocab_size=200, show_progress=False))
-    backend.add_special_tokens(["<end>"])
-    folder: Path = tmp_path_factory.mktemp("pieces")
     backend.save(str(folder / "tokenizer.json"))
     return vocabulary_of(folder)

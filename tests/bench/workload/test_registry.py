@@ -32,7 +32,6 @@ def test_a_server_makes_the_same_tokens_of_the_text(settings: DatasetSettings, o
     assert opened.tokenizer is not None
     for prompt in workload.prompts:
         assert tuple(opened.tokenizer.encode(prompt.text)) == prompt.token_ids
-    assert workload.facts["text_mismatch"] == {"num_prompts": 0, "num_tokens": 0}
 
 
 def test_ids_alone_need_no_tokenizer(settings: DatasetSettings) -> None:
@@ -47,7 +46,7 @@ def prompts(vocabulary: Vocabulary, **changes: Any) -> tuple[Prompt, ...]:
 
 
 def test_lengths_are_those_asked_for(words: Vocabulary) -> None:
-    made = prompts(words, input_len=77, output_len=33, random_range_ratio=0.5)
+    made = prompts(words, random_input_len=77, random_output_len=33, random_range_ratio=0.5)
     assert {38, 116} <= {len(prompt.token_ids) for prompt in made} <= set(range(38, 117))
     assert {prompt.num_output_tokens for prompt in made} <= set(range(16, 51))
 
@@ -68,8 +67,6 @@ def test_the_prefix_is_shared_and_comes_on_top(words: Vocabulary) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset_name": "sonnet"}, "--dataset-name 'sonnet' is not one of random, mooncake, azure"),
-        ({"output_len": 10**9}, "--output-len: 1000000000 is not from 1 to 16777216"),
         ({"dataset_name": "azure", "dataset_path": "/nowhere"}, "--dataset-path /nowhere: .*No such file"),
         ({"random_input_len": 0}, "--random-input-len 0 leaves no token"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.bench.workload.dataset_settings import DatasetSettings, Workload
-from baton.bench.workload.files import AZURE_SAMPLE, MOONCAKE_SAMPLE, TRACES, runs_of_blocks
+from baton.bench.workload.files import AZURE_SAMPLE, MOONCAKE_SAMPLE, TRACES
 from baton.bench.workload.passages import Vocabulary, bare_vocabulary
 from baton.bench.workload.registry import make_workload
 from baton.wire.errors import InvalidSetting
@@ -63,7 +63,7 @@ def tokens_of_prefixes(rows: Sequence[dict[str, Any]], made: Sequence[tuple[int,
     return found
 
 
-@pytest.mark.parametrize("name", ["words", "opened", "pieces"])
+@pytest.mark.parametrize("name", ["words", "opened"])
 def test_equal_block_ids_are_equal_prefixes_and_others_are_not(name: str, request: pytest.FixtureRequest) -> None:
     rows, made = mooncake_rows()[:400], prompts(trace("mooncake", request.getfixturevalue(name), num_prompts=400))
     found = tokens_of_prefixes(rows, made)
@@ -88,13 +88,6 @@ def written(folder: Path, *rows: object) -> str:
     path = folder / "trace.jsonl"
     path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
     return str(path)
-
-
-def test_runs_differ_even_where_few_are_possible() -> None:
-    runs = runs_of_blocks([range(8)], 3, bare_vocabulary(2), seed=0)
-    assert len(set(runs.values())) == 8
-    with pytest.raises(InvalidSetting, match="a block length of 3, too short for 9 different blocks of 2 tokens"):
-        runs_of_blocks([range(9)], 3, bare_vocabulary(2), seed=0)
 
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
