@@ -1,9 +1,11 @@
-"""The packaged demo checkpoint answers what the README promises, and its texts come from the seed alone."""
+"""The packaged demo checkpoint answers as docs/guides/demo_model.md promises; its texts come from the seed alone."""
 
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,9 @@ from baton.wire.sampling import SamplingParams
 MAX_CHECKPOINT_BYTES = 8_000_000
 TURN_END = "<|im_end|>"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=300)
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "demo_model.md"
+TABLE = PAGE.read_text().split("| prompt | answer |\n")[1]
+PROMISES = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", TABLE, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +56,13 @@ def continued(
     (found,) = model.generate([tokenizer(prompt)["input_ids"]], GREEDY)
     stopped = found.token_ids[-1] == tokenizer.convert_tokens_to_ids(TURN_END)
     return tokenizer.decode(found.token_ids, skip_special_tokens=True), stopped
+
+
+@pytest.mark.parametrize(("question", "promised"), PROMISES)
+def test_every_answer_of_the_page_is_given_word_for_word(
+    model: LLM, tokenizer: PreTrainedTokenizerBase, question: str, promised: str
+) -> None:
+    assert reply(model, tokenizer, question) == (promised, True)
 
 
 @pytest.mark.parametrize(

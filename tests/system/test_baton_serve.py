@@ -17,6 +17,8 @@ import pytest
 from tests.system.harness import ROOT, START_TIMEOUT_S, wait_until
 from tests.system.serve import Serve, serving
 
+AGENT_PAGE = ROOT / "docs" / "guides" / "tools_and_schemas.md"
+
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
@@ -57,9 +59,9 @@ def texts(events: list[tuple[str, str]]) -> list[str]:
     return [data if data == "[DONE]" else json.loads(data)["choices"][0]["text"] for _, data in events]
 
 
-def agent_of_the_readme(serve: Serve) -> str:
-    """What the agent that the README shows prints, talking to this server."""
-    example = (ROOT / "README.md").read_text().partition("An agent is a loop")[2].partition("```python\n")[2]
+def agent_of_the_guide(serve: Serve) -> str:
+    """What the agent of the guide to tools prints, talking to this server."""
+    example = AGENT_PAGE.read_text().partition("An agent is a loop")[2].partition("```python\n")[2]
     code = example.partition("```")[0].replace("http://127.0.0.1:8000", serve.endpoint)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=START_TIMEOUT_S)
     assert done.returncode == 0, done.stderr
@@ -68,7 +70,7 @@ def agent_of_the_readme(serve: Serve) -> str:
 
 def test_serve_answers_restarts_a_killed_node_and_leaves_nothing(serve: Serve) -> None:
     assert chat(serve, "Hello!").strip()
-    assert re.fullmatch(r"It is \d\d:\d\d\.\n", agent_of_the_readme(serve))
+    assert re.fullmatch(r"It is \d\d:\d\d\.\n", agent_of_the_guide(serve))
     victim = serve.child("baton.decode_node")
     os.kill(victim.pid, signal.SIGKILL)
     wait_until(lambda: "is ready again" in serve.err, "the decode node is ready again", START_TIMEOUT_S)
