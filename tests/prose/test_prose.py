@@ -13,13 +13,6 @@ NOT_YET = {
     "README.md",
     "docs/decisions/engine_scheduling.md",
     "docs/decisions/http.md",
-    "docs/gpu.md",
-    "docs/operations/README.md",
-    "docs/operations/access.md",
-    "docs/operations/cluster.md",
-    "docs/operations/kubernetes.md",
-    "docs/operations/overload.md",
-    "docs/structured_output.md",
 }
 """Pages that were written before there were rules. No page is added here, and one that keeps the rules is taken off."""
 WORDS_25 = "one " * 24 + "end."
