@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from baton.launch.cli import COMMANDS, main
 from baton.wire.errors import InvalidSetting
 from tests.launch.supervised import ROOT
 
+MAX_HELP_LINES = 60
 PRINT_HEAVY_MODULES = """
 import sys
 from baton.launch.cli import main
@@ -57,6 +59,9 @@ def test_unknown_commands_and_flags_are_errors(arguments: list[str], capsys: pyt
     (["srve"], "unknown command 'srve': did you mean serve? (baton --help)"),
     (["serve", "--max-modle-len", "9"], "unknown flag '--max-modle-len': did you mean --max-model-len?"),
     (["serve", "--served-modelname=x"], "unknown flag '--served-modelname': did you mean --served-model-name?"),
+    (["serve", "--tensor-parallel", "2"], "unknown flag '--tensor-parallel': did you mean --tensor-parallel-size?"),
+    (["serve", "--tp=2"], "unknown flag '--tp': did you mean -tp?"),
+    (["serve", "--disable-log-requests"], "unknown flag '--disable-log-requests': did you mean --no-enable-log-requests?"),
     (["router", "--prot", "1"], "unknown flag '--prot': did you mean --port? (baton router --help)"),
     (["decode", "--nodeid=x"], "unknown flag '--nodeid': did you mean --node-id? (baton decode --help)"),
     (["bench", "serv"], "unknown benchmark 'serv': did you mean serve? (baton bench --help)"),
@@ -68,6 +73,27 @@ def test_a_misspelt_word_is_answered_with_the_likely_one(
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert capsys.readouterr().err.startswith(f"error: {suggestion}")
+
+
+@pytest.mark.parametrize("command", ["serve", "router", "prefill", "decode", "node", "rank", "plan", "chat"])
+def test_help_fits_a_screen(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert capsys.readouterr().out.count("\n") <= MAX_HELP_LINES
+
+
+def test_the_help_of_serve_begins_with_the_flags_that_matter_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["serve", "--help"])
+    usual, _, groups = capsys.readouterr().out.partition("more flags, by group")
+    assert re.findall(r"^  (--[a-z-]+)", usual, re.MULTILINE)[2:] == [
+        "--prefill", "--decode", "--host", "--port", "--served-model-name", "--api-key-file", "--device",
+        "--max-model-len", "--max-num-seqs", "--tensor-parallel-size",
+    ]  # fmt: skip
+    assert "\n  cache     --kv-cache-dtype " in groups
 
 
 def test_baton_alone_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
