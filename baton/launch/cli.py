@@ -47,6 +47,8 @@ COMMANDS = {
     "restart": Command("baton.launch.restart", "restart the nodes of `baton serve` one after another, likewise"),
     "key": Command("baton.launch.key", "write a cluster key"),
     "keys": Command("baton.launch.keys", "make an API key for clients of the router"),
+    "doctor": Command("baton.launch.doctor", "what this machine has of what Baton uses, and how to get the rest"),
+    "completion": Command("baton.launch.completion", "print a script with which bash, zsh or fish completes commands"),
     "version": Command("baton.launch.version", "print the version"),
 }
 
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> CommandParser:
-    listing = "\n".join(f"  {name:<9} {command.doc}" for name, command in COMMANDS.items())
+    listing = "\n".join(f"  {name:<10} {command.doc}" for name, command in COMMANDS.items())
     parser = CommandParser(
         prog="baton",
         usage="baton COMMAND ...",

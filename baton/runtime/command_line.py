@@ -77,7 +77,9 @@ class CommandParser(argparse.ArgumentParser):
             word = next((word for word in unknown if word.startswith("-")), unknown[0])
             name = word.partition("=")[0]
             kind = "flag" if word.startswith("-") else "argument"
-            flags = (flag for action in self._actions if action.help != argparse.SUPPRESS for flag in action.option_strings)
+            flags = (
+                flag for action in self._actions if action.help != argparse.SUPPRESS for flag in action.option_strings
+            )
             meant = name.replace("--disable-", "--no-enable-", 1)  # as other servers spell it
             self.error(f"unknown {kind} {name!r:.100}{closest(meant, flags) if kind == 'flag' else ''}")
         return found
@@ -110,9 +112,10 @@ class CommandParser(argparse.ArgumentParser):
         lines = ["", "more flags, by group (--help GROUP shows one, --help-all every flag):"]
         for name, group in self._groups.items():
             flags = " ".join(action.option_strings[0] for action in group._group_actions)
-            lines.append(f"  {name}".ljust(names_width) + textwrap.shorten(
-                flags, width - names_width, placeholder=" ...", break_on_hyphens=False
-            ))
+            lines.append(
+                f"  {name}".ljust(names_width)
+                + textwrap.shorten(flags, width - names_width, placeholder=" ...", break_on_hyphens=False)
+            )
         return "\n".join([*lines, ""])
 
     def flags(self) -> list[dict[str, Any]]:
@@ -129,8 +132,8 @@ class CommandParser(argparse.ArgumentParser):
         ]
 
     def subcommands(self) -> list[str]:
-        """The words of `add_subparsers`, if there are any."""
-        return [name for action in self._actions if isinstance(action.choices, dict) for name in action.choices]
+        """The words that may follow: subcommands, or the values of an argument that has only some."""
+        return [str(word) for action in self._get_positional_actions() for word in action.choices or ()]
 
     def format_help(self) -> str:
         """The text that `--help` shows where no group of flags is named."""

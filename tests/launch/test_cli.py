@@ -76,9 +76,7 @@ def test_a_misspelt_word_is_answered_with_the_likely_one(
 
 
 @pytest.mark.parametrize("command", ["serve", "router", "prefill", "decode", "node", "rank", "plan", "chat"])
-def test_help_fits_a_screen(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_fits_a_screen(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
