@@ -1,81 +1,31 @@
 """`baton completion SHELL`: a script with which a shell completes commands, flags and their values.
 
-Owns what the scripts look like. The flags are those that the commands list themselves, so that none is written down
-here. Invariant: a script runs nothing of Baton, so that a tab is never slow.
+Owns the tree of all commands, of the flags that they list themselves, so that none is written down here. What a script
+looks like is shtab's. Invariant: a script runs nothing of Baton, so that a tab is never slow.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import shtab
 
 from baton.bench.command import BENCHMARKS
 from baton.launch import cli
 from baton.runtime.command_line import LIST_FLAGS, CommandParser
 
-_SCRIPTS = {
-    "bash": """_baton() {
-  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} words=
-  if [[ $current == = ]]; then current=; fi
-  if [[ $previous == = ]]; then previous=${COMP_WORDS[COMP_CWORD-2]}; fi
-  case "${COMP_WORDS[*]:1:COMP_CWORD-1} " in
-COMMANDS
-  esac
-  COMPREPLY=($(compgen -W "$words" -- "$current"))
+SHELLS = ("bash", "zsh", "fish")
+_LISTS: dict[tuple[str, ...], Mapping[str, str]] = {
+    (): {name: command.doc for name, command in cli.COMMANDS.items()},
+    ("bench",): BENCHMARKS,
 }
-complete -o default -F _baton baton
-""",
-    "zsh": """#compdef baton
-_baton() {
-  case "${words[2,CURRENT-1]} " in
-COMMANDS
-  esac
-}
-if [[ $funcstack[1] == _baton ]]; then _baton "$@"; else compdef _baton baton; fi
-""",
-    "fish": """function __baton_at
-  set -l words (commandline -opc)
-  string match -q -- $argv[1] (string join ' ' -- '' $words[2..] '')
-end
-COMMANDS
-""",
-}
-_MAX_DOC_CHARS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """The words of a command, those that may follow them, and its flags as `CommandParser.flags` has them."""
-
-    words: str
-    subcommands: Sequence[str]
-    flags: Sequence[Mapping[str, Any]]
-
-    def in_bash(self) -> str:
-        names = " ".join([*self.subcommands, *(name for flag in self.flags for name in flag["names"])])
-        valued = [flag for flag in self.flags if flag["takes_value"]]
-        values = " ".join(f'{"|".join(flag["names"])}) words="{" ".join(flag["choices"])}";;' for flag in valued)
-        return f'    "{self.words} "*) words="{names}"; case $previous in {values} esac;;'
-
-    def in_zsh(self) -> str:
-        depth = len(self.words.split())
-        specs = [f"'{name}[{_doc(flag)}]{_zsh_value(flag)}'" for flag in self.flags for name in flag["names"]]
-        rest = f"'1: :({' '.join(self.subcommands)})'" if self.subcommands else "'*:file:_files'"
-        return (
-            f"    '{self.words} '*) shift {depth} words; ((CURRENT -= {depth})); _arguments {' '.join(specs)} {rest};;"
-        )
-
-    def in_fish(self) -> str:
-        pattern = f" {self.words} *" if self.words else " "
-        at = f"complete -c baton -n '__baton_at \"{pattern}\"'"
-        lines = [f"{at} -f -a '{' '.join(self.subcommands)}'"] if self.subcommands else []
-        lines += [f"{at} {_fish_flag(name, flag)}" for flag in self.flags for name in flag["names"]]
-        return "\n".join(lines)
+"""By the words before them, the commands that their module is not asked for, and a line about each."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,44 +33,43 @@ def main(arguments: Sequence[str]) -> int:
     parser = CommandParser(
         prog="baton completion",
         description="Print a script with which a shell completes commands and flags. Write it where the shell looks: "
-        "bash into ~/.local/share/bash-completion/completions/baton, zsh into a file _baton in a folder of $fpath, fish "
-        "into ~/.config/fish/completions/baton.fish.",
+        "bash into ~/.local/share/bash-completion/completions/baton, zsh into a file _baton in a folder of $fpath, "
+        "fish into ~/.config/fish/completions/baton.fish.",
     )
-    parser.add_argument("shell", choices=list(_SCRIPTS), metavar="{bash,zsh,fish}", help="the shell")
+    parser.add_argument("shell", choices=SHELLS, metavar="{bash,zsh,fish}", help="the shell")
     shell: str = parser.parse(arguments).shell
-    commands = (getattr(command, f"in_{shell}")() for command in _commands())
-    print(_SCRIPTS[shell].replace("COMMANDS", "\n".join(commands)), end="")
+    tree = argparse.ArgumentParser(prog="baton", add_help=False)
+    _grow(tree, ())
+    print(shtab.complete(tree, shell))
     return 0
 
 
-def _commands() -> Iterator[_Command]:
-    """All commands, each after those that its words begin."""
-    for name in cli.COMMANDS:
-        command = _listed(name)
-        subcommands = BENCHMARKS if name == "bench" else command.subcommands
-        yield from (_listed(f"{name} {each}") for each in subcommands)
-        yield _Command(name, list(subcommands), command.flags)
-    yield _Command("", list(cli.COMMANDS), _listed("").flags)
+def _grow(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> None:
+    """Give `parser` the flags of the command of these words, and the commands that may follow them."""
+    listed = _listed(words)
+    followers = _LISTS.get(words) or dict.fromkeys(listed["subcommands"], " ".join(words))
+    for flag in listed["flags"]:
+        if flag["names"][0].startswith("-") or not followers:
+            _add(parser, flag)
+    if followers:
+        commands = parser.add_subparsers()
+        for name, doc in followers.items():
+            _grow(commands.add_parser(name, help=doc, add_help=False), (*words, name))
 
 
-def _listed(words: str) -> _Command:
+def _listed(words: Sequence[str]) -> dict[str, Any]:
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
-        cli.main([*words.split(), LIST_FLAGS])
-    found = json.loads(shown.getvalue())
-    return _Command(words, found["subcommands"], found["flags"])
+        cli.main([*words, LIST_FLAGS])
+    found: dict[str, Any] = json.loads(shown.getvalue())
+    return found
 
 
-def _doc(flag: Mapping[str, Any]) -> str:
-    """The begin of a flag's help, without what a shell would read."""
-    return re.sub(r"[^\w ,;.()/-]", "", flag["help"].split(" (default")[0])[:_MAX_DOC_CHARS]
-
-
-def _zsh_value(flag: Mapping[str, Any]) -> str:
-    values = f"({' '.join(flag['choices'])})" if flag["choices"] else "_files"
-    return f":value:{values}" if flag["takes_value"] else ""
-
-
-def _fish_flag(name: str, flag: Mapping[str, Any]) -> str:
-    kind = "-l" if name.startswith("--") else "-o" if len(name) > 2 else "-s"  # -tp is an "old" flag to fish
-    values = f" -x -a '{' '.join(flag['choices'])}'" if flag["choices"] else " -r" if flag["takes_value"] else ""
-    return f"{kind} {name.lstrip('-')}{values} -d '{_doc(flag)}'"
+def _add(parser: argparse.ArgumentParser, flag: Mapping[str, Any]) -> None:
+    names = [name for name in flag["names"] if not re.match(r"-\w\w", name)]  # fish takes -tp for -t and -p
+    text = flag["help"].partition(" (default")[0].replace("%", "%%")
+    if not flag["takes_value"]:
+        parser.add_argument(*names, action="store_true", help=text)
+        return
+    added = parser.add_argument(*names, choices=flag["choices"] or None, help=text)
+    if not flag["choices"]:
+        vars(added).update(complete=shtab.FILE)

@@ -119,21 +119,22 @@ class CommandParser(argparse.ArgumentParser):
         return "\n".join([*lines, ""])
 
     def flags(self) -> list[dict[str, Any]]:
-        """Every flag for programs: its spellings, whether a value follows it, the values there are, and its help."""
+        """Every flag and argument for programs: its spellings, whether a value follows, the values there are, and its
+        help."""
         return [
             {
-                "names": list(action.option_strings),
+                "names": list(action.option_strings) or [action.dest],
                 "takes_value": action.nargs != 0,
                 "choices": _values_in(action),
                 "help": (action.help or "").replace("%%", "%"),
             }
             for action in self._actions
-            if action.option_strings and action.help != argparse.SUPPRESS
+            if action.help != argparse.SUPPRESS and not isinstance(action.choices, dict)
         ]
 
     def subcommands(self) -> list[str]:
-        """The words that may follow: subcommands, or the values of an argument that has only some."""
-        return [str(word) for action in self._get_positional_actions() for word in action.choices or ()]
+        """The words of `add_subparsers`, if there are any."""
+        return [name for action in self._actions if isinstance(action.choices, dict) for name in action.choices]
 
     def format_help(self) -> str:
         """The text that `--help` shows where no group of flags is named."""

@@ -61,7 +61,7 @@ def test_unknown_commands_and_flags_are_errors(arguments: list[str], capsys: pyt
     (["serve", "--served-modelname=x"], "unknown flag '--served-modelname': did you mean --served-model-name?"),
     (["serve", "--tensor-parallel", "2"], "unknown flag '--tensor-parallel': did you mean --tensor-parallel-size?"),
     (["serve", "--tp=2"], "unknown flag '--tp': did you mean -tp?"),
-    (["serve", "--disable-log-requests"], "unknown flag '--disable-log-requests': did you mean --no-enable-log-requests?"),
+    (["serve", "--disable-prefix-caching"], "unknown flag '--disable-prefix-caching': did you mean --no-enable-prefi"),
     (["router", "--prot", "1"], "unknown flag '--prot': did you mean --port? (baton router --help)"),
     (["decode", "--nodeid=x"], "unknown flag '--nodeid': did you mean --node-id? (baton decode --help)"),
     (["bench", "serv"], "unknown benchmark 'serv': did you mean serve? (baton bench --help)"),
