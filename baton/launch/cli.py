@@ -9,14 +9,17 @@ aiohttp; an error raised on purpose is one `error: ...` line on stderr and a sta
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from baton.launch.version import version_line
 from baton.runtime.command_line import CommandParser, closest
-from baton.runtime.exit_status import report_errors
+from baton.runtime.exit_status import FAILED_STATUS, report_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown command {parsed.command!r:.100}{closest(parsed.command, COMMANDS)}")
     command = COMMANDS[parsed.command]
     run = cast("Callable[[Sequence[str]], int]", getattr(importlib.import_module(command.module), command.function))
-    return report_errors(lambda: run(parsed.arguments))
+    return _report_lost_output(lambda: report_errors(lambda: run(parsed.arguments)))
+
+
+def _report_lost_output(run: Callable[[], int]) -> int:
+    """The status of `run`. Where its output cannot be written any more it ends, and without a word if that is because
+    whoever read it has gone, as `head` does."""
+    try:
+        status = run()
+        sys.stdout.flush()
+        return status
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed would fail again
+        if error.errno == errno.ENOSPC:
+            sys.stderr.write(f"error: the output cannot be written: {error.strerror}\n")
+        return FAILED_STATUS
 
 
 def _parser() -> CommandParser:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -111,6 +112,26 @@ def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(key, "main", interrupted)
     assert main(["key", "file"]) == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", [["version"], ["plan"]])
+def test_output_that_nobody_reads_any_more_ends_a_command_without_a_word(command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as gone:
+        finished = subprocess.run(
+            [sys.executable, "-m", "baton", *command], stdout=gone, stderr=subprocess.PIPE, cwd=ROOT, check=False
+        )
+    assert (finished.returncode, finished.stderr) == (1, b"")
+
+
+def test_a_full_disk_under_the_output_is_one_error() -> None:
+    with open("/dev/full", "w") as full:
+        finished = subprocess.run(
+            [sys.executable, "-m", "baton", "version"], stdout=full, stderr=subprocess.PIPE, cwd=ROOT, check=False
+        )
+    assert finished.returncode == 1
+    assert finished.stderr == b"error: the output cannot be written: No space left on device\n"
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

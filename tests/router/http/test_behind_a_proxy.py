@@ -52,7 +52,7 @@ async def test_the_page_and_all_that_it_loads_and_asks_for_is_found(proxy: str) 
             page, url = waiting.pop()
             text = await loaded(session, url)
             seen.add(url)
-            named = re.findall(r'(?:href|src|from)[= ]"([^"#:\']+)"', text)
+            named = re.findall(r'(?:href|src|from)[= ]"([\w./-]+)"', text)
             found = {urljoin(url, name) for name in named} | {
                 urljoin(page, name) for name in re.findall(r'fetch\("(v1/models)"', text)
             }
