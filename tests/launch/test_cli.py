@@ -61,6 +61,7 @@ def test_unknown_commands_and_flags_are_errors(arguments: list[str], capsys: pyt
     (["serve", "--max-modle-len", "9"], "unknown flag '--max-modle-len': did you mean --max-model-len?"),
     (["serve", "--served-modelname=x"], "unknown flag '--served-modelname': did you mean --served-model-name?"),
     (["serve", "--tensor-parallel", "2"], "unknown flag '--tensor-parallel': did you mean --tensor-parallel-size?"),
+    (["serve", "--gpu=2"], "unknown flag '--gpu': did you mean --gpu-memory-utilization? (baton serve --help)"),
     (["serve", "--tp=2"], "unknown flag '--tp': did you mean -tp?"),
     (["serve", "--disable-prefix-caching"], "unknown flag '--disable-prefix-caching': did you mean --no-enable-prefi"),
     (["router", "--prot", "1"], "unknown flag '--prot': did you mean --port? (baton router --help)"),

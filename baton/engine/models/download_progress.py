@@ -1,11 +1,12 @@
 """The progress of a download where nobody watches a terminal: a line every few seconds.
 
-Owns how often. What is downloaded is the hub client's to say. Invariant: a download that is over at once says nothing.
+Owns how often. What is downloaded is the hub client's to say. Invariant: a download that is over says nothing more.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -28,18 +29,22 @@ class DownloadLines(_Bar):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._next_s = time.monotonic() + self.interval_s
         form = "{desc}: {n_fmt} of {total_fmt} [{elapsed}, {remaining} left, {rate_fmt}]"
-        # what tqdm writes itself are carriage returns
-        super().__init__(*arguments, **{**options, "file": io.StringIO(), "bar_format": form})
+        # what tqdm writes itself are carriage returns, and when it is time is decided here
+        own = {"file": io.StringIO(), "bar_format": form, "mininterval": 0.0, "miniters": 1}
+        super().__init__(*arguments, **{**options, **own})
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Called by tqdm when it thinks that something new can be seen."""
         now_s = time.monotonic()
-        if self.n and now_s >= self._next_s:
+        # the client closes bars of what is over late, or never
+        if 0 < self.n < (self.total or math.inf) and now_s >= self._next_s:
             self._next_s = now_s + self.interval_s
             sys.stderr.write(f"{self}\n")
             sys.stderr.flush()
 
 
 def progress_class() -> type[DownloadLines] | None:
-    """What the hub client shows a download with; None: its own bars, on a terminal."""
-    return None if sys.stderr.isatty() else DownloadLines
+    """What the hub client shows a download with; None: its own bars, on a terminal, or nothing if that was asked for."""
+    from huggingface_hub.constants import HF_HUB_DISABLE_PROGRESS_BARS
+
+    return None if sys.stderr.isatty() or HF_HUB_DISABLE_PROGRESS_BARS else DownloadLines
