@@ -347,7 +347,10 @@ def test_weights_are_fetched_once_before_nodes_start(
         return checkpoint_path()
 
     monkeypatch.setattr(baton.launch.serve, "find_checkpoint", find)
-    assert main(["serve"]) == 2
+    with socket.socket() as taken:  # a deployment that would start all the same ends here
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["serve", f"--port={taken.getsockname()[1]}"]) == 2
     assert asked == [False, True]
     assert capsys.readouterr().err.endswith("error: the network has gone\n")
 

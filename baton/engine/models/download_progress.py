@@ -44,7 +44,7 @@ class DownloadLines(_Bar):
 
 
 def progress_class() -> type[DownloadLines] | None:
-    """What the hub client shows a download with; None: its own bars, on a terminal, or nothing if that was asked for."""
+    """What the hub client shows a download with; None: its own bars, on a terminal, or none if nobody wants any."""
     from huggingface_hub.constants import HF_HUB_DISABLE_PROGRESS_BARS
 
     return None if sys.stderr.isatty() or HF_HUB_DISABLE_PROGRESS_BARS else DownloadLines

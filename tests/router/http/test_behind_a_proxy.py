@@ -45,19 +45,19 @@ async def loaded(session: ClientSession, url: str) -> str:
         return await reply.text()
 
 
-async def test_the_page_and_all_that_it_loads_and_asks_for_is_found(proxy: str) -> None:
-    waiting, seen = [(proxy, proxy)], set()
+async def test_all_that_the_page_loads_and_asks_for_is_under_its_own_path(proxy: str) -> None:
+    waiting, seen, asked = [proxy], set(), set()
     async with ClientSession() as session:
         while waiting:
-            page, url = waiting.pop()
+            seen.add(url := waiting.pop())
             text = await loaded(session, url)
-            seen.add(url)
-            named = re.findall(r'(?:href|src|from)[= ]"([\w./-]+)"', text)
-            found = {urljoin(url, name) for name in named} | {
-                urljoin(page, name) for name in re.findall(r'fetch\("(v1/models)"', text)
-            }
-            waiting += [(page, each) for each in found - seen]
-    assert {urljoin(proxy, name) for name in ("page/files/main.js", "page/files/chat.js", "v1/models", "docs")} <= seen
+            found = {urljoin(url, name) for name in re.findall(r'(?:href|src|from)[= ]"([\w./-]+)"', text)}
+            waiting += found - seen
+            # a script asks from where the page is
+            asked |= {urljoin(proxy, name) for name in re.findall(r'fetch\("([^"]+)"', text)}
+    assert {urljoin(proxy, name) for name in ("page/files/main.js", "page/files/chat.js", "docs")} <= seen
+    paths = ("v1/models", "v1/chat/completions", "page/events")
+    assert {urljoin(proxy, path) for path in paths} == asked
 
 
 @pytest.mark.parametrize("docs", ["docs", "docs/"])
