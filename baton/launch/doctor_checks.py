@@ -139,15 +139,13 @@ def find_kernels() -> Found:
 
 def find_gpus() -> Found:
     """The GPUs that torch sees."""
-    import torch
-
+    from baton.device.cuda_context import visible_gpus
     from baton.launch.placement import find_devices
 
-    if torch.cuda.is_available():
-        gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-        return Found(OK, "; ".join(f"{gpu.name}, {gpu.total_memory / _GIB:.0f} GiB" for gpu in gpus))
+    if gpus := visible_gpus():
+        return Found(OK, "; ".join(f"{name}, {num_bytes / _GIB:.0f} GiB" for name, num_bytes in gpus))
     if find_devices(os.environ):
-        text = f"the system has some, and torch {torch.__version__} sees none; models run on the CPU"
+        text = "the system has some, and torch sees none; models run on the CPU"
         return Found(NOTE, text, "nvidia-smi shows the driver's CUDA: install the torch for it, of pytorch.org")
     return Found(OK, "none: models run on the CPU")
 

@@ -89,10 +89,12 @@ def test_without_compiled_kernels_the_reason_is_said(monkeypatch: pytest.MonkeyP
 
 
 def test_gpus_that_torch_does_not_see_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
+    from baton.device import cuda_context
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(cuda_context, "visible_gpus", list)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert doctor_checks.find_gpus() == Found(OK, "none: models run on the CPU")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert doctor_checks.find_gpus().state == NOTE
+    monkeypatch.setattr(cuda_context, "visible_gpus", lambda: [("NVIDIA H100", 80 * 2**30)])
+    assert doctor_checks.find_gpus() == Found(OK, "NVIDIA H100, 80 GiB")
