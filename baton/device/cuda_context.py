@@ -1,6 +1,7 @@
 """What libraries beside torch (UCX, NCCL, kernels) need of CUDA: a thread's context, facts about memory and GPUs.
 
-Knows no libraries and no pools, only a device's number. Imported for pools in the memory of a GPU, and by who asks which GPUs there are.
+Knows no libraries and no pools, only a device's number. Imported for pools in the memory of a GPU, and by who asks
+which GPUs there are.
 """
 
 from __future__ import annotations

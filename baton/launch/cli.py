@@ -20,6 +20,7 @@ from typing import cast
 from baton.launch.version import version_line
 from baton.runtime.command_line import CommandParser, closest
 from baton.runtime.exit_status import FAILED_STATUS, report_errors
+from baton.wire.errors import BatonError
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if parsed.command not in COMMANDS:
         parser.error(f"unknown command {parsed.command!r:.100}{closest(parsed.command, COMMANDS)}")
     command = COMMANDS[parsed.command]
-    run = cast("Callable[[Sequence[str]], int]", getattr(importlib.import_module(command.module), command.function))
-    return _report_lost_output(lambda: report_errors(lambda: run(parsed.arguments)))
+    return _report_lost_output(lambda: report_errors(lambda: _load(command)(parsed.arguments)))
+
+
+def _load(command: Command) -> Callable[[Sequence[str]], int]:
+    """The function of a command. Raises `BatonError` where a package that it needs is not installed."""
+    try:
+        module = importlib.import_module(command.module)
+    except ModuleNotFoundError as error:
+        raise BatonError(f"{error.name} is not installed, see `baton doctor`: pip install baton-serve") from None
+    return cast("Callable[[Sequence[str]], int]", getattr(module, command.function))
 
 
 def _report_lost_output(run: Callable[[], int]) -> int:

@@ -96,6 +96,15 @@ def test_the_help_of_serve_begins_with_the_flags_that_matter_first(capsys: pytes
     assert "\n  cache     --kv-cache-dtype " in groups
 
 
+def test_a_package_that_is_not_installed_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    monkeypatch.delitem(sys.modules, "baton.launch.completion", raising=False)
+    assert main(["completion", "bash"]) == 1
+    assert capsys.readouterr().err == "error: shtab is not installed, see `baton doctor`: pip install baton-serve\n"
+
+
 def test_baton_alone_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert "commands:" in capsys.readouterr().out
