@@ -283,7 +283,8 @@ async def _listen(
     except OSError as error:
         # asyncio wraps the system's message in its own; errors of name resolution have negative numbers and only a text
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        raise InvalidSetting(f"--port: cannot listen on {settings.host}:{settings.port}: {reason}") from None
+        where = f"{settings.host}:{settings.port}"
+        raise InvalidSetting(f"cannot listen on {where}: {reason}; choose another port with --port") from None
     scheme = "http" if tls is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 

@@ -103,7 +103,7 @@ def build_app(
         DebugEndpoints(requests).add_routes(app)
     if not settings.no_page:
         Page(RelayView(endpoints, nodes, requests, metrics, ends)).add_routes(app)
-    add_docs(app)
+    add_docs(app, settings.root_path)
     serve_trailing_slashes(app)
     CorsPolicy(
         settings.allowed_origins, settings.allowed_methods, settings.allowed_headers, settings.allow_credentials

@@ -142,6 +142,9 @@ class RouterSettings:
     log_format: str = _logging("text", "lines for people, or one JSON object per line", choices=LOG_FORMATS)
     enable_log_requests: bool = _logging(False, "log one line per request when it ends, without its text")
     no_page: bool = _http(False, "serve no page at /")
+    root_path: str = _http(
+        "", "path under which a proxy has this server, as /baton: the proxy takes it off, /openapi.json names it"
+    )
     enable_debug_endpoints: bool = _logging(False, "serve /debug/requests: ids, nodes and times of recent requests")
 
     @property

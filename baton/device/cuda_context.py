@@ -1,6 +1,7 @@
 """What libraries beside torch (UCX, NCCL, kernels) need of CUDA: a thread's context, facts about memory and GPUs.
 
-Knows no libraries and no pools, only a device's number. Imported for pools in the memory of a GPU only.
+Knows no libraries and no pools, only a device's number. Imported for pools in the memory of a GPU, and by who asks
+which GPUs there are.
 """
 
 from __future__ import annotations
@@ -44,3 +45,11 @@ def compute_facts(device: torch.device) -> tuple[tuple[int, int], int]:
     """(compute capability, number of multiprocessors) of a GPU."""
     properties = torch.cuda.get_device_properties(device)
     return (properties.major, properties.minor), properties.multi_processor_count
+
+
+def visible_gpus() -> list[tuple[str, int]]:
+    """Name and bytes of memory of each GPU that torch sees; [] where it sees none."""
+    if not torch.cuda.is_available():
+        return []
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [(properties.name, properties.total_memory) for properties in found]

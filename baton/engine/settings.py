@@ -37,10 +37,10 @@ class EngineSettings:
     trust_remote_code: bool = _model(
         False, "run code that comes with the checkpoint, where transformers computes the model"
     )
-    dtype: str = setting(
+    dtype: str = _model(
         "auto", "type of weights, of what is computed, and of KV", choices=("auto", "bfloat16", "float16", "float32")
     )
-    quantization: str = setting(
+    quantization: str = _model(
         "auto",
         "weights of products; auto: as the checkpoint has them; int8, int4: plain ones are quantized while loading",
         choices=("auto", "int8", "int4"),
@@ -119,10 +119,16 @@ class EngineSettings:
         metavar="{auto,torch,LEVEL}",
     )
     tensor_parallel_size: int = setting(
-        1, "ranks that divide the model among them: its heads, the rows of its MLPs, its vocabulary", allowed=RANKS
+        1,
+        "ranks that divide the model among them: its heads, the rows of its MLPs, its vocabulary",
+        short="-tp",
+        allowed=RANKS,
     )
     pipeline_parallel_size: int = _ranks(
-        1, "stages that divide the layers of the model among them, each of tensor-parallel-size ranks", allowed=RANKS
+        1,
+        "stages that divide the layers of the model among them, each of tensor-parallel-size ranks",
+        short="-pp",
+        allowed=RANKS,
     )
     distributed_executor_backend: str = _ranks(
         "auto",

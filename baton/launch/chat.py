@@ -27,6 +27,7 @@ from baton.runtime.settings import add_flags, check_file_keys, resolve, setting
 from baton.wire.errors import BatonError, InvalidRequest
 
 PROMPT, CONTINUED = "> ", ". "
+TOKEN_LIMIT_NOTE = "(the answer was cut off at the token limit)"
 HINT = "/help lists the commands, Ctrl-C stops an answer, /exit leaves"
 MAX_HISTORY = 1000
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
@@ -70,12 +71,18 @@ class Screen:
                         self._write(printable(part.text))
         finally:
             self._write("\n")
+        if conversation.figures.is_cut_off:
+            self._warn(TOKEN_LIMIT_NOTE)
         self.note(f"({conversation.figures.describe()})")
 
     def note(self, text: str) -> None:
         """Show a line that is no part of an answer."""
         if self._is_terminal and text != "()":
             print(f"{self._dim}{text}{self._plain}")
+
+    def _warn(self, text: str) -> None:
+        """Show a line that a person should see and that is no part of an answer, which a script may read."""
+        print(text, file=sys.stdout if self._is_terminal else sys.stderr)
 
     @staticmethod
     def _write(text: str) -> None:

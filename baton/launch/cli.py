@@ -9,14 +9,18 @@ aiohttp; an error raised on purpose is one `error: ...` line on stderr and a sta
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from baton.launch.version import version_line
 from baton.runtime.command_line import CommandParser, closest
-from baton.runtime.exit_status import report_errors
+from baton.runtime.exit_status import FAILED_STATUS, report_errors
+from baton.wire.errors import BatonError
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ COMMANDS = {
     "restart": Command("baton.launch.restart", "restart the nodes of `baton serve` one after another, likewise"),
     "key": Command("baton.launch.key", "write a cluster key"),
     "keys": Command("baton.launch.keys", "make an API key for clients of the router"),
+    "doctor": Command("baton.launch.doctor", "what this machine has of what Baton uses, and how to get the rest"),
+    "completion": Command("baton.launch.completion", "print a script with which bash, zsh or fish completes commands"),
     "version": Command("baton.launch.version", "print the version"),
 }
 
@@ -61,12 +67,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     if parsed.command not in COMMANDS:
         parser.error(f"unknown command {parsed.command!r:.100}{closest(parsed.command, COMMANDS)}")
     command = COMMANDS[parsed.command]
-    run = cast("Callable[[Sequence[str]], int]", getattr(importlib.import_module(command.module), command.function))
-    return report_errors(lambda: run(parsed.arguments))
+    return _report_lost_output(lambda: report_errors(lambda: _load(command)(parsed.arguments)))
+
+
+def _load(command: Command) -> Callable[[Sequence[str]], int]:
+    """The function of a command. Raises `BatonError` where a package that it needs is not installed."""
+    try:
+        module = importlib.import_module(command.module)
+    except ModuleNotFoundError as error:
+        raise BatonError(f"{error.name} is not installed, see `baton doctor`: pip install baton-serve") from None
+    return cast("Callable[[Sequence[str]], int]", getattr(module, command.function))
+
+
+def _report_lost_output(run: Callable[[], int]) -> int:
+    """The status of `run`. Where its output cannot be written any more it ends, and without a word if that is because
+    whoever read it has gone, as `head` does."""
+    try:
+        status = run()
+        sys.stdout.flush()
+        return status
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed would fail again
+        if error.errno == errno.ENOSPC:
+            sys.stderr.write(f"error: the output cannot be written: {error.strerror}\n")
+        return FAILED_STATUS
 
 
 def _parser() -> CommandParser:
-    listing = "\n".join(f"  {name:<9} {command.doc}" for name, command in COMMANDS.items())
+    listing = "\n".join(f"  {name:<10} {command.doc}" for name, command in COMMANDS.items())
     parser = CommandParser(
         prog="baton",
         usage="baton COMMAND ...",

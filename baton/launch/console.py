@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import Any, NoReturn, TextIO
 
 from tqdm import tqdm
@@ -24,11 +25,13 @@ _BARS: dict[str, dict[str, Any]] = {
 
 
 class Console:
-    """Writes to `stream` from any thread. A stage that ends within `bar_delay_s` shows no bar."""
+    """Writes to `stream` from any thread. A stage that ends within `bar_delay_s` shows no bar; `line_interval_s` is the
+    least time between lines about the progress of one child, where the stream is no terminal."""
 
-    def __init__(self, stream: TextIO, bar_delay_s: float = BAR_DELAY_S) -> None:
+    def __init__(self, stream: TextIO, bar_delay_s: float = BAR_DELAY_S, line_interval_s: float = 5.0) -> None:
         self._stream = stream
         self._bar_delay_s = bar_delay_s
+        self._line_interval_s = line_interval_s
         self._lock = threading.Lock()
         self._stages: dict[str, _Stage] = {}
 
@@ -38,8 +41,8 @@ class Console:
             self._write(f"[{name}] {text}\n")
 
     def loading(self, name: str, done: int, total: int, stage: str = WEIGHTS) -> None:
-        """Show the progress of `name` in a stage: one bar over all children on a terminal, else a line at begin and
-        end."""
+        """Show the progress of `name` in a stage: one bar over all children on a terminal, else a line at begin, every
+        few seconds and at the end."""
         with self._lock, contextlib.suppress(OSError):
             shown = self._stages.setdefault(stage, _Stage(stage))
             is_first = name not in shown.progress
@@ -48,9 +51,11 @@ class Console:
             if self._stream.isatty():
                 shown.show(self._stream, self._bar_delay_s)
             elif is_first and done < total:
-                self._write(f"[{name}] {_STARTS[stage].format(_amount(stage, total))}\n")
+                self._write_progress(shown, name, _STARTS[stage].format(_amount(stage, total)))
             elif not was_complete and done >= total:
-                self._write(f"[{name}] {_ENDS[stage].format(_amount(stage, total))}\n")
+                self._write_progress(shown, name, _ENDS[stage].format(_amount(stage, total)))
+            elif done < total and time.monotonic() >= shown.next_line_s[name]:
+                self._write_progress(shown, name, f"{_STARTS[stage].format(_amount(stage, total))}: {done / total:.0%}")
 
     def close_bar(self) -> None:
         """Take the progress bars off the terminal."""
@@ -58,6 +63,10 @@ class Console:
             for stage in self._stages.values():
                 stage.close()
             self._stages.clear()
+
+    def _write_progress(self, stage: _Stage, name: str, text: str) -> None:
+        stage.next_line_s[name] = time.monotonic() + self._line_interval_s
+        self._write(f"[{name}] {text}\n")
 
     def _write(self, text: str) -> None:
         for stage in self._stages.values():
@@ -67,10 +76,12 @@ class Console:
 
 
 class _Stage:
-    """One stage of the start of all children: (done, total) by name, and their common bar."""
+    """One stage of the start of all children: by name (done, total) and when the next line may come; their common
+    bar."""
 
     def __init__(self, stage: str) -> None:
         self.progress: dict[str, tuple[int, int]] = {}
+        self.next_line_s: dict[str, float] = {}
         self._stage = stage
         self._bar: tqdm[NoReturn] | None = None
 

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from baton.launch.api_client import ApiClient, chat_body
 
-TOKEN_LIMIT_NOTE = "(the answer was cut off at the token limit)"
-
 
 class Part(NamedTuple):
     """A piece of an answer as it came."""
@@ -34,6 +32,8 @@ class AnswerFigures:
     last_s: float | None = None
     num_parts: int = 0
     num_tokens: int | None = None
+    is_cut_off: bool = False
+    """It ended at the token limit."""
 
     def note_part(self, now_s: float) -> None:
         """Count a part with text, which came at `now_s`."""
@@ -116,8 +116,7 @@ class Conversation:
                     if reasoning:
                         yield Part(reasoning, is_reasoning=True)
                     yield Part(content)
-                    if finish_reason == "length":
-                        yield Part(f"\n{TOKEN_LIMIT_NOTE}")
+                    figures.is_cut_off = figures.is_cut_off or finish_reason == "length"
         finally:
             if any(parts):
                 self._turns.append({"role": "assistant", "content": "".join(parts)})

@@ -54,7 +54,7 @@ def listening(host: str, port: int, flag: str) -> Iterator[ListeningPort]:
                 if failure is None or error.errno not in _NOT_HERE:
                     failure = error
         if failure is not None and (not fds or failure.errno not in _NOT_HERE):
-            raise InvalidSetting(f"cannot listen on {host}:{port}: {failure}; choose another port with {flag}")
+            raise InvalidSetting(f"cannot listen on {host}:{port}: {failure.strerror}; choose another port with {flag}")
         yield ListeningPort(port, tuple(fds))
 
 

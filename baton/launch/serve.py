@@ -159,6 +159,8 @@ def _check_model(deployment: Deployment) -> None:
         except ModelLoadError as error:
             flags = "--tensor-parallel-size {} and --pipeline-parallel-size {}".format(*sizes)
             raise InvalidSetting(f"{role} nodes with {flags}: {error}") from None
+    if settings.load_format == "auto":
+        find_checkpoint(settings.model)  # here once, with its progress in sight, and not in every node
     if settings.device == "cpu" or (settings.device == "auto" and not find_devices(os.environ)):
         num_ranks = [settings.num_ranks_here for settings in _settings_of_nodes(deployment)]
         require_memory_for_nodes(folder, config, settings.dtype, len(num_ranks), sum(num_ranks), read_host_memory())

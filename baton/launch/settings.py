@@ -44,6 +44,7 @@ LOOPBACK = "127.0.0.1"
 MAX_NODES = 256
 _SettingsT = TypeVar("_SettingsT")
 _NodeSettingsT = TypeVar("_NodeSettingsT", bound=NodeSettings)
+_layout = partial(setting, group="layout")
 _ranks = partial(setting, group="ranks")
 _kernels = partial(setting, group="kernels")
 _lifetime = partial(setting, group="lifetime")
@@ -60,7 +61,7 @@ class ServeSettings:
         allowed=Range(0, MAX_NODES),
     )
     decode: int = setting(1, "number of decode nodes", allowed=Range(1, MAX_NODES))
-    mixed: bool = setting(False, "nodes that do any leg: --prefill and --decode are then what they prefer")
+    mixed: bool = _layout(False, "nodes that do any leg: --prefill and --decode are then what they prefer")
     prefill_tensor_parallel_size: int = _ranks(
         0, "ranks of each prefill node; 0: --tensor-parallel-size", allowed=RANKS_OR_SAME
     )
@@ -73,7 +74,7 @@ class ServeSettings:
     decode_pipeline_parallel_size: int = _ranks(
         0, "stages of each decode node; 0: --pipeline-parallel-size", allowed=RANKS_OR_SAME
     )
-    routers: int = setting(
+    routers: int = _layout(
         1,
         "number of routers: they share the port and all nodes; more serve more streams at once",
         allowed=Range(1, MAX_ROUTERS),

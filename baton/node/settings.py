@@ -52,9 +52,10 @@ class NodeSettings(EngineSettings):
     data_parallel_size: int = _ranks(
         1,
         "engines of a group: one command starts so many nodes, NAME-0, NAME-1, ..., and NAME drains them all",
+        short="-dp",
         allowed=Range(1, MAX_ENGINES),
     )
-    kv_transport: str = setting(
+    kv_transport: str = _transfer(
         "auto",
         "how KV travels between nodes; NAME: by the transport of an installed package, where both nodes have it",
         choices=("auto", "shm", "zmq", "nixl", "nccl"),

@@ -40,14 +40,15 @@ def setting(
     positional: bool = False,
     group: str = "",
     metavar: str = "",
+    short: str = "",
     allowed: Range = ANY,
 ) -> Any:
     """A field of a settings dataclass: its default and its one line of documentation.
 
     `plugins`: the group of entry points whose names are choices too (`baton.runtime.plugins`). `positional` makes it an
     optional positional argument (the model of `baton serve MODEL`). `group` is the one that `--help GROUP` shows; "":
-    `--help` alone does. `metavar` is what stands for its value there; "": the type's name. `allowed`: of numbers, each
-    of a tuple's too.
+    `--help` alone does. `metavar` is what stands for its value there; "": the type's name. `short` is another name of
+    its flag. `allowed`: of numbers, each of a tuple's too.
     """
     metadata = {
         "doc": doc,
@@ -56,6 +57,7 @@ def setting(
         "positional": positional,
         "group": group,
         "metavar": metavar,
+        "short": short,
         "allowed": allowed,
     }
     return dataclasses.field(default=default, metadata=metadata)
@@ -93,7 +95,8 @@ def _add_flag(parser: argparse._ActionsContainer, field: dataclasses.Field[Any],
     if is_tuple:
         parser.add_argument(flag, action="extend", nargs="+", default=None, metavar=metavar, help=help_text)
     else:
-        parser.add_argument(flag, default=None, metavar=metavar, help=help_text)
+        names = filter(None, (flag, field.metadata["short"]))
+        parser.add_argument(*names, default=None, metavar=metavar, help=help_text)
 
 
 def resolve(

@@ -56,6 +56,10 @@ _TAKEN_ON_DEVICE = {**_TAKEN, AUTO: (NIXL, SLOTS, ZMQ), SHM: (SLOTS, ZMQ)}
 """The same for pools on a device."""
 _WITHOUT_PORT = (SHM, SLOTS, NIXL)
 """Transports whose receivers get no port of their own. That of slots is for this host, and the system's choice."""
+_MORE_SHARED = (
+    "what helps is a lower --kv-cache-memory-bytes, or a larger /dev/shm: docker run --shm-size, or "
+    "mount -o remount,size=SIZE /dev/shm"
+)
 SENDER, RECEIVER = "sender", "receiver"
 """What a pool is to peers: one that is read alone, or one that they write into."""
 _IN_SEGMENT = {RECEIVER: (SHM, SLOTS, NIXL), SENDER: (NIXL,)}
@@ -115,12 +119,14 @@ class PoolMemory:
             sweep_orphans()
             self.segment = Segment(num_bytes)
         except OSError as error:
-            reason = f"no shared memory for a pool of {num_bytes} bytes ({error.strerror})"
+            reason = f"no shared memory for a pool of {num_bytes / 2**30:.2f} GiB in /dev/shm ({error.strerror})"
             if self.is_shared:
-                raise InvalidSetting(f"a node of several ranks: {reason}, which its ranks share") from None
+                raise InvalidSetting(
+                    f"a node of several ranks: {reason}, which its ranks share; {_MORE_SHARED}"
+                ) from None
             if set(names) <= set(_IN_SEGMENT[self.role]):
-                raise InvalidSetting(f"--kv-transport {self.settings.choice}: {reason}") from None
-            _log.warning("%s: handoffs use %s", reason, ZMQ)
+                raise InvalidSetting(f"--kv-transport {self.settings.choice}: {reason}; {_MORE_SHARED}") from None
+            _log.warning("%s: handoffs use %s, which is slower; %s", reason, ZMQ, _MORE_SHARED)
             return self.allocate_private(num_bytes)
         return self.segment.array
 

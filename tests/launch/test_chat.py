@@ -69,7 +69,9 @@ def test_piped_input_is_read_as_what_is_typed(endpoint: FakeEndpoint) -> None:
 
 
 def test_an_answer_cut_off_by_the_token_limit_says_so(endpoint: FakeEndpoint) -> None:
-    assert piped(endpoint, "long\n").stdout == "You said long.\n(the answer was cut off at the token limit)\n"
+    finished = piped(endpoint, "long\n")
+    assert finished.stdout == "You said long.\n"  # a script reads it
+    assert finished.stderr == "(the answer was cut off at the token limit)\n"
 
 
 def test_a_failed_turn_is_forgotten_and_a_partial_answer_kept(endpoint: FakeEndpoint) -> None:

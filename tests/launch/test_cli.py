@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ from baton.launch.cli import COMMANDS, main
 from baton.wire.errors import InvalidSetting
 from tests.launch.supervised import ROOT
 
+MAX_HELP_LINES = 60
 PRINT_HEAVY_MODULES = """
 import sys
 from baton.launch.cli import main
@@ -57,6 +60,10 @@ def test_unknown_commands_and_flags_are_errors(arguments: list[str], capsys: pyt
     (["srve"], "unknown command 'srve': did you mean serve? (baton --help)"),
     (["serve", "--max-modle-len", "9"], "unknown flag '--max-modle-len': did you mean --max-model-len?"),
     (["serve", "--served-modelname=x"], "unknown flag '--served-modelname': did you mean --served-model-name?"),
+    (["serve", "--tensor-parallel", "2"], "unknown flag '--tensor-parallel': did you mean --tensor-parallel-size?"),
+    (["serve", "--gpu=2"], "unknown flag '--gpu': did you mean --gpu-memory-utilization? (baton serve --help)"),
+    (["serve", "--tp=2"], "unknown flag '--tp': did you mean -tp?"),
+    (["serve", "--disable-prefix-caching"], "unknown flag '--disable-prefix-caching': did you mean --no-enable-prefi"),
     (["router", "--prot", "1"], "unknown flag '--prot': did you mean --port? (baton router --help)"),
     (["decode", "--nodeid=x"], "unknown flag '--nodeid': did you mean --node-id? (baton decode --help)"),
     (["bench", "serv"], "unknown benchmark 'serv': did you mean serve? (baton bench --help)"),
@@ -68,6 +75,34 @@ def test_a_misspelt_word_is_answered_with_the_likely_one(
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert capsys.readouterr().err.startswith(f"error: {suggestion}")
+
+
+@pytest.mark.parametrize("command", ["serve", "router", "prefill", "decode", "node", "rank", "plan", "chat"])
+def test_help_fits_a_screen(command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert capsys.readouterr().out.count("\n") <= MAX_HELP_LINES
+
+
+def test_the_help_of_serve_begins_with_the_flags_that_matter_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["serve", "--help"])
+    usual, _, groups = capsys.readouterr().out.partition("more flags, by group")
+    assert re.findall(r"^  (--[a-z-]+)", usual, re.MULTILINE)[2:] == [
+        "--prefill", "--decode", "--host", "--port", "--served-model-name", "--api-key-file", "--device",
+        "--max-model-len", "--max-num-seqs", "--tensor-parallel-size",
+    ]  # fmt: skip
+    assert "\n  cache     --kv-cache-dtype " in groups
+
+
+def test_a_package_that_is_not_installed_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    monkeypatch.delitem(sys.modules, "baton.launch.completion", raising=False)
+    assert main(["completion", "bash"]) == 1
+    assert capsys.readouterr().err == "error: shtab is not installed, see `baton doctor`: pip install baton-serve\n"
 
 
 def test_baton_alone_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +122,26 @@ def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(key, "main", interrupted)
     assert main(["key", "file"]) == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", [["version"], ["plan"]])
+def test_output_that_nobody_reads_any_more_ends_a_command_without_a_word(command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as gone:
+        finished = subprocess.run(
+            [sys.executable, "-m", "baton", *command], stdout=gone, stderr=subprocess.PIPE, cwd=ROOT, check=False
+        )
+    assert (finished.returncode, finished.stderr) == (1, b"")
+
+
+def test_a_full_disk_under_the_output_is_one_error() -> None:
+    with open("/dev/full", "w") as full:
+        finished = subprocess.run(
+            [sys.executable, "-m", "baton", "version"], stdout=full, stderr=subprocess.PIPE, cwd=ROOT, check=False
+        )
+    assert finished.returncode == 1
+    assert finished.stderr == b"error: the output cannot be written: No space left on device\n"
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

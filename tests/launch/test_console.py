@@ -24,6 +24,17 @@ def test_loading_is_two_plain_lines_off_a_terminal() -> None:
     assert stream.getvalue() == "[prefill-0] loading 4.0 MB of weights\n[prefill-0] loaded 4.0 MB of weights\n"
 
 
+def test_long_loading_says_off_a_terminal_how_far_it_is_and_not_at_every_report() -> None:
+    shown = {}
+    for interval_s in (0.0, 3600.0):
+        stream = io.StringIO()
+        console = Console(stream, line_interval_s=interval_s)
+        for done in (0, 1_000_000, 3_000_000, 4_000_000):
+            console.loading("prefill-0", done, 4_000_000)
+        shown[interval_s] = [line.partition("weights")[2] for line in stream.getvalue().splitlines()]
+    assert shown == {0.0: ["", ": 25%", ": 75%", ""], 3600.0: ["", ""]}
+
+
 def test_loading_is_one_bar_over_all_children_on_a_terminal() -> None:
     stream = FakeTerminal()
     console = Console(stream, bar_delay_s=0.0)

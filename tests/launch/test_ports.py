@@ -33,7 +33,7 @@ def test_every_address_of_a_host_has_the_same_port() -> None:
 
 
 def test_a_port_in_use_is_refused_with_the_flag_to_change() -> None:
-    refusal = "127.0.0.1:{}: .*in use; choose another port with --port"
+    refusal = "127.0.0.1:{}: Address already in use; choose another port with --port"
     with (
         listening("127.0.0.1", 0, "--port") as taken,
         pytest.raises(InvalidSetting, match=refusal.format(taken.port)),

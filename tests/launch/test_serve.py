@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import baton.launch.serve
+from baton.demo.location import checkpoint_path
 from baton.engine.native.loans import Lending
 from baton.launch.cli import main
 from baton.launch.key import write_role_keys
@@ -17,7 +18,7 @@ from baton.launch.ports import ListeningPort
 from baton.launch.serve import Doors, announce, child_specs, lend_cores, placements, with_cluster_key, with_journal
 from baton.launch.settings import resolve_serve
 from baton.launch.supervised import ChildSpec
-from baton.wire.errors import BatonError, InvalidSetting
+from baton.wire.errors import BatonError, InvalidSetting, ModelLoadError
 from baton.wire.keys import ROLES, KeyFile
 from tests.checkpoints import make_checkpoint
 from tests.launch.endpoint import FakeEndpoint
@@ -332,6 +333,26 @@ def test_the_help_says_what_the_model_is_for(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit, match="0"):
         main(["serve", "--help"])
     assert "tokenizer" not in capsys.readouterr().out
+
+
+def test_weights_are_fetched_once_before_nodes_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def find(model: str, *, weights: bool = True) -> Path:
+        asked.append(weights)
+        if weights:
+            raise ModelLoadError("the network has gone")
+        return checkpoint_path()
+
+    monkeypatch.setattr(baton.launch.serve, "find_checkpoint", find)
+    with socket.socket() as taken:  # a deployment that would start all the same ends here
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert main(["serve", f"--port={taken.getsockname()[1]}"]) == 2
+    assert asked == [False, True]
+    assert capsys.readouterr().err.endswith("error: the network has gone\n")
 
 
 def test_a_port_in_use_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,8 @@ def test_a_port_in_use_is_one_line(checkpoint: Path, taken_port: int) -> None:
     ended = run_router(str(checkpoint), f"--port={taken_port}", "--control-port=0")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.splitlines() == [
-        f"error: --port: cannot listen on 127.0.0.1:{taken_port}: {os.strerror(errno.EADDRINUSE)}"
+        f"error: cannot listen on 127.0.0.1:{taken_port}: {os.strerror(errno.EADDRINUSE)}; "
+        "choose another port with --port"
     ]
 
 

@@ -27,6 +27,7 @@ class Sample:
     goals: tuple[str, ...] = setting((), "what is good enough", group="goals", metavar="NAME:MS")
     sizes: tuple[int, ...] = setting((1, 8), "blocks", group="goals")
     no_repeats: bool = setting(False, "each only once")
+    tokens: int = setting(1, "at once", short="-t")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,10 @@ def test_a_flag_that_begins_with_no_is_no_negation() -> None:
     assert resolved().no_repeats is False
 
 
+def test_a_flag_may_have_a_short_name() -> None:
+    assert resolved("-t", "2").tokens == resolved("-t=2").tokens == resolved("--tokens", "2").tokens == 2
+
+
 @pytest.mark.parametrize("name", ["BATON_GOALS", "BATON_MODEL"])
 def test_what_would_be_lost_on_its_way_to_another_program_is_refused(name: str) -> None:
     with pytest.raises(InvalidSetting, match=f"{name}: '--' is no value"):
@@ -190,11 +195,14 @@ def shown_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_help_shows_the_usual_settings_and_names_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_the_usual_settings_and_names_each_group_with_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
     shown = shown_by(capsys, "--help")
     assert "--rate FLOAT" in shown
-    assert "--goals" not in shown
-    assert "--help GROUP, one of goals, all" in shown
+    assert "--goals NAME" not in shown
+    assert shown.splitlines()[-2:] == [
+        "more flags, by group (--help GROUP shows one, --help-all every flag):",
+        "  goals  --goals --sizes",
+    ]
 
 
 def test_help_lists_settings_under_their_group(capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,6 +211,7 @@ def test_help_lists_settings_under_their_group(capsys: pytest.CaptureFixture[str
     assert "--goals NAME:MS [NAME:MS ...]" in after
     assert "(default: 1 8; from -inf to inf)" in after
     assert shown_by(capsys, "--help=goals") == f"goals:\n{after}"
+    assert shown_by(capsys, "--help-all") == shown_by(capsys, "--help", "all")
 
 
 def test_a_group_that_there_is_not_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

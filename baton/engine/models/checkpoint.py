@@ -79,20 +79,31 @@ def choose_kv_dtype(setting: str, dtype: str) -> str:
 
 def _hub_snapshot(model: str, patterns: list[str]) -> Path:
     # Imported late: a local folder must not pay for the hub client's start.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
+    from baton.engine.models.download_progress import progress_class
+
     name, _, revision = model.partition("@")
+    folder = Path(model).expanduser().absolute()
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+        return Path(
+            snapshot_download(name, revision=revision or None, allow_patterns=patterns, tqdm_class=progress_class())
+        )
     except HFValidationError:
-        raise ModelLoadError(f"model {model!r} is neither a folder nor a valid hub id (name or owner/name)") from None
+        raise ModelLoadError(
+            f"model {model!r} is neither a folder ({folder} is not there) nor a valid hub id (name or owner/name)"
+        ) from None
     except RepositoryNotFoundError:
         raise ModelLoadError(
-            f"model {model!r} is not a folder, and the hub has no such model that these credentials may read"
+            f"model {model!r} is not a folder ({folder} is not there), and the hub has no such model that these "
+            "credentials may read (`hf auth login`)"
         ) from None
     except (HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else str(error).strip().partition("\n")[0]
+        command = f"hf download {name}" + (f" --revision {revision}" if revision else "")
         raise ModelLoadError(
-            f"model {model!r} is not a folder, is not in the local hub cache and cannot be downloaded: {reason}"
+            f"model {model!r} is not a folder ({folder} is not there), is not in the local hub cache "
+            f"({constants.HF_HUB_CACHE}) and cannot be downloaded: {reason}; where there is a network, `{command}` "
+            "fetches it"
         ) from error

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ _DESCRIPTION = (
     "of this machine's CPU with --gpu cpu."
 )
 _AUTO = "auto"
+_layout = partial(setting, group="layout")
+_limits = partial(setting, group="limits")
 _SHOWN_CONTEXTS = tuple(1024 * 4**power for power in range(6))
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 
@@ -47,16 +50,16 @@ class PlanSettings:
     )
     gpu: str = setting("h200", "device of each rank; cpu: this machine, shared by both nodes", metavar="NAME")
     tp: int = setting(1, "tensor parallel ranks of a node", allowed=RANKS)
-    prefill_tp: int = setting(0, "those of prefill nodes; 0: as --tp", allowed=RANKS_OR_SAME)
-    decode_tp: int = setting(0, "those of decode nodes; 0: as --tp", allowed=RANKS_OR_SAME)
+    prefill_tp: int = _layout(0, "those of prefill nodes; 0: as --tp", allowed=RANKS_OR_SAME)
+    decode_tp: int = _layout(0, "those of decode nodes; 0: as --tp", allowed=RANKS_OR_SAME)
     pp: int = setting(1, "pipeline stages of a node", allowed=RANKS)
-    prefill_pp: int = setting(0, "those of prefill nodes; 0: as --pp", allowed=RANKS_OR_SAME)
-    decode_pp: int = setting(0, "those of decode nodes; 0: as --pp", allowed=RANKS_OR_SAME)
+    prefill_pp: int = _layout(0, "those of prefill nodes; 0: as --pp", allowed=RANKS_OR_SAME)
+    decode_pp: int = _layout(0, "those of decode nodes; 0: as --pp", allowed=RANKS_OR_SAME)
     dp: int = setting(
         1, "nodes of a group, which one command starts (--data-parallel-size)", allowed=Range(1, MAX_ENGINES)
     )
-    prefill_dp: int = setting(0, "those of a group of prefill nodes; 0: as --dp", allowed=Range(0, MAX_ENGINES))
-    decode_dp: int = setting(0, "those of a group of decode nodes; 0: as --dp", allowed=Range(0, MAX_ENGINES))
+    prefill_dp: int = _layout(0, "those of a group of prefill nodes; 0: as --dp", allowed=Range(0, MAX_ENGINES))
+    decode_dp: int = _layout(0, "those of a group of decode nodes; 0: as --dp", allowed=Range(0, MAX_ENGINES))
     context: tuple[int, ...] = setting(
         (), "tokens of a request to show figures for; none: steps up to the largest", allowed=COUNT
     )
@@ -64,19 +67,19 @@ class PlanSettings:
     kv_cache_dtype: str = setting(
         _AUTO, "type of stored KV; auto: that of the weights", choices=(_AUTO, "fp8", "fp8_e4m3")
     )
-    block_size: int = setting(16, "tokens per KV block", allowed=BLOCK_SIZE)
+    block_size: int = _limits(16, "tokens per KV block", allowed=BLOCK_SIZE)
     max_model_len: int = setting(
         0, "longest prompt plus output in tokens; 0: the model's own limit", allowed=COUNT_OR_NONE
     )
     max_num_seqs: int = setting(64, "requests computed together in a step", allowed=SEQUENCES)
-    max_num_batched_tokens: int = setting(
+    max_num_batched_tokens: int = _limits(
         0, "tokens of prompts in a step; 0: 2048 on a GPU, else 512", allowed=BATCHED_TOKENS
     )
-    gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory that a rank may take", allowed=SHARE)
-    cpu_memory_utilization: float = setting(
+    gpu_memory_utilization: float = _limits(0.9, "share of a GPU's memory that a rank may take", allowed=SHARE)
+    cpu_memory_utilization: float = _limits(
         0.6, "share of this machine's memory that all ranks may take, on a CPU", allowed=SHARE
     )
-    flop_utilization: float = setting(
+    flop_utilization: float = _limits(
         0.5, "share of the device's peak that products reach; 1: the most bandwidth that can be needed", allowed=SHARE
     )
     json: bool = setting(False, "print one JSON object")

@@ -29,8 +29,8 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 _Schema = dict[str, Any]
 
 
-def openapi_document(routes: Iterable[web.AbstractRoute], title: str = "Baton") -> dict[str, Any]:
-    """The document over `routes` of an application."""
+def openapi_document(routes: Iterable[web.AbstractRoute], title: str = "Baton", root_path: str = "") -> dict[str, Any]:
+    """The document over `routes` of an application, which a proxy has under `root_path`."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, _Schema] = dict(ANSWERS)
     for route in routes:
@@ -48,6 +48,7 @@ def openapi_document(routes: Iterable[web.AbstractRoute], title: str = "Baton") 
             "version": VERSION,
             "description": "An endpoint in the formats of OpenAI and Anthropic.",
         },
+        "servers": [{"url": f"/{root_path.strip('/')}"}],
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],

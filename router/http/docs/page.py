@@ -18,8 +18,8 @@ vertical-align: top; border-bottom: 1px solid #8884 } summary { cursor: pointer 
 """
 
 
-def docs_page(document: dict[str, Any]) -> str:
-    """The page over an OpenAPI document."""
+def docs_page(document: dict[str, Any], link: str = "openapi.json") -> str:
+    """The page over an OpenAPI document, which is at `link` from there."""
     schemas = document["components"]["schemas"]
     operations = "".join(
         _operation(method, path, operation, schemas)
@@ -31,7 +31,7 @@ def docs_page(document: dict[str, Any]) -> str:
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
-        f'<p>For programs: <a href="openapi.json">openapi.json</a></p>{operations}</body></html>'
+        f'<p>For programs: <a href="{link}">openapi.json</a></p>{operations}</body></html>'
     )
 
 

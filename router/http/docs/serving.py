@@ -11,19 +11,21 @@ from baton.router.http.docs.page import CONTENT_POLICY, docs_page
 from baton.router.http.openai.replies import json_bytes
 
 
-def add_docs(app: web.Application) -> None:
-    """Serve what the application's routes are, these two included. The first request for it makes the document."""
+def add_docs(app: web.Application, root_path: str = "") -> None:
+    """Serve what the application's routes are, these two included. The first request for it makes the document.
+    `root_path`: where a proxy has this server."""
 
     @cache
     def document() -> dict[str, object]:
-        return openapi_document(app.router.routes())
+        return openapi_document(app.router.routes(), root_path=root_path)
 
     async def openapi(http: web.Request) -> web.Response:
         return web.Response(body=json_bytes(document()), content_type="application/json")
 
     async def page(http: web.Request) -> web.Response:
         headers = {"Content-Security-Policy": CONTENT_POLICY}
-        return web.Response(text=docs_page(document()), content_type="text/html", headers=headers)
+        link = "../openapi.json" if http.path.endswith("/") else "openapi.json"
+        return web.Response(text=docs_page(document(), link), content_type="text/html", headers=headers)
 
     app.router.add_get("/openapi.json", openapi)
     app.router.add_get("/docs", page)

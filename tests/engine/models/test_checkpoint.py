@@ -55,21 +55,24 @@ def test_a_hub_id_may_name_its_revision(hub_cache: Path) -> None:
     (repository / "refs" / "v2").write_text(COMMIT)
     assert resolve_checkpoint("someone/tiny@v2") == resolve_checkpoint(f"someone/tiny@{COMMIT}") == snapshot
     for other in ("someone/tiny", "someone/tiny@v1"):
-        with pytest.raises(ModelLoadError, match=f"{other}' is not a folder, is not in the local hub cache"):
+        with pytest.raises(ModelLoadError, match=f"{other}' is not a folder .*, is not in the local hub cache"):
             resolve_checkpoint(other)
 
 
-@pytest.mark.usefixtures("hub_cache")
-def test_a_hub_id_that_is_nowhere_is_refused() -> None:
-    with pytest.raises(ModelLoadError, match="'someone/absent' is not a folder, is not in the local hub cache"):
-        resolve_checkpoint("someone/absent")
+def test_a_hub_id_that_is_nowhere_is_refused_with_the_places_and_the_command_that_fetches_it(hub_cache: Path) -> None:
+    with pytest.raises(ModelLoadError) as refused:
+        resolve_checkpoint("someone/absent@v1")
+    message = str(refused.value)
+    assert f"not a folder ({Path.cwd()}/someone/absent@v1 is not there)" in message
+    assert f"not in the local hub cache ({hub_cache}) and cannot be downloaded: HF_HUB_OFFLINE is set" in message
+    assert message.endswith("`hf download someone/absent --revision v1` fetches it")
 
 
 @pytest.mark.usefixtures("hub_cache")
 @pytest.mark.parametrize("model", ["", "/no/such/folder", "./missing", "a/b/c", "two words", "a..b"])
 def test_a_path_that_is_nowhere_is_refused(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelLoadError, match="is neither a folder nor a valid hub id"):
+    with pytest.raises(ModelLoadError, match=r"is neither a folder \(/.* is not there\) nor a valid hub id"):
         resolve_checkpoint(model)
 
 
