@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import cache
 
 from aiohttp import web
@@ -12,20 +13,22 @@ from baton.router.http.openai.replies import json_bytes
 
 
 def add_docs(app: web.Application, root_path: str = "") -> None:
-    """Serve what the application's routes are, these two included. The first request for it makes the document.
-    `root_path`: where a proxy has this server."""
+    """Serve what the application's routes are, these two included. The first request for it makes the document, in
+    a thread: on the event loop it would hold up all streams. `root_path`: where a proxy has this server."""
 
     @cache
     def document() -> dict[str, object]:
         return openapi_document(app.router.routes(), root_path=root_path)
 
     async def openapi(http: web.Request) -> web.Response:
-        return web.Response(body=json_bytes(document()), content_type="application/json")
+        body = await asyncio.to_thread(lambda: json_bytes(document()))
+        return web.Response(body=body, content_type="application/json")
 
     async def page(http: web.Request) -> web.Response:
         headers = {"Content-Security-Policy": CONTENT_POLICY}
         link = "../openapi.json" if http.path.endswith("/") else "openapi.json"
-        return web.Response(text=docs_page(document(), link), content_type="text/html", headers=headers)
+        text = await asyncio.to_thread(lambda: docs_page(document(), link))
+        return web.Response(text=text, content_type="text/html", headers=headers)
 
     app.router.add_get("/openapi.json", openapi)
     app.router.add_get("/docs", page)

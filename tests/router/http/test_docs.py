@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from baton.router.http.docs import serving as docs_serving
 from baton.router.http.docs.openapi import openapi_document
 from baton.router.http.docs.page import docs_page
 from baton.router.http.docs.routes import ROUTES
@@ -178,6 +181,23 @@ async def test_answers_have_the_members_that_the_document_promises(server: Serve
 async def test_an_empty_answer_promises_no_content(document: dict[str, Any]) -> None:
     ping = document["paths"]["/ping"]
     assert [ping[method]["responses"]["200"]["content"] for method in ("get", "post")] == [{}, {}]
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/docs"])
+async def test_the_document_is_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    made_by: list[int] = []
+
+    def noted(*args: Any, **options: Any) -> dict[str, Any]:
+        made_by.append(threading.get_ident())
+        return openapi_document(*args, **options)
+
+    monkeypatch.setattr(docs_serving, "openapi_document", noted)
+    app = web.Application()
+    add_docs(app)
+    async with TestClient(TestServer(app)) as client:
+        assert (await client.get(path)).status == 200
+    assert made_by
+    assert threading.get_ident() not in made_by
 
 
 async def test_the_page_lists_every_operation_and_loads_nothing(server: Server, document: dict[str, Any]) -> None:
