@@ -3,7 +3,8 @@
     baton serve Qwen/Qwen3-VL-2B-Instruct                # in another terminal; the demo model sees nothing
     python examples/image_question.py picture.png "What is in this picture?"
 
-Baton fetches no addresses: the bytes of the picture are in the request. The server needs `pip install 'baton-serve[images]'`.
+Baton fetches no addresses: the bytes of the picture are in the request. The server needs pillow, which
+`pip install 'baton-serve[images]'` brings.
 """
 
 from __future__ import annotations

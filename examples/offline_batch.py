@@ -2,6 +2,8 @@
 
     python examples/offline_batch.py                     # the built-in demo model
     python examples/offline_batch.py path/to/checkpoint
+
+Prompts run together: the more there are, the better the processor is used.
 """
 
 from __future__ import annotations

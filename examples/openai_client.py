@@ -2,6 +2,8 @@
 
     baton serve                                          # in another terminal
     python examples/openai_client.py "Tell me a story."
+
+Any client of OpenAI's API will do; docs/api.md lists the fields.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
     baton serve                                          # in another terminal
     python examples/tools_agent.py "What time is it?"
+
+Functions run here, never in the server.
 """
 
 from __future__ import annotations
