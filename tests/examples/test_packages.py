@@ -62,11 +62,3 @@ def test_the_transport_of_the_package_is_found_by_its_name(tmp_path: Path, monke
     found = load_plugged("memfd")
     assert found is not None
     assert found.name == "memfd"
-
-
-@pytest.mark.parametrize("folder", [BACKEND, TRANSPORT], ids=lambda folder: folder.name)
-def test_a_package_wants_the_version_that_it_was_tested_with(folder: Path, tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        (wanted,) = _installed(folder, tmp_path / "site", patch)["dependencies"]
-    version = tomllib.loads((EXAMPLES.parent / "pyproject.toml").read_text())["project"]["version"]
-    assert wanted == f"baton-serve=={version}"
