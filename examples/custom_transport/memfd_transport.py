@@ -6,7 +6,7 @@
 A push is one datagram: a header, and the descriptor of a file in memory with the bytes of its blocks. So it comes whole
 or not at all, and the sender's blocks are free when `push` returns. The receiver writes its pool itself, and only
 blocks that a grant announced: `GrantedWriter` keeps that list. docs/extending.md says more. A node that is killed
-leaves an empty folder in /tmp.
+leaves a folder in /tmp.
 """
 
 from __future__ import annotations
