@@ -45,6 +45,9 @@ def test_facts_come_as_json_of_the_schema(run_example: RunExample, demo_url: str
         "age": 34,
         "city": "Lisbon",
     }
+    # by itself the model says what it has read
+    older = run_example("structured_extraction.py", "Maria is 999 years old and lives in Lisbon.", "--url", demo_url)
+    assert json.loads(older)["age"] <= 150
 
 
 @pytest.fixture
