@@ -9,7 +9,7 @@ from tests.baton.test_distribution import PROJECT, ROOT
 
 VERSION: str = PROJECT["project"]["version"]
 _NAMED = re.compile(r"(?:baton-(?:cpu|cuda):|newTag: |baton-serve==)(\d+\.\d+\.\d+)")
-FOLDERS = ("deploy", "examples")
+FOLDERS = ("deploy", "examples", "docs/operations")
 
 
 def _named() -> dict[Path, set[str]]:
