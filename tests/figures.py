@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,17 +24,16 @@ from tests.soak.kept import GOAL_HOURS, LongGap, Part
 from tests.soak.summary import hours, summary
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/benchmarks.md", "docs/faults.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/faults.md", "docs/guides/split_or_not.md")
 CHART = "docs/pictures/against-vllm.svg"
 _BLOCK = re.compile(r"(?<=<!-- figures: )([\w-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 class Compared(NamedTuple):
-    """A table of targets: in each load, which is its name, its result file and the rate there, the same figures."""
+    """A table of targets. A row is a load, which is its name, its result file and the rate there, and a metric."""
 
     targets: Sequence[str]
-    loads: Sequence[tuple[str, str, float]]
-    metrics: Sequence[str]
+    rows: Iterable[tuple[tuple[str, str, float], str]]
 
 
 _MAIN, _AT_ONCE = "llama-32m-placement", math.inf
@@ -45,13 +45,17 @@ _GOALS = ("median_ttft_ms", "median_tpot_ms", "p99_itl_ms", "request_goodput")
 _TRACES = [(f"Mooncake, {end}", f"llama-32m-mooncake-{end}", _AT_ONCE) for end in ("1x", "2x", "3x")]
 _MIXES = [(f"64 out, {at}/s", "llama-32m-mix", at) for at in (1, 3)]
 _MIXES += [(f"12 out, {at}/s", "llama-32m-mix-short", at) for at in (4, 6)]
+_FULL, _STEADY = ("all at once", _MAIN, _AT_ONCE), [(f"{at}/s", _MAIN, at) for at in (4, 8)]
+_LAYOUTS = [(_FULL, "output_throughput"), *product(_STEADY, ("median_ttft_ms", "p99_itl_ms"))]
+_LAYOUTS += [(_STEADY[-1], "request_goodput"), (_TRACES[-1], "request_goodput")]
 TABLES = {
-    "throughput": Compared(_ALL, [("all at once", _MAIN, _AT_ONCE)], ("output_throughput", *_LATENCIES)),
-    "latency": Compared(_ALL, [(f"{at}/s", _MAIN, at) for at in (4, 8)], _LATENCIES),
-    "traces": Compared(_ALL, [*_TRACES, ("Azure", "llama-32m-azure", _AT_ONCE)], _GOALS),
-    "mixes": Compared(_ALL[1:], _MIXES, _GOALS),
-    "qwen3": Compared(_ALL[:2], [(f"{at}/s", "qwen3-0.6b-256-32", at) for at in (0.5, 1)], _LATENCIES),
-    "splits": Compared(_OLDER, [(f"{at}/s", "llama-32m-512-64", at) for at in (1, 4, 6)], _LATENCIES),
+    "throughput": Compared(_ALL, [(_FULL, metric) for metric in ("output_throughput", *_LATENCIES)]),
+    "latency": Compared(_ALL, [*product(_STEADY, _LATENCIES)]),
+    "layouts": Compared(("one", "adaptive", "split"), _LAYOUTS),
+    "traces": Compared(_ALL, [*product([*_TRACES, ("Azure", "llama-32m-azure", _AT_ONCE)], _GOALS)]),
+    "mixes": Compared(_ALL[1:], [*product(_MIXES, _GOALS)]),
+    "qwen3": Compared(_ALL[:2], [*product([(f"{at}/s", "qwen3-0.6b-256-32", at) for at in (0.5, 1)], _LATENCIES)]),
+    "splits": Compared(_OLDER, [*product([(f"{at}/s", "llama-32m-512-64", at) for at in (1, 4, 6)], _LATENCIES)]),
 }
 _SUMMED = ("campaigns", "minutes", "faults", "random_bodies", "streamed_tokens", "requests")
 _BARS = {
@@ -73,8 +77,8 @@ def middles(file: str) -> Mapping[tuple[str, float, str], float]:
 
 def compared(name: str) -> str:
     """A table of `TABLES`: the best of each row is bold, and in brackets is how many times the first column's it is."""
-    targets, loads, metrics = TABLES[name]
-    rows = [_row(targets, load, METRIC_OF[metric]) for load in loads for metric in metrics]
+    targets, of_rows = TABLES[name]
+    rows = [_row(targets, load, METRIC_OF[metric]) for load, metric in of_rows]
     return _table(["", *(_HEADS[target] for target in targets)], rows)
 
 
