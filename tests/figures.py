@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from baton.bench.documents import CompareDocument, load_result
 from baton.bench.numbers import rate, whole
@@ -106,18 +106,28 @@ def campaigns() -> str:
 
 
 def soak() -> str:
-    """The sum of docs/soak.json, and what its programs hold and grow by."""
-    found = json.loads((ROOT / "docs/soak.json").read_text())["parts"]
-    parts = [Part(**each | {"gaps": [LongGap(**gap) for gap in each["gaps"]]}) for each in found]
+    """The sum of docs/soak*.json, each of one transport, and what the programs of each hold and grow by."""
+    documents = [json.loads(path.read_text()) for path in sorted((ROOT / "docs").glob("soak*.json"))]
+    soaks = {document["configuration"]["transport"]: _parts(document) for document in documents}
+    parts = [part for of_one in soaks.values() for part in of_one]
     sums = {
-        "hours": f"{hours(parts):.2f} of {GOAL_HOURS:g}, in {len(parts)} parts",
+        "hours": f"{hours(parts):.2f} of {GOAL_HOURS:g}, in {len(parts)} parts of {len(soaks)} relays",
         **{name: whole(sum(sum(getattr(part, name).values()) for part in parts)) for name in ("faults", "requests")},
         "requests: ended with an error": whole(sum(part.requests.get(end, 0) for part in parts for end in FAILED)),
         "streamed tokens": whole(sum(part.num_tokens for part in parts)),
         "findings": whole(sum(len(part.findings) for part in parts)),
     }
-    growth = [line for line in summary(parts) if line.startswith("|")]
-    return "\n".join([_table(["", "sum"], sums.items()), *growth, ""])
+    growth = [f"{name}: {line[2:]}" for name, of_one in soaks.items() for line in summary(of_one) if _is_program(line)]
+    heads = "| program | last third of the last part | an hour more, between (with 95 % confidence) |\n|---|---|---|"
+    return "\n".join([_table(["", "sum"], sums.items()), heads, *(f"| {line}" for line in growth), ""])
+
+
+def _parts(document: Any) -> list[Part]:
+    return [Part(**each | {"gaps": [LongGap(**gap) for gap in each["gaps"]]}) for each in document["parts"]]
+
+
+def _is_program(line: str) -> bool:
+    return line.startswith(("| router", "| prefill", "| decode"))
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
