@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from baton.demo.location import DEMO_MODEL_NAME
 from baton.device.host_memory import read_host_memory
 from baton.engine.capacity import find_capacity
 from baton.engine.models.division import require_divisible, require_number_of_ranks
@@ -290,4 +291,4 @@ def _served_name(address: str, deployment: Deployment) -> str:
     try:
         return ApiClient(address, os.environ.get(KEY_VARIABLE, "")).models()[0]
     except BatonError:  # it wants an API key that is not at hand: the line is only an example
-        return deployment.router.served_model_name or deployment.router.model or "MODEL"
+        return deployment.router.served_model_name or deployment.router.model or DEMO_MODEL_NAME

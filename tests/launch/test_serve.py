@@ -366,6 +366,11 @@ def test_a_port_in_use_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.count("\n") == 1
 
 
+def test_a_command_to_try_names_the_demo_model_where_nobody_can_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    announce({"router": "http://127.0.0.1:9"}, resolve_serve([], {}), DOORS)
+    assert '"model": "baton-demo"' in capsys.readouterr().out
+
+
 def test_announces_the_address_and_a_command_to_try(endpoint: FakeEndpoint, capsys: pytest.CaptureFixture[str]) -> None:
     announce({"router": endpoint.url, "decode-0": "http://127.0.0.1:9"}, resolve_serve([], {}), DOORS)
     ready, *metrics, curl = capsys.readouterr().out.splitlines()
