@@ -25,7 +25,7 @@ from tests.page.programs import busy, child_of, is_ready, running, slowed
 
 QUESTION = "Tell me a short story about a fox."
 MODEL = "baton-demo"
-EVERY_S, LAST_S = 0.125, 3.0
+EVERY_S, LAST_S, STOPPED_S = 0.125, 3.0, 0.15
 SIZE = (1200, 720)
 SHOWN = (900, 540)
 
@@ -58,7 +58,7 @@ def main() -> int:
     with running(command) as server, browsing() as browser:
         until("a relay", lambda: is_ready(url))
         decode = child_of(psutil.Process(server.pid), "baton.decode_node")
-        with busy(url, MODEL, ""), slowed(decode):
+        with busy(url, MODEL, ""), slowed(decode, STOPPED_S):
             moments_s, pictures = zip(*filmed(browser, url), strict=True)
     shown_s = [*(after - before for before, after in pairwise(moments_s)), LAST_S]
     options = {"save_all": True, "append_images": pictures[1:], "loop": 0, "quality": 60, "method": 4}

@@ -75,14 +75,14 @@ def busy(url: str, model: str, key: str) -> Iterator[None]:
 
 
 @contextmanager
-def slowed(process: psutil.Process) -> Iterator[None]:
+def slowed(process: psutil.Process, stopped_s: float = 0.05) -> Iterator[None]:
     """Let a process run for a small part of the time, as if its model were large."""
     is_over = threading.Event()
 
     def pace() -> None:
         while not is_over.wait(0.004):
             process.suspend()
-            is_over.wait(0.05)
+            is_over.wait(stopped_s)
             process.resume()
 
     pacer = threading.Thread(target=pace)
