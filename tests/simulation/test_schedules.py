@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.schedule import run_seeds
 
-_NUM_SEEDS, _NUM_MIXED = 2500, 500
+_NUM_SEEDS, _NUM_MIXED = 1500, 500
 _PART = 250
 """A second or two: a process that takes one late keeps nobody waiting."""
 
