@@ -13,7 +13,7 @@ TORCH = torch>=2.11,<2.14
 
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
-DOCS = $(VENV)-docs
+DOCS = $(VENV)/docs
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve chat test lint docs clean
@@ -61,5 +61,5 @@ $(DOCS)/.installed: pyproject.toml
 	touch $@
 
 clean: ## remove .venv and all caches
-	rm -rf $(VENV) $(DOCS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

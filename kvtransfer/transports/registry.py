@@ -57,7 +57,7 @@ _TAKEN_ON_DEVICE = {**_TAKEN, AUTO: (NIXL, SLOTS, ZMQ), SHM: (SLOTS, ZMQ)}
 _WITHOUT_PORT = (SHM, SLOTS, NIXL)
 """Transports whose receivers get no port of their own. That of slots is for this host, and the system's choice."""
 _MORE_SHARED = (
-    "what helps is a lower --kv-cache-memory-bytes, or a larger /dev/shm: docker run --shm-size, or "
+    "try a lower --kv-cache-memory-bytes, or a larger /dev/shm: docker run --shm-size, or "
     "mount -o remount,size=SIZE /dev/shm"
 )
 SENDER, RECEIVER = "sender", "receiver"
