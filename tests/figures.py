@@ -106,9 +106,9 @@ def campaigns() -> str:
 
 
 def soak() -> str:
-    """The sum of docs/soak*.json, each of one transport, and what the programs of each hold and grow by."""
-    documents = [json.loads(path.read_text()) for path in sorted((ROOT / "docs").glob("soak*.json"))]
-    soaks = {document["configuration"]["transport"]: _parts(document) for document in documents}
+    """The sum of docs/soak-NAME.json, each of one relay, and what the programs of each hold and grow by."""
+    files = sorted((ROOT / "docs").glob("soak-*.json"))
+    soaks = {path.stem.removeprefix("soak-"): _parts(json.loads(path.read_text())) for path in files}
     parts = [part for of_one in soaks.values() for part in of_one]
     sums = {
         "hours": f"{hours(parts):.2f} of {GOAL_HOURS:g}, in {len(parts)} parts of {len(soaks)} relays",
