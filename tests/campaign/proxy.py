@@ -141,14 +141,19 @@ class LinkProxy:
             if not chunk:
                 return
             await asyncio.sleep(self._late_s())
-            if self.state.bytes_per_s:
-                await asyncio.sleep(len(chunk) / self.state.bytes_per_s)
+            await self._carry(len(chunk))
             try:
                 writer.write(self._told(chunk, earlier))
                 await writer.drain()
             except OSError:
                 return
             self.num_bytes += len(chunk)
+
+    async def _carry(self, num_bytes: float) -> None:
+        """Wait as long as a throttled link takes for so many bytes, and no longer than it is throttled."""
+        while num_bytes > 0 and (bytes_per_s := self.state.bytes_per_s):  # looked at again: links change
+            await asyncio.sleep(min(_TICK_S, num_bytes / bytes_per_s))
+            num_bytes -= _TICK_S * bytes_per_s
 
     def _told(self, chunk: bytes, earlier: deque[bytes]) -> bytes:
         """What is passed on in place of a chunk, mostly itself."""

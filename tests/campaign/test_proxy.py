@@ -98,6 +98,18 @@ async def test_a_link_is_delayed_and_throttled() -> None:
         writer.close()
 
 
+async def test_what_a_throttled_link_still_carries_comes_when_it_is_healed() -> None:
+    async with linked() as proxy, asyncio.timeout(WAIT_S):
+        reader, writer = await dial(proxy)
+        proxy.state.bytes_per_s = 0.1
+        writer.write(b"12345")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.readexactly(5), 0.1)
+        proxy.heal()
+        assert await reader.readexactly(5) == b"12345"
+        writer.close()
+
+
 async def test_a_link_that_lies_turns_a_bit_or_says_something_again() -> None:
     async with linked() as proxy, asyncio.timeout(WAIT_S):
         reader, writer = await dial(proxy)
