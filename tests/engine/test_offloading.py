@@ -175,6 +175,9 @@ class Faulty:
             raise ConnectionRefusedError(111, "gone")
         return len(hashes) + 1 if self._fault == "promises what it does not have" else self._tier.lookup(hashes)
 
+    def tiers(self, hashes: Sequence[bytes]) -> Sequence[str]:
+        return self._tier.tiers(hashes)
+
     def put(self, block: StoredBlock) -> None:
         if self._fault == "full":
             raise OSError(28, "No space left on device")
@@ -292,7 +295,7 @@ def test_the_store_of_an_installed_package_serves(
         (
             "granite",
             {},
-            "granite of the package acme is no KvStore: it has no close, forget, load, lookup, put, usage",
+            "granite of the package acme is no KvStore: it has no close, forget, load, lookup, put, tiers, usage",
         ),
         ("granite", {"enable_prefix_caching": False}, "--kv-store .* needs --enable-prefix-caching"),
         ("granite", {"tensor_parallel_size": 2}, "--kv-store is for nodes of one rank"),

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from baton.engine.cache.store import BlockBytes, Landing, StoredBlock
 
+_NAME = "host"
 _MAX_WAITING = 256
 """Loads that wait for the thread; more end at once."""
 _CLOSE_S = 5.0
@@ -62,6 +63,10 @@ class HostTier:
             for block_hash in reversed(hashes[:num_found]):
                 self._slots.move_to_end(block_hash)
         return num_found
+
+    def tiers(self, hashes: Sequence[bytes]) -> Sequence[str]:
+        """All are in this one."""
+        return [_NAME] * len(hashes)
 
     def put(self, block: StoredBlock) -> None:
         """Copy a block in, in place of the one that was used longest ago."""

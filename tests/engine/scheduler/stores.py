@@ -62,6 +62,10 @@ class TestStore:
         self._may_fail("lookup")
         return next((place for place, each in enumerate(hashes) if each not in self.blocks), len(hashes))
 
+    def tiers(self, hashes: Sequence[bytes]) -> Sequence[str]:
+        self._may_fail("tiers")
+        return ["test"] * len(hashes)
+
     def put(self, block: StoredBlock) -> None:
         self._may_fail("put")
         self.num_puts += 1
