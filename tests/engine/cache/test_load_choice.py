@@ -62,6 +62,34 @@ def test_blocks_are_loaded_only_where_that_is_sooner(block_s: float, is_loaded: 
         assert plan.load_s == pytest.approx(0.01 + 49 * block_s)
 
 
+def total_s(rig: Rig, num_blocks: int, first_s: float, block_s: float) -> float:
+    """Until so many blocks are there, from a tier that takes these times or computed, as it was chosen."""
+    begun_s, num_missing = rig.clock.now_s, num_blocks
+    if rig.plan(*["host"] * num_blocks) is not None:
+        progress, due_s = rig.begin(num_blocks), begun_s + first_s
+        while num_missing and not progress.is_late:
+            rig.clock.now_s = min(due_s, rig.clock.now_s + TOLERANCE_S)
+            if rig.clock.now_s == due_s:
+                progress.arrived(progress.num_blocks)
+                num_missing, due_s = num_missing - 1, due_s + block_s
+        rig.choice.end(progress, was_late=num_missing > 0)
+    return rig.clock.now_s - begun_s + num_missing * BLOCK_S
+
+
+@pytest.mark.parametrize("first_s", [0.001, 0.01, 0.1, 1.0])
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.8, 1.0, 1.2, 2.0, 10.0])
+def test_no_prompt_takes_a_tenth_longer_than_on_the_better_side(first_s: float, share: float) -> None:
+    """The first one may find out that the tier is slower than computing, and costs a tenth then. A tier whose first
+    block takes longer than a tenth of computing all is not waited for, nor a last one for longer than it is worth."""
+    rig = Rig()
+    for place, num_blocks in enumerate((20, 1, 2, 5, 10, 50, 100, 500)):
+        load_s, compute_s = first_s + (num_blocks - 1) * share * BLOCK_S, num_blocks * BLOCK_S
+        longest_s = PATIENCE * compute_s + min(load_s, compute_s - BLOCK_S)
+        may_load = place and first_s <= PATIENCE * compute_s and load_s <= longest_s
+        better_s = min(load_s, compute_s) if may_load else compute_s
+        assert total_s(rig, num_blocks, first_s, share * BLOCK_S) <= (1.0 + PATIENCE) * better_s + 3 * TOLERANCE_S
+
+
 def test_a_tier_with_a_long_way_is_asked_for_what_takes_long_only() -> None:
     rig = Rig()
     rig.load(0.5, 0.001)
