@@ -69,6 +69,16 @@ def _mixed(average: float, newest: float) -> float:
     return average + _NEWEST_SHARE * (newest - average) if average else newest
 
 
+class Arrivals:
+    """When the last block of any load came, and what computing all that came would have taken. Threads of a store write
+    it without a lock, so one of a great many may be missing."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.last_s = -math.inf
+        self.earned_s = 0.0
+
+
 class LoadProgress:
     """What has come of a load, and whether it may go on. `patience_s`: how long it may take without a block. `most_s`:
     what computing its blocks and those of the loads before it takes. `arrivals`: of all loads. `took`: by tier, how
@@ -118,16 +128,6 @@ class LoadProgress:
         self.num_blocks += 1
         self._arrivals.last_s = self._arrivals.clock()
         self._arrivals.earned_s += self.plan.compute_s / len(self.plan.tiers)
-
-
-class Arrivals:
-    """When the last block of any load came, and what computing all that came would have taken. Threads of a store write
-    it without a lock, so one of a great many may be missing."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self.last_s = -math.inf
-        self.earned_s = 0.0
 
 
 class LoadChoice:

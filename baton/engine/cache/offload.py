@@ -191,8 +191,8 @@ class KvOffload:
             self.counters.num_dropped_blocks += 1
 
     def plan(self, hashes: Sequence[bytes], start: int, num_tokens: int) -> LoadPlan | None:
-        """What to load for a prompt of `num_tokens`, whose blocks from place `start` on have these hashes; None: nothing,
-        because the store has nothing or computing is sooner."""
+        """What to load for a prompt of `num_tokens`, whose blocks from place `start` on have these hashes. None: the
+        store has nothing, or computing is sooner."""
         if not hashes:
             return None
         self.counters.num_queried_tokens += len(hashes) * self._block_size

@@ -71,9 +71,7 @@ class RequestBlocks:
         first, end = request.num_published_blocks, request.num_reusable_tokens // self.block_size
         if self._offload is None or first >= end:
             return
-        plan = self._offload.plan(
-            request.block_hashes[first:end], request.num_computed_tokens, len(request.token_ids)
-        )
+        plan = self._offload.plan(request.block_hashes[first:end], request.num_computed_tokens, len(request.token_ids))
         if plan is not None:
             wanted = slice(first, first + len(plan.tiers))
             request.load = self._offload.load(plan, request.block_hashes[wanted], request.block_table[wanted])

@@ -1,11 +1,11 @@
 """Which blocks a host tier should keep: the prompt tokens that pool and tier spare, by policy, on a recorded trace.
 
     python -m tests.engine.cache.policies ../shared/traces/mooncake_conversation_2000.jsonl
-    python -m tests.engine.cache.policies FILE --scans      # a prompt that nobody asks for again behind each of the trace
+    python -m tests.engine.cache.policies FILE --scans      # behind each prompt one that nobody asks for again
 
 A line of the trace has `input_length` and `hash_ids`, an id for each block of 512 tokens; dividing all lengths changes
-no share. Requests come one after another. The pool is Baton's own, of a tenth of the different blocks of the trace; what
-it evicts is offered to the tier. `Baton` is the host tier itself, with blocks of one byte.
+no share. Requests come one after another. The pool is Baton's own, of a tenth of the different blocks of the trace;
+what it evicts is offered to the tier. `Baton` is the host tier itself, with blocks of one byte.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from bisect import bisect_right
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
@@ -344,11 +345,9 @@ def main() -> int:
     asks = with_scans(asks) if arguments.scans else asks
     sizes = [int(share * num_different) for share in TIER_SHARES]
     sys.stdout.write(f"{'':32}" + "".join(f"{share:>10.0%}" for share in TIER_SHARES) + "\n")
+    num_blocks = int(POOL_SHARE * num_different)
     for name, policy in POLICIES.items():
-        shares = [
-            spared_share(asks, int(POOL_SHARE * num_different), lambda uses, size=size, policy=policy: policy(size, uses))
-            for size in sizes
-        ]
+        shares = [spared_share(asks, num_blocks, partial(policy, size)) for size in sizes]
         sys.stdout.write(f"{name:32}" + "".join(f"{share:>10.1%}" for share in shares) + "\n")
         sys.stdout.flush()
     return 0

@@ -170,8 +170,6 @@ class Clock:
         return self.now_s
 
 
-def offload_of(
-    store: TestStore, device: Device, clock: Clock | None = None, cost: StepCost | None = None
-) -> KvOffload:
+def offload_of(store: TestStore, device: Device, clock: Clock | None = None, cost: StepCost | None = None) -> KvOffload:
     """The engine's side of `store`, with the blocks of `device`, whose steps have this cost as far as it knows."""
     return KvOffload(store, SlotBytes(device), device.block_size, 64, lambda: cost, clock or Clock())
