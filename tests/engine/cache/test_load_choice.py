@@ -206,6 +206,16 @@ def test_a_load_behind_another_one_has_the_time_of_both() -> None:
     assert not second.is_late
 
 
+def test_a_load_without_blocks_ends_however_many_come_for_those_behind_it() -> None:
+    rig = Rig()
+    first, second = rig.begin(20), rig.begin(50)
+    rig.give(second, 40, 0.5 * BLOCK_S)
+    assert not first.is_late
+    rig.give(second, 5, 0.5 * BLOCK_S)
+    assert first.is_late
+    assert not second.is_late
+
+
 def test_a_tier_that_was_silent_is_left_alone_for_as_long_as_it_is_believed_to_be() -> None:
     rig = Rig()
     progress = rig.begin(20)
