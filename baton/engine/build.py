@@ -170,7 +170,9 @@ def build_engine(
         runner.warm_up()
         kv_dtype = model.layout.dtype if model.layout.has_scales else ""
         fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
-        offload = None if open_store is None else open_offload(settings, memory, open_store)
+        offload = None
+        if open_store is not None:
+            offload = open_offload(settings, memory, open_store, basis.capacity.max_chunk, costs)
         core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer, offload)
         opened.callback(core.close)
         grammars.finish_loading()

@@ -17,6 +17,7 @@ from baton.engine.cache.offload import KvOffload
 from baton.engine.cache.store import KvStore
 from baton.engine.runner.kv_memory import KvMemory, populated
 from baton.engine.runner.pool_bytes import pool_bytes
+from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.settings import HOST, EngineSettings
 from baton.runtime.plugins import KV_STORES, load
 from baton.wire.errors import InvalidSetting
@@ -45,10 +46,14 @@ def store_opener(settings: EngineSettings) -> StoreOpener | None:
     return partial(found.opened, KvStore, found.value)
 
 
-def open_offload(settings: EngineSettings, memory: KvMemory, open_store: StoreOpener) -> KvOffload:
-    """What the evicted blocks of `memory`, that of an only rank, go to. Raises `InvalidSetting`."""
+def open_offload(
+    settings: EngineSettings, memory: KvMemory, open_store: StoreOpener, max_chunk: int, costs: StepCosts
+) -> KvOffload:
+    """What the evicted blocks of `memory`, that of an only rank, go to. `max_chunk`, `costs`: of its engine's steps.
+    Raises `InvalidSetting`."""
     blocks, max_bytes = pool_bytes(memory), int(settings.kv_offloading_size * _GIB)
-    return KvOffload(open_store(blocks.block_bytes, max_bytes), blocks, settings.block_size)
+    store = open_store(blocks.block_bytes, max_bytes)
+    return KvOffload(store, blocks, settings.block_size, max_chunk, lambda: costs.cost)
 
 
 def _host_tier(block_bytes: int, num_bytes: int) -> HostTier:

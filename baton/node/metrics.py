@@ -86,12 +86,19 @@ class OffloadCollector(Collector):
         self._offload = offload
 
     def collect(self) -> Iterable[Metric]:
-        """The figures of the KV store: tokens that it was asked for, blocks by what became of them, faults, and how
-        full it is."""
+        """The figures of the KV store: tokens that it was asked for, times of loads, blocks by what became of them,
+        faults, and how full it is."""
         counted = self._offload.counters
         doc = "Prompt tokens that the KV store was asked for, and those whose KV it has loaded"
         yield CounterMetricFamily("baton:external_prefix_cache_queries", doc, counted.num_queried_tokens)
         yield CounterMetricFamily("baton:external_prefix_cache_hits", doc, counted.num_loaded_tokens)
+        doc = "Prompt tokens that the KV store has, and that were computed because that was expected to be sooner"
+        yield CounterMetricFamily("baton:kv_load_refused_tokens", doc, counted.num_refused_tokens)
+        seconds = CounterMetricFamily("baton:kv_load_seconds", "Of whole loads from the KV store", labels=["kind"])
+        seconds.add_metric(["taken"], counted.loading_s)
+        seconds.add_metric(["expected"], counted.expected_s)
+        seconds.add_metric(["computing"], counted.computing_s)
+        yield seconds
         blocks = CounterMetricFamily("baton:kv_offload_blocks", "Evicted blocks: stored or dropped", labels=["end"])
         blocks.add_metric(["stored"], counted.num_stored_blocks)
         blocks.add_metric(["dropped"], counted.num_dropped_blocks)

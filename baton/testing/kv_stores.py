@@ -89,6 +89,13 @@ class KvStoreSuite:
             assert store.lookup([hash_of(3), hash_of(1)]) == 0
             assert store.lookup([]) == 0
 
+    def test_each_block_has_the_name_of_a_tier(self) -> None:
+        with self.opened(1, 2) as store:
+            assert store.lookup([hash_of(1), hash_of(2)]) == 2
+            names = store.tiers([hash_of(1), hash_of(2)])
+            assert len(names) == 2
+            assert all(names)
+
     def test_a_load_of_what_is_missing_ends(self) -> None:
         with self.opened(1) as store:
             assert [each.block_hash for each in self.loaded(store, [1, 2])] == [hash_of(1)]

@@ -13,7 +13,7 @@ import pytest
 
 from baton import LLM, SamplingParams
 from baton.engine.build import Engine, build_engine
-from baton.engine.cache import offload
+from baton.engine.cache import load_choice, offload
 from baton.engine.cache.host_tier import HostTier
 from baton.engine.cache.store import KvStore, Landing, StoredBlock
 from baton.engine.core import EngineCore, FirstToken
@@ -40,8 +40,9 @@ ALL_CACHED = 40 + 48 + 40
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, no load is late."""
-    monkeypatch.setattr(offload, "LATENCY_S", 60.0)
+    """However busy the machine is, no load is late, and none is said to take longer than computing."""
+    monkeypatch.setattr(load_choice, "LATENCY_S", 60.0)
+    monkeypatch.setattr(load_choice, "TOLERANCE_S", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +176,9 @@ class Faulty:
             raise ConnectionRefusedError(111, "gone")
         return len(hashes) + 1 if self._fault == "promises what it does not have" else self._tier.lookup(hashes)
 
+    def tiers(self, hashes: Sequence[bytes]) -> Sequence[str]:
+        return self._tier.tiers(hashes)
+
     def put(self, block: StoredBlock) -> None:
         if self._fault == "full":
             raise OSError(28, "No space left on device")
@@ -232,7 +236,8 @@ FAULTS = {
 def test_a_faulty_store_costs_no_token_and_no_block(
     checkpoint: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(offload, "LATENCY_S", 0.05)
+    monkeypatch.setattr(load_choice, "LATENCY_S", 0.05)
+    monkeypatch.setattr(load_choice, "TOLERANCE_S", 0.05)
     monkeypatch.setattr(offload, "REST_S", 0.0)
     with engine_of(checkpoint) as (_, core):
         expected, _ = all_answers(core)
@@ -292,7 +297,7 @@ def test_the_store_of_an_installed_package_serves(
         (
             "granite",
             {},
-            "granite of the package acme is no KvStore: it has no close, forget, load, lookup, put, usage",
+            "granite of the package acme is no KvStore: it has no close, forget, load, lookup, put, tiers, usage",
         ),
         ("granite", {"enable_prefix_caching": False}, "--kv-store .* needs --enable-prefix-caching"),
         ("granite", {"tensor_parallel_size": 2}, "--kv-store is for nodes of one rank"),

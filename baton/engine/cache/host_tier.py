@@ -1,7 +1,12 @@
-"""The host tier: a `KvStore` in a bounded piece of host memory, the least recently used blocks of which give way.
+"""The host tier: a `KvStore` in a bounded piece of host memory, in which blocks that were used again outlive others.
 
 Owns which block lies in which slot of the memory it was given, and a thread that copies blocks out of it. Blocks are
 copied in by whoever puts them.
+
+The block that was not used for longest gives way, of those that were never asked for as long as there are any. Blocks
+that were asked for have `_REUSED_SHARE` of the slots for themselves, however many others come; beyond that, the one of
+them that was not used for longest counts as any other. `python -m tests.engine.cache.policies` compares this with
+other policies, and with the best that one could do.
 
 Invariant: a slot is free, or it holds the block of one hash. While the thread reads a slot it is not given to another
 block.
@@ -14,10 +19,13 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from baton.engine.cache.store import BlockBytes, Landing, StoredBlock
 
+_NAME = "host"
+_REUSED_SHARE = 0.5
 _MAX_WAITING = 256
 """Loads that wait for the thread; more end at once."""
 _CLOSE_S = 5.0
@@ -35,13 +43,15 @@ class _Order(NamedTuple):
 
 
 class HostTier:
-    """A KV store in host memory, with the least recently used blocks given up first. `memory`: [slots, block_bytes],
-    whose pages are there already."""
+    """A KV store in host memory. `memory`: [slots, block_bytes], whose pages are there already."""
 
     def __init__(self, memory: BlockBytes) -> None:
         self._memory = memory
         self._free = list(range(len(memory)))
-        self._slots: OrderedDict[bytes, _Slot] = OrderedDict()
+        self._slots: dict[bytes, _Slot] = {}
+        self._once: OrderedDict[bytes, None] = OrderedDict()
+        self._reused: OrderedDict[bytes, None] = OrderedDict()
+        self._max_reused = int(_REUSED_SHARE * len(memory))
         self._reading: bytes | None = None
         self._lock = threading.Lock()
         self._orders: queue.Queue[_Order | None] = queue.Queue(_MAX_WAITING)
@@ -60,16 +70,21 @@ class HostTier:
             num_found = next((place for place, each in enumerate(hashes) if each not in self._slots), len(hashes))
             # the last first: of a prompt whose end is gone the beginning is of use, but not the other way round
             for block_hash in reversed(hashes[:num_found]):
-                self._slots.move_to_end(block_hash)
+                self._used(block_hash)
         return num_found
 
+    def tiers(self, hashes: Sequence[bytes]) -> Sequence[str]:
+        """All are in this one."""
+        return [_NAME] * len(hashes)
+
     def put(self, block: StoredBlock) -> None:
-        """Copy a block in, in place of the one that was used longest ago."""
+        """Copy a block in, in place of another one where all slots are taken."""
         with self._lock:
             if block.block_hash in self._slots or (number := self._slot_to_fill()) is None:
                 return
             self._memory[number] = block.content
             self._slots[block.block_hash] = _Slot(number, block.checksum)
+            self._once[block.block_hash] = None
 
     def load(self, hashes: Sequence[bytes], landing: Landing) -> None:
         """Have the thread hand over these blocks, one after another."""
@@ -81,9 +96,8 @@ class HostTier:
     def forget(self, block_hash: bytes) -> None:
         """Drop a block."""
         with self._lock:
-            slot = self._slots.pop(block_hash, None)
-            if slot is not None:
-                self._free.append(slot.number)
+            if block_hash in self._slots:
+                self._free.append(self._drop(block_hash))
 
     def close(self) -> None:
         """End the thread and drop everything. Waits for the thread, which is in the middle of one block at most."""
@@ -101,12 +115,26 @@ class HostTier:
         if order is not None:
             order.landing.ended()
 
+    def _used(self, block_hash: bytes) -> None:
+        """This block was asked for: of all, it gives way last."""
+        self._once.pop(block_hash, None)
+        self._reused[block_hash] = None
+        self._reused.move_to_end(block_hash)
+        if len(self._reused) > self._max_reused:
+            oldest, _ = self._reused.popitem(last=False)
+            self._once[oldest] = None
+
     def _slot_to_fill(self) -> int | None:
-        """A free slot, or that of the block that was not used for longest."""
+        """A free slot, or that of the block that gives way."""
         if self._free:
             return self._free.pop()
-        oldest = next((each for each in self._slots if each != self._reading), None)
-        return None if oldest is None else self._slots.pop(oldest).number
+        oldest = next((each for each in chain(self._once, self._reused) if each != self._reading), None)
+        return None if oldest is None else self._drop(oldest)
+
+    def _drop(self, block_hash: bytes) -> int:
+        self._once.pop(block_hash, None)
+        self._reused.pop(block_hash, None)
+        return self._slots.pop(block_hash).number
 
     def _serve(self) -> None:
         while (order := self._orders.get()) is not None:

@@ -12,7 +12,7 @@ Invariants:
 - what a store gives is written into blocks of an open load only, and counts only if the bytes that lie in the pool
   afterwards have the checksum that was made when the block was saved;
 - when a load was closed nothing writes into its blocks any more, so they can be released at once;
-- a store that has failed, was late or was wrong is left alone for `REST_S`.
+- a store that has failed, was silent or was wrong is left alone for `REST_S`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
+from baton.engine.cache.load_choice import LoadChoice, LoadPlan, LoadProgress
 from baton.engine.cache.store import BlockBytes, KvStore, StoredBlock, checksum_of
+from baton.wire.step_cost import StepCost
 
 REST_S = 5.0
-LATENCY_S = 0.5
-LEAST_BYTES_PER_S = 2**28
-"""A load may take `LATENCY_S`, and the bytes of all open loads at this rate: a store may take one after another."""
 MOST_AT_ONCE_BYTES = 2**24
 """What is saved of blocks that are given away: 4 ms of copying."""
 _T = TypeVar("_T")
@@ -53,11 +52,18 @@ class PoolBytes(Protocol):
 
 @dataclass(slots=True)
 class OffloadCounters:
-    """Since the start. Tokens are those of whole blocks. Stored and dropped blocks are counted by two threads without a
-    lock, so one of a great many may be missing."""
+    """Since the start. Tokens are those of whole blocks; refused are those that are computed sooner than loaded. Stored
+    and dropped blocks are counted by two threads without a lock, so one of a great many may be missing.
+
+    Of the loads that were whole, `loading_s` is what they took, `expected_s` what they were expected to take, and
+    `computing_s` what computing would have."""
 
     num_queried_tokens: int = 0
     num_loaded_tokens: int = 0
+    num_refused_tokens: int = 0
+    loading_s: float = 0.0
+    expected_s: float = 0.0
+    computing_s: float = 0.0
     num_stored_blocks: int = 0
     num_dropped_blocks: int = 0
     num_failures: int = 0
@@ -67,21 +73,19 @@ class OffloadCounters:
 
 class Load:
     """One load: the block of `hashes[i]` is to come into the block `block_ids[i]`. See `Landing`, which a store sees of
-    it. `deadline_s`: when it is over at the latest, by `clock`."""
+    it. `progress`: when it is over at the latest."""
 
     def __init__(
         self,
         hashes: Sequence[bytes],
         block_ids: Sequence[int],
         write: Callable[[int, StoredBlock], bool],
-        deadline_s: float,
-        clock: Callable[[], float],
+        progress: LoadProgress,
     ) -> None:
+        self.progress = progress
         self._hashes = hashes
-        self._block_ids = dict(zip(hashes, block_ids, strict=True))
+        self._targets = {each: (place, block_ids[place]) for place, each in enumerate(hashes)}
         self._write = write
-        self._deadline_s = deadline_s
-        self._clock = clock
         self._lock = threading.Lock()
         self._came: set[bytes] = set()
         self._has_ended = False
@@ -90,14 +94,9 @@ class Load:
         """The block whose bytes were wrong, after which nothing is taken."""
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks that were asked for."""
-        return len(self._hashes)
-
-    @property
     def is_over(self) -> bool:
         """Whether nobody need wait for it any longer."""
-        return self._has_ended or self._clock() >= self._deadline_s
+        return self._has_ended or self.progress.is_late
 
     @property
     def has_ended(self) -> bool:
@@ -107,13 +106,15 @@ class Load:
     def arrived(self, block: StoredBlock) -> bool:
         """The store has the bytes of one more block of this load, in order."""
         with self._lock:
-            block_id = self._block_ids.get(block.block_hash)
+            target = self._targets.get(block.block_hash)
             if self._is_closed or self.damaged is not None:
                 return False
-            if block_id is None or block.block_hash in self._came:
+            if target is None or block.block_hash in self._came:
                 return True
+            place, block_id = target
             if self._write(block_id, block):
                 self._came.add(block.block_hash)
+                self.progress.arrived(place)
             else:
                 self.damaged = block.block_hash
             return self.damaged is None
@@ -132,16 +133,24 @@ class Load:
 
 class KvOffload:
     """One engine's use of a KV store: what is saved, what is loaded, and how long a fault is remembered. `pool`: the
-    bytes of the blocks, of `block_size` tokens each. All calls but `usage` come from the engine's thread."""
+    bytes of the blocks, of `block_size` tokens each. `cost`, `max_chunk`: see `LoadChoice`. All calls but `usage` come
+    from the engine's thread."""
 
     def __init__(
-        self, store: KvStore, pool: PoolBytes, block_size: int, clock: Callable[[], float] = time.monotonic
+        self,
+        store: KvStore,
+        pool: PoolBytes,
+        block_size: int,
+        max_chunk: int,
+        cost: Callable[[], StepCost | None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = OffloadCounters()
         self._store = store
         self._pool = pool
         self._block_size = block_size
         self._clock = clock
+        self._choice = LoadChoice(block_size, pool.block_bytes, max_chunk, cost, clock)
         self._rests_until_s = clock()
         self._unsaved: dict[int, bytes] = {}
         self._loads: set[Load] = set()
@@ -181,18 +190,24 @@ class KvOffload:
             del self._unsaved[block_id]
             self.counters.num_dropped_blocks += 1
 
-    def lookup(self, hashes: Sequence[bytes]) -> int:
-        """How many of these blocks, from the first one on, are worth a load."""
+    def plan(self, hashes: Sequence[bytes], start: int, num_tokens: int) -> LoadPlan | None:
+        """What to load for a prompt of `num_tokens`, whose blocks from place `start` on have these hashes. None: the
+        store has nothing, or computing is sooner."""
         if not hashes:
-            return 0
+            return None
         self.counters.num_queried_tokens += len(hashes) * self._block_size
-        return self._asked(lambda: min(len(hashes), max(0, self._store.lookup(hashes))), 0)
+        num_found = self._asked(lambda: min(len(hashes), max(0, self._store.lookup(hashes))), 0)
+        if not num_found:
+            return None
+        tiers = self._asked(lambda: self._store.tiers(hashes[:num_found]), ())[:num_found]
+        plan = self._choice.plan(tiers, start, num_tokens)
+        num_planned = 0 if plan is None else len(plan.tiers)
+        self.counters.num_refused_tokens += (len(tiers) - num_planned) * self._block_size
+        return plan
 
-    def load(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> Load:
+    def load(self, plan: LoadPlan, hashes: Sequence[bytes], block_ids: Sequence[int]) -> Load:
         """Begin to load blocks. Nobody else writes into `block_ids` until `end` has returned."""
-        num_awaited = len(hashes) + sum(load.num_blocks for load in self._loads)
-        allowed_s = LATENCY_S + num_awaited * self._pool.block_bytes / LEAST_BYTES_PER_S
-        load = Load(hashes, block_ids, self._land, self._clock() + allowed_s, self._clock)
+        load = Load(hashes, block_ids, self._land, self._choice.begin(plan))
         self._loads.add(load)
         if not self._does(lambda: self._store.load(hashes, load)):
             load.ended()
@@ -203,6 +218,7 @@ class KvOffload:
         self._loads.discard(load)
         is_late = load.is_over and not load.has_ended
         num_blocks = load.close()
+        self._choice.end(load.progress, was_late=is_late)
         self.counters.num_loaded_tokens += num_blocks * self._block_size
         if load.damaged is not None:
             self.counters.num_damaged_blocks += 1
@@ -210,8 +226,17 @@ class KvOffload:
             self._leave_alone("gave a block with wrong bytes")
         elif is_late:
             self.counters.num_late_loads += 1
-            self._leave_alone("did not load in time")
+            if load.progress.is_silent:
+                self._leave_alone("did not load in time")
+        elif num_blocks == len(load.progress.plan.tiers):
+            self._count_times(load.progress)
         return num_blocks
+
+    def _count_times(self, progress: LoadProgress) -> None:
+        plan = progress.plan
+        self.counters.loading_s += progress.taken_s
+        self.counters.expected_s += plan.load_s
+        self.counters.computing_s += plan.compute_s
 
     def close(self) -> None:
         """End all loads, then the store."""

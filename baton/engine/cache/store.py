@@ -61,6 +61,11 @@ class KvStore(Protocol):
         use by that, where it decides what to keep. Returns at once."""
         ...
 
+    def tiers(self, hashes: Sequence[bytes]) -> Sequence[str]:
+        """The name of the tier that each of these blocks would come from, which a `lookup` has found just now. Loads
+        of each tier are timed, and predicted from that. Returns at once."""
+        ...
+
     def put(self, block: StoredBlock) -> None:
         """Keep a block, or decide not to. `content` is the pool's own memory: when this returns it was read."""
         ...

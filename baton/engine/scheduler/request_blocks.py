@@ -71,11 +71,10 @@ class RequestBlocks:
         first, end = request.num_published_blocks, request.num_reusable_tokens // self.block_size
         if self._offload is None or first >= end:
             return
-        wanted = request.block_hashes[first:end]
-        num_found = self._offload.lookup(wanted)
-        if num_found:
-            blocks = request.block_table[first : first + num_found]
-            request.load = self._offload.load(wanted[:num_found], blocks)
+        plan = self._offload.plan(request.block_hashes[first:end], request.num_computed_tokens, len(request.token_ids))
+        if plan is not None:
+            wanted = slice(first, first + len(plan.tiers))
+            request.load = self._offload.load(plan, request.block_hashes[wanted], request.block_table[wanted])
 
     def end_load(self, request: Request) -> None:
         """If `request` waits for KV it does not any longer: what has come is its own, the rest is to be computed."""

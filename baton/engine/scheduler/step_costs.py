@@ -10,6 +10,7 @@ where steps do not, and hardly anything where they do. What else they do not tel
 A step that takes far longer than predicted counts as three times the prediction: the processor was somewhere else. When
 steps have really become slower, each one raises the prediction that far, so it follows within a few dozen. It is the
 same the other way, since a step counts the more the shorter it was. A step that computes media teaches nothing.
+The first one with a prompt is believed as it is, where there is no prediction.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ class StepCosts:
 
     def _learn(self, work: StepWork, seconds: float) -> None:
         features = _features(work)
-        if self.cost is not None:
+        is_first = self.cost is not None and work.num_prompt_tokens > 0 and not self.cost.knows_prompts
+        if self.cost is not None and not is_first:
             predicted = sum(map(float.__mul__, features, self._parameters))
             error = abs(predicted - seconds) / seconds
             self.relative_error += _ERROR_SHARE * (min(error, 1.0) - self.relative_error)
@@ -132,7 +134,7 @@ class StepCosts:
             row[:] = [kept * each + feature * other for each, other in zip(row, features, strict=True)]
         self._sums = [kept * each + feature for each, feature in zip(self._sums, features, strict=True)]
         self._num_learned += 1
-        if self._num_learned % _STEPS_A_FIT == 0:
+        if is_first or self._num_learned % _STEPS_A_FIT == 0:
             self._fit()
 
     def _fit(self) -> None:

@@ -53,6 +53,39 @@ def test_the_block_that_was_not_used_for_longest_gives_way() -> None:
     tier.close()
 
 
+def test_no_number_of_blocks_that_are_used_once_displaces_what_was_used_again() -> None:
+    tier = tier_of(8)
+    for number in (1, 2, 3, 4):
+        tier.put(block_of(number))
+    assert tier.lookup([hash_of(number) for number in (1, 2, 3)]) == 3
+    for number in range(10, 60):
+        tier.put(block_of(number))
+    assert known(tier, *range(60)) == [1, 2, 3, 55, 56, 57, 58, 59]
+    tier.close()
+
+
+def test_what_was_used_again_gives_way_when_more_was_used_since() -> None:
+    tier = tier_of(4)
+    for number in (1, 2, 3, 4):
+        tier.put(block_of(number))
+        assert tier.lookup([hash_of(number)]) == 1
+    for number in (5, 6):
+        tier.put(block_of(number))
+    assert known(tier, *range(9)) == [3, 4, 5, 6]
+    tier.close()
+
+
+def test_a_block_that_was_used_again_can_be_forgotten() -> None:
+    tier = tier_of(2)
+    tier.put(block_of(1))
+    assert tier.lookup([hash_of(1)]) == 1
+    tier.forget(hash_of(1))
+    for number in (2, 3):
+        tier.put(block_of(number))
+    assert known(tier, 1, 2, 3) == [2, 3]
+    tier.close()
+
+
 def test_of_a_prompt_the_end_gives_way_before_the_beginning() -> None:
     tier = tier_of(3)
     for number in (1, 2, 3):

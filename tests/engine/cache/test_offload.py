@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 
-from baton.engine.cache.offload import LATENCY_S, LEAST_BYTES_PER_S, KvOffload
+from baton.engine.cache.load_choice import LATENCY_S, LEAST_BYTES_PER_S, LoadPlan
+from baton.engine.cache.offload import KvOffload, Load
 from baton.engine.cache.store import BlockBytes
 from baton.testing.kv_stores import BLOCK_BYTES, block_of, hash_of
 from tests.engine.scheduler.stores import Clock, TestStore
@@ -32,9 +34,18 @@ class Pool:
         return self.read(block_id)
 
 
+def offload_of(pool: Pool, clock: Clock | None = None) -> KvOffload:
+    """The engine's side of a store; what computing takes is not known."""
+    return KvOffload(TestStore(), pool, 4, 64, lambda: None, clock or Clock())
+
+
+def load_of(offload: KvOffload, numbers: Sequence[int], block_ids: Sequence[int]) -> Load:
+    return offload.load(LoadPlan(["test"] * len(numbers), 0.0, 0.0), [hash_of(each) for each in numbers], block_ids)
+
+
 def test_a_block_that_came_is_not_written_again_whatever_the_store_says() -> None:
     pool = Pool()
-    load = KvOffload(TestStore(), pool, 4, Clock()).load([hash_of(1), hash_of(2)], [3, 0])
+    load = load_of(offload_of(pool), [1, 2], [3, 0])
     assert load.arrived(block_of(1))
     assert load.arrived(block_of(5)._replace(block_hash=hash_of(1)))
     assert load.arrived(block_of(7))
@@ -45,7 +56,7 @@ def test_a_block_that_came_is_not_written_again_whatever_the_store_says() -> Non
 
 def test_who_closes_a_load_waits_for_the_block_that_is_being_written() -> None:
     pool = Pool()
-    load = KvOffload(TestStore(), pool, 4, Clock()).load([hash_of(1), hash_of(2)], [0, 1])
+    load = load_of(offload_of(pool), [1, 2], [0, 1])
     pool.may_write.clear()
     giving = threading.Thread(target=load.arrived, args=(block_of(1),))
     counted: list[int] = []
@@ -65,9 +76,9 @@ def test_who_closes_a_load_waits_for_the_block_that_is_being_written() -> None:
 
 def test_a_load_has_time_for_its_bytes_and_for_those_of_the_loads_before_it() -> None:
     clock = Clock()
-    offload = KvOffload(TestStore(), Pool(LEAST_BYTES_PER_S), 4, clock)
-    first = offload.load([hash_of(1), hash_of(2)], [0, 1])
-    second = offload.load([hash_of(3)], [2])
+    offload = offload_of(Pool(LEAST_BYTES_PER_S), clock)
+    first = load_of(offload, [1, 2], [0, 1])
+    second = load_of(offload, [3], [2])
     assert offload.num_loads == 2
     begun_s = clock.now_s
     for passed_s, are_over in ((1.9, (False, False)), (2.1, (True, False)), (2.9, (True, False)), (3.1, (True, True))):

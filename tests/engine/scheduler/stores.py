@@ -11,6 +11,7 @@ import numpy as np
 
 from baton.engine.cache.offload import KvOffload
 from baton.engine.cache.store import BlockBytes, Landing, StoredBlock
+from baton.wire.step_cost import StepCost
 from tests.engine.scheduler.simulation import Device
 
 UNKNOWN = -1
@@ -61,6 +62,10 @@ class TestStore:
     def lookup(self, hashes: Sequence[bytes]) -> int:
         self._may_fail("lookup")
         return next((place for place, each in enumerate(hashes) if each not in self.blocks), len(hashes))
+
+    def tiers(self, hashes: Sequence[bytes]) -> Sequence[str]:
+        self._may_fail("tiers")
+        return ["test"] * len(hashes)
 
     def put(self, block: StoredBlock) -> None:
         self._may_fail("put")
@@ -165,6 +170,6 @@ class Clock:
         return self.now_s
 
 
-def offload_of(store: TestStore, device: Device, clock: Clock | None = None) -> KvOffload:
-    """The engine's side of `store`, with the blocks of `device`."""
-    return KvOffload(store, SlotBytes(device), device.block_size, clock or Clock())
+def offload_of(store: TestStore, device: Device, clock: Clock | None = None, cost: StepCost | None = None) -> KvOffload:
+    """The engine's side of `store`, with the blocks of `device`, whose steps have this cost as far as it knows."""
+    return KvOffload(store, SlotBytes(device), device.block_size, 64, lambda: cost, clock or Clock())

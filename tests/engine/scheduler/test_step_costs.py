@@ -126,6 +126,17 @@ def test_without_any_prompt_its_cost_is_not_known() -> None:
     assert not machine.costs.cost.knows_prompts
 
 
+def test_the_first_prompt_that_comes_late_is_believed_at_once() -> None:
+    """As on a machine so busy that nothing with a prompt could be tried before the first request."""
+    machine = Machine()
+    machine.mix(2, random.Random(4), prompts=False)
+    machine.costs.know()
+    assert machine.costs.cost is not None
+    assert not machine.costs.cost.knows_prompts
+    machine.run(step([(0, 512)], []))
+    assert machine.costs.cost.seconds(work_of(CASES[0])) == pytest.approx(TRUE.seconds(work_of(CASES[0])), rel=0.1)
+
+
 def test_steps_that_overlap_are_timed_one_after_the_other() -> None:
     now_s = 0.0
     costs = StepCosts(lambda: now_s)
@@ -164,6 +175,7 @@ def test_of_steps_without_much_of_a_prompt_one_of_four_teaches_behind_the_first(
     decoding, chunk, forced = step([], [100, 200]), step([(0, 64)], [100]), step([(0, SMALLEST_CHUNK)], [100])
     assert steps_until_a_fit(machine, decoding) == 16
     assert steps_until_a_fit(machine, decoding) == 4 * 16
+    assert (steps_until_a_fit(machine, chunk), steps_until_a_fit(machine, chunk)) == (1, 15)
     assert steps_until_a_fit(machine, forced) == 4 * 16
     assert steps_until_a_fit(machine, chunk) == 16
 

@@ -9,10 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from baton.engine.cache.offload import LATENCY_S, REST_S
+from baton.engine.cache.load_choice import LATENCY_S
+from baton.engine.cache.offload import REST_S
 from baton.engine.scheduler.request import Request
 from baton.engine.scheduler.step import Step
 from baton.wire.sampling import DecodingParams
+from baton.wire.step_cost import StepCost
 from tests.engine.scheduler.proposers import Guessing
 from tests.engine.scheduler.simulation import Device, Name, Simulation, continuation
 from tests.engine.scheduler.stores import ChanceStore, Clock, TestStore, offload_of
@@ -28,10 +30,10 @@ PROMPT = list(range(1, 18))
 class Rig:
     """A pool of 8 blocks over a store that waits to be told."""
 
-    def __init__(self, store: TestStore | None = None, **options: Any) -> None:
+    def __init__(self, store: TestStore | None = None, cost: StepCost | None = None, **options: Any) -> None:
         self.store, self.clock = store or TestStore(), Clock()
         device = Device(4)
-        self.offload = offload_of(self.store, device, self.clock)
+        self.offload = offload_of(self.store, device, self.clock, cost)
         self.simulation = Simulation(8, device=device, offload=self.offload, **options)
 
     def serve(self, name: Name, prompt: Iterable[int], params: DecodingParams = PARAMS) -> None:
@@ -148,6 +150,48 @@ def test_a_store_that_was_late_is_left_alone_for_a_while() -> None:
     rig.serve("e", PROMPT)
     assert rig.store.num_loads == 2
     rig.expect("e")
+
+
+A_SECOND_FOR_A_TOKEN = StepCost(0.0, 1.0, 0.0, 0.0, 0.0)
+
+
+def test_a_request_waits_a_tenth_of_what_computing_takes_for_a_store_that_gives_nothing() -> None:
+    rig = Rig(cost=A_SECOND_FOR_A_TOKEN)
+    rig.returned()
+    rig.clock.now_s += 1.5
+    assert rig.simulation.step() == Step(())
+    rig.clock.now_s += 0.2
+    assert rig.simulation.step().requests[0].start == 0
+    rig.simulation.run()
+    rig.expect("again")
+    assert rig.offload.counters.num_late_loads == 1
+
+
+def test_what_is_computed_sooner_than_loaded_is_not_loaded() -> None:
+    rig = Rig(cost=A_SECOND_FOR_A_TOKEN)
+    rig.returned()
+    for _ in range(2):  # not silent, but slower than computing
+        rig.clock.now_s += 5.0
+        rig.store.give(rig.store.orders[0])
+    rig.simulation.run()
+    assert rig.simulation.cached["again"] == 8
+    assert rig.offload.counters.computing_s == 0.0
+    rig.displace("b")
+    num_refused = rig.offload.counters.num_refused_tokens
+    rig.serve("computed", PROMPT)
+    assert (rig.store.num_loads, rig.offload.counters.num_refused_tokens - num_refused) == (1, 16)
+    assert rig.simulation.cached["computed"] == 0
+    rig.expect("computed")
+
+
+def test_times_of_whole_loads_are_counted_beside_what_computing_was_expected_to_take() -> None:
+    rig = Rig(cost=A_SECOND_FOR_A_TOKEN)
+    rig.returned()
+    rig.clock.now_s += 1.0
+    rig.store.finish()
+    rig.simulation.run()
+    counted = rig.offload.counters
+    assert (counted.loading_s, counted.expected_s, counted.computing_s) == (1.0, 0.0, 16.0)
 
 
 def test_a_block_with_wrong_bytes_is_computed_and_never_loaded_again() -> None:
