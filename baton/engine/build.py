@@ -48,7 +48,7 @@ from baton.engine.models.model_costs import pair_in_tokens
 from baton.engine.models.ops.native_ops import NativeOps
 from baton.engine.models.shard import Shard
 from baton.engine.native.loans import CoreLoans
-from baton.engine.offloading import StoreOpener, open_offload, store_opener
+from baton.engine.offloading import StoreOpener, kind_of, open_offload, store_opener
 from baton.engine.pool_size import (
     BlockSize,
     DividedBlocks,
@@ -170,7 +170,10 @@ def build_engine(
         runner.warm_up()
         kv_dtype = model.layout.dtype if model.layout.has_scales else ""
         fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
-        offload = None if open_store is None else open_offload(settings, memory, open_store)
+        offload = None
+        if open_store is not None:
+            kind = kind_of(fingerprint, memory.layout, _computed_by(basis, model, attention))
+            offload = open_offload(settings, memory, kind, open_store)
         core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer, offload)
         opened.callback(core.close)
         grammars.finish_loading()
@@ -214,6 +217,13 @@ def _require_batch_invariance(model: ModelShard, attention: AttentionChoice) -> 
     else:
         return
     raise InvalidSetting(f"--batch-invariant cannot be promised here: {reason}")
+
+
+def _computed_by(basis: Basis, model: ModelShard, attention: AttentionChoice) -> str:
+    """What the rounding of KV depends on, beside the model."""
+    kernels = "torch" if basis.kernels is None else basis.kernels.level
+    parts = basis.device.torch_device.type, kernels, attention.name, type(model.decoder).__name__, basis.settings.dtype
+    return " ".join(parts)
 
 
 def _block_size(settings: EngineSettings, model: ModelShard) -> BlockSize:

@@ -44,6 +44,10 @@ class Collected:
     def ended(self) -> None:
         self._ended.set()
 
+    @property
+    def is_over(self) -> bool:
+        return self._ended.is_set()
+
     def wait(self) -> list[StoredBlock]:
         """What has come when the load has ended."""
         assert self._ended.wait(_DEADLINE_S), "a load has no end"

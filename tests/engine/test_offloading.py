@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from baton import LLM, SamplingParams
 from baton.engine.build import Engine, build_engine
 from baton.engine.cache import offload
 from baton.engine.cache.host_tier import HostTier
-from baton.engine.cache.store import KvStore, Landing, StoredBlock
+from baton.engine.cache.store import Landing, StoredBlock
 from baton.engine.core import EngineCore, FirstToken
+from baton.engine.offloading import StoreOpener
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
 from baton.engine.settings import EngineSettings
 from baton.runtime.plugins import KV_STORES
@@ -56,7 +57,7 @@ def of_family(folder: Path, family: str) -> Path:
 
 @contextmanager
 def engine_of(
-    folder: Path, open_store: Callable[[int, int], KvStore] | None = None, **settings: Any
+    folder: Path, open_store: StoreOpener | None = None, **settings: Any
 ) -> Iterator[tuple[Engine, EngineCore]]:
     """An engine whose pool holds one of the prompts."""
     chosen = {"block_size": 8, "num_blocks": 9, "num_threads": 1, **settings}
@@ -214,6 +215,10 @@ class _FaultyLanding:
     def ended(self) -> None:
         self._landing.ended()
 
+    @property
+    def is_over(self) -> bool:
+        return self._landing.is_over
+
 
 FAULTS = {
     "cannot be asked": "failed",
@@ -236,7 +241,7 @@ def test_a_faulty_store_costs_no_token_and_no_block(
     monkeypatch.setattr(offload, "REST_S", 0.0)
     with engine_of(checkpoint) as (_, core):
         expected, _ = all_answers(core)
-    with engine_of(checkpoint, lambda block_bytes, _: Faulty(fault, block_bytes)) as (_, core):
+    with engine_of(checkpoint, lambda kind: Faulty(fault, kind.block_bytes)) as (_, core):
         assert all_answers(core)[0] == expected
         assert core.status().num_held_blocks == 0
     assert FAULTS[fault] in caplog.text

@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from baton.engine.cache.store import BlockBytes, Landing, StoredBlock
@@ -36,10 +36,11 @@ class _Order(NamedTuple):
 
 class HostTier:
     """A KV store in host memory, with the least recently used blocks given up first. `memory`: [slots, block_bytes],
-    whose pages are there already."""
+    whose pages are there already. `on_evicted`: is given each block that gives way, and has read it when it returns."""
 
-    def __init__(self, memory: BlockBytes) -> None:
+    def __init__(self, memory: BlockBytes, on_evicted: Callable[[StoredBlock], object] | None = None) -> None:
         self._memory = memory
+        self._on_evicted = on_evicted
         self._free = list(range(len(memory)))
         self._slots: OrderedDict[bytes, _Slot] = OrderedDict()
         self._reading: bytes | None = None
@@ -106,7 +107,12 @@ class HostTier:
         if self._free:
             return self._free.pop()
         oldest = next((each for each in self._slots if each != self._reading), None)
-        return None if oldest is None else self._slots.pop(oldest).number
+        if oldest is None:
+            return None
+        slot = self._slots.pop(oldest)
+        if self._on_evicted is not None:
+            self._on_evicted(StoredBlock(oldest, slot.checksum, self._memory[slot.number]))
+        return slot.number
 
     def _serve(self) -> None:
         while (order := self._orders.get()) is not None:

@@ -12,7 +12,7 @@ Invariants:
 - what a store gives is written into blocks of an open load only, and counts only if the bytes that lie in the pool
   afterwards have the checksum that was made when the block was saved;
 - when a load was closed nothing writes into its blocks any more, so they can be released at once;
-- a store that has failed, was late or was wrong is left alone for `REST_S`.
+- a store that has failed, was late or was wrong is left alone for `REST_S`; of several tiers only that one is.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-from baton.engine.cache.store import BlockBytes, KvStore, StoredBlock, checksum_of
+from baton.engine.cache.store import REST_S, BlockBytes, KvStore, StoredBlock, checksum_of
+from baton.engine.cache.tiers import Tier, Tiers
 
-REST_S = 5.0
 LATENCY_S = 0.5
 LEAST_BYTES_PER_S = 2**28
 """A load may take `LATENCY_S`, and the bytes of all open loads at this rate: a store may take one after another."""
@@ -138,6 +138,9 @@ class KvOffload:
         self, store: KvStore, pool: PoolBytes, block_size: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.counters = OffloadCounters()
+        self.tiers: Sequence[Tier] = store.tiers if isinstance(store, Tiers) else ()
+        """The stores where there are several, each of which is left alone for itself."""
+        self.block_bytes = pool.block_bytes
         self._store = store
         self._pool = pool
         self._block_size = block_size
@@ -259,5 +262,7 @@ class KvOffload:
         return True
 
     def _leave_alone(self, reason: str) -> None:
+        if self.tiers:
+            return
         self._rests_until_s = self._clock() + REST_S
         _log.warning("the KV store is not asked for %g s: it %s", REST_S, reason)
