@@ -84,9 +84,7 @@ class EngineSettings:
         "nodes of a machine may share it; empty: none",
         metavar="PATH",
     )
-    kv_disk_size: float = _cache(
-        0.0, "GiB that all files of kv-disk may take; 0: 16", allowed=Range(0, 2**20)
-    )
+    kv_disk_size: float = _cache(0.0, "GiB that all files of kv-disk may take; 0: 16", allowed=Range(0, 2**20))
     kv_store: str = _cache(
         HOST,
         "place of KV that no longer fits the KV pool; host: memory of kv-offloading-size; NAME: the store of "
