@@ -187,7 +187,7 @@ class DiskTier:
         return bool(batch) or not self._is_closed
 
     def _look(self) -> None:
-        """See what other nodes have written and deleted. At first: what is there."""
+        """Learn what other nodes have written and deleted; at first, what is there."""
         new, gone = self._folder.refresh()
         for file in gone:
             self._lose(file.name)
