@@ -263,9 +263,9 @@ class DiskTier:
                     del self._index[block_hash]
 
     def _damaged(self, name: str, error: DamagedFile) -> None:
-        self._counters.num_damaged_blocks += 1
-        _log.warning("the KV cache file %s is not used: %s", self._folder.path / name, error)
         self._lose(name)
+        _log.warning("the KV cache file %s is not used: %s", self._folder.path / name, error)
+        self._counters.num_damaged_blocks += 1
 
     def _failed(self, what: str, error: Exception) -> None:
         self._counters.num_failures += 1

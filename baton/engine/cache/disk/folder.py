@@ -64,7 +64,7 @@ class CacheFile:
         return is_news
 
 
-def open_file(path: Path) -> int:
+def open_file(path: Path | str) -> int:
     """Open a file for reading, if it is one. Raises `OSError`."""
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -175,7 +175,7 @@ class CacheFolder:
                 if _FILE_NAME.fullmatch(entry.name):
                     yield f"{folder}/{entry.name}", entry
                 elif _UNFINISHED_NAME.fullmatch(entry.name):
-                    _delete_abandoned(entry.path)
+                    _delete_abandoned(entry)
 
     @contextmanager
     def _unfinished(self, path: Path) -> Iterator[int]:
@@ -210,12 +210,14 @@ def _is_ours(found: os.stat_result) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE
 
 
-def _delete_abandoned(path: str) -> None:
-    """Delete an unfinished file whose writer is gone: nobody has it locked."""
+def _delete_abandoned(entry: os.DirEntry[str]) -> None:
+    """Delete an unfinished file whose writer is gone: nobody has it locked. An empty one may be locked just now."""
     with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not entry.stat(follow_symlinks=False).st_size:
+            return
+        descriptor = open_file(entry.path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)
+            os.unlink(entry.path)
         finally:
             os.close(descriptor)

@@ -95,7 +95,8 @@ def test_an_unfinished_file_goes_when_its_writer_has_gone(tmp_path: Path) -> Non
     file = written(folder, 1)
     left = tmp_path / file.folder / ".0123456789abcdef-1.kv"
     left.write_bytes(b"half")
-    with folder._unfinished(left.with_name(".0123456789abcdef-2.kv")):
+    with folder._unfinished(left.with_name(".0123456789abcdef-2.kv")) as descriptor:
+        os.write(descriptor, b"half")
         folder_of(tmp_path).refresh()
         assert sorted(each.name for each in files_in(tmp_path)) == [".0123456789abcdef-2.kv", Path(file.name).name]
 
