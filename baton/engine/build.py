@@ -48,7 +48,7 @@ from baton.engine.models.model_costs import pair_in_tokens
 from baton.engine.models.ops.native_ops import NativeOps
 from baton.engine.models.shard import Shard
 from baton.engine.native.loans import CoreLoans
-from baton.engine.offloading import StoreOpener, open_offload, store_opener
+from baton.engine.offloading import StoreOpener, kind_of, only_tier, open_offload, tiers_opener
 from baton.engine.pool_size import (
     BlockSize,
     DividedBlocks,
@@ -137,7 +137,7 @@ def build_engine(
     require_allowed(settings)
     proposer = proposer or proposer_of(settings.speculative_config)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
-    open_store = open_store or store_opener(settings)
+    open_tiers = tiers_opener(settings) if open_store is None else only_tier("own", open_store)
     num_cores = len(os.sched_getaffinity(0))
     num_threads = max(1, (settings.num_threads or num_cores) // settings.num_ranks_here)
     if settings.num_ranks_here > num_cores:
@@ -171,8 +171,9 @@ def build_engine(
         kv_dtype = model.layout.dtype if model.layout.has_scales else ""
         fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
         offload = None
-        if open_store is not None:
-            offload = open_offload(settings, memory, open_store, basis.capacity.max_chunk, costs)
+        if open_tiers is not None:
+            kind = kind_of(fingerprint, memory.layout, _computed_by(basis, model, attention))
+            offload = open_offload(settings, memory, kind, open_tiers, basis.capacity.max_chunk, costs)
         core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer, offload)
         opened.callback(core.close)
         grammars.finish_loading()
@@ -216,6 +217,13 @@ def _require_batch_invariance(model: ModelShard, attention: AttentionChoice) -> 
     else:
         return
     raise InvalidSetting(f"--batch-invariant cannot be promised here: {reason}")
+
+
+def _computed_by(basis: Basis, model: ModelShard, attention: AttentionChoice) -> str:
+    """What the rounding of KV depends on, beside the model."""
+    kernels = "torch" if basis.kernels is None else basis.kernels.level
+    parts = basis.device.torch_device.type, kernels, attention.name, type(model.decoder).__name__, basis.settings.dtype
+    return " ".join(parts)
 
 
 def _block_size(settings: EngineSettings, model: ModelShard) -> BlockSize:

@@ -1,70 +1,131 @@
-"""Opens the KV store of an engine: the one that `--kv-store` names, or what the caller brings.
+"""Opens the KV store of an engine: the tiers that the settings ask for, or what the caller brings.
 
-Owns the names of Baton's own stores, and what is refused: a size without room, and a pool whose blocks this process
-does not have to itself.
+Owns the names of Baton's own stores, the order of tiers, and what is refused: a size without room, a folder that cannot
+be used, and a pool whose blocks this process does not have to itself.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TypeAlias
 
 from baton.device.host_memory import read_host_memory
+from baton.engine.cache.disk.disk_tier import DiskTier
+from baton.engine.cache.disk.folder import CacheFolder
 from baton.engine.cache.host_tier import HostTier
 from baton.engine.cache.offload import KvOffload
-from baton.engine.cache.store import KvStore
-from baton.engine.runner.kv_memory import KvMemory, populated
+from baton.engine.cache.store import KIND_BYTES, BlockKind, KvStore, TierCounters
+from baton.engine.cache.tiers import Tier, Tiers
+from baton.engine.runner.kv_memory import ByteArray, KvMemory, populated
 from baton.engine.runner.pool_bytes import pool_bytes
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.settings import HOST, EngineSettings
 from baton.runtime.plugins import KV_STORES, load
 from baton.wire.errors import InvalidSetting
+from baton.wire.layout import KvLayout
 
-StoreOpener: TypeAlias = Callable[[int, int], KvStore]
-"""Opens a store for blocks of that many bytes, of which it may keep so many bytes in all; 0: as many as it likes.
-Hashes of blocks name the model, its KV's type and the tenant as well."""
-_FLAG, _STORE_FLAG = "--kv-offloading-size", "--kv-store"
+StoreOpener: TypeAlias = Callable[[BlockKind], KvStore]
+"""Opens a store for the blocks of an engine."""
+TiersOpener: TypeAlias = Callable[[BlockKind], Tiers]
+_FLAG, _DISK_FLAG, _STORE_FLAG = "--kv-offloading-size", "--kv-disk", "--kv-store"
+_DISK = "disk"
+_DISK_GIB = 16.0
 _GIB = 2**30
 _log = logging.getLogger(__name__)
 
 
-def store_opener(settings: EngineSettings) -> StoreOpener | None:
-    """What opens the store that the settings ask for; None: they want none. Raises `InvalidSetting` for what is known
-    to have no store, before anything is loaded."""
+def tiers_opener(settings: EngineSettings) -> TiersOpener | None:
+    """What opens the stores that the settings ask for; None: they want none. Raises `InvalidSetting` for what is known
+    to have none, before anything is loaded."""
+    if settings.kv_disk_size and not settings.kv_disk:
+        raise InvalidSetting(f"--kv-disk-size {settings.kv_disk_size:g} needs a folder: {_DISK_FLAG} PATH")
     if not settings.has_kv_store:
         return None
-    flag = _FLAG if settings.kv_store == HOST else _STORE_FLAG
+    flag = _STORE_FLAG if settings.kv_store != HOST else _DISK_FLAG if settings.kv_disk else _FLAG
     if settings.num_ranks > 1:
         raise InvalidSetting(f"{flag} is for nodes of one rank, and this one has {settings.num_ranks}")
     if not settings.enable_prefix_caching:
         raise InvalidSetting(f"{flag} keeps what the prefix cache has forgotten: it needs --enable-prefix-caching")
-    if own := _OWN.get(settings.kv_store):
-        return own
-    found = load(KV_STORES, _STORE_FLAG, settings.kv_store, tuple(_OWN))
-    return partial(found.opened, KvStore, found.value)
+    if settings.kv_disk:
+        _require_folder(settings.kv_disk)
+    return partial(_open_tiers, settings, _named_store(settings))
+
+
+def kind_of(fingerprint: str, layout: KvLayout, computed_by: str) -> BlockKind:
+    """What blocks of this model have in common. `computed_by`: names what else their bytes depend on, as other kernels
+    round otherwise."""
+    facts = repr((fingerprint, layout, layout.block_bytes, computed_by)).encode()
+    return BlockKind(layout.block_bytes, blake2b(facts, digest_size=KIND_BYTES).digest())
 
 
 def open_offload(
-    settings: EngineSettings, memory: KvMemory, open_store: StoreOpener, max_chunk: int, costs: StepCosts
+    settings: EngineSettings,
+    memory: KvMemory,
+    kind: BlockKind,
+    open_tiers: TiersOpener,
+    max_chunk: int,
+    costs: StepCosts,
 ) -> KvOffload:
     """What the evicted blocks of `memory`, that of an only rank, go to. `max_chunk`, `costs`: of its engine's steps.
     Raises `InvalidSetting`."""
-    blocks, max_bytes = pool_bytes(memory), int(settings.kv_offloading_size * _GIB)
-    store = open_store(blocks.block_bytes, max_bytes)
-    return KvOffload(store, blocks, settings.block_size, max_chunk, lambda: costs.cost)
+    return KvOffload(open_tiers(kind), pool_bytes(memory), settings.block_size, max_chunk, lambda: costs.cost)
 
 
-def _host_tier(block_bytes: int, num_bytes: int) -> HostTier:
-    num_slots = num_bytes // block_bytes
+def _named_store(settings: EngineSettings) -> StoreOpener | None:
+    """The store of a package; None: the settings name none. Raises `InvalidSetting`."""
+    if settings.kv_store == HOST:
+        return None
+    found = load(KV_STORES, _STORE_FLAG, settings.kv_store, (HOST,))
+    max_bytes = int(settings.kv_offloading_size * _GIB)
+    return lambda kind: found.opened(KvStore, found.value, kind.block_bytes, max_bytes)
+
+
+def only_tier(name: str, open_store: StoreOpener) -> TiersOpener:
+    """Opens one store, and nothing else."""
+    return lambda kind: Tiers([Tier(name, open_store(kind), TierCounters())])
+
+
+def _open_tiers(settings: EngineSettings, open_named: StoreOpener | None, kind: BlockKind) -> Tiers:
+    """Host memory over a folder over a store with a name, as far as the settings ask for them."""
+    has_host = open_named is None and settings.kv_offloading_size > 0
+    memory = _host_memory(kind.block_bytes, settings.kv_offloading_size) if has_host else None
+    tiers = [] if open_named is None else list(only_tier(settings.kv_store, open_named)(kind).tiers)
+    if settings.kv_disk:
+        tiers.insert(0, _disk_tier(settings, kind, tiers))
+    if memory is not None:
+        host = HostTier(memory, tiers[0].put if tiers else None)
+        tiers.insert(0, Tier(HOST, host, TierCounters()))
+    return Tiers(tiers)
+
+
+def _host_memory(block_bytes: int, gib: float) -> ByteArray:
+    num_slots = int(gib * _GIB) // block_bytes
     if not num_slots:
-        raise InvalidSetting(f"{_FLAG} {num_bytes / _GIB:g} holds no block, of which one has {block_bytes} bytes")
+        raise InvalidSetting(f"{_FLAG} {gib:g} holds no block, of which one has {block_bytes} bytes")
     memory = read_host_memory()
-    if num_bytes > memory.free:
-        raise InvalidSetting(f"{_FLAG} {num_bytes / _GIB:g} needs as many GiB beside the KV pool, and {memory}")
+    if gib * _GIB > memory.free:
+        raise InvalidSetting(f"{_FLAG} {gib:g} needs as many GiB beside the KV pool, and {memory}")
     _log.info("host tier: %d blocks, %.2f GiB", num_slots, num_slots * block_bytes / _GIB)
-    return HostTier(populated(num_slots * block_bytes).reshape(num_slots, block_bytes))
+    return populated(num_slots * block_bytes).reshape(num_slots, block_bytes)
 
 
-_OWN: dict[str, StoreOpener] = {HOST: _host_tier}
+def _disk_tier(settings: EngineSettings, kind: BlockKind, below: Sequence[Tier]) -> Tier:
+    max_bytes = int((settings.kv_disk_size or _DISK_GIB) * _GIB)
+    counters = TierCounters()
+    _log.info("disk tier: %s, at most %.2f GiB", settings.kv_disk, max_bytes / _GIB)
+    folder = CacheFolder(Path(settings.kv_disk), max_bytes)
+    return Tier(_DISK, DiskTier(folder, kind, counters, below[0].put if below else None), counters)
+
+
+def _require_folder(path: str) -> None:
+    """Raise `InvalidSetting` unless files can be made in a folder."""
+    try:
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise InvalidSetting(f"{_DISK_FLAG} {path} is no folder for files: {error.strerror}") from None

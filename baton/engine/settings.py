@@ -78,6 +78,13 @@ class EngineSettings:
         "again; 0: none",
         allowed=Range(0, 2**20),
     )
+    kv_disk: str = _cache(
+        "",
+        "folder for KV that no longer fits the KV pool and kv-offloading-size; it is there again after a restart, and "
+        "nodes of a machine may share it; empty: none",
+        metavar="PATH",
+    )
+    kv_disk_size: float = _cache(0.0, "GiB that all files of kv-disk may take; 0: 16", allowed=Range(0, 2**20))
     kv_store: str = _cache(
         HOST,
         "place of KV that no longer fits the KV pool; host: memory of kv-offloading-size; NAME: the store of "
@@ -170,7 +177,7 @@ class EngineSettings:
     @property
     def has_kv_store(self) -> bool:
         """Whether KV that the pool forgets goes anywhere."""
-        return self.kv_store != HOST or self.kv_offloading_size > 0
+        return self.kv_store != HOST or self.kv_offloading_size > 0 or bool(self.kv_disk)
 
     @property
     def num_ranks(self) -> int:

@@ -44,6 +44,10 @@ class Collected:
     def ended(self) -> None:
         self._ended.set()
 
+    @property
+    def is_over(self) -> bool:
+        return self._ended.is_set()
+
     def wait(self) -> list[StoredBlock]:
         """What has come when the load has ended."""
         assert self._ended.wait(_DEADLINE_S), "a load has no end"
@@ -88,13 +92,6 @@ class KvStoreSuite:
             assert store.lookup([hash_of(number) for number in (1, 2, 3, 4)]) == 2
             assert store.lookup([hash_of(3), hash_of(1)]) == 0
             assert store.lookup([]) == 0
-
-    def test_each_block_has_the_name_of_a_tier(self) -> None:
-        with self.opened(1, 2) as store:
-            assert store.lookup([hash_of(1), hash_of(2)]) == 2
-            names = store.tiers([hash_of(1), hash_of(2)])
-            assert len(names) == 2
-            assert all(names)
 
     def test_a_load_of_what_is_missing_ends(self) -> None:
         with self.opened(1) as store:

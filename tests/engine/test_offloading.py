@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ import pytest
 
 from baton import LLM, SamplingParams
 from baton.engine.build import Engine, build_engine
-from baton.engine.cache import load_choice, offload
+from baton.engine.cache import load_choice, offload, tiers
+from baton.engine.cache.hashing import block_hashes
 from baton.engine.cache.host_tier import HostTier
-from baton.engine.cache.store import KvStore, Landing, StoredBlock
+from baton.engine.cache.store import Landing, StoredBlock
 from baton.engine.core import EngineCore, FirstToken
+from baton.engine.offloading import StoreOpener
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
 from baton.engine.settings import EngineSettings
 from baton.runtime.plugins import KV_STORES
@@ -24,6 +26,7 @@ from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
+from tests.engine.cache.disk.tiers_on_disk import until
 from tests.engine.models.families import make_model
 from tests.engine.test_core import prompt
 from tests.installed_package import install
@@ -41,7 +44,8 @@ ALL_CACHED = 40 + 48 + 40
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, no load is late, and none is said to take longer than computing."""
-    monkeypatch.setattr(load_choice, "LATENCY_S", 60.0)
+    for module in (load_choice, tiers):
+        monkeypatch.setattr(module, "LATENCY_S", 60.0)
     monkeypatch.setattr(load_choice, "TOLERANCE_S", 60.0)
 
 
@@ -57,7 +61,7 @@ def of_family(folder: Path, family: str) -> Path:
 
 @contextmanager
 def engine_of(
-    folder: Path, open_store: Callable[[int, int], KvStore] | None = None, **settings: Any
+    folder: Path, open_store: StoreOpener | None = None, **settings: Any
 ) -> Iterator[tuple[Engine, EngineCore]]:
     """An engine whose pool holds one of the prompts."""
     chosen = {"block_size": 8, "num_blocks": 9, "num_threads": 1, **settings}
@@ -124,6 +128,51 @@ def test_states_latents_and_windows_come_back_as_well(tmp_path: Path, family: st
         found, num_loaded = all_answers(core)
     assert found == expected
     assert num_cached < num_loaded == ALL_CACHED
+
+
+def until_it_knows(engine: Engine, token_ids: Sequence[int]) -> None:
+    """Wait until a node that has just started has seen in its folder all whole blocks of a prompt."""
+    offload = engine.core.offload
+    assert offload is not None
+    hashes = block_hashes(engine.fingerprint, Prompt.of(token_ids), (), 8)
+    until(lambda: offload.tiers[-1].lookup(hashes) == len(hashes))
+
+
+@pytest.mark.parametrize("case", ["float32", "fp8", "asynchronous device"])
+def test_tokens_are_the_same_from_a_folder_also_after_a_restart(checkpoint: Path, tmp_path: Path, case: str) -> None:
+    with engine_of(checkpoint, **CASES[case]) as (_, core):
+        expected, _ = all_answers(core)
+    with engine_of(checkpoint, kv_disk=str(tmp_path), **CASES[case]) as (_, core):
+        assert all_answers(core) == (expected, ALL_CACHED)
+        answers(core, "of the whole pool", [7] * 64)
+    with engine_of(checkpoint, kv_disk=str(tmp_path), **CASES[case]) as (engine, core):
+        until_it_knows(engine, PROMPTS[0])
+        assert answers(core, "again", PROMPTS[0]) == (expected[0], 40)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "deepseek-v3"])
+def test_states_and_latents_are_the_same_from_memory_over_a_folder(tmp_path: Path, family: str) -> None:
+    folder, cache = of_family(tmp_path / "model", family), tmp_path / "cache"
+    cache.mkdir()
+    with engine_of(folder) as (engine, core):
+        expected, _ = all_answers(core)
+        two_blocks = 2 * engine.memory.layout.block_bytes
+    with engine_of(folder, kv_disk=str(cache), kv_offloading_size=two_blocks / 2**30) as (_, core):
+        assert all_answers(core) == (expected, ALL_CACHED)
+        assert core.offload is not None
+        host, disk = core.offload.tiers
+        assert host.usage == 1.0
+        assert disk.counters.num_stored_blocks >= disk.counters.num_loaded_blocks > 0
+
+
+def test_kv_of_another_type_or_other_kernels_is_not_taken(checkpoint: Path, tmp_path: Path) -> None:
+    """Its hashes are the same."""
+    changes: list[dict[str, Any]] = [{}, {"dtype": "bfloat16"}, {"attention_backend": "torch"}]
+    for number, settings in enumerate(changes, 1):
+        with engine_of(checkpoint, kv_disk=str(tmp_path), **settings) as (_, core):
+            found = [answers(core, str(place), PROMPTS[place])[1] for place in (0, 1, 0)]
+            assert found == [0, 0, 40]
+        assert len(list(tmp_path.iterdir())) == number
 
 
 def test_without_being_told_of_evictions_nothing_would_come_back(
@@ -218,13 +267,17 @@ class _FaultyLanding:
     def ended(self) -> None:
         self._landing.ended()
 
+    @property
+    def is_over(self) -> bool:
+        return self._landing.is_over
+
 
 FAULTS = {
     "cannot be asked": "failed",
     "promises what it does not have": "",
     "full": "failed",
     "cannot load": "failed",
-    "hangs": "in time",
+    "hangs": "nothing for too long",
     "flips a bit": "wrong bytes",
     "mixes blocks up": "wrong bytes",
     "cuts blocks": "wrong bytes",
@@ -236,16 +289,17 @@ FAULTS = {
 def test_a_faulty_store_costs_no_token_and_no_block(
     checkpoint: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(load_choice, "LATENCY_S", 0.05)
+    for module in (load_choice, tiers):
+        monkeypatch.setattr(module, "LATENCY_S", 0.05)
     monkeypatch.setattr(load_choice, "TOLERANCE_S", 0.05)
-    monkeypatch.setattr(offload, "REST_S", 0.0)
+    monkeypatch.setattr(tiers, "REST_S", 0.0)
     with engine_of(checkpoint) as (_, core):
         expected, _ = all_answers(core)
-    with engine_of(checkpoint, lambda block_bytes, _: Faulty(fault, block_bytes)) as (_, core):
+    with engine_of(checkpoint, lambda kind: Faulty(fault, kind.block_bytes)) as (_, core):
         assert all_answers(core)[0] == expected
         assert core.status().num_held_blocks == 0
     assert FAULTS[fault] in caplog.text
-    assert ("the KV store is not asked" in caplog.text) == bool(FAULTS[fault])
+    assert ("the KV store own is not asked" in caplog.text) == bool(FAULTS[fault])
 
 
 @pytest.mark.parametrize(
@@ -254,6 +308,10 @@ def test_a_faulty_store_costs_no_token_and_no_block(
         ({"kv_offloading_size": 1e-9}, "holds no block"),
         ({"kv_offloading_size": 2.0**20}, "needs as many GiB beside the KV pool, and"),
         ({"kv_offloading_size": 0.01, "enable_prefix_caching": False}, "--enable-prefix-caching"),
+        ({"kv_disk": "/nowhere/at/all"}, "--kv-disk /nowhere/at/all is no folder for files: No such"),
+        ({"kv_disk": "/proc/self/fdinfo"}, "--kv-disk /proc/self/fdinfo is no folder for files: "),
+        ({"kv_disk_size": 1.0}, "--kv-disk-size 1 needs a folder: --kv-disk PATH"),
+        ({"kv_disk": "/tmp", "tensor_parallel_size": 2}, "--kv-disk is for nodes of one rank"),
         ({"kv_offloading_size": 0.01, "tensor_parallel_size": 2}, "one rank, and this one has 2"),
     ],
     ids=str,
@@ -297,7 +355,7 @@ def test_the_store_of_an_installed_package_serves(
         (
             "granite",
             {},
-            "granite of the package acme is no KvStore: it has no close, forget, load, lookup, put, tiers, usage",
+            "granite of the package acme is no KvStore: it has no close, forget, load, lookup, put, usage",
         ),
         ("granite", {"enable_prefix_caching": False}, "--kv-store .* needs --enable-prefix-caching"),
         ("granite", {"tensor_parallel_size": 2}, "--kv-store is for nodes of one rank"),

@@ -18,13 +18,12 @@ import logging
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from baton.engine.cache.store import BlockBytes, Landing, StoredBlock
 
-_NAME = "host"
 _REUSED_SHARE = 0.5
 _MAX_WAITING = 256
 """Loads that wait for the thread; more end at once."""
@@ -43,10 +42,12 @@ class _Order(NamedTuple):
 
 
 class HostTier:
-    """A KV store in host memory. `memory`: [slots, block_bytes], whose pages are there already."""
+    """A KV store in host memory. `memory`: [slots, block_bytes], whose pages are there already. `on_evicted`: is given
+    each block that gives way, and has read it when it returns."""
 
-    def __init__(self, memory: BlockBytes) -> None:
+    def __init__(self, memory: BlockBytes, on_evicted: Callable[[StoredBlock], object] | None = None) -> None:
         self._memory = memory
+        self._on_evicted = on_evicted
         self._free = list(range(len(memory)))
         self._slots: dict[bytes, _Slot] = {}
         self._once: OrderedDict[bytes, None] = OrderedDict()
@@ -73,10 +74,6 @@ class HostTier:
                 self._used(block_hash)
         return num_found
 
-    def tiers(self, hashes: Sequence[bytes]) -> Sequence[str]:
-        """All are in this one."""
-        return [_NAME] * len(hashes)
-
     def put(self, block: StoredBlock) -> None:
         """Copy a block in, in place of another one where all slots are taken."""
         with self._lock:
@@ -97,7 +94,7 @@ class HostTier:
         """Drop a block."""
         with self._lock:
             if block_hash in self._slots:
-                self._free.append(self._drop(block_hash))
+                self._free.append(self._drop(block_hash).number)
 
     def close(self) -> None:
         """End the thread and drop everything. Waits for the thread, which is in the middle of one block at most."""
@@ -129,12 +126,17 @@ class HostTier:
         if self._free:
             return self._free.pop()
         oldest = next((each for each in chain(self._once, self._reused) if each != self._reading), None)
-        return None if oldest is None else self._drop(oldest)
+        if oldest is None:
+            return None
+        slot = self._drop(oldest)
+        if self._on_evicted is not None:
+            self._on_evicted(StoredBlock(oldest, slot.checksum, self._memory[slot.number]))
+        return slot.number
 
-    def _drop(self, block_hash: bytes) -> int:
+    def _drop(self, block_hash: bytes) -> _Slot:
         self._once.pop(block_hash, None)
         self._reused.pop(block_hash, None)
-        return self._slots.pop(block_hash).number
+        return self._slots.pop(block_hash)
 
     def _serve(self) -> None:
         while (order := self._orders.get()) is not None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
+from baton.engine.cache.store import LATENCY_S
 from baton.wire.step_cost import StepCost
 
 PATIENCE = 0.1
@@ -26,10 +27,8 @@ TOLERANCE_S = 0.002
 """Less is no difference: a node that has nothing else to do looks as often as that whether a load is over."""
 FADES_S = 30.0
 """After so long without a load, a tier is believed to be twice as fast."""
-LATENCY_S = 0.5
 LEAST_BYTES_PER_S = 2**28
-"""A store that gives nothing for `LATENCY_S` seems to be gone. While nobody knows what computing takes, a load may take
-so long, and the bytes of all open loads at this rate."""
+"""A load may take `LATENCY_S` and the bytes of all open loads at this rate, while nobody knows what computing takes."""
 _NEWEST_SHARE = 0.3
 
 
@@ -99,11 +98,6 @@ class LoadProgress:
         """Whether it has taken longer than it may."""
         earned_s = min(self._arrivals.earned_s - self._earned_before_s, self._most_s)
         return self._arrivals.clock() - self._begun_s >= self._patience_s + earned_s
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the store seems to be gone, and is not only slower than computing."""
-        return self.waited_s >= LATENCY_S
 
     @property
     def taken_s(self) -> float:

@@ -1,6 +1,6 @@
-"""KV offloading: what the block pool forgets goes to a `KvStore`, and comes back for requests that can use it.
+"""KV offloading: what the block pool forgets goes to tiers of `KvStore`s, and comes back for requests that can use it.
 
-Owns the order of bytes between the pool and a store, and trusts no store. It knows no requests and no steps: who owns a
+Owns the order of bytes between the pool and the tiers, and trusts none. It knows no requests and no steps: who owns a
 block, and when it is written, is said by `baton.engine.scheduler.request_blocks`.
 
 A block is saved when it is about to be overwritten, not when it is allocated. A prompt that takes a hundred blocks at
@@ -11,29 +11,24 @@ Invariants:
 - whoever writes into blocks of the pool says so first (`overwriting`, `give_away`); a load does it by itself;
 - what a store gives is written into blocks of an open load only, and counts only if the bytes that lie in the pool
   afterwards have the checksum that was made when the block was saved;
-- when a load was closed nothing writes into its blocks any more, so they can be released at once;
-- a store that has failed, was silent or was wrong is left alone for `REST_S`.
+- when a load was closed nothing writes into its blocks any more, so they can be released at once.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from baton.engine.cache.load_choice import LoadChoice, LoadPlan, LoadProgress
-from baton.engine.cache.store import BlockBytes, KvStore, StoredBlock, checksum_of
+from baton.engine.cache.store import BlockBytes, StoredBlock, checksum_of
+from baton.engine.cache.tiers import Tiers
 from baton.wire.step_cost import StepCost
 
-REST_S = 5.0
 MOST_AT_ONCE_BYTES = 2**24
 """What is saved of blocks that are given away: 4 ms of copying."""
-_T = TypeVar("_T")
-_log = logging.getLogger(__name__)
 
 
 class PoolBytes(Protocol):
@@ -66,7 +61,6 @@ class OffloadCounters:
     computing_s: float = 0.0
     num_stored_blocks: int = 0
     num_dropped_blocks: int = 0
-    num_failures: int = 0
     num_late_loads: int = 0
     num_damaged_blocks: int = 0
 
@@ -138,7 +132,7 @@ class KvOffload:
 
     def __init__(
         self,
-        store: KvStore,
+        tiers: Tiers,
         pool: PoolBytes,
         block_size: int,
         max_chunk: int,
@@ -146,14 +140,19 @@ class KvOffload:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = OffloadCounters()
-        self._store = store
+        self.tiers = tiers.tiers
+        self.block_bytes = pool.block_bytes
+        self._tiers = tiers
         self._pool = pool
         self._block_size = block_size
-        self._clock = clock
         self._choice = LoadChoice(block_size, pool.block_bytes, max_chunk, cost, clock)
-        self._rests_until_s = clock()
         self._unsaved: dict[int, bytes] = {}
         self._loads: set[Load] = set()
+
+    @property
+    def num_failures(self) -> int:
+        """Calls of stores that have failed."""
+        return sum([tier.counters.num_failures for tier in self.tiers])
 
     @property
     def num_loads(self) -> int:
@@ -168,7 +167,7 @@ class KvOffload:
     @property
     def usage(self) -> float:
         """How full the store is, 0 to 1."""
-        return self._asked(lambda: min(1.0, max(0.0, self._store.usage)), 0.0)
+        return self._tiers.usage
 
     def evicted(self, blocks: Iterable[tuple[int, bytes]]) -> None:
         """These blocks and hashes are not found any more. Each block has an owner now, and its content until that
@@ -196,10 +195,9 @@ class KvOffload:
         if not hashes:
             return None
         self.counters.num_queried_tokens += len(hashes) * self._block_size
-        num_found = self._asked(lambda: min(len(hashes), max(0, self._store.lookup(hashes))), 0)
-        if not num_found:
+        tiers = self._tiers.names(hashes)
+        if not tiers:
             return None
-        tiers = self._asked(lambda: self._store.tiers(hashes[:num_found]), ())[:num_found]
         plan = self._choice.plan(tiers, start, num_tokens)
         num_planned = 0 if plan is None else len(plan.tiers)
         self.counters.num_refused_tokens += (len(tiers) - num_planned) * self._block_size
@@ -209,8 +207,7 @@ class KvOffload:
         """Begin to load blocks. Nobody else writes into `block_ids` until `end` has returned."""
         load = Load(hashes, block_ids, self._land, self._choice.begin(plan))
         self._loads.add(load)
-        if not self._does(lambda: self._store.load(hashes, load)):
-            load.ended()
+        self._tiers.load(hashes, load)
         return load
 
     def end(self, load: Load) -> int:
@@ -222,12 +219,9 @@ class KvOffload:
         self.counters.num_loaded_tokens += num_blocks * self._block_size
         if load.damaged is not None:
             self.counters.num_damaged_blocks += 1
-            self._does(partial(self._store.forget, load.damaged))
-            self._leave_alone("gave a block with wrong bytes")
+            self._tiers.forget(load.damaged)
         elif is_late:
             self.counters.num_late_loads += 1
-            if load.progress.is_silent:
-                self._leave_alone("did not load in time")
         elif num_blocks == len(load.progress.plan.tiers):
             self._count_times(load.progress)
         return num_blocks
@@ -244,16 +238,16 @@ class KvOffload:
             load.close()
         self._loads.clear()
         self._unsaved.clear()
-        self._store.close()
+        self._tiers.close()
 
     def _save(self, block_id: int) -> None:
         # one call, so that it is atomic: a thread of a store comes here too, for blocks of its load
         block_hash = self._unsaved.pop(block_id, None)
-        if block_hash is None or self._asked(lambda: self._store.lookup((block_hash,)), 0):
+        if block_hash is None or self._tiers.names((block_hash,)):
             return
         content = self._pool.read(block_id)
         block = StoredBlock(block_hash, checksum_of(block_hash, content), content)
-        if self._does(lambda: self._store.put(block)):
+        if self._tiers.put(block):
             self.counters.num_stored_blocks += 1
         else:
             self.counters.num_dropped_blocks += 1
@@ -265,24 +259,3 @@ class KvOffload:
             return False
         written = self._pool.write(block_id, block.content)
         return checksum_of(block.block_hash, written) == block.checksum
-
-    def _asked(self, call: Callable[[], _T], otherwise: _T) -> _T:
-        """What the store answers; `otherwise` where it fails, or is left alone."""
-        answers: list[_T] = []
-        return answers[0] if self._does(lambda: answers.append(call())) else otherwise
-
-    def _does(self, call: Callable[[], None]) -> bool:
-        """Have the store do something; whether it did."""
-        if self._clock() < self._rests_until_s:
-            return False
-        try:
-            call()
-        except Exception as error:  # a store is nothing that a node depends on
-            self.counters.num_failures += 1
-            self._leave_alone(f"failed: {type(error).__name__}: {error}")
-            return False
-        return True
-
-    def _leave_alone(self, reason: str) -> None:
-        self._rests_until_s = self._clock() + REST_S
-        _log.warning("the KV store is not asked for %g s: it %s", REST_S, reason)

@@ -12,14 +12,29 @@ block a call, because the engine's thread makes them. Work that takes time belon
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+KIND_BYTES = 16
+LATENCY_S = 0.5
+"""A store that gives nothing for so long seems to be gone."""
+REST_S = 5.0
+"""For so long a store that has failed, seems to be gone or was wrong is left alone."""
 BlockBytes: TypeAlias = npt.NDArray[np.uint8]
 """The bytes of one block over all layers, [block_bytes]."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKind:
+    """What all blocks of an engine have in common. `digest`, of `KIND_BYTES`, is another one wherever the same hash
+    could mean other bytes: another model, layout or type, or other kernels."""
+
+    block_bytes: int
+    digest: bytes
 
 
 class StoredBlock(NamedTuple):
@@ -46,10 +61,29 @@ class Landing(Protocol):
         """No more blocks come, whether all have arrived or not."""
         ...
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for it any longer: it has ended, or its time is over."""
+        ...
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """Of one store among several, since the start. Stored blocks were given to it, and those dropped are among them:
+    it had no room or no time for them. A damaged one was read, or its file was, and was not served. Several threads
+    count without a lock, so one of a great many may be missing."""
+
+    num_stored_blocks: int = 0
+    num_loaded_blocks: int = 0
+    num_dropped_blocks: int = 0
+    num_damaged_blocks: int = 0
+    num_failures: int = 0
+    num_late_loads: int = 0
+
 
 class KvStore(Protocol):
     """Keeps the bytes of KV blocks by their hashes. Its calls may come from several threads. Whatever a call raises
-    counts as a fault of the store, and it is left alone for a while."""
+    counts as a fault of the store, and it is left alone for `REST_S`."""
 
     @property
     def usage(self) -> float:
@@ -59,11 +93,6 @@ class KvStore(Protocol):
     def lookup(self, hashes: Sequence[bytes]) -> int:
         """How many of these blocks it can load, counted from the first one to the first that is missing. They are in
         use by that, where it decides what to keep. Returns at once."""
-        ...
-
-    def tiers(self, hashes: Sequence[bytes]) -> Sequence[str]:
-        """The name of the tier that each of these blocks would come from, which a `lookup` has found just now. Loads
-        of each tier are timed, and predicted from that. Returns at once."""
         ...
 
     def put(self, block: StoredBlock) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.engine.cache.load_choice import FADES_S, LATENCY_S, PATIENCE, TOLERANCE_S, LoadChoice, LoadPlan, LoadProgress
+from baton.engine.cache.load_choice import FADES_S, PATIENCE, TOLERANCE_S, LoadChoice, LoadPlan, LoadProgress
 from baton.wire.step_cost import StepCost
 from tests.engine.scheduler.stores import Clock
 
@@ -225,17 +225,6 @@ def test_a_tier_that_was_silent_is_left_alone_for_as_long_as_it_is_believed_to_b
     assert rig.plan(*["disk"] * 20) is not None
     rig.clock.now_s += 2 * FADES_S
     assert rig.plan(*["host"] * 20) is not None
-
-
-def test_a_store_is_gone_when_it_is_silent_and_not_when_it_is_slower_than_computing() -> None:
-    rig = Rig()
-    progress = rig.begin(20)
-    lateness_of(progress, rig.clock, 10.0)
-    assert not progress.is_silent
-    rig.clock.now_s += LATENCY_S
-    assert progress.is_silent
-    rig.begin(1).arrived(0)
-    assert not progress.is_silent
 
 
 @pytest.mark.parametrize("cost", [None, StepCost(1e-3, 0.0, 0.0, 1e-3, 0.0)], ids=["nothing", "nothing of prompts"])

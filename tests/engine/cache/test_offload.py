@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from baton.engine.cache.load_choice import LATENCY_S, LEAST_BYTES_PER_S, LoadPlan
+from baton.engine.cache.load_choice import LEAST_BYTES_PER_S, LoadPlan
 from baton.engine.cache.offload import KvOffload, Load
-from baton.engine.cache.store import BlockBytes
+from baton.engine.cache.store import LATENCY_S, BlockBytes, TierCounters
+from baton.engine.cache.tiers import Tier, Tiers
 from baton.testing.kv_stores import BLOCK_BYTES, block_of, hash_of
 from tests.engine.scheduler.stores import Clock, TestStore
 
@@ -34,9 +35,11 @@ class Pool:
         return self.read(block_id)
 
 
-def offload_of(pool: Pool, clock: Clock | None = None) -> KvOffload:
-    """The engine's side of a store; what computing takes is not known."""
-    return KvOffload(TestStore(), pool, 4, 64, lambda: None, clock or Clock())
+def offload_of(pool: Pool, clock: Clock | None = None, *stores: TestStore) -> KvOffload:
+    """The engine's side of these stores, or of one; what computing takes is not known."""
+    clock = clock or Clock()
+    tiers = [Tier(str(place), store, TierCounters(), clock) for place, store in enumerate(stores or [TestStore()])]
+    return KvOffload(Tiers(tiers), pool, 4, 64, lambda: None, clock)
 
 
 def load_of(offload: KvOffload, numbers: Sequence[int], block_ids: Sequence[int]) -> Load:
@@ -76,7 +79,8 @@ def test_who_closes_a_load_waits_for_the_block_that_is_being_written() -> None:
 
 def test_a_load_has_time_for_its_bytes_and_for_those_of_the_loads_before_it() -> None:
     clock = Clock()
-    offload = offload_of(Pool(LEAST_BYTES_PER_S), clock)
+    store = TestStore({hash_of(each): block_of(each) for each in (1, 2, 3)})
+    offload = offload_of(Pool(LEAST_BYTES_PER_S), clock, store)
     first = load_of(offload, [1, 2], [0, 1])
     second = load_of(offload, [3], [2])
     assert offload.num_loads == 2
@@ -87,3 +91,15 @@ def test_a_load_has_time_for_its_bytes_and_for_those_of_the_loads_before_it() ->
     assert offload.num_loads == 0
     assert (offload.end(first), offload.end(second)) == (0, 0)
     assert offload.counters.num_late_loads == 2
+
+
+def test_of_several_tiers_only_that_is_left_alone_which_was_late() -> None:
+    clock, stores = Clock(), [TestStore({hash_of(each): block_of(each)}) for each in (1, 2)]
+    offload = offload_of(Pool(), clock, *stores)
+    late = load_of(offload, [2], [0])
+    clock.now_s += 2 * LATENCY_S
+    assert late.is_over
+    assert offload.end(late) == 0
+    assert offload.plan([hash_of(1)], 0, 5) is not None
+    assert offload.plan([hash_of(2)], 0, 5) is None
+    assert (offload.counters.num_late_loads, offload.tiers[1].counters.num_late_loads) == (1, 1)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from baton.engine.cache.offload import KvOffload
-from baton.engine.cache.store import BlockBytes, Landing, StoredBlock
+from baton.engine.cache.store import BlockBytes, Landing, StoredBlock, TierCounters
+from baton.engine.cache.tiers import Tier, Tiers
 from baton.wire.step_cost import StepCost
 from tests.engine.scheduler.simulation import Device
 
@@ -62,10 +63,6 @@ class TestStore:
     def lookup(self, hashes: Sequence[bytes]) -> int:
         self._may_fail("lookup")
         return next((place for place, each in enumerate(hashes) if each not in self.blocks), len(hashes))
-
-    def tiers(self, hashes: Sequence[bytes]) -> Sequence[str]:
-        self._may_fail("tiers")
-        return ["test"] * len(hashes)
 
     def put(self, block: StoredBlock) -> None:
         self._may_fail("put")
@@ -172,4 +169,6 @@ class Clock:
 
 def offload_of(store: TestStore, device: Device, clock: Clock | None = None, cost: StepCost | None = None) -> KvOffload:
     """The engine's side of `store`, with the blocks of `device`, whose steps have this cost as far as it knows."""
-    return KvOffload(store, SlotBytes(device), device.block_size, 64, lambda: cost, clock or Clock())
+    clock = clock or Clock()
+    tiers = Tiers([Tier("test", store, TierCounters(), clock)])
+    return KvOffload(tiers, SlotBytes(device), device.block_size, 64, lambda: cost, clock)

@@ -1,0 +1,280 @@
+"""The disk tier: a `KvStore` in files of a folder, which outlives the node and may be shared with others of its host.
+
+Owns which block is in which file, the memory of blocks that are not written yet, and the threads: one that writes and
+looks after the folder, and few that read. What the format is, and which files give way, is known to the modules beside.
+
+Invariants:
+- no call waits for the disk. What a stalled one cannot take is dropped, and counted;
+- a block is staged, or in a file of the index, or unknown here;
+- nothing is given whose checksum is wrong. A file with such a block is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from itertools import islice
+from pathlib import Path
+
+from baton.engine.cache.disk.batch_file import MAX_BLOCKS, BatchHeader, DamagedFile, header_of, read_header
+from baton.engine.cache.disk.folder import CacheFile, CacheFolder, open_file
+from baton.engine.cache.disk.reader import BatchReader, Place
+from baton.engine.cache.store import REST_S, BlockKind, Landing, StoredBlock, TierCounters
+
+_FILE_BYTES = 2**25
+_STAGED_FILES = 2
+"""As many full files lie in memory at most: one that is being written, and one that is being filled."""
+_NUM_READERS = 2
+_LINGER_S = 2.0
+"""A file that is not full is written after it, and the files of other nodes are looked for."""
+_MAX_WAITING = 256
+_CLOSE_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+class DiskTier:
+    """Blocks of `kind` in files of `folder`. `on_evicted`: is given the blocks of files that give way to new ones."""
+
+    def __init__(
+        self,
+        folder: CacheFolder,
+        kind: BlockKind,
+        counters: TierCounters,
+        on_evicted: Callable[[StoredBlock], object] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._kind = kind
+        self._counters = counters
+        self._on_evicted = on_evicted
+        self._blocks_per_file = min(MAX_BLOCKS, max(1, _FILE_BYTES // kind.block_bytes))
+        self._staged: dict[bytes, StoredBlock] = {}
+        self._index: dict[bytes, Place] = {}
+        self._hashes: dict[str, list[bytes]] = {}
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._orders: queue.Queue[tuple[Sequence[bytes], Landing] | None] = queue.Queue(_MAX_WAITING)
+        works = [self._keep] + [self._serve] * _NUM_READERS
+        self._threads = [threading.Thread(target=work, name="disk-tier", daemon=True) for work in works]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def usage(self) -> float:
+        """How much of its room the files take, those of other nodes and models among them."""
+        return self._folder.usage
+
+    def lookup(self, hashes: Sequence[bytes]) -> int:
+        """How many of these blocks it has, from the first on."""
+        with self._lock:
+            known = (each in self._index or each in self._staged for each in hashes)
+            return next((place for place, is_known in enumerate(known) if not is_known), len(hashes))
+
+    def put(self, block: StoredBlock) -> None:
+        """Stage a block for the writing thread, if there is room."""
+        with self._work:
+            if self._is_closed or block.block_hash in self._index or block.block_hash in self._staged:
+                return
+            if len(self._staged) >= _STAGED_FILES * self._blocks_per_file:
+                self._counters.num_dropped_blocks += 1
+                return
+            self._staged[block.block_hash] = block._replace(content=block.content.copy())
+            if len(self._staged) >= self._blocks_per_file:
+                self._work.notify()
+
+    def load(self, hashes: Sequence[bytes], landing: Landing) -> None:
+        """Have a reading thread hand over these blocks, one after another."""
+        try:
+            self._orders.put_nowait((hashes, landing))
+        except queue.Full:
+            landing.ended()
+
+    def forget(self, block_hash: bytes) -> None:
+        """Drop a block. Its file keeps the bytes, and does not bring it back."""
+        with self._lock:
+            self._staged.pop(block_hash, None)
+            self._index.pop(block_hash, None)
+
+    def close(self) -> None:
+        """Write what is staged, and end the threads. A disk that stalls is waited for only so long."""
+        with self._work:
+            self._is_closed = True
+            self._work.notify()
+        deadline_s = time.monotonic() + _CLOSE_S
+        self._end_orders()
+        for _ in range(_NUM_READERS):
+            with suppress(queue.Full):
+                self._orders.put_nowait(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _end_orders(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                order = self._orders.get_nowait()
+                if order is not None:
+                    order[1].ended()
+
+    # the reading threads
+
+    def _serve(self) -> None:
+        with closing(BatchReader(self._folder.path, self._kind.block_bytes)) as reader:
+            while (order := self._orders.get()) is not None:
+                try:
+                    self._deliver(*order, reader)
+                except Exception:  # whatever became of the landing, others wait for this thread
+                    _log.exception("a load from the disk tier failed")
+                finally:
+                    reader.close()
+                    order[1].ended()
+
+    def _deliver(self, hashes: Sequence[bytes], landing: Landing, reader: BatchReader) -> None:
+        for block_hash in hashes:
+            if self._is_closed or landing.is_over:
+                return
+            block = self._found(block_hash, reader)
+            if block is None or not landing.arrived(block):
+                return
+
+    def _found(self, block_hash: bytes, reader: BatchReader) -> StoredBlock | None:
+        """A block, staged or read. None: it is not there any more, or not as it was."""
+        with self._lock:
+            staged, place = self._staged.get(block_hash), self._index.get(block_hash)
+        if staged is not None or place is None:
+            return staged
+        try:
+            return reader.read(block_hash, place)
+        except FileNotFoundError:
+            self._lose(place.file)
+        except DamagedFile as error:
+            self._damaged(place.file, error)
+            with suppress(OSError):
+                os.unlink(self._folder.path / place.file)
+        except OSError as error:
+            self._failed("reading", error)
+            self._lose(place.file)
+        return None
+
+    # the writing thread
+
+    def _keep(self) -> None:
+        is_over = False
+        while not is_over:
+            try:
+                self._look()
+                is_over = not self._write_next()
+            except Exception as error:  # what is staged after it still wants to be written
+                self._failed("keeping files", error)
+                is_over = self._rests()
+
+    def _rests(self) -> bool:
+        """Leave a disk alone that has failed. True: it is to be closed."""
+        with self._work:
+            self._work.wait_for(lambda: self._is_closed, REST_S)
+            return self._is_closed
+
+    def _write_next(self) -> bool:
+        """Write what is staged; False when nothing is, and nothing will be."""
+        batch = self._next_batch()
+        if batch:
+            self._look()  # other nodes may have written meanwhile, and the room is one for all
+            self._write(batch)
+        return bool(batch) or not self._is_closed
+
+    def _look(self) -> None:
+        """Learn what other nodes have written and deleted; at first, what is there."""
+        new, gone = self._folder.refresh()
+        for file in gone:
+            self._lose(file.name)
+        for file in new:
+            if file.folder == self._kind.digest.hex():
+                self._take_over(file)
+
+    def _take_over(self, file: CacheFile) -> None:
+        try:
+            header = _header_in(self._folder.path / file.name)
+            if header.kind != self._kind:
+                raise DamagedFile("its blocks are of another kind")
+            self._note(file, header, lambda _: True)
+        except DamagedFile as error:
+            self._damaged(file.name, error)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._failed("reading", error)
+
+    def _next_batch(self) -> list[StoredBlock]:
+        """Wait for the blocks of a full file, or for `_LINGER_S`."""
+        with self._work:
+            self._work.wait_for(lambda: self._is_closed or len(self._staged) >= self._blocks_per_file, _LINGER_S)
+            return list(islice(self._staged.values(), self._blocks_per_file))
+
+    def _write(self, batch: Sequence[StoredBlock]) -> None:
+        try:
+            self._make_room(header_of(self._kind, batch).num_bytes)
+            file, header = self._folder.write(self._kind, batch)
+        except OSError:
+            self._counters.num_dropped_blocks += len(batch)
+            raise
+        else:
+            self._note(file, header, self._staged.__contains__)
+        finally:
+            with self._lock:
+                for block in batch:
+                    self._staged.pop(block.block_hash, None)
+
+    def _make_room(self, num_bytes: int) -> None:
+        while file := self._folder.in_the_way(num_bytes):
+            if self._on_evicted is not None:
+                self._hand_down(file.name, self._on_evicted)
+            self._folder.delete(file)
+            self._lose(file.name)
+
+    def _hand_down(self, name: str, on_evicted: Callable[[StoredBlock], object]) -> None:
+        with closing(BatchReader(self._folder.path, self._kind.block_bytes)) as reader:
+            for block_hash in self._hashes.get(name, ()):
+                block = self._found(block_hash, reader)
+                if block is None:
+                    return
+                on_evicted(block)
+
+    # the index
+
+    def _note(self, file: CacheFile, header: BatchHeader, is_wanted: Callable[[bytes], bool]) -> None:
+        """Those blocks of a file can be loaded: of a new one, what was not forgotten while it was written."""
+        with self._lock:
+            noted = self._hashes[file.name] = []
+            for number, (block_hash, checksum) in enumerate(header.entries):
+                if block_hash not in self._index and is_wanted(block_hash):
+                    self._index[block_hash] = Place(file.name, header.block_offset(number), checksum)
+                    noted.append(block_hash)
+
+    def _lose(self, name: str) -> None:
+        """The blocks of a file cannot be loaded any more."""
+        with self._lock:
+            for block_hash in self._hashes.pop(name, ()):
+                place = self._index.get(block_hash)
+                if place is not None and place.file == name:
+                    del self._index[block_hash]
+
+    def _damaged(self, name: str, error: DamagedFile) -> None:
+        self._lose(name)
+        _log.warning("the KV cache file %s is not used: %s", self._folder.path / name, error)
+        self._counters.num_damaged_blocks += 1
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self._counters.num_failures += 1
+        _log.warning("the disk tier failed at %s: %s", what, error)
+
+
+def _header_in(path: Path) -> BatchHeader:
+    descriptor = open_file(path)
+    try:
+        return read_header(descriptor)
+    finally:
+        os.close(descriptor)
