@@ -79,6 +79,7 @@ TELLS_THE_TIME = {
     "engine.text.chat_template": "templates that say what day it is",
     "launch.cluster.controller": "notes of changes",
     "launch.cluster.status": "notes of changes",
+    "node.kv_events.publisher": "when events were published",
     "router.__main__": "since when a model is served",
     "router.http.access.audit": "when a request ended",
     "router.http.openai.answer": "when an answer ended",
