@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("cpu-demo", "gpu", "data-parallel", "multi-host", "inference-pool")
 GROUPS, POOL = "LeaderWorkerSet", "InferencePool"
-"""No part of Kubernetes. Of the first there is no schema here: its pods are checked, and what is around them by hand."""
+"""No parts of Kubernetes. Of the first there is no schema: its pods are checked, and what is around them by hand."""
 POOL_SCHEMA = json.loads(Path(__file__).with_name("inference_pool_v1.json").read_text())
 VERSIONS = ("1.31", "1.37")
 """The oldest one whose preStop may sleep without a feature gate is 1.30; the newest that has schemas here."""

@@ -1,4 +1,4 @@
-"""What somebody hears who follows the prefix cache: which blocks were filled with which tokens, and what became of them.
+"""What somebody hears who follows the prefix cache: which tokens fill which blocks, and what became of them.
 
 Owns the contract between the engine and such a listener. The block pool knows hashes only, so the tokens behind them
 are told when a request publishes its blocks, before the pool's changes are. Whether a block became findable is said by

@@ -101,11 +101,9 @@ class PoolEvents:
 
     def _stored(self, run: PublishedRun, fresh: set[bytes]) -> Iterator[BlockStored]:
         """The parts of `run` that are `fresh`, which they are no longer."""
-        for is_fresh, places in groupby(range(len(run.hashes)), lambda place: run.hashes[place] in fresh):
-            if is_fresh:
-                first, *_ = part = [*places]
-                yield self._event(run, first, first + len(part))
         told = fresh.intersection(run.hashes)
+        for begin, end in _spans(run.hashes, told):
+            yield self._event(run, begin, end)
         fresh -= told
         self._told |= told
         self.counters.num_stored += len(told)
@@ -130,6 +128,17 @@ class PoolEvents:
         stop = start + self._block_size
         media = [medium for medium in run.prompt.media if medium.start < stop and medium.stop > start]
         return tuple((medium.digest.hex(), medium.start - start) for medium in media) or None
+
+
+def _spans(hashes: Sequence[bytes], told: set[bytes]) -> Iterator[tuple[int, int]]:
+    """Where those that are told stand together: begins and ends."""
+    if len(told) == len(hashes):  # nearly always, and quicker
+        yield 0, len(hashes)
+        return
+    for is_told, places in groupby(range(len(hashes)), lambda place: hashes[place] in told):
+        if is_told:
+            first, *others = places
+            yield first, first + len(others) + 1
 
 
 def _as_int(block_hash: bytes) -> int:

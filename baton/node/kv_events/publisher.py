@@ -170,8 +170,8 @@ class _Replays:
             self._link.close(0)
 
     def _answer(self, request: Sequence[bytes]) -> None:
-        """[reader, "", first number] gets [reader, "", topic, number, payload] for each batch, then an end without topic
-        and payload."""
+        """[reader, "", first number] gets [reader, "", topic, number, payload] for each batch, then an end with no
+        topic and no payload."""
         if len(request) != 3 or len(request[2]) != NUMBER_BYTES:
             return
         reader, batches, is_whole = request[0], *self._kept.since(int.from_bytes(request[2], "big"))

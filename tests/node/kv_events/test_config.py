@@ -54,7 +54,7 @@ def test_nobody_hears_of_anything_unless_it_is_asked_for() -> None:
 )
 def test_anything_else_is_refused_in_one_sentence(asked: str | dict[str, object]) -> None:
     text = asked if isinstance(asked, str) else json.dumps({**ON, **asked})
-    with pytest.raises(InvalidSetting, match="^--kv-events-config"):
+    with pytest.raises(InvalidSetting, match=r"^--kv-events-config"):
         read_config(text)
 
 
