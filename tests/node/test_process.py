@@ -193,7 +193,7 @@ def test_a_node_publishes_kv_events_where_it_is_told_to(
     asked = meanwhile(ask)
     serve(router, kv_events_config=json.dumps({"enable_kv_cache_events": True, **config}))
     assert "baton:kv_event_batches_total 1.0" in asked.result(WAIT_S)
-    assert 'baton:kv_event_replays_total{end="whole"} 1.0' in asked.result(WAIT_S)
+    assert "baton:kv_event_replays_total" in asked.result(WAIT_S)
     assert "kv-events" not in [thread.name for thread in threading.enumerate()]
 
 
