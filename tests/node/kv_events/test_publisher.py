@@ -226,6 +226,7 @@ def test_a_reader_that_does_not_take_its_replay_is_given_up(
         dealer.connect(publisher.replay_endpoint)
         for request in ([b"", bytes(8)] * 3, [b"", b"x"], [b"", bytes(8)]):
             dealer.send_multipart(request)
+        assert dealer.poll(int(WAIT_S * 1000))
         with Reader(publisher.endpoint, publisher.replay_endpoint) as reader:  # the next one is served
             assert len([*reader.replay(390)]) == 11
     finally:
