@@ -76,7 +76,7 @@ class KvEventPublisher:
         except InvalidSetting:
             self._context.destroy(linger=0)
             raise
-        _log.info("KV events at %s, not encrypted", self.endpoint)
+        _log.info("KV events at %s, replays at %s, not encrypted", self.endpoint, self.replay_endpoint or "no place")
         self._publish([AllBlocksCleared()])
 
     @property
