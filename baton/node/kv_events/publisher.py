@@ -36,7 +36,8 @@ REPLAY_S = 10.0
 STALL_MS = 1_000
 """How long the reader of a replay may take nothing."""
 _TICK_MS = 1_000
-_MAX_REQUEST_BYTES = 64
+_MAX_REQUEST_BYTES = 4_096
+"""Of what readers send: topics, and numbers of batches."""
 _MAX_QUEUED_REPLAY = 100
 _log = logging.getLogger(__name__)
 
@@ -65,10 +66,11 @@ class KvEventPublisher:
         self._clock = clock
         self._topic = config.topic.encode()
         self._encode = msgspec.msgpack.Encoder().encode
-        self._kept = _KeptBatches(config.buffer_steps)
+        self._kept = _KeptBatches(0 if config.replay_endpoint is None else config.buffer_steps)
         self._replays: _Replays | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._link = open_socket(self._context, zmq.PUB, LinkSettings(max_queued_messages=config.hwm))
+        limits = LinkSettings(max_message_bytes=_MAX_REQUEST_BYTES, max_queued_messages=config.hwm)
+        self._link = open_socket(self._context, zmq.PUB, limits)
         try:
             self.endpoint = _opened(self._link, config.endpoint)
             if config.replay_endpoint is not None:

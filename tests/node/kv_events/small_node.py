@@ -14,7 +14,7 @@ from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of
 
 BLOCK_SIZE, NUM_BLOCKS = 8, 24
-CONFIG = KvEventsConfig(True, endpoint="tcp://127.0.0.1:0", replay_endpoint="tcp://127.0.0.1:0", topic="kv@pod@model")
+CONFIG = KvEventsConfig(endpoint="tcp://127.0.0.1:0", replay_endpoint="tcp://127.0.0.1:0", topic="kv@pod@model")
 
 
 class SmallNode:
