@@ -80,6 +80,7 @@ TELLS_THE_TIME = {
     "launch.cache": "how long ago files were used",
     "launch.cluster.controller": "notes of changes",
     "launch.cluster.status": "notes of changes",
+    "node.kv_events.publisher": "when events were published",
     "router.__main__": "since when a model is served",
     "router.http.access.audit": "when a request ended",
     "router.http.openai.answer": "when an answer ended",

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baton.engine.cache.block_log import BlockLog
 from baton.engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from baton.engine.cache.offload import KvOffload
 from baton.engine.held_blocks import HeldBlocks, Reservation
@@ -92,6 +93,7 @@ class EngineCore:
         offload: KvOffload | None = None,
     ) -> None:
         self.offload = offload
+        self._block_log: BlockLog | None = None
         self._held = HeldBlocks(pool)
         self._pool = pool
         self._scheduler = scheduler
@@ -342,8 +344,16 @@ class EngineCore:
         return [(each.key, missing) for each in self._scheduler.requests if (missing := each.num_uncomputed_tokens) > 1]
 
     def take_cache_changes(self) -> CacheChanges:
-        """Prefix blocks stored and evicted since the last call."""
-        return self._pool.take_changes()
+        """Prefix blocks stored and evicted since the last call. The log of blocks hears of them, too."""
+        changes = self._pool.take_changes()
+        if self._block_log is not None:
+            self._block_log.changed(changes)
+        return changes
+
+    def log_blocks(self, log: BlockLog) -> None:
+        """Have `log` follow the prefix cache, which is empty still."""
+        self._block_log = log
+        self._scheduler.blocks.on_published = log.published
 
     def cached_hashes(self) -> list[bytes]:
         """All findable prefix blocks."""

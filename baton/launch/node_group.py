@@ -20,6 +20,7 @@ from baton.launch.placement import VISIBLE_DEVICES, placed, shares_of
 from baton.launch.settings import child_environment
 from baton.launch.supervised import ChildSpec
 from baton.launch.supervisor import Supervisor
+from baton.node.kv_events.config import of_node
 from baton.node.settings import MixedNodeSettings, NodeSettings
 from baton.runtime.command_line import CommandParser
 from baton.runtime.events import Ready, emit
@@ -85,6 +86,7 @@ def engine_specs(module: str, group: str, settings: NodeSettings, environment: M
             data_parallel_size=1,
             port=settings.port and settings.port + PORTS_OF_A_NODE * number,
             http_port=settings.http_port and settings.http_port + number,
+            kv_events_config=of_node(settings.kv_events_config, number),
         )
         variables = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited
         has_key = bool(settings.cluster_key)

@@ -36,6 +36,7 @@ from baton.launch.ports import ListeningPort, listening
 from baton.launch.settings import LOOPBACK, Deployment, child_environment, resolve_serve
 from baton.launch.supervised import ChildSpec
 from baton.launch.supervisor import Supervisor
+from baton.node.kv_events.config import of_node
 from baton.node.settings import NodeSettings
 from baton.router.http.access.keys import KEY_VARIABLE
 from baton.router.settings import RouterSettings
@@ -220,7 +221,14 @@ def child_specs(
     routers = ",".join(f"tcp://{LOOPBACK}:{each.control.port}" for each in doors)
     for number, ((role, node_group, name), share) in enumerate(zip(deployment.node_names, shares, strict=True)):
         own = placed(deployment.prefill if role == PREFILL else deployment.decode, share, len(shares))
-        settings = dataclasses.replace(own, node_id=name, node_group=node_group, router=routers, data_parallel_size=1)
+        settings = dataclasses.replace(
+            own,
+            node_id=name,
+            node_group=node_group,
+            router=routers,
+            data_parallel_size=1,
+            kv_events_config=of_node(own.kv_events_config, number),
+        )
         page_fds = tuple(each.descriptor for each in core_loans[number : number + 1])
         if page_fds:
             settings = dataclasses.replace(settings, core_loans=str(core_loans[number]))

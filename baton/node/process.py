@@ -14,6 +14,7 @@ import math
 import secrets
 import signal
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +22,10 @@ from pathlib import Path
 
 import zmq
 
-from baton.engine.build import StartProgress, build_engine
+from baton.engine.build import Engine, StartProgress, build_engine
 from baton.node.health import HealthServer
 from baton.node.heartbeat import HeartbeatThread
+from baton.node.kv_events.config import FLAG, KvEventsConfig, read_config
 from baton.node.lent_cores import LentCores
 from baton.node.loop import EngineLoop
 from baton.node.metrics import LinkCollector, NodeCollector, OffloadCollector
@@ -87,6 +89,7 @@ def _serve(
     stopper: Stopper,
 ) -> None:
     begun_s = time.monotonic()
+    events_config = _events_config(settings)
     node_id = settings.node_id or f"{role.name}-{secrets.token_hex(3)}"
     addresses = settings.router_addresses
     with ExitStack() as stack:
@@ -109,6 +112,8 @@ def _serve(
         health.watch(watchdog)
         if core.offload is not None:
             health.watch(OffloadCollector(core.offload))
+        if events_config is not None:
+            stack.callback(_publish_blocks(engine, events_config, health))
         hello = _hello(role, parts, settings, peer_address, health.address, begun_s)
         dialled = [RouterLink(context, each, to_router, hello, core.status, time.monotonic()) for each in addresses]
         routers = RouterLinks(dialled)
@@ -126,6 +131,27 @@ def _serve(
         EngineLoop(core, leg, routers, heartbeat, stopper, cores=cores).run(each_round)
     if stopper.stays_away:
         emit(Drained(role.name))
+
+
+def _events_config(settings: NodeSettings) -> KvEventsConfig | None:
+    """What KV events are asked for, before anything is loaded. Raises `InvalidSetting`."""
+    config = read_config(settings.kv_events_config)
+    if config is not None and not settings.enable_prefix_caching:
+        raise InvalidSetting(f"{FLAG} tells of the prefix cache: it needs --enable-prefix-caching")
+    return config
+
+
+def _publish_blocks(engine: Engine, config: KvEventsConfig, health: HealthServer) -> Callable[[], None]:
+    """Tell others what the prefix cache holds, from now until the returned function is called."""
+    # only nodes that publish pay for the import
+    from baton.node.kv_events.metrics import KvEventCollector
+    from baton.node.kv_events.publisher import KvEventPublisher
+
+    names = {digest: name for name, digest in engine.adapters.items()}
+    publisher = KvEventPublisher(config, engine.core.limits.block_size, names)
+    engine.core.log_blocks(publisher)
+    health.watch(KvEventCollector(publisher))
+    return publisher.close
 
 
 @dataclass(slots=True)

@@ -69,6 +69,14 @@ class NodeSettings(EngineSettings):
     lease_s: float = _transfer(
         10.0, "seconds after which blocks held for a silent peer are released", allowed=Range(0.1, 86_400)
     )
+    kv_events_config: str = setting(
+        "",
+        "tell routers and indexers what the prefix cache holds, as vLLM's JSON; "
+        '{"enable_kv_cache_events": true, "endpoint": "tcp://HOST:PORT", "replay_endpoint": "tcp://HOST:PORT", '
+        '"topic": "kv@POD@MODEL"}: batches there, and what was missed; HOST *: every interface, not encrypted',
+        metavar="JSON",
+        group="cache",
+    )
     cpu_affinity: str = _kernels("", "cores this process may use, for example 0 or 2,3; empty: all")
     max_rest_ms: float = _kernels(
         20.0,

@@ -2,7 +2,8 @@
 
 Owns the table of names. Values are those of the metric that each alias stands for; docs/operations/metrics.md says
 where their meaning differs. Every sample has the labels of its metric, `model_name` among them, and vLLM's `engine`:
-the node's id where there is one.
+the node's id where there is one. What pickers of endpoints read has one sample for a model, that of the whole relay:
+they take the first they find.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ MODEL_LABEL = "model_name"
 VLLM_NAMES: Mapping[str, tuple[str, ...]] = {
     "baton:num_requests_running": ("vllm:num_requests_running",),
     "baton:num_requests_waiting": ("vllm:num_requests_waiting",),
-    "baton:kv_cache_usage_perc": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "baton:relay_kv_cache_usage_perc": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "baton:cache_config_info": ("vllm:cache_config_info",),
     "baton:num_preemptions": ("vllm:num_preemptions",),
     "baton:prompt_tokens": ("vllm:prompt_tokens",),
     "baton:generation_tokens": ("vllm:generation_tokens",),

@@ -23,7 +23,7 @@ from prometheus_client.utils import floatToGoString
 from baton.router.health.loop_lag import LoopLag
 from baton.router.health.metric_aliases import MODEL_LABEL, VllmAliases
 from baton.router.nodes.control import ControlLink
-from baton.router.nodes.registry import NodeRegistry
+from baton.router.nodes.registry import Node, NodeRegistry
 from baton.router.requests.flight import FlightFigures
 from baton.router.requests.relay import Relay
 from baton.router.requests.timings import ClientTimes, RelayTimes
@@ -338,9 +338,27 @@ class _NodesCollector(Collector):
         members = GaugeMetricFamily("baton:nodes", "Registered nodes", labels=["role", MODEL_LABEL])
         doc = "Legs that wait for a step on a node"
         waiting = GaugeMetricFamily("baton:num_requests_waiting", doc, labels=[MODEL_LABEL])
+        doc = "Share of KV blocks held, 0 to 1, of the role whose nodes are fuller"
+        usage = GaugeMetricFamily("baton:relay_kv_cache_usage_perc", doc, labels=[MODEL_LABEL])
+        doc = "1; tokens of a block, and blocks of the role whose nodes have more"
+        config = GaugeMetricFamily("baton:cache_config_info", doc, labels=["block_size", "num_gpu_blocks", MODEL_LABEL])
         for model in self._models:
             nodes = self._nodes.of_model(model)
-            for role in (PREFILL, DECODE):
-                members.add_metric([role, model], sum(node.role == role for node in nodes))
+            by_role = {role: [node for node in nodes if node.role == role] for role in (PREFILL, DECODE)}
+            for role, of_role in by_role.items():
+                members.add_metric([role, model], len(of_role))
             waiting.add_metric([model], sum(node.status.num_waiting for node in nodes))
-        return (members, waiting)
+            usage.add_metric([model], max(map(_usage, by_role.values())))
+            if nodes:
+                num_blocks = max(map(_num_blocks, by_role.values()))
+                config.add_metric([str(nodes[0].hello.layout.block_size), str(num_blocks), model], 1)
+        return (members, waiting, usage, config)
+
+
+def _num_blocks(nodes: Iterable[Node]) -> int:
+    return sum(node.hello.num_blocks for node in nodes)
+
+
+def _usage(nodes: Sequence[Node]) -> float:
+    """The share of the blocks of all these nodes that are held."""
+    return sum(node.status.num_held_blocks for node in nodes) / max(1, _num_blocks(nodes))

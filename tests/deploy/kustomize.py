@@ -74,7 +74,7 @@ def _is_target(each: dict[str, Any], target: dict[str, str]) -> bool:
 
 def _patch(target: Any, op: str, path: str, value: Any = None) -> None:
     """One operation of RFC 6902."""
-    *way, last = path.split("/")[1:]
+    *way, last = (step.replace("~1", "/") for step in path.split("/")[1:])
     for step in way:
         target = target[int(step) if isinstance(target, list) else step]
     if isinstance(target, list):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -29,9 +31,10 @@ from tests.deploy.kustomize import resolve as overlay
 
 ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-OVERLAYS = ("cpu-demo", "gpu", "data-parallel", "multi-host")
-GROUPS = "LeaderWorkerSet"
-"""No part of Kubernetes, so that there is no schema here: its pods are checked, and what is around them by hand."""
+OVERLAYS = ("cpu-demo", "gpu", "data-parallel", "multi-host", "inference-pool")
+GROUPS, POOL = "LeaderWorkerSet", "InferencePool"
+"""No parts of Kubernetes. Of the first there is no schema: its pods are checked, and what is around them by hand."""
+POOL_SCHEMA = json.loads(Path(__file__).with_name("inference_pool_v1.json").read_text())
 VERSIONS = ("1.31", "1.37")
 """The oldest one whose preStop may sleep without a feature gate is 1.30; the newest that has schemas here."""
 SETTINGS = {
@@ -97,7 +100,7 @@ def _settings(role: str, arguments: list[str]) -> Any:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_all_objects_are_valid(objects: list[dict[str, Any]], version: str) -> None:
     for each in objects:
-        if each["kind"] != GROUPS:
+        if each["kind"] not in (GROUPS, POOL):
             kubernetes_validate.validate(each, version, strict=True)
     for pod in _pods(objects):
         template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}, "template": pod}
@@ -206,6 +209,21 @@ def test_a_group_of_pods_is_one_node_whose_ranks_find_its_driver(keys: Path) -> 
     assert (worker.model, worker.shutdown_timeout_s) == (leader.model, leader.shutdown_timeout_s)
     # their blocks go to nodes with one pool, and back
     assert {settings.kv_checksum for _, _, role, settings in others if role != "router"} == {leader.kv_checksum}
+
+
+def test_an_inference_pool_has_routers_as_endpoints_and_asks_them_for_vllms_metrics(keys: Path) -> None:
+    objects = overlay(KUBERNETES / "overlays" / "inference-pool", keys)
+    (pool,) = (each for each in objects if each["kind"] == POOL)
+    jsonschema.validate(pool, POOL_SCHEMA)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**pool, "spec": {**pool["spec"], "targetPort": 8000}}, POOL_SCHEMA)
+    assert (pool["apiVersion"], pool["metadata"]["namespace"]) == ("inference.networking.k8s.io/v1", "baton")
+    assert pool["spec"]["endpointPickerRef"]["port"]  # which a Service has to have
+    labels = pool["spec"]["selector"]["matchLabels"]
+    (router,) = (found for found in _baton(objects) if _selects(labels, found[0]))
+    _, _, role, settings = router
+    assert (role, settings.metrics_aliases) == ("router", "vllm")
+    assert pool["spec"]["targetPorts"] == [{"number": settings.port}]
 
 
 def test_each_role_has_its_own_key_and_no_other(objects: list[dict[str, Any]], keys: Path) -> None:

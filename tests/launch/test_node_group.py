@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from baton.launch.cli import main
@@ -11,7 +13,13 @@ from baton.node.settings import MixedNodeSettings, NodeSettings
 
 def test_each_node_of_a_group_has_a_name_ports_and_a_share_of_its_own() -> None:
     settings = NodeSettings(
-        data_parallel_size=2, node_id="rack", port=9000, http_port=8080, cluster_key="k", cpu_memory_utilization=0.5
+        data_parallel_size=2,
+        node_id="rack",
+        port=9000,
+        http_port=8080,
+        cluster_key="k",
+        cpu_memory_utilization=0.5,
+        kv_events_config='{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}',
     )
     environment = {"CUDA_VISIBLE_DEVICES": "4,6", "BATON_NODE_ID": "x", "HOME": "/root"}
     specs = engine_specs("baton.decode_node", "rack", settings, environment)
@@ -23,6 +31,7 @@ def test_each_node_of_a_group_has_a_name_ports_and_a_share_of_its_own() -> None:
     assert (second["--node-id"], second["--node-group"]) == ("rack-1", "rack")
     assert (first["--port"], second["--port"]) == ("9000", str(9000 + PORTS_OF_A_NODE))
     assert (first["--http-port"], second["--http-port"]) == ("8080", "8081")
+    assert json.loads(second["--kv-events-config"])["endpoint"] == "tcp://*:5558"
     assert second["--cpu-memory-utilization"] == "0.25"
     assert "--data-parallel-size" not in second
     assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs] == ["4", "6"]

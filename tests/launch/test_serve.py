@@ -194,6 +194,14 @@ def test_settings_reach_the_programs_that_have_them() -> None:
     assert "--block-size=32" not in router.arguments
 
 
+def test_nodes_publish_kv_events_at_ports_of_their_own() -> None:
+    config = '{"enable_kv_cache_events": true, "endpoint": "tcp://127.0.0.1:5557"}'
+    flags = [spec.arguments for spec in specs(f"--kv-events-config={config}")]
+    found = [[flag for flag in each if flag.startswith("--kv-events-config=")] for each in flags]
+    assert found == [[], [f"--kv-events-config={config}"], [found[2][0]]]
+    assert json.loads(found[2][0].partition("=")[2])["endpoint"] == "tcp://127.0.0.1:5558"
+
+
 def test_settings_in_the_environment_reach_a_child_as_flags_only() -> None:
     for spec in specs():
         assert not [name for name in spec.environment if name.startswith("BATON_")]

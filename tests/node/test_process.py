@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -36,7 +38,9 @@ from baton.runtime.events import Ready, parse_event
 from baton.runtime.watchdog import INTERPRETER_WATCHDOG
 from baton.wire.errors import InvalidSetting, Refused
 from baton.wire.messages import DECODE, Hello, Leaving, Refusal, Welcome
+from tests.free_port import free_port
 from tests.node.conftest import LAYOUT, FakeRouter
+from tests.node.kv_events.reader import Reader
 
 WAIT_S = 30.0
 
@@ -94,6 +98,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         tokenizer_digest="",
         executor=UniExecutor(),
         loans=None,
+        adapters={},
     )
     monkeypatch.setattr(process, "build_engine", lambda *arguments: engine)
     monkeypatch.setattr(process, "NodePool", lambda *arguments: no_pool)
@@ -169,6 +174,35 @@ def test_what_turns_in_a_node_is_watched(
     for part in ("engine loop", "heartbeat thread", "kv-idle thread"):
         assert f'baton:watchdog_still_seconds{{part="{part}"}}' in asked.result(WAIT_S)
     assert asked.result(WAIT_S).endswith("['300']" if sys.platform == "linux" else "[]"), "the interpreter's watchdog"
+
+
+def test_a_node_publishes_kv_events_where_it_is_told_to(
+    closed: list[str], router: FakeRouter, meanwhile: Callable[[Callable[[], Any]], Future[Any]]
+) -> None:
+    def ask() -> str:
+        hello = router.receive()
+        router.send(Welcome(1))
+        with Reader(config["endpoint"], config["replay_endpoint"]) as reader:
+            assert [number for number, _ in reader.replay(0)] == [0]
+        with urllib.request.urlopen(f"{hello.http_address}/metrics", timeout=WAIT_S) as answer:
+            text: str = answer.read().decode()
+        os.kill(os.getpid(), signal.SIGTERM)
+        return text
+
+    config = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("endpoint", "replay_endpoint")}
+    asked = meanwhile(ask)
+    serve(router, kv_events_config=json.dumps({"enable_kv_cache_events": True, **config}))
+    assert "baton:kv_event_batches_total 1.0" in asked.result(WAIT_S)
+    assert "baton:kv_event_replays_total" in asked.result(WAIT_S)
+    assert "kv-events" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_kv_events_without_a_prefix_cache_are_refused_before_anything_is_loaded(
+    closed: list[str], router: FakeRouter
+) -> None:
+    with pytest.raises(InvalidSetting, match="--enable-prefix-caching"):
+        serve(router, kv_events_config='{"enable_kv_cache_events": true}', enable_prefix_caching=False)
+    assert closed == ["pool"]
 
 
 def test_health_may_be_asked_before_there_is_a_link_to_the_router(

@@ -19,6 +19,9 @@ from baton.engine.cache.store import TierCounters
 from baton.engine.cache.tiers import Tier, Tiers
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.launch.settings import ServeSettings
+from baton.node.kv_events.config import KvEventsConfig
+from baton.node.kv_events.metrics import KvEventCollector
+from baton.node.kv_events.publisher import KvEventPublisher
 from baton.node.metrics import LinkCollector, NodeCollector, OffloadCollector
 from baton.node.settings import MixedNodeSettings, NodeSettings
 from baton.ranks.settings import RankSettings
@@ -72,6 +75,14 @@ def _watchdog() -> Watchdog:
     return watchdog
 
 
+def _kv_events() -> list[Metric]:
+    publisher = KvEventPublisher(KvEventsConfig(endpoint="tcp://127.0.0.1:0"), 16, {})
+    try:
+        return [*KvEventCollector(publisher).collect()]
+    finally:
+        publisher.close()
+
+
 def _documented(*sections: str) -> dict[str, tuple[str, set[str]]]:
     """Kind and labels of the metrics in those sections, by name."""
     parts = {part.partition("\n")[0]: part for part in PAGES["metrics.md"].split("\n## ")}
@@ -112,6 +123,7 @@ def test_every_metric_of_the_nodes_is_documented() -> None:
                 *LinkCollector(_Link()).collect(),
                 *OffloadCollector(KvOffload(Tiers([tier]), SlotBytes(Device(4)), 4)).collect(),
                 *_watchdog().collect(),
+                *_kv_events(),
             ]
             assert _shown(families) == _documented("Every node", section)
 

@@ -10,8 +10,9 @@ Invariant: the blocks of a request with a `load` are released only after that wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from baton.engine.cache.block_log import PublishedRun
 from baton.engine.cache.block_pool import BlockPool, BlockTable, pack_blocks
 from baton.engine.cache.hashing import extend_hashes
 from baton.engine.cache.offload import KvOffload
@@ -21,13 +22,14 @@ from baton.engine.scheduler.step import Step
 
 class RequestBlocks:
     """Takes blocks of `block_size` tokens from `pool` for requests, and releases them. `has_states`: see
-    `SchedulerLimits`. `offload`: where the pool's evicted blocks go."""
+    `SchedulerLimits`. `offload`: where the pool's evicted blocks go. `on_published`: hears of published blocks."""
 
     def __init__(self, pool: BlockPool, block_size: int, *, has_states: bool, offload: KvOffload | None = None) -> None:
         self._pool = pool
         self._offload = offload
         self.block_size = block_size
         self._has_states = has_states
+        self.on_published: Callable[[PublishedRun], None] | None = None
 
     @property
     def num_available(self) -> int:
@@ -166,7 +168,13 @@ class RequestBlocks:
             self._extend_hashes(request, request.token_ids[: num_full * self.block_size])
         for index in range(request.num_published_blocks, num_full):
             self._pool.publish(request.block_table[index], request.block_hashes[index])
+        if self.on_published is not None:
+            self.on_published(self._run_of(request, request.num_published_blocks, num_full))
         request.num_published_blocks = num_full
+
+    def _run_of(self, request: Request, first: int, end: int) -> PublishedRun:
+        hashes, token_ids = request.block_hashes, request.token_ids[first * self.block_size : end * self.block_size]
+        return PublishedRun(request.prompt, first, hashes[first - 1] if first else None, hashes[first:end], token_ids)
 
     def _extend_hashes(self, request: Request, known: Sequence[int]) -> None:
         extend_hashes(request.block_hashes, known, self.block_size, request.hash_root, request.prompt.media)

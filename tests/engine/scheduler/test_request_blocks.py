@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baton.engine.cache.block_log import PublishedRun
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler.request import BlockCopy, Request
 from baton.engine.scheduler.request_blocks import RequestBlocks
@@ -54,6 +55,21 @@ def test_what_is_published_is_found_again_but_for_the_last_token() -> None:
     assert (again.num_computed_tokens, again.num_cached_tokens, again.num_published_blocks) == (4, 4, 1)
     assert (again.block_table[0], len(again.block_table)) == (first.block_table[0], 2)
     pool.check(dict.fromkeys([*first.block_table, *again.block_table], 1) | {again.block_table[0]: 2})
+
+
+def test_a_log_hears_of_published_blocks_with_their_tokens_and_the_block_before_them() -> None:
+    blocks, _ = blocks_of(8)
+    runs: list[PublishedRun] = []
+    blocks.on_published = runs.append
+    found = request(13)
+    assert blocks.take_for(found)
+    for num_computed in (3, 4, 5, 13):
+        blocks.publish(found, num_computed)
+    hashes = found.block_hashes
+    assert runs == [
+        PublishedRun(found.prompt, 0, None, hashes[:1], [*range(100, 104)]),
+        PublishedRun(found.prompt, 1, hashes[0], hashes[1:3], [*range(104, 112)]),
+    ]
 
 
 def test_a_request_that_was_preempted_keeps_the_count_of_its_first_admission() -> None:

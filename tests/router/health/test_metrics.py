@@ -169,10 +169,27 @@ async def test_vllm_names_show_the_same_values_with_the_name_of_the_model(server
             assert families[alias].type == families[name].type
             assert _values(families[alias]) == _values(families[name])
             assert {sample.labels["model_name"] for sample in families[alias].samples} == {MODEL}
-    engines = {sample.labels["engine"] for sample in families["vllm:kv_cache_usage_perc"].samples}
+    engines = {sample.labels["engine"] for sample in families["vllm:num_preemptions"].samples}
     assert engines == {prefill.hello.node_id, decode.hello.node_id}
     reasons = {sample.labels.get("finished_reason") for sample in families["vllm:request_success"].samples}
     assert reasons == {"length"}
+
+
+async def test_an_endpoint_picker_finds_one_figure_for_the_whole_relay(server: Server) -> None:
+    """It takes the first sample of a name, whatever its labels."""
+    server.metrics.add_vllm_aliases()
+    assert not [key for key in await _scraped(server) if key[0] == "vllm:cache_config_info"]
+    for role, num_held in ((PREFILL, 4), (PREFILL, 0), (DECODE, 2), (DECODE, 8), (DECODE, 5)):
+        status = replace(STATUS, num_held_blocks=num_held, num_free_blocks=10 - num_held, num_cached_blocks=0)
+        await server.rig.join(role, status=status, num_blocks=10)
+    text = (await fetch(server, "GET", "/metrics")).body.decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
+        assert _values(families[f"vllm:{name}"]) == [15 / 30]
+    (sample,) = families["vllm:cache_config_info"].samples
+    assert (sample.labels["block_size"], sample.labels["num_gpu_blocks"]) == ("4", "30")
+    for name in ("num_requests_waiting", "num_requests_running"):
+        assert len(families[f"vllm:{name}"].samples) == 1
 
 
 def _values(family: Metric) -> list[float]:

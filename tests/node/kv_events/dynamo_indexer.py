@@ -1,0 +1,114 @@
+"""Has Dynamo's own KV indexer follow a node, and asks it what it knows.
+
+    python3 -m venv /tmp/dynamo && /tmp/dynamo/bin/pip install ai-dynamo-runtime==1.6.1
+    python -m tests.node.kv_events.dynamo_indexer --python /tmp/dynamo/bin/python
+
+Prompts fill a small pool several times over. The indexer comes late, so it has to ask for a replay. After each prompt
+it has to know as much of every prompt's beginning as the pool has, and nothing of a salted one. Takes half a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from baton.engine.cache.hashing import block_hashes
+from baton.wire.prompt import Prompt
+from tests.checkpoints import make_checkpoint
+from tests.free_port import free_port
+from tests.node.kv_events.small_node import BLOCK_SIZE, SmallNode
+
+NUM_PROMPTS, NUM_TOKENS = 12, 45
+WAIT_S = 20.0
+
+
+class Indexer:
+    """Dynamo's standalone indexer, a process with an HTTP port."""
+
+    def __init__(self, python: str) -> None:
+        port = free_port()
+        self._address = f"http://127.0.0.1:{port}"
+        command = [python, "-m", "dynamo.indexer", "--port", str(port), "--block-size", str(BLOCK_SIZE)]
+        self._process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": ""})
+
+    def ask(self, path: str, **body: Any) -> Any:
+        """The answer to a POST."""
+        data, headers = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(self._address + path, data, headers), timeout=5) as answer:
+            return json.load(answer)
+
+    def register(self, node: SmallNode) -> None:
+        """Have it follow this node, as soon as it answers."""
+        places = {"endpoint": node.publisher.endpoint, "replay_endpoint": node.publisher.replay_endpoint}
+        deadline_s = time.monotonic() + WAIT_S
+        while True:
+            try:
+                self.ask("/register", instance_id=1, model_name="m", block_size=BLOCK_SIZE, **places)
+                return
+            except OSError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.1)
+
+    def num_known(self, token_ids: tuple[int, ...]) -> int:
+        """Blocks of this prompt's beginning that it believes the node to have."""
+        found = self.ask("/query", model_name="m", token_ids=list(token_ids))["instances"]
+        return int(found.get("1", {"longest_matched": 0})["longest_matched"]) // BLOCK_SIZE
+
+    def close(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait(WAIT_S)
+
+
+def num_cached(node: SmallNode, prompt: Prompt) -> int:
+    """Blocks of this prompt's beginning that the pool has."""
+    cached = set(node.core.cached_hashes())
+    hashes = block_hashes(node.engine.fingerprint, prompt, (), BLOCK_SIZE)
+    return next((number for number, each in enumerate(hashes) if each not in cached), len(hashes))
+
+
+def compare(node: SmallNode, indexer: Indexer, prompts: list[Prompt]) -> list[int]:
+    """What the pool has of each prompt, once the indexer says the same."""
+    expected = [0 if prompt.cache_salt else num_cached(node, prompt) for prompt in prompts]
+    deadline_s = time.monotonic() + WAIT_S
+    while (known := [indexer.num_known(prompt.token_ids) for prompt in prompts]) != expected:
+        assert time.monotonic() < deadline_s, f"the pool has {expected}, and the indexer knows {known}"
+        time.sleep(0.05)
+    return expected
+
+
+def main() -> None:
+    """Compare after each prompt."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="interpreter that has ai-dynamo-runtime")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        node = SmallNode(make_checkpoint(Path(folder) / "model", "llama"))
+        indexer = Indexer(arguments.python)
+        try:
+            prompts = []
+            for number in range(NUM_PROMPTS):
+                salt = b"tenant" if number % 4 == 3 else b""
+                prompts.append(Prompt.of([number, *range(1, NUM_TOKENS)], salt))
+                node.serve(prompts[-1])
+                if number == 1:
+                    indexer.register(node)
+                elif number > 1:
+                    sys.stdout.write(f"prompt {number}: {compare(node, indexer, prompts)} blocks in pool and indexer\n")
+            sys.stdout.write(f"{node.publisher.replays}, {node.publisher.blocks}\n")
+        finally:
+            indexer.close()
+            node.close()
+
+
+if __name__ == "__main__":
+    main()
