@@ -19,9 +19,8 @@ ITEM: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseItem)
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,eA==", "detail": "auto"}
 CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
 REASONING = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
-OUTPUT = [
-    {"type": "output_text", "text": "Well.", "annotations": [], "logprobs": [{"token": "Well.", "logprob": -1.0}]}
-]
+LOGPROBS = [{"token": "Well.", "logprob": -1.0}]
+OUTPUT = [{"type": "output_text", "text": "Well.", "annotations": [], "logprobs": LOGPROBS}]
 RESPONSE = {
     "id": "resp_1",
     "output": [
@@ -65,7 +64,7 @@ def test_log_probabilities_are_not_stored_and_the_response_keeps_its_own() -> No
     turn = turn_of(RESPONSE, read_input("Hi").items, None, HEAD.id_of)
     assert b'logprob"' not in turn.response
     assert items_of([turn])[2]["content"] == [{**OUTPUT[0], "logprobs": []}]
-    assert OUTPUT[0]["logprobs"]
+    assert OUTPUT[0]["logprobs"] is LOGPROBS
 
 
 def test_both_parts_together_have_the_limits_of_an_input() -> None:
