@@ -183,7 +183,9 @@ def test_several_routers_share_the_port_for_clients_and_all_nodes() -> None:
 @pytest.mark.parametrize(
     ("flags", "is_off"), [((), False), (("--routers=2",), True), (("--routers=2", "--responses-store=x"), False)]
 )
-def test_what_one_router_stores_in_its_memory_is_not_looked_for_at_another(flags: Sequence[str], is_off: bool) -> None:
+def test_what_one_router_stores_in_its_memory_is_not_looked_for_at_another(
+    flags: tuple[str, ...], is_off: bool
+) -> None:
     port = ListeningPort(8000, (5,))
     deployment = resolve_serve(list(flags), {})
     doors = [Doors(f"router-{number}", port, port, port) for number in range(deployment.serve.routers)]
