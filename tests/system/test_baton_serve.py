@@ -11,6 +11,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -72,16 +73,20 @@ def agent_of_the_guide(serve: Serve) -> str:
 def require_turns_that_build_on_each_other(endpoint: str) -> None:
     """Each turn has only its own input, and of all before it finds every full block at the node that generated."""
     client = openai.OpenAI(base_url=f"{endpoint}/v1", api_key="none", max_retries=0)
-    past: dict[str, str] = {}
+    turn: openai.types.responses.Response | None = None
     num_tokens = 0
     for asked in ("Tell me a story about a river.", "And then?", "Who was there?"):
-        turn = client.responses.create(model="baton-demo", input=asked, temperature=0, max_output_tokens=40, **past)
+        turn = client.responses.create(
+            model="baton-demo", input=asked, temperature=0, max_output_tokens=40,
+            previous_response_id=None if turn is None else turn.id,
+        )  # fmt: skip
         assert turn.usage is not None
-        cached = turn.usage.input_tokens_details.to_dict()["cached_tokens_by_node"]["decode"]  # type: ignore[index]
+        by_node: Any = turn.usage.input_tokens_details.to_dict()["cached_tokens_by_node"]
+        cached = by_node["decode"]
         assert cached >= (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
         assert turn.usage.input_tokens > num_tokens
         num_tokens = turn.usage.total_tokens
-        past = {"previous_response_id": turn.id}
+    assert turn is not None
     assert num_tokens > 4 * BLOCK_SIZE
     assert len([*client.responses.input_items.list(turn.id)]) == 5
     client.responses.delete(turn.id)
