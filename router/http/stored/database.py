@@ -254,7 +254,8 @@ def _in_file(folder: Path) -> sqlite3.Connection:
             _publish_empty(path)
         link = _connected(str(path))
         version, mode = (link.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "journal_mode"))
-        link.execute("BEGIN IMMEDIATE")  # whether it can be written
+        link.execute("BEGIN IMMEDIATE")  # of a file that can only be read this makes a reader
+        link.execute(f"PRAGMA user_version = {version}")
         link.execute("ROLLBACK")
     except (OSError, sqlite3.Error) as error:
         raise InvalidSetting(f"{FLAG} {folder}: {getattr(error, 'strerror', None) or error}") from None

@@ -246,6 +246,17 @@ def test_a_file_that_cannot_be_used_is_said_at_the_start_and_left_alone(tmp_path
     assert file.read_bytes() == before
 
 
+def test_a_file_that_can_only_be_read_is_said_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Database(tmp_path, MAX_BYTES, KEEP_S).close()
+
+    def connected(name: str) -> sqlite3.Connection:  # what SQLite does on a file system that cannot be written
+        return sqlite3.connect(f"file:{name}?mode=ro", uri=True, isolation_level=None)
+
+    monkeypatch.setattr(module, "_connected", connected)
+    with pytest.raises(InvalidSetting, match="readonly"):
+        Database(tmp_path, MAX_BYTES, KEEP_S)
+
+
 def test_what_is_damaged_is_not_returned(tmp_path: Path) -> None:
     database = Database(tmp_path, MAX_BYTES, KEEP_S)
     database.put("alice", Turn("a", None, b"[]", SECRET))
