@@ -35,6 +35,7 @@ from baton.router.http.admission.admission import Admission, AdmissionSettings
 from baton.router.http.admission.metrics import AccessMetrics
 from baton.router.http.openai.endpoints import Endpoints
 from baton.router.http.openai.request_templates import RequestTemplates
+from baton.router.http.openai.stored_responses import StoredResponses
 from baton.router.http.request_log import Observer
 from baton.router.http.resume.logs import Folder, Memory
 from baton.router.http.resume.streams import Streams
@@ -42,6 +43,8 @@ from baton.router.http.served_model import ModelOptions, ServedModel, load_serve
 from baton.router.http.serving.inherited import inherited_sockets
 from baton.router.http.serving.limits import HttpLimits
 from baton.router.http.serving.server import HttpServer
+from baton.router.http.stored.database import Database
+from baton.router.http.stored.store import ResponseStore
 from baton.router.lives import Lives
 from baton.router.nodes.control import ControlLink, ControlPort
 from baton.router.nodes.registry import NodeRegistry
@@ -68,6 +71,7 @@ from baton.wire.keys import ROUTER, KeyRing
 from baton.wire.messages import PREFILL
 
 _CLOSE_TIMEOUT_S = 2.0
+_DAY_S = 86_400.0
 _LOOP_LIMIT_S = 60.0
 """An event loop that stands for so long ends the router: its clients get nothing, and a new one starts in a second."""
 # a look through all objects found nothing and took 0.3 s with 5,000 connections: it comes ten times as rarely as usual
@@ -137,6 +141,12 @@ async def serve(settings: RouterSettings, models: Sequence[ServedModel]) -> None
             tracing = open_tracing(settings.otlp_traces_endpoint)
             stack.callback(tracing.close)
             observers.append(tracing.observe)
+        store = _response_store(settings)
+        if store is not None:
+            stack.push_async_callback(store.close)
+            store.start()
+            metrics.include(store)
+            endpoints.stored = StoredResponses(store)
         streams = _streams(settings)
         if streams is not None:
             stack.callback(streams.close)
@@ -240,6 +250,17 @@ def _streams(settings: RouterSettings) -> Streams | None:
         return None
     place = Folder(Path(settings.journal_dir)) if settings.journal_dir else Memory()
     return Streams(place, settings.resumable_streams_s)
+
+
+def _response_store(settings: RouterSettings) -> ResponseStore | None:
+    """The store of responses, None when there is none. Raises `InvalidSetting`."""
+    if not settings.responses_store_bytes:
+        if settings.responses_store:
+            raise InvalidSetting("--responses-store is of no use with --responses-store-bytes 0")
+        return None
+    folder = Path(settings.responses_store) if settings.responses_store else None
+    keep_s = settings.responses_store_days * _DAY_S
+    return ResponseStore(Database(folder, settings.responses_store_bytes, keep_s))
 
 
 def _tls(settings: RouterSettings) -> ServerTls | None:

@@ -97,6 +97,7 @@ def build_app(
     Operations(endpoints, nodes, settings).add_routes(app)
     Admin(endpoints.relay, nodes).add_routes(app)
     Tokenizing(endpoints).add_routes(app)
+    endpoints.stored.add_routes(app)
     if streams is not None:
         add_resuming(app, streams)
     if settings.enable_debug_endpoints:

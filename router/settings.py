@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from baton.engine.text.answers.formats import CALL_PARSERS, REASONING_PARSERS
 from baton.router.routing.policies import POLICIES
 from baton.runtime.process import LOG_FORMATS
-from baton.runtime.ranges import BYTES, COUNT, COUNT_OR_NONE, MILLISECONDS, PORT, SECONDS, SECONDS_OR_NONE, Range
+from baton.runtime.ranges import (
+    BYTES,
+    BYTES_OR_NONE,
+    COUNT,
+    COUNT_OR_NONE,
+    MILLISECONDS,
+    PORT,
+    POSITIVE,
+    SECONDS,
+    SECONDS_OR_NONE,
+    Range,
+)
 from baton.runtime.settings import setting
 
 _POLICY_NAMES = tuple(POLICIES)
@@ -109,6 +120,17 @@ class RouterSettings:
     journal_dir: str = _requests(
         "", "folder in which resumable streams are written down, prompts included; empty: they end with the router"
     )
+    responses_store: str = _requests(
+        "", "folder in which responses are stored, conversations included; empty: in memory, until the router ends"
+    )
+    responses_store_bytes: int = _requests(
+        64 * 2**20,
+        "size of all stored responses of /v1/responses; 0: none are stored, and none can be continued by their id",
+        allowed=BYTES_OR_NONE,
+    )
+    responses_store_days: float = _requests(
+        30.0, "days for which a conversation is stored after its last response", allowed=POSITIVE
+    )
     max_body_bytes: int = _http(8 * 2**20, "largest request body", allowed=BYTES)
     limit_mm_per_prompt: str = _model(
         "image=4", "images that a request may have, where the model sees; image=0: none, and no tower is loaded"
@@ -146,6 +168,10 @@ class RouterSettings:
         "", "path under which a proxy has this server, as /baton: the proxy takes it off, /openapi.json names it"
     )
     enable_debug_endpoints: bool = _logging(False, "serve /debug/requests: ids, nodes and times of recent requests")
+
+    def beside_others(self) -> RouterSettings:
+        """Of one of several routers behind one address: what each stores in its memory, the others would not find."""
+        return self if self.responses_store else replace(self, responses_store_bytes=0)
 
     @property
     def reloads_files(self) -> bool:

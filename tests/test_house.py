@@ -86,6 +86,7 @@ TELLS_THE_TIME = {
     "router.http.openai.answer": "when an answer ended",
     "router.http.openai.endpoints": "when an answer was begun",
     "router.requests.trace": "when a request came",
+    "router.http.stored.database": "stored responses that are too old, of an earlier life too; the same holds for them",
     "router.http.resume.logs": "journals that an earlier router left too long ago; only files know when that was",
 }
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle"}
@@ -237,7 +238,7 @@ def test_cuda_is_spoken_to_in_one_package(sources: dict[str, Source]) -> None:
 
 def test_durations_and_deadlines_know_no_wall_clock(sources: dict[str, Source]) -> None:
     """It may be set, by an hour or a second, at any time: it is read to tell people the time, and to decide nothing but
-    whether a journal of an earlier router is too old."""
+    whether a journal or a stored response of an earlier router is too old."""
     readers = {module for module, source in sources.items() if source.attributes & WALL_CLOCK}
     assert readers == set(TELLS_THE_TIME)
 

@@ -217,7 +217,8 @@ def child_specs(
     """
     inherited = {**child_environment(environment), "PYTHONUNBUFFERED": "1"}
     reloads = deployment.router.reloads_files or reloads_keys
-    specs = [_router_spec(deployment.router, each, inherited, reloads=reloads) for each in doors]
+    router = deployment.router if len(doors) == 1 else deployment.router.beside_others()
+    specs = [_router_spec(router, each, inherited, reloads=reloads) for each in doors]
     routers = ",".join(f"tcp://{LOOPBACK}:{each.control.port}" for each in doors)
     for number, ((role, node_group, name), share) in enumerate(zip(deployment.node_names, shares, strict=True)):
         own = placed(deployment.prefill if role == PREFILL else deployment.decode, share, len(shares))

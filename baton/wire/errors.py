@@ -4,6 +4,7 @@
     ├── InvalidRequest          the client's mistake: answered with a 4xx, never retried
     │   ├── ContextLengthExceeded
     │   ├── ModelNotFound
+    │   ├── ResponseNotFound
     │   ├── StreamNotFound
     │   └── UnsupportedMediaType
     ├── Overloaded              no room now: try again later
@@ -63,6 +64,12 @@ class StreamNotFound(InvalidRequest):
     """The request resumes a stream that is not known, or not any more."""
 
     code = "stream_not_found"
+
+
+class ResponseNotFound(InvalidRequest):
+    """The request names a response that is not stored for its API key, or not any more."""
+
+    code = "response_not_found"
 
 
 class UnsupportedMediaType(InvalidRequest):

@@ -60,6 +60,31 @@ def openai_responses(base: str, model: str) -> None:
         _require(len(list(stream)) > 4, "events")
 
 
+def openai_stored_responses(base: str, model: str) -> None:
+    """A conversation of which each turn sends only what is new: whole and streamed, read again, listed and deleted."""
+    import openai
+
+    client = openai.OpenAI(base_url=base, api_key=KEY, max_retries=0)
+    settings: Any = {"model": model, "max_output_tokens": 16, "store": True}
+    first = client.responses.create(input=QUESTION, instructions="Be brief.", **settings)
+    with client.responses.stream(input="And of Spain?", previous_response_id=first.id, **settings) as stream:
+        second = stream.get_final_response()
+    _require(second.previous_response_id == first.id, "the response that it follows")
+    _require(client.responses.retrieve(second.id).output_text == second.output_text, "the same text, read again")
+    items = [*client.responses.input_items.list(second.id, order="asc", limit=1)]
+    _require([item.type for item in items] == ["message"] * 3, "question, answer and question")
+    client.responses.delete(first.id)
+    for ask in (
+        lambda: client.responses.retrieve(first.id),
+        lambda: client.responses.create(input="And?", previous_response_id=second.id, **settings),
+    ):
+        try:
+            ask()
+        except (openai.NotFoundError, openai.BadRequestError):
+            continue
+        raise ValueError("a response that was deleted is found")
+
+
 def openai_tools(base: str, model: str) -> None:
     """A loop with two tools: each is called once, whole and streamed, and its result goes back; then text is wanted."""
     import openai
@@ -145,6 +170,7 @@ LIBRARIES = {
     "openai: chat": openai_chat,
     "openai: completions": openai_completions,
     "openai: responses": openai_responses,
+    "openai: stored responses": openai_stored_responses,
     "openai: models and errors": openai_models_and_errors,
     "openai: tools": openai_tools,
     "langchain-openai": langchain,

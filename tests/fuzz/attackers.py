@@ -60,6 +60,7 @@ TO_ROUTER = Codec(Hello, Heartbeat, Pong, Resume, Leaving, Tokens, Failed, Cache
 """As `NODE_TO_ROUTER`, without the message whose bytes have a length that depends on another field."""
 _PATHS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/metrics", "/health", "/", "//v1"),
+    *("/v1/responses/resp_0", "/v1/responses/..%2f..%2fx/input_items", f"/v1/responses/resp_{'0' * 32}"),
     *("/v1/../etc/passwd", "/v1/%2f", "/tokenize", "/debug/requests", "/openapi.json", "/V1/chat/completions"),
 )
 Context = zmq.Context[zmq.Socket[bytes]]

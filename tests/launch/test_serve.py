@@ -180,6 +180,19 @@ def test_several_routers_share_the_port_for_clients_and_all_nodes() -> None:
         assert "--router=tcp://127.0.0.1:41000,tcp://127.0.0.1:41001" in node.arguments
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_off"), [((), False), (("--routers=2",), True), (("--routers=2", "--responses-store=x"), False)]
+)
+def test_what_one_router_stores_in_its_memory_is_not_looked_for_at_another(
+    flags: tuple[str, ...], is_off: bool
+) -> None:
+    port = ListeningPort(8000, (5,))
+    deployment = resolve_serve(list(flags), {})
+    doors = [Doors(f"router-{number}", port, port, port) for number in range(deployment.serve.routers)]
+    first, *_ = child_specs(deployment, doors, [Placement(1), Placement(1)], {})
+    assert ("--responses-store-bytes=0" in first.arguments) is is_off
+
+
 def test_streams_cannot_be_resumed_where_another_router_may_be_asked(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="--routers 1"):
         with_journal(resolve_serve(["--routers=2", "--resumable-streams-s=60"], {}), tmp_path)

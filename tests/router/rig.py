@@ -22,6 +22,7 @@ from baton.router.http.admission.admission import Admission, AdmissionSettings
 from baton.router.http.admission.metrics import AccessMetrics
 from baton.router.http.openai.endpoints import Endpoints
 from baton.router.http.openai.prompts import PromptMaker
+from baton.router.http.openai.stored_responses import StoredResponses
 from baton.router.http.resume.streams import Streams
 from baton.router.http.served_model import ServedModel
 from baton.router.http.serving.limits import HttpLimits
@@ -44,6 +45,7 @@ MODEL = "org/tiny"
 SEND_BUFFER_BYTES = 16_384  # small, so that a client that does not read is noticed after few tokens
 DEFAULT_MODELS: Mapping[str, str | None] = {MODEL: None}
 NO_DEFAULTS = GenerationDefaults()
+NONE_STORED = StoredResponses()
 ROUTER_SETTINGS = RouterSettings()
 DEFAULTS = RelaySettings(local_prefill_tokens=4, max_concurrent_requests=64, max_attempts=3, request_timeout_s=20.0)
 LIMITS = HttpLimits()
@@ -229,6 +231,7 @@ async def serving(
     decode_policy: Policy | None = None,
     streams: Streams | None = None,
     defaults: GenerationDefaults = NO_DEFAULTS,
+    stored: StoredResponses = NONE_STORED,
 ) -> AsyncIterator[Server]:
     """A router on a loopback port, set up as `python -m baton.router` does, without nodes. Without `queue` no request
     waits for room."""
@@ -246,6 +249,7 @@ async def serving(
             },
             metrics=metrics,
             max_model_len=rig.registry.max_request_tokens,
+            stored=stored,
         )
         app = build_app(endpoints, rig.registry, metrics, router_settings, limits, streams=streams)
         if guard is not None:

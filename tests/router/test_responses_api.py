@@ -60,7 +60,7 @@ async def test_an_answer(server: Server, client: openai.AsyncOpenAI, prompts: Pr
     assert answer.usage.total_tokens == answer.usage.input_tokens + len(tokens) + 1
     assert answer.usage.input_tokens_details.cached_tokens == 0
     assert answer.usage.output_tokens_details.reasoning_tokens == 0
-    assert answer.to_dict()["warnings"] == ["store is ignored: Baton stores no answers"]
+    assert answer.to_dict()["warnings"] == ["store is ignored: this router stores no responses"]
     assert await _prompt_of(server, prompts) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         f"<|im_start|>user\n{INPUT}<|im_end|>\n<|im_start|>assistant\n"

@@ -11,10 +11,12 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
-from tests.system.harness import ROOT, START_TIMEOUT_S, wait_until
+from tests.system.harness import BLOCK_SIZE, ROOT, START_TIMEOUT_S, wait_until
 from tests.system.serve import Serve, serving
 
 AGENT_PAGE = ROOT / "docs" / "guides" / "tools_and_schemas.md"
@@ -68,8 +70,31 @@ def agent_of_the_guide(serve: Serve) -> str:
     return done.stdout
 
 
+def require_turns_that_build_on_each_other(endpoint: str) -> None:
+    """Each turn has only its own input, and of all before it finds every full block at the node that generated."""
+    client = openai.OpenAI(base_url=f"{endpoint}/v1", api_key="none", max_retries=0)
+    turn: openai.types.responses.Response | None = None
+    num_tokens = 0
+    for asked in ("Tell me a story about a river.", "And then?", "Who was there?"):
+        turn = client.responses.create(
+            model="baton-demo", input=asked, temperature=0, max_output_tokens=40,
+            previous_response_id=None if turn is None else turn.id,
+        )  # fmt: skip
+        assert turn.usage is not None
+        by_node: Any = turn.usage.input_tokens_details.to_dict()["cached_tokens_by_node"]
+        cached = by_node["decode"]
+        assert cached >= (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+        assert turn.usage.input_tokens > num_tokens
+        num_tokens = turn.usage.total_tokens
+    assert turn is not None
+    assert num_tokens > 4 * BLOCK_SIZE
+    assert len([*client.responses.input_items.list(turn.id)]) == 5
+    client.responses.delete(turn.id)
+
+
 def test_serve_answers_restarts_a_killed_node_and_leaves_nothing(serve: Serve) -> None:
     assert chat(serve, "Hello!").strip()
+    require_turns_that_build_on_each_other(serve.endpoint)
     assert re.fullmatch(r"It is \d\d:\d\d\.\n", agent_of_the_guide(serve))
     victim = serve.child("baton.decode_node")
     os.kill(victim.pid, signal.SIGKILL)

@@ -199,6 +199,8 @@ def parse_cluster_file(text: str, origin: str) -> ClusterFile:
         raise InvalidSetting(
             f"{origin}: [router]: resumable-streams-s needs count = 1: a stream is resumed at the router that began it"
         )
+    if file.router.count > 1:
+        router = router.beside_others()
     prefill = _group(PREFILL, file, file.prefill, NodeSettings, file.goals.ttft_ms > 0, origin)
     decode = _group(DECODE, file, file.decode, NodeSettings, file.goals.tpot_ms > 0, origin)
     if prefill.maximum:

@@ -5,8 +5,8 @@ Owns which keys are valid, the account of each, and who a request came from. Onc
 denied by default, and so is every path that is no route; `OPEN_ROUTES` are named by the route that aiohttp has matched,
 never by the text of a URL. Who a request came from is at `http.get(IDENTITY)`.
 
-Requests per minute and requests at once are counted here, for every POST and for whatever resumes one, before its body
-is read. Tokens are charged where they are known (`router/http/admission`).
+Requests per minute and requests at once are counted here, for every POST and for `COUNTED_ROUTES`, before a body is
+read. Tokens are charged where they are known (`router/http/admission`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ LIFE_ROUTES = frozenset({"/health", "/live", "/ready"})
 PAGE_FILES = frozenset({"/", "/page/files/{name}"})
 """The same bytes for every deployment: the page asks for a key by itself."""
 RESUME_ROUTE = "/v1/streams/{event_id}"
-"""Generates as a POST does, and counts as one."""
+RESPONSE_ROUTE = "/v1/responses/{response_id}"
+ITEMS_ROUTE = RESPONSE_ROUTE + "/input_items"
+COUNTED_ROUTES = frozenset({RESUME_ROUTE, RESPONSE_ROUTE, ITEMS_ROUTE})
+"""Generate, read or write as a POST does, and count as one whatever the method is."""
 OPEN_ROUTES = LIFE_ROUTES | PAGE_FILES
 NAME_OF_VARIABLE = "environment"
 INVALID_KEY = "invalid_api_key"
@@ -91,7 +94,7 @@ class Guard:
             self.rejected[INVALID_KEY] += 1
             raise web.HTTPUnauthorized
         request[IDENTITY] = identity
-        if request.method != "POST" and not _is(RESUME_ROUTE, request):
+        if request.method != "POST" and _route(request) not in COUNTED_ROUTES:
             return await handler(request)
         try:
             identity.account.begin()
@@ -129,14 +132,13 @@ def require_keys_beyond_loopback(host: str, has_keys: bool, allows_anyone: bool)
         )
 
 
-def _is(route: str, request: web.Request) -> bool:
+def _route(request: web.Request) -> str | None:
     resource = request.match_info.route.resource
-    return resource is not None and resource.canonical == route
+    return None if resource is None else resource.canonical
 
 
 def _is_open(request: web.Request) -> bool:
-    resource = request.match_info.route.resource
-    return resource is not None and resource.canonical in OPEN_ROUTES and request.method in ("GET", "HEAD")
+    return _route(request) in OPEN_ROUTES and request.method in ("GET", "HEAD")
 
 
 def _authorizations(request: web.Request) -> Sequence[str]:

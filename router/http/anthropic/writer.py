@@ -6,6 +6,7 @@ want one; nobody checks it.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -42,9 +43,9 @@ class MessageWriter:
         self._blocks = blocks
         self._id = f"msg_{head.id_of('message')[:24]}"
 
-    def whole(self, piece: TextDelta, usage: Usage) -> dict[str, Any]:
+    async def whole(self, piece: TextDelta, usage: Usage) -> dict[str, Any]:
         """The answer, of which `piece` is all text."""
-        self._blocks.push_whole(piece)
+        await asyncio.to_thread(self._blocks.push_whole, piece)
         content = [_whole_block(block) for block in self._blocks.blocks]
         message = self._message(content, self._usage(usage), self._blocks.warnings(*_FIELDS))
         return {**message, **self._stop()}
@@ -64,7 +65,7 @@ class MessageWriter:
         """What the next text does to the blocks."""
         return b"".join(map(_render, self._blocks.push(delta)))
 
-    def usage(self, usage: Usage) -> bytes:
+    async def usage(self, usage: Usage) -> bytes:
         """The event that says why the answer ended."""
         warnings = self._blocks.warnings(*_FIELDS)
         members = {"warnings": warnings} if warnings else {}

@@ -111,6 +111,14 @@ ANSWERS: dict[str, _Schema] = {
         temperature=_NUMBER,
         top_p=_NUMBER,
     ),
+    "DeletedResponse": _object(id=_STRING, object={"const": "response"}, deleted={"const": True}),
+    "ResponseItems": _object(
+        object={"const": "list"},
+        data=_array(_object(id=_STRING, type=_STRING)),
+        first_id=_NULLABLE_STRING,
+        last_id=_NULLABLE_STRING,
+        has_more={"type": "boolean"},
+    ),
     "AnthropicMessage": _object(
         id=_STRING,
         type={"const": "message"},

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from baton.router.http.access.guard import ITEMS_ROUTE, RESPONSE_ROUTE
 from baton.router.http.anthropic.request import CountTokensRequest, MessagesRequest
 from baton.router.http.openai.responses_request import ResponsesRequest
 from baton.router.http.openai.schemas import ChatCompletionRequest, CompletionRequest
@@ -37,6 +38,7 @@ class RouteDoc:
 
 _TEXT = (400, 404, 413, 415)
 _GENERATION = (400, 404, 413, 415, 502, 503, 504)
+_STORED = (400, 404, 503)
 ROUTES: dict[tuple[str, str], RouteDoc] = {
     ("POST", "/v1/chat/completions"): RouteDoc(
         "Answer a conversation", ChatCompletionRequest, "ChatCompletion", streams=True, statuses=_GENERATION
@@ -47,6 +49,11 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
     ("POST", "/v1/responses"): RouteDoc(
         "Answer a conversation, in the format of the Responses API", ResponsesRequest, "Response", streams=True,
         statuses=_GENERATION,
+    ),
+    ("GET", RESPONSE_ROUTE): RouteDoc("A stored response", answer="Response", statuses=_STORED),
+    ("DELETE", RESPONSE_ROUTE): RouteDoc("Delete a stored response", answer="DeletedResponse", statuses=_STORED),
+    ("GET", ITEMS_ROUTE): RouteDoc(
+        "The items that a stored response was the answer to", answer="ResponseItems", statuses=_STORED
     ),
     ("GET", "/v1/streams/{event_id}"): RouteDoc(
         "What a stream tells after one of its events", media_type=EVENTS, statuses=_GENERATION

@@ -159,8 +159,8 @@ class PartedChatStream(ChatStream):
         event = self._frame.event(index, rendered, told | token_id_members(delta, self._with_token_ids), so_far)
         return self._frame.with_warnings(event)
 
-    def usage(self, usage: Usage) -> bytes:
-        return super().usage(self._parts.with_reasoning(usage))
+    async def usage(self, usage: Usage) -> bytes:
+        return await super().usage(self._parts.with_reasoning(usage))
 
 
 def chat_stream(head: ReplyHead, include_usage: bool, with_token_ids: bool, parts: AnswerParts | None) -> ChatStream:

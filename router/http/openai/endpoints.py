@@ -13,7 +13,8 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
@@ -51,6 +52,7 @@ from baton.router.http.openai.request_body import read_request
 from baton.router.http.openai.responses_api import ResponseWriter
 from baton.router.http.openai.responses_request import ResponsesRequest
 from baton.router.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from baton.router.http.openai.stored_responses import StoredResponses
 from baton.router.http.openai.strict_model import Strict
 from baton.router.http.openai.translation import AnswerWriter, TranslatedRequest
 from baton.router.http.request_log import REQUEST_ID
@@ -82,6 +84,7 @@ class Endpoints:
     is_draining: bool = False
     is_strict: bool = False
     goals: AllowedGoals | None = None
+    stored: StoredResponses = field(default_factory=StoredResponses)
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
@@ -128,11 +131,17 @@ class Endpoints:
 
     async def responses(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/responses`."""
-        return await self._translated(http, ResponsesRequest, ResponseWriter)
+        times = ClientTimes(received_us=now_us())
+        notes = IgnoredFields(self.is_strict)
+        request = await self.stored.continued(http, await _parse(http, ResponsesRequest, notes), notes)
+        make_writer = partial(ResponseWriter, store=self.stored.storing(http, request))
+        return await self._translated(http, request, make_writer, times, notes)
 
     async def messages(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/messages`, in Anthropic's format."""
-        return await self._translated(http, MessagesRequest, MessageWriter)
+        times = ClientTimes(received_us=now_us())
+        notes = IgnoredFields(self.is_strict)
+        return await self._translated(http, await _parse(http, MessagesRequest, notes), MessageWriter, times, notes)
 
     async def count_tokens(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/messages/count_tokens`, in Anthropic's format."""
@@ -145,13 +154,12 @@ class Endpoints:
     async def _translated(
         self,
         http: web.Request,
-        schema: type[TranslatedT],
+        request: TranslatedT,
         make_writer: Callable[[ReplyHead, TranslatedT, AnswerBlocks], AnswerWriter],
+        times: ClientTimes,
+        notes: IgnoredFields,
     ) -> web.StreamResponse:
         """An endpoint of another interface: it has a translation of its requests and a writer of its answers."""
-        times = ClientTimes(received_us=now_us())
-        notes = IgnoredFields(self.is_strict)
-        request = await _parse(http, schema, notes)
         model = self._model_for(request)
         request = model.with_defaults(request)
         chat = model.with_defaults(request.as_chat())
@@ -167,7 +175,7 @@ class Endpoints:
             return await self._stream(http, answer, writer, chat, times)
         (choice,) = await self._collect(answer, chat, keeps_entries=True)
         usage = _usage(answer, chat, times)
-        return await json_answer(http, await asyncio.to_thread(writer.whole, choice.whole, usage))
+        return await json_answer(http, await writer.whole(choice.whole, usage))
 
     async def models(self, http: web.Request) -> web.Response:
         """`GET /v1/models`."""
@@ -184,7 +192,7 @@ class Endpoints:
 
     def _head(self, http: web.Request, prefix: str, model: ServedModel, notes: IgnoredFields) -> ReplyHead:
         self.metrics.count_ignored(notes.labels)
-        reply_id, created = name_stream(http, f"{prefix}-{secrets.token_hex(12)}", int(time.time()))
+        reply_id, created = name_stream(http, f"{prefix}-{secrets.token_hex(16)}", int(time.time()))
         return ReplyHead(reply_id, created, model.name, notes.warnings)
 
     def model_named(self, name: str) -> ServedModel:
@@ -312,7 +320,7 @@ class Endpoints:
                 await writer.write(b"".join(events))
                 continue
             if request.include_usage:
-                events.append(stream.usage(_usage(answer, request, times)))
+                events.append(await stream.usage(_usage(answer, request, times)))
             await writer.finish(b"".join((*events, stream.end)))
             if len(answer.choices) == 1 and answer.choices[0].figures is not None:
                 self.metrics.of_model(request.model).streamed(times, answer.choices[0].figures.times)

@@ -86,10 +86,13 @@ RESPONSES: Mapping[str, str] = {
     "max_output_tokens": "The output ends after so many tokens, reasoning included. Without it: up to the end of the "
     "context.",
     "metadata": "At most 16 strings, which the answer repeats.",
+    "previous_response_id": "The id of a stored response: its conversation comes before `input`. See "
+    "[stored responses](#stored-responses).",
     "prompt_cache_key": "A string, which the answer repeats.",
     "reasoning": "`effort`, which goes to the chat template like `reasoning_effort` of chat. `summary`, "
     "`generate_summary`, `context` and `mode` are ignored: reasoning is told as it is.",
     "safety_identifier": "A string, which the answer repeats.",
+    "store": "Whether the response is stored. See [stored responses](#stored-responses).",
     "text": "`format`: `text`, `json_object`, or `json_schema` with a schema. `verbosity` is ignored.",
     "tool_choice": '`none`, `auto`, `required`, or `{"type": "function", "name": ...}`.',
     "tools": "Functions, at most 512. `web_search`, `image_generation` and a `namespace` with functions of its own, "

@@ -49,7 +49,7 @@ COMMON: IgnoredTable = {
     "prompt_cache_retention": Ignored("how long a prefix is cached is not up to a request", ("in_memory",)),
     "safety_identifier": _TAG,
     "service_tier": Ignored("there is one tier of service", ("auto", "default")),
-    "store": Ignored("Baton stores no answers", (False,)),
+    "store": Ignored("answers of this endpoint are not stored", (False,)),
     "user": _TAG,
     # vLLM
     "guided_decoding_backend": Ignored("there is one that compiles grammars"),

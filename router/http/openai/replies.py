@@ -119,7 +119,7 @@ class ReplyStream(Protocol):
         """The next piece of choice `index`. The last one carries the finish reason."""
         ...
 
-    def usage(self, usage: Usage) -> bytes:
+    async def usage(self, usage: Usage) -> bytes:
         """The event with the usage and no choices, which is the last before `end`."""
         ...
 
@@ -207,7 +207,7 @@ class ChatStream(_ChunkStream):
         members = {"logprobs": chat_logprobs(delta.entries), "finish_reason": delta.finish_reason}
         return self._frame.event(index, rendered, members | token_id_members(delta, self._with_token_ids), so_far)
 
-    def usage(self, usage: Usage) -> bytes:
+    async def usage(self, usage: Usage) -> bytes:
         return self._frame.usage(usage)
 
 
@@ -239,7 +239,7 @@ class CompletionStream(_ChunkStream):
         members = {"logprobs": completion_logprobs(delta.entries), "finish_reason": delta.finish_reason}
         return self._frame.event(index, rendered, members | token_id_members(delta, self._with_token_ids), so_far)
 
-    def usage(self, usage: Usage) -> bytes:
+    async def usage(self, usage: Usage) -> bytes:
         return self._frame.usage(usage)
 
 

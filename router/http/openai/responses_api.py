@@ -7,9 +7,10 @@ reached its limit of tokens is `incomplete`, every other one that ended well is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from baton.engine.text.choice_text import TextDelta, TokenEntry
 from baton.router.http.openai.answer_blocks import CALL, REASONING, TEXT, AnswerBlocks, Block, BlockEvent, Change
@@ -35,6 +36,18 @@ _DELTA: Mapping[str, str] = {
     REASONING: "response.reasoning_text.delta",
     CALL: "response.function_call_arguments.delta",
 }
+StoreResponse: TypeAlias = Callable[[dict[str, Any], ReplyHead], Awaitable[str]]
+"""Stores a response that has ended; why it is not stored, "" when it is."""
+
+
+def response_id_of(reply_id: str) -> str:
+    """The id of the response, by that of its stream."""
+    return reply_id.replace("-", "_", 1)
+
+
+def reply_id_of(response_id: str) -> str:
+    """The id of the stream that a response came in."""
+    return response_id.replace("_", "-", 1)
 
 
 class ResponseWriter:
@@ -42,17 +55,25 @@ class ResponseWriter:
 
     end: ClassVar[bytes] = b""
 
-    def __init__(self, head: ReplyHead, request: ResponsesRequest, blocks: AnswerBlocks) -> None:
+    def __init__(
+        self, head: ReplyHead, request: ResponsesRequest, blocks: AnswerBlocks, store: StoreResponse | None = None
+    ) -> None:
+        """`store`: None when the response is not to be stored."""
         self._head = head
         self._blocks = blocks
-        self._settings = _echoed(request)
-        self._response_id = f"resp_{head.id_of('response')}"
+        self._store = store
+        self._settings = {**_echoed(request), "store": store is not None}
+        self._response_id = response_id_of(head.reply_id)
         self._number = 0
 
-    def whole(self, piece: TextDelta, usage: Usage) -> dict[str, Any]:
-        """The answer, of which `piece` is all text."""
-        self._blocks.push_whole(piece)
-        return self._ended(usage)
+    async def whole(self, piece: TextDelta, usage: Usage) -> dict[str, Any]:
+        """The answer, of which `piece` is all text. It is stored before it is told."""
+
+        def end() -> dict[str, Any]:
+            self._blocks.push_whole(piece)
+            return self._ended(usage)
+
+        return await self._stored(await asyncio.to_thread(end))
 
     def begin(
         self,
@@ -69,9 +90,9 @@ class ResponseWriter:
         """What the next text does to the blocks."""
         return b"".join(self._render(event) for event in self._blocks.push(delta))
 
-    def usage(self, usage: Usage) -> bytes:
-        """The event after the last block: the whole answer."""
-        ended = self._ended(usage)
+    async def usage(self, usage: Usage) -> bytes:
+        """The event after the last block: the whole answer. It is stored before it is told."""
+        ended = await self._stored(self._ended(usage))
         return self._event(f"response.{ended['status']}", response=ended)
 
     def error(self, error: Exception, num_told: int) -> bytes:
@@ -113,6 +134,12 @@ class ResponseWriter:
             ]
         events.append(self._event("response.output_item.done", output_index=block.place, item=item))
         return b"".join(events)
+
+    async def _stored(self, ended: dict[str, Any]) -> dict[str, Any]:
+        reason = "" if self._store is None else await self._store(ended, self._head)
+        if not reason:
+            return ended
+        return {**ended, "store": False, "warnings": (*self._head.warnings, f"the response is not stored: {reason}")}
 
     def _ended(self, usage: Usage) -> dict[str, Any]:
         status = INCOMPLETE if self._blocks.finish_reason == FINISH_LENGTH else COMPLETED
@@ -206,12 +233,11 @@ def _echoed(request: ResponsesRequest) -> dict[str, Any]:
         "max_tool_calls": None,
         "metadata": dict(request.metadata or {}),
         "parallel_tool_calls": request.parallel_tool_calls,
-        "previous_response_id": None,
+        "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
         "reasoning": {"effort": None if request.reasoning is None else request.reasoning.effort, "summary": None},
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
-        "store": False,
         "temperature": request.temperature,
         "text": {"format": dict(request.text_format)},
         "tool_choice": shown_choice(request.tool_choice),

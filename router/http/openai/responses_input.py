@@ -6,34 +6,66 @@ were in its answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic_core import PydanticCustomError
 
 from baton.router.http.openai.fields import MAX_TEXT_CHARS, TOO_LONG, UNSUPPORTED, field_error
 from baton.router.http.openai.image_parts import DATA_URL, ImagePart, images_of, joined, of_url
 from baton.router.http.openai.messages import Message
 from baton.router.http.openai.schemas import MAX_MESSAGES
 from baton.router.http.openai.tools import Path
+from baton.wire.errors import InvalidRequest
 
 INPUT_ROLES = ("user", "assistant", "system", "developer")
 TEXT_PARTS = ("input_text", "output_text", "text")
 REFUSAL = "refusal"
-NOT_STORED = "answers are not stored here, so send the whole conversation as input"
 _ASSISTANT, _USER = "assistant", "user"
 _IMAGE = "input_image"
 _Item = Mapping[str, Any]
 
 
-def read_input(value: Any) -> tuple[Message, ...]:
+class Conversation(NamedTuple):
+    """`items`: as they were sent with the request. `messages`: of the whole conversation."""
+
+    items: tuple[_Item, ...]
+    messages: tuple[Message, ...]
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with its size, as the rest of a sentence; "": nothing."""
+        if sum(message.num_chars for message in self.messages) > MAX_TEXT_CHARS:
+            return f"holds more than {MAX_TEXT_CHARS} characters"
+        return ""
+
+    def after(self, earlier: Sequence[_Item]) -> Conversation:
+        """The conversation with items before its own, of responses that came earlier. Raises `InvalidRequest`."""
+        if len(earlier) + len(self.items) > MAX_MESSAGES:
+            raise InvalidRequest(f"input and what it follows hold more than {MAX_MESSAGES} items", "input")
+        try:
+            longer = Conversation(self.items, _messages((*earlier, *self.items)))
+        except PydanticCustomError as error:
+            raise InvalidRequest(f"an item that input follows {error.message()}", "previous_response_id") from None
+        if longer.fault:
+            raise InvalidRequest(f"input, with what it follows, {longer.fault}", "input", TOO_LONG)
+        return longer
+
+
+def read_input(value: Any) -> Conversation:
     """A text, or a list of items. Members of items that only name them or tell their state (`id`, `status`, ...) do
     not matter."""
     if isinstance(value, str):
-        return (Message.model_construct(role="user", content=value),)
+        value = [{"type": "message", "role": _USER, "content": value}]
     if not isinstance(value, list) or not value:
         raise field_error("must be a string or a non-empty list of items")
     if len(value) > MAX_MESSAGES:
         raise field_error(f"holds more than {MAX_MESSAGES} items")
-    return tuple(assistant_turns_joined(_read_item(item, index) for index, item in enumerate(value)))
+    return Conversation(tuple(value), _messages(value))
+
+
+def _messages(items: Sequence[Any]) -> tuple[Message, ...]:
+    return tuple(assistant_turns_joined(_read_item(item, index) for index, item in enumerate(items)))
 
 
 def assistant_turns_joined(messages: Iterable[Message]) -> Iterable[Message]:
@@ -78,7 +110,7 @@ def _read_item(item: Any, index: int) -> Message:
         raise field_error("must be an object", (index,))
     kind = item.get("type", "message")
     if kind == "item_reference":
-        raise field_error(f"is unsupported with this value: {NOT_STORED}", (index, "type"), UNSUPPORTED)
+        raise field_error("is unsupported with this value: send the item itself", (index, "type"), UNSUPPORTED)
     read = _READERS.get(kind) if isinstance(kind, str) else None
     if read is None:
         known = ", ".join(_READERS)

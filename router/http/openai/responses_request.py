@@ -1,8 +1,8 @@
 """The request of /v1/responses, and its translation into one of /v1/chat/completions.
 
 Owns the fields of this endpoint; `responses_input` has the items of its input. Parameters of sampling are those of the
-other endpoints. Answers are not stored: `store: true` is ignored with a warning, as everywhere; what would need a
-stored answer is refused.
+other endpoints. Does not know what is stored: a request that follows a response has its own items until somebody puts
+the earlier ones before them (`Conversation.after`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from baton.router.http.openai.fields import (
     refuse_or_ignore,
 )
 from baton.router.http.openai.messages import Message
-from baton.router.http.openai.responses_input import INPUT, NOT_STORED, read_input
+from baton.router.http.openai.responses_input import INPUT, Conversation, read_input
 from baton.router.http.openai.responses_tools import ResponsesToolChoice, ResponsesTools
 from baton.router.http.openai.schemas import ChatCompletionRequest, GenerationRequest
 from baton.router.http.openai.strict_json import shown
@@ -36,9 +36,10 @@ from baton.router.http.openai.translation import TranslatedRequest
 from baton.router.http.openai.unsupported import COMMON, Table
 from baton.wire.sampling import MAX_TOP_LOGPROBS
 
+MAX_RESPONSE_ID = 128
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 
-_INCLUDABLE = (
+INCLUDABLE = (
     INCLUDE_LOGPROBS,
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
@@ -58,11 +59,11 @@ _OF_OTHER_ENDPOINTS: Table = {
     "return_timings": (False,),
     "return_token_ids": (False,),
 }
-_ECHOED = ("metadata", "prompt_cache_key", "safety_identifier", "user")
-"""Fields that other endpoints ignore and that an answer of this one repeats."""
+_USED = ("metadata", "prompt_cache_key", "safety_identifier", "store", "user")
+"""Fields that other endpoints ignore."""
 
 _IGNORABLE: ignored.IgnoredTable = {
-    **{name: rule for name, rule in ignored.COMMON.items() if name not in _ECHOED},
+    **{name: rule for name, rule in ignored.COMMON.items() if name not in _USED},
     "access_programs": ignored.Ignored("it concerns OpenAI's own service"),
     "background_options": ignored.Ignored("answers are not made in the background"),
     "max_tool_calls": ignored.Ignored("it limits tools that the server runs, and there are none"),
@@ -76,7 +77,6 @@ RESPONSES: Table = {
     "context_management": ([],),
     "conversation": (),
     "image": (),
-    "previous_response_id": (),
     "prompt": (),
     "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": None}),
 }
@@ -86,8 +86,8 @@ def _read_include(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise field_error("must be a list")
     for index, name in enumerate(value):
-        if name not in _INCLUDABLE:
-            raise field_error(f"must be one of {', '.join(_INCLUDABLE)}", (index,))
+        if name not in INCLUDABLE:
+            raise field_error(f"must be one of {', '.join(INCLUDABLE)}", (index,))
     return tuple(value)
 
 
@@ -167,7 +167,9 @@ class ResponsesRequest(GenerationRequest, ToolFields, TranslatedRequest):
     ignorable: ClassVar[ignored.IgnoredTable] = _IGNORABLE
     conversation_field: ClassVar[str] = "input"
 
-    input: Annotated[tuple[Message, ...], PlainValidator(read_input), WithJsonSchema(INPUT)]
+    input: Annotated[Conversation, PlainValidator(read_input), WithJsonSchema(INPUT)]
+    previous_response_id: Annotated[str, Field(max_length=MAX_RESPONSE_ID)] | None = None
+    store: bool = True
     instructions: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] | None = None
     tools: ResponsesTools = ()
     tool_choice: ResponsesToolChoice | None = None
@@ -176,7 +178,7 @@ class ResponsesRequest(GenerationRequest, ToolFields, TranslatedRequest):
     include: Annotated[
         tuple[str, ...],
         PlainValidator(_read_include),
-        WithJsonSchema({"type": "array", "items": {"enum": [*_INCLUDABLE]}}),
+        WithJsonSchema({"type": "array", "items": {"enum": [*INCLUDABLE]}}),
     ] = ()
     text: _TextConfig = Field(default_factory=dict)
     reasoning: Reasoning | None = None
@@ -185,18 +187,10 @@ class ResponsesRequest(GenerationRequest, ToolFields, TranslatedRequest):
     safety_identifier: UserName | None = None
     prompt_cache_key: UserName | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _explain_what_needs_storage(cls, members: Any) -> Any:
-        for name in ("previous_response_id", "conversation"):
-            if isinstance(members, dict) and members.get(name) is not None:
-                raise field_error(f"is not supported: {NOT_STORED}", (name,), UNSUPPORTED)
-        return members
-
     @model_validator(mode="after")
     def _check_size(self) -> ResponsesRequest:
-        if sum(message.num_chars for message in self.input) > MAX_TEXT_CHARS:
-            raise field_error(f"holds more than {MAX_TEXT_CHARS} characters", ("input",), TOO_LONG)
+        if self.input.fault:
+            raise field_error(self.input.fault, ("input",), TOO_LONG)
         return self
 
     def grammar_fields(self) -> list[tuple[str, AskedGrammar]]:
@@ -222,7 +216,7 @@ class ResponsesRequest(GenerationRequest, ToolFields, TranslatedRequest):
             self.model_fields_set,
             **shared
             | {
-                "messages": [*instructions, *self.input],
+                "messages": [*instructions, *self.input.messages],
                 "max_tokens": self.max_output_tokens,
                 "logprobs": self.top_logprobs is not None or INCLUDE_LOGPROBS in self.include,
                 "top_logprobs": self.top_logprobs,

@@ -25,6 +25,6 @@ class TranslatedRequest(Strict):
 class AnswerWriter(ReplyStream, Protocol):
     """Writes one answer, in events or as a whole."""
 
-    def whole(self, piece: TextDelta, usage: Usage) -> dict[str, Any]:
+    async def whole(self, piece: TextDelta, usage: Usage) -> dict[str, Any]:
         """The answer, of which `piece` is all text, for `json_pieces`."""
         ...

@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from baton.router.http.private_folder import make_private_folder
 from baton.wire.errors import InvalidSetting
 
-_NAME = re.compile(r"([a-z_]+-[0-9a-f]{24})\.stream", re.ASCII)
+_NAME = re.compile(r"([a-z_]+-[0-9a-f]{24,32})\.stream", re.ASCII)
 _LOCK_NAME = "owner.lock"
 _REMOVED = ".removed"
 _MAX_REMOVALS = 4096
@@ -172,11 +173,8 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        make_private_folder(path, "--journal-dir", "prompts")
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = path.stat()
-            if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-                raise InvalidSetting(f"--journal-dir {path}: it holds prompts, so only its owner may enter (mode 0700)")
             self._lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise InvalidSetting(f"--journal-dir {path}: {error.strerror or error}") from None

@@ -124,6 +124,12 @@ class Streams(Collector):
             kept.released.set()
             self._forget_later(kept)
 
+    def forget(self, stream_id: str) -> None:
+        """Its answer was deleted: a stream that nobody reads cannot be resumed any more."""
+        kept = self._kept.get(stream_id)
+        if kept is not None and kept.break_off is None:
+            self._forget(kept)
+
     def close(self) -> None:
         """Forget the streams that have ended; the others stay for the next router if their place does."""
         for kept in list(self._kept.values()):

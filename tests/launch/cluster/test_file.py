@@ -97,6 +97,13 @@ def test_what_cannot_be_used_is_refused_with_its_place(text: str, message: str) 
         parse_cluster_file(text, "it")
 
 
+def test_what_one_of_several_routers_stores_in_its_memory_is_not_looked_for_at_another() -> None:
+    stores = {text: parse_cluster_file(text, "it").router.responses_store_bytes for text in (
+        "[router]\ncount = 1", "[router]\ncount = 2", "[router]\ncount = 2\nflags = { responses-store = '/x' }",
+    )}  # fmt: skip
+    assert [bool(num_bytes) for num_bytes in stores.values()] == [True, False, True]
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match=r"cannot read .*none.toml"):
         read_cluster_file(tmp_path / "none.toml")

@@ -117,7 +117,10 @@ async def test_an_ignored_field_is_named_once_in_the_answer_and_counted(
     server: Server, prompts: PromptMaker, post: Callable[..., Any]
 ) -> None:
     await server.rig.pair(_saying(prompts, "abc", finish="length"))
-    warnings = ["store is ignored: Baton stores no answers", "colour is ignored: this endpoint knows no such field"]
+    warnings = [
+        "store is ignored: answers of this endpoint are not stored",
+        "colour is ignored: this endpoint knows no such field",
+    ]
     members = {"store": True, "colour": "\u2028"}
     assert (await post(server, **members)).json()["warnings"] == warnings
     first, *others = (await post(server, **members, stream=True, n=2)).chunks

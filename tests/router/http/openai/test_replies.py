@@ -51,12 +51,10 @@ def _chat_chunk(event: bytes) -> ChatCompletionChunk:
     return ChatCompletionChunk.model_validate(_payload(event), strict=False)
 
 
-def test_a_chat_stream_from_role_to_usage() -> None:
+async def test_a_chat_stream_from_role_to_usage() -> None:
     stream = ChatStream(HEAD, include_usage=True)
-    first, middle, last, usage = (
-        _chat_chunk(event)
-        for event in (stream.begin(1), stream.chunk(1, PLAIN), stream.chunk(1, ENDING), stream.usage(USAGE))
-    )
+    events = (stream.begin(1), stream.chunk(1, PLAIN), stream.chunk(1, ENDING), await stream.usage(USAGE))
+    first, middle, last, usage = map(_chat_chunk, events)
     assert {chunk.id for chunk in (first, middle, last, usage)} == {HEAD.reply_id}
     assert {(chunk.model, chunk.created) for chunk in (first, middle, last, usage)} == {(HEAD.model, HEAD.created)}
     assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", "")
@@ -77,14 +75,14 @@ def test_an_ending_without_text_has_an_empty_delta() -> None:
     assert _payload(ChatStream(HEAD).chunk(0, TextDelta("", (), "stop")))["choices"][0]["delta"] == {}
 
 
-def test_a_completion_stream() -> None:
+async def test_a_completion_stream() -> None:
     stream = CompletionStream(HEAD)
     assert stream.begin(0) == b""
     last = Completion.model_validate(_payload(stream.chunk(2, ENDING)), strict=False)
     assert (last.choices[0].index, last.choices[0].text, last.choices[0].finish_reason) == (2, "!", "length")
     middle = _payload(stream.chunk(0, PLAIN))["choices"][0]
     assert middle == {"index": 0, "text": "Hello", "logprobs": None, "finish_reason": None}
-    usage = Completion.model_validate(_payload(stream.usage(USAGE)), strict=False)
+    usage = Completion.model_validate(_payload(await stream.usage(USAGE)), strict=False)
     assert (usage.choices, usage.object) == ([], "text_completion")
 
 
