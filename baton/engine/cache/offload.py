@@ -199,7 +199,8 @@ class KvOffload:
         num_found = self._asked(lambda: min(len(hashes), max(0, self._store.lookup(hashes))), 0)
         if not num_found:
             return None
-        tiers = self._asked(lambda: self._store.tiers(hashes[:num_found]), ())[:num_found]
+        nowhere: Sequence[str] = ()
+        tiers = self._asked(lambda: self._store.tiers(hashes[:num_found]), nowhere)[:num_found]
         plan = self._choice.plan(tiers, start, num_tokens)
         num_planned = 0 if plan is None else len(plan.tiers)
         self.counters.num_refused_tokens += (len(tiers) - num_planned) * self._block_size
