@@ -321,7 +321,12 @@ def spared_share(asks: Sequence[Ask], num_blocks: int, open_tier: Callable[[dict
         for each in ask.hashes[: ask.num_reusable]:
             uses[each].append(number)
     tier, num_hits = open_tier(uses), 0
-    pool = BlockPool(num_blocks, on_evicted=lambda evicted: [tier.evicted(each, places[each]) for _, each in evicted])
+
+    def offer(evicted: Sequence[tuple[int, bytes]]) -> None:
+        for _, each in evicted:
+            tier.evicted(each, places[each])
+
+    pool = BlockPool(num_blocks, on_evicted=offer)
     for tier.now, ask in enumerate(asks):
         cached = pool.lookup(ask.hashes[: ask.num_reusable])
         pool.share(cached)

@@ -24,6 +24,7 @@ from tests.request_keys import key_of
 PARAMS = DecodingParams(max_tokens=3, ignore_eos=True)
 PROMPT = list(range(1, 18))
 """Four blocks of four tokens, and one token more."""
+A_SECOND_FOR_A_TOKEN = StepCost(0.0, 1.0, 0.0, 0.0, 0.0)
 
 
 class Rig:
@@ -99,7 +100,7 @@ def test_a_request_that_waits_for_kv_holds_its_blocks_and_nobody_up() -> None:
 
 
 def test_of_a_load_that_ends_early_the_first_blocks_are_used_and_the_rest_is_computed() -> None:
-    rig = Rig()
+    rig = Rig(cost=A_SECOND_FOR_A_TOKEN)
     rig.returned()
     (order,) = rig.store.orders
     rig.store.give(order, 2)
@@ -109,6 +110,7 @@ def test_of_a_load_that_ends_early_the_first_blocks_are_used_and_the_rest_is_com
     rig.simulation.run()
     rig.expect("again")
     assert rig.simulation.cached["again"] == 8
+    assert rig.offload.counters.computing_s == 0.0
 
 
 def test_a_gap_ends_what_is_used_of_a_load() -> None:
@@ -151,9 +153,6 @@ def test_a_store_that_was_late_is_left_alone_for_a_while() -> None:
     rig.serve("e", PROMPT)
     assert rig.store.num_loads == 2
     rig.expect("e")
-
-
-A_SECOND_FOR_A_TOKEN = StepCost(0.0, 1.0, 0.0, 0.0, 0.0)
 
 
 def test_a_request_waits_a_tenth_of_what_computing_takes_for_a_store_that_gives_nothing() -> None:
