@@ -6,6 +6,8 @@ looks after the folder, and few that read. What the format is, and which files g
 Invariants:
 - no call waits for the disk. What a stalled one cannot take is dropped, and counted;
 - a block is staged, or in a file of the index, or unknown here;
+- the memory of staged blocks is used again, for fresh memory costs more than copying into it. So nobody holds on to
+  that of a block without the lock, but the writing thread until the block is written;
 - nothing is given whose checksum is wrong. A file with such a block is deleted.
 """
 
@@ -21,10 +23,12 @@ from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from baton.engine.cache.disk.batch_file import MAX_BLOCKS, BatchHeader, DamagedFile, header_of, read_header
 from baton.engine.cache.disk.folder import CacheFile, CacheFolder, open_file
 from baton.engine.cache.disk.reader import BatchReader, Place
-from baton.engine.cache.store import REST_S, BlockKind, Landing, StoredBlock, TierCounters
+from baton.engine.cache.store import REST_S, BlockBytes, BlockKind, Landing, StoredBlock, TierCounters
 
 _FILE_BYTES = 2**25
 _STAGED_FILES = 2
@@ -53,6 +57,7 @@ class DiskTier:
         self._on_evicted = on_evicted
         self._blocks_per_file = min(MAX_BLOCKS, max(1, _FILE_BYTES // kind.block_bytes))
         self._staged: dict[bytes, StoredBlock] = {}
+        self._spare: list[BlockBytes] = []
         self._index: dict[bytes, Place] = {}
         self._hashes: dict[str, list[bytes]] = {}
         self._is_closed = False
@@ -83,7 +88,9 @@ class DiskTier:
             if len(self._staged) >= _STAGED_FILES * self._blocks_per_file:
                 self._counters.num_dropped_blocks += 1
                 return
-            self._staged[block.block_hash] = block._replace(content=block.content.copy())
+            content = self._spare.pop() if self._spare else np.empty_like(block.content)
+            np.copyto(content, block.content)
+            self._staged[block.block_hash] = block._replace(content=content)
             if len(self._staged) >= self._blocks_per_file:
                 self._work.notify()
 
@@ -144,9 +151,11 @@ class DiskTier:
     def _found(self, block_hash: bytes, reader: BatchReader) -> StoredBlock | None:
         """A block, staged or read. None: it is not there any more, or not as it was."""
         with self._lock:
-            staged, place = self._staged.get(block_hash), self._index.get(block_hash)
-        if staged is not None or place is None:
-            return staged
+            if (staged := self._staged.get(block_hash)) is not None:
+                return reader.copied(staged)
+            place = self._index.get(block_hash)
+        if place is None:
+            return None
         try:
             return reader.read(block_hash, place)
         except FileNotFoundError:
@@ -227,6 +236,7 @@ class DiskTier:
             with self._lock:
                 for block in batch:
                     self._staged.pop(block.block_hash, None)
+                    self._spare.append(block.content)
 
     def _make_room(self, num_bytes: int) -> None:
         while file := self._folder.in_the_way(num_bytes):

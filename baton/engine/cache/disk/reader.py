@@ -52,6 +52,11 @@ class BatchReader:
             raise DamagedFile("a block in it has wrong bytes")
         return StoredBlock(block_hash, place.checksum, self._block)
 
+    def copied(self, block: StoredBlock) -> StoredBlock:
+        """A block that lies elsewhere, in memory as one that was read."""
+        np.copyto(self._block, block.content)
+        return block._replace(content=self._block)
+
     def close(self) -> None:
         """Close the open file, if there is one."""
         if self._file is not None:

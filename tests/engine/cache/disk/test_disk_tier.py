@@ -96,6 +96,27 @@ def test_starting_waits_for_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert loaded(tier, 1) == [1]
 
 
+def test_what_is_loaded_is_not_what_is_staged_next(tmp_path: Path) -> None:
+    """The memory of a block that was written is used again."""
+
+    class Slow(Collected):
+        """Looks at a block when others have taken its place."""
+
+        def arrived(self, block: StoredBlock) -> bool:
+            until(tier.has_written)
+            for number in (3, 4):
+                tier.put(block_of(number))
+            return super().arrived(block)
+
+    with closing(Opened(tmp_path)) as tier:
+        tier.put(block_of(1))
+        landing = Slow()
+        tier.load([hash_of(1)], landing)
+        tier.put(block_of(2))
+        (found,) = landing.wait()
+        assert found.content.tobytes() == block_of(1).content.tobytes()
+
+
 @pytest.mark.usefixtures("impatient")
 def test_two_nodes_share_a_folder(tmp_path: Path) -> None:
     with closing(Opened(tmp_path)) as first, closing(Opened(tmp_path)) as second:
