@@ -225,9 +225,6 @@ class Faulty:
             raise ConnectionRefusedError(111, "gone")
         return len(hashes) + 1 if self._fault == "promises what it does not have" else self._tier.lookup(hashes)
 
-    def tiers(self, hashes: Sequence[bytes]) -> Sequence[str]:
-        return self._tier.tiers(hashes)
-
     def put(self, block: StoredBlock) -> None:
         if self._fault == "full":
             raise OSError(28, "No space left on device")

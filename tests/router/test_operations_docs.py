@@ -121,7 +121,7 @@ def test_every_metric_of_the_nodes_is_documented() -> None:
             families = [
                 *NodeCollector(lambda: STATUS, costs, node.leg.metrics).collect(),
                 *LinkCollector(_Link()).collect(),
-                *OffloadCollector(KvOffload(Tiers([tier]), SlotBytes(Device(4)), 4)).collect(),
+                *OffloadCollector(KvOffload(Tiers([tier]), SlotBytes(Device(4)), 4, 64, lambda: None)).collect(),
                 *_watchdog().collect(),
                 *_kv_events(),
             ]
