@@ -64,6 +64,10 @@ class HostTier:
                 self._slots.move_to_end(block_hash)
         return num_found
 
+    def holds(self, block_hash: bytes) -> bool:
+        """Whether it has a block."""
+        return self.lookup((block_hash,)) > 0
+
     def put(self, block: StoredBlock) -> None:
         """Copy a block in, in place of the one that was used longest ago."""
         with self._lock:

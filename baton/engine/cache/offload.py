@@ -227,7 +227,7 @@ class KvOffload:
     def _save(self, block_id: int) -> None:
         # one call, so that it is atomic: a thread of a store comes here too, for blocks of its load
         block_hash = self._unsaved.pop(block_id, None)
-        if block_hash is None or self._asked(lambda: self._store.lookup((block_hash,)), 0):
+        if block_hash is None or self._asked(lambda: self._store.holds(block_hash), False):
             return
         content = self._pool.read(block_id)
         block = StoredBlock(block_hash, checksum_of(block_hash, content), content)

@@ -58,7 +58,9 @@ class DiskTier:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._orders: queue.Queue[tuple[Sequence[bytes], Landing] | None] = queue.Queue(_MAX_WAITING)
-        readers = [threading.Thread(target=self._serve, name=f"disk-read-{n}", daemon=True) for n in range(_NUM_READERS)]
+        readers = [
+            threading.Thread(target=self._serve, name=f"disk-read-{n}", daemon=True) for n in range(_NUM_READERS)
+        ]
         self._threads = [threading.Thread(target=self._keep, name="disk-write", daemon=True), *readers]
         for thread in self._threads:
             thread.start()
@@ -73,6 +75,10 @@ class DiskTier:
         with self._lock:
             known = (each in self._index or each in self._staged for each in hashes)
             return next((place for place, is_known in enumerate(known) if not is_known), len(hashes))
+
+    def holds(self, block_hash: bytes) -> bool:
+        """Whether it has a block."""
+        return self.lookup((block_hash,)) > 0
 
     def put(self, block: StoredBlock) -> None:
         """Stage a block for the writing thread, if there is room."""
