@@ -77,6 +77,7 @@ TELLS_THE_TIME = {
     "bench.facts": "when a measurement was made",
     "bench.serve.command": "names of result files",
     "engine.text.chat_template": "templates that say what day it is",
+    "launch.cache": "how long ago files were used",
     "launch.cluster.controller": "notes of changes",
     "launch.cluster.status": "notes of changes",
     "router.__main__": "since when a model is served",

@@ -7,11 +7,11 @@ be used, and a pool whose blocks this process does not have to itself.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TypeAlias
 
 from baton.device.host_memory import read_host_memory
@@ -55,7 +55,7 @@ def store_opener(settings: EngineSettings) -> StoreOpener | None:
     if not settings.enable_prefix_caching:
         raise InvalidSetting(f"{flag} keeps what the prefix cache has forgotten: it needs --enable-prefix-caching")
     if settings.kv_disk:
-        _require_folder(Path(settings.kv_disk))
+        _require_folder(settings.kv_disk)
     return partial(_open_tiers, settings, _named_store(settings))
 
 
@@ -123,9 +123,10 @@ def _disk_tier(settings: EngineSettings, kind: BlockKind, below: Sequence[Tier])
     return Tier(_DISK, DiskTier(folder, kind, counters, below[0].put if below else None), counters)
 
 
-def _require_folder(path: Path) -> None:
+def _require_folder(path: str) -> None:
     """Raise `InvalidSetting` unless files can be made in a folder."""
-    if not path.is_dir():
-        raise InvalidSetting(f"{_DISK_FLAG} {path} is no folder: make it first")
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise InvalidSetting(f"{_DISK_FLAG} {path} cannot be written by this user")
+    try:
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise InvalidSetting(f"{_DISK_FLAG} {path} is no folder for files: {error.strerror}") from None

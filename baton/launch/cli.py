@@ -49,6 +49,7 @@ COMMANDS = {
     "chat": Command("baton.launch.chat", "talk to a running router in the terminal"),
     "drain": Command("baton.launch.drain", "take a node out of service, without an interrupted stream"),
     "restart": Command("baton.launch.restart", "restart the nodes of `baton serve` one after another, likewise"),
+    "cache": Command("baton.launch.cache", "list, verify or empty a folder of --kv-disk"),
     "key": Command("baton.launch.key", "write a cluster key"),
     "keys": Command("baton.launch.keys", "make an API key for clients of the router"),
     "doctor": Command("baton.launch.doctor", "what this machine has of what Baton uses, and how to get the rest"),

@@ -102,6 +102,25 @@ class OffloadCollector(Collector):
         faults.add_metric(["damaged"], counted.num_damaged_blocks)
         yield faults
         yield GaugeMetricFamily("baton:kv_offload_cache_usage_perc", "How full it is, 0 to 1", self._offload.usage)
+        yield from self._tiers()
+
+    def _tiers(self) -> Iterable[Metric]:
+        blocks = CounterMetricFamily("baton:kv_tier_blocks", "Blocks of a tier", labels=["tier", "end"])
+        moved = CounterMetricFamily("baton:kv_tier_bytes", "Bytes of blocks of a tier", labels=["tier", "end"])
+        faults = CounterMetricFamily("baton:kv_tier_faults", "Faults of a tier", labels=["tier", "reason"])
+        usage = GaugeMetricFamily("baton:kv_tier_usage_perc", "How full a tier is, 0 to 1", labels=["tier"])
+        for tier in self._offload.tiers:
+            counted, block_bytes = tier.counters, self._offload.block_bytes
+            for end, count in (("stored", counted.num_stored_blocks), ("loaded", counted.num_loaded_blocks)):
+                blocks.add_metric([tier.name, end], count)
+                moved.add_metric([tier.name, end], count * block_bytes)
+            blocks.add_metric([tier.name, "dropped"], counted.num_dropped_blocks)
+            faults.add_metric([tier.name, "failed"], counted.num_failures)
+            faults.add_metric([tier.name, "late"], counted.num_late_loads)
+            faults.add_metric([tier.name, "damaged"], counted.num_damaged_blocks)
+            usage.add_metric([tier.name], tier.usage)
+        if self._offload.tiers:
+            yield from (blocks, moved, faults, usage)
 
 
 class StepCounters:

@@ -14,6 +14,7 @@ import pytest
 from baton import LLM, SamplingParams
 from baton.engine.build import Engine, build_engine
 from baton.engine.cache import offload
+from baton.engine.cache.hashing import block_hashes
 from baton.engine.cache.host_tier import HostTier
 from baton.engine.cache.store import Landing, StoredBlock
 from baton.engine.core import EngineCore, FirstToken
@@ -25,6 +26,7 @@ from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
+from tests.engine.cache.disk.tiers_on_disk import until
 from tests.engine.models.families import make_model
 from tests.engine.test_core import prompt
 from tests.installed_package import install
@@ -124,6 +126,50 @@ def test_states_latents_and_windows_come_back_as_well(tmp_path: Path, family: st
         found, num_loaded = all_answers(core)
     assert found == expected
     assert num_cached < num_loaded == ALL_CACHED
+
+
+def until_it_knows(engine: Engine, token_ids: Sequence[int]) -> None:
+    """Wait until a node that has just started has seen in its folder all whole blocks of a prompt."""
+    offload = engine.core.offload
+    assert offload is not None
+    hashes = block_hashes(engine.fingerprint, Prompt.of(token_ids), (), 8)
+    until(lambda: offload.tiers[-1].lookup(hashes) == len(hashes))
+
+
+@pytest.mark.parametrize("case", ["float32", "fp8", "asynchronous device"])
+def test_tokens_are_the_same_from_a_folder_also_after_a_restart(checkpoint: Path, tmp_path: Path, case: str) -> None:
+    with engine_of(checkpoint, **CASES[case]) as (_, core):
+        expected, _ = all_answers(core)
+    with engine_of(checkpoint, kv_disk=str(tmp_path), **CASES[case]) as (_, core):
+        assert all_answers(core) == (expected, ALL_CACHED)
+        answers(core, "of the whole pool", [7] * 64)
+    with engine_of(checkpoint, kv_disk=str(tmp_path), **CASES[case]) as (engine, core):
+        until_it_knows(engine, PROMPTS[0])
+        assert answers(core, "again", PROMPTS[0]) == (expected[0], 40)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "deepseek-v3"])
+def test_states_and_latents_are_the_same_from_memory_over_a_folder(tmp_path: Path, family: str) -> None:
+    folder, cache = of_family(tmp_path / "model", family), tmp_path / "cache"
+    cache.mkdir()
+    with engine_of(folder) as (engine, core):
+        expected, _ = all_answers(core)
+        two_blocks = 2 * engine.memory.layout.block_bytes
+    with engine_of(folder, kv_disk=str(cache), kv_offloading_size=two_blocks / 2**30) as (_, core):
+        assert all_answers(core) == (expected, ALL_CACHED)
+        assert core.offload is not None
+        host, disk = core.offload.tiers
+        assert host.usage == 1.0
+        assert disk.counters.num_stored_blocks >= disk.counters.num_loaded_blocks > 0
+
+
+def test_kv_of_another_type_or_other_kernels_is_not_taken(checkpoint: Path, tmp_path: Path) -> None:
+    """Its hashes are the same."""
+    for number, settings in enumerate(({}, {"dtype": "bfloat16"}, {"attention_backend": "torch"}), 1):
+        with engine_of(checkpoint, kv_disk=str(tmp_path), **settings) as (_, core):
+            found = [answers(core, str(place), PROMPTS[place])[1] for place in (0, 1, 0)]
+            assert found == [0, 0, 40]
+        assert len(list(tmp_path.iterdir())) == number
 
 
 def test_without_being_told_of_evictions_nothing_would_come_back(
@@ -257,6 +303,10 @@ def test_a_faulty_store_costs_no_token_and_no_block(
         ({"kv_offloading_size": 1e-9}, "holds no block"),
         ({"kv_offloading_size": 2.0**20}, "needs as many GiB beside the KV pool, and"),
         ({"kv_offloading_size": 0.01, "enable_prefix_caching": False}, "--enable-prefix-caching"),
+        ({"kv_disk": "/nowhere/at/all"}, "--kv-disk /nowhere/at/all is no folder for files: No such"),
+        ({"kv_disk": "/proc/self/fdinfo"}, "--kv-disk /proc/self/fdinfo is no folder for files: "),
+        ({"kv_disk_size": 1.0}, "--kv-disk-size 1 needs a folder: --kv-disk PATH"),
+        ({"kv_disk": "/tmp", "tensor_parallel_size": 2}, "--kv-disk is for nodes of one rank"),
         ({"kv_offloading_size": 0.01, "tensor_parallel_size": 2}, "one rank, and this one has 2"),
     ],
     ids=str,

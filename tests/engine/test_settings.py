@@ -23,6 +23,7 @@ NUMBERS = {field.name: field for field in dataclasses.fields(EngineSettings) if 
 REFUSED = {
     ("kv_cache_memory_bytes", "most"): "needs .* GiB, and .* are free",
     ("kv_offloading_size", "most"): "needs as many GiB beside the KV pool",
+    ("kv_disk_size", "most"): "needs a folder: --kv-disk PATH",
     ("cpu_memory_utilization", "least"): "leaves nothing for KV",
     ("max_model_len", "most"): "above the model's limit of 512",
     ("num_blocks", "most"): "needs .* GiB, and .* are free",

@@ -5,10 +5,15 @@ from collections.abc import Iterable
 import pytest
 from prometheus_client.core import Metric
 
+from baton.engine.cache.offload import KvOffload
+from baton.engine.cache.store import TierCounters
+from baton.engine.cache.tiers import Tier, Tiers
 from baton.engine.scheduler.step import RequestOutput, SampledToken
-from baton.node.metrics import HandoffTimes, StepCounters
+from baton.node.metrics import HandoffTimes, OffloadCollector, StepCounters
 from baton.wire.messages import HandoffFigures
 from baton.wire.request_key import RequestKey
+from tests.engine.scheduler.simulation import Device
+from tests.engine.scheduler.stores import SlotBytes, TestStore
 
 KEY = RequestKey(b"h" * 16, 1)
 
@@ -47,6 +52,20 @@ def test_forced_tokens_are_counted_as_tokens_of_outputs_too() -> None:
     counters.count([output(3, num_step_tokens=1)._replace(tokens=three, num_forced=2), output(3, num_step_tokens=1)])
     counted = values(counters.metrics())
     assert (counted["generation_tokens_total"], counted["forced_tokens_total"]) == (4, 2)
+
+
+def test_each_tier_of_a_kv_store_has_figures_of_its_own() -> None:
+    host = Tier("host", TestStore(usage=0.5), TierCounters(num_stored_blocks=3, num_loaded_blocks=2))
+    counters = TierCounters(num_dropped_blocks=4, num_damaged_blocks=5, num_failures=6, num_late_loads=7)
+    disk = Tier("disk", TestStore(usage=0.25), counters)
+    offload = KvOffload(Tiers([host, disk]), SlotBytes(Device(4)), 4)
+    shown = values(OffloadCollector(offload).collect())
+    assert shown["kv_tier_blocks_total host stored"] == 3
+    assert shown["kv_tier_bytes_total host loaded"] == 2 * 32
+    assert shown["kv_tier_blocks_total disk dropped"] == 4
+    assert [shown[f"kv_tier_faults_total disk {each}"] for each in ("damaged", "failed", "late")] == [5, 6, 7]
+    assert (shown["kv_tier_usage_perc host"], shown["kv_tier_usage_perc disk"]) == (0.5, 0.25)
+    assert shown["kv_offload_cache_usage_perc"] == 0.25
 
 
 def test_a_node_that_has_done_nothing_shows_zeros() -> None:

@@ -14,6 +14,9 @@ import yaml
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton.engine.cache.offload import KvOffload
+from baton.engine.cache.store import TierCounters
+from baton.engine.cache.tiers import Tier, Tiers
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.launch.settings import ServeSettings
 from baton.node.metrics import LinkCollector, NodeCollector, OffloadCollector
@@ -31,7 +34,7 @@ from baton.runtime.watchdog import Watchdog
 from baton.wire.messages import DECODE
 from baton.wire.step_cost import StepCost
 from tests.engine.scheduler.simulation import Device
-from tests.engine.scheduler.stores import TestStore, offload_of
+from tests.engine.scheduler.stores import SlotBytes, TestStore
 from tests.kvtransfer.legs import open_relay
 from tests.router.fake_node import STATUS, answering, make_hello
 from tests.router.http_client import fetch, post_completion
@@ -101,12 +104,13 @@ async def test_every_metric_of_the_router_is_documented(prompts: PromptMaker) ->
 def test_every_metric_of_the_nodes_is_documented() -> None:
     costs = StepCosts()
     costs.cost = StepCost(1e-3, 1e-4, 1e-8, 1e-4, 1e-8)
+    tier = Tier("disk", TestStore(), TierCounters())
     with open_relay(peers_write=True, overlaps=False) as relay:
         for node, section in ((relay.prefill, "Prefill nodes"), (relay.decode, "Decode nodes")):
             families = [
                 *NodeCollector(lambda: STATUS, costs, node.leg.metrics).collect(),
                 *LinkCollector(_Link()).collect(),
-                *OffloadCollector(offload_of(TestStore(), Device(4))).collect(),
+                *OffloadCollector(KvOffload(Tiers([tier]), SlotBytes(Device(4)), 4)).collect(),
                 *_watchdog().collect(),
             ]
             assert _shown(families) == _documented("Every node", section)

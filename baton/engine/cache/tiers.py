@@ -171,9 +171,9 @@ class _TieredLoad:
 
     def go_on(self) -> None:
         """Begin the next run with the first tier that has the next block; without one, the load has ended."""
-        for tier in self._tiers if self._hashes else ():
+        for place, tier in enumerate(self._tiers if self._hashes else ()):
             hashes = self._hashes[: tier.lookup(self._hashes)]
-            if hashes and self._begin_run(tier, hashes):
+            if hashes and self._begin_run(tier, _before_any_has(self._tiers[:place], hashes)):
                 return
         self._landing.ended()
 
@@ -231,3 +231,11 @@ class _Run:
             self._has_ended = True
             self._tier.ended(self)
             self._load.has_run(self._num_arrived, is_wanted=self._is_wanted)
+
+
+def _before_any_has(tiers: Sequence[Tier], hashes: Sequence[bytes]) -> Sequence[bytes]:
+    """The first of these blocks, and those behind it up to one that any of `tiers` has."""
+    for place in range(1, len(hashes)) if tiers else ():
+        if any(tier.lookup(hashes[place : place + 1]) for tier in tiers):
+            return hashes[:place]
+    return hashes

@@ -7,7 +7,8 @@ import threading
 import numpy as np
 
 from baton.engine.cache.offload import LATENCY_S, LEAST_BYTES_PER_S, KvOffload
-from baton.engine.cache.store import BlockBytes
+from baton.engine.cache.store import BlockBytes, TierCounters
+from baton.engine.cache.tiers import Tier, Tiers
 from baton.testing.kv_stores import BLOCK_BYTES, block_of, hash_of
 from tests.engine.scheduler.stores import Clock, TestStore
 
@@ -76,3 +77,15 @@ def test_a_load_has_time_for_its_bytes_and_for_those_of_the_loads_before_it() ->
     assert offload.num_loads == 0
     assert (offload.end(first), offload.end(second)) == (0, 0)
     assert offload.counters.num_late_loads == 2
+
+
+def test_of_several_tiers_only_that_is_left_alone_which_was_late() -> None:
+    clock, stores = Clock(), [TestStore({hash_of(each): block_of(each)}) for each in (1, 2)]
+    tiers = Tiers([Tier(str(place), store, TierCounters(), clock) for place, store in enumerate(stores)])
+    offload = KvOffload(tiers, Pool(), 4, clock)
+    late = offload.load([hash_of(2)], [0])
+    clock.now_s += 2 * LATENCY_S
+    assert late.is_over
+    assert offload.end(late) == 0
+    assert (offload.lookup([hash_of(1)]), offload.lookup([hash_of(2)])) == (1, 0)
+    assert (offload.counters.num_late_loads, offload.tiers[1].counters.num_late_loads) == (1, 1)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from itertools import islice
+from pathlib import Path
 
 from baton.engine.cache.disk.batch_file import MAX_BLOCKS, BatchHeader, DamagedFile, header_of, read_header
 from baton.engine.cache.disk.folder import CacheFile, CacheFolder, open_file
@@ -58,10 +59,8 @@ class DiskTier:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._orders: queue.Queue[tuple[Sequence[bytes], Landing] | None] = queue.Queue(_MAX_WAITING)
-        readers = [
-            threading.Thread(target=self._serve, name=f"disk-read-{n}", daemon=True) for n in range(_NUM_READERS)
-        ]
-        self._threads = [threading.Thread(target=self._keep, name="disk-write", daemon=True), *readers]
+        works = [self._keep] + [self._serve] * _NUM_READERS
+        self._threads = [threading.Thread(target=work, name="disk-tier", daemon=True) for work in works]
         for thread in self._threads:
             thread.start()
 
@@ -192,7 +191,7 @@ class DiskTier:
         return bool(batch) or not self._is_closed
 
     def _look(self) -> None:
-        """See what other nodes have written and deleted. At first: what is there."""
+        """Learn what other nodes have written and deleted; at first, what is there."""
         new, gone = self._folder.refresh()
         for file in gone:
             self._lose(file.name)
@@ -201,17 +200,17 @@ class DiskTier:
                 self._take_over(file)
 
     def _take_over(self, file: CacheFile) -> None:
-        with suppress(FileNotFoundError):
-            descriptor = open_file(self._folder.path / file.name)
-            try:
-                header = read_header(descriptor)
-                if header.kind != self._kind:
-                    raise DamagedFile("its blocks are of another kind")
-                self._note(file, header, lambda _: True)
-            except DamagedFile as error:
-                self._damaged(file.name, error)
-            finally:
-                os.close(descriptor)
+        try:
+            header = _header_in(self._folder.path / file.name)
+            if header.kind != self._kind:
+                raise DamagedFile("its blocks are of another kind")
+            self._note(file, header, lambda _: True)
+        except DamagedFile as error:
+            self._damaged(file.name, error)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._failed("reading", error)
 
     def _next_batch(self) -> list[StoredBlock]:
         """Wait for the blocks of a full file, or for `_LINGER_S`."""
@@ -275,3 +274,11 @@ class DiskTier:
     def _failed(self, what: str, error: Exception) -> None:
         self._counters.num_failures += 1
         _log.warning("the disk tier failed at %s: %s", what, error)
+
+
+def _header_in(path: Path) -> BatchHeader:
+    descriptor = open_file(path)
+    try:
+        return read_header(descriptor)
+    finally:
+        os.close(descriptor)

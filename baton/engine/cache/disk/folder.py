@@ -193,10 +193,12 @@ class CacheFolder:
 
 
 def _described(name: str, entry: os.DirEntry[str]) -> CacheFile | None:
-    """A file as it is; None: it has gone meanwhile."""
+    """A file as it is; None: it has gone meanwhile, or is no file."""
     try:
         found = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
         return None
     file = CacheFile(name, found.st_size, 0, is_reused=False)
     file.note(found)
