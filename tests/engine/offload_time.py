@@ -1,7 +1,8 @@
-"""How long a prompt takes when it is computed, and when its KV comes back from the host tier, in turns.
+"""How long a prompt takes when it is computed, and when its KV comes back from the host or disk tier, in turns.
 
     python -m tests.engine.offload_time                                  # Qwen3-0.6B's shapes, random weights, bfloat16
     python -m tests.engine.offload_time --shapes small --dtype float32 --num-tokens 500 1000 2000
+    python -m tests.engine.offload_time --shapes small --kv-disk FOLDER  # from files that are not in the page cache
 
 Each round computes a prompt that nobody has seen, with and without a tier; has others push it out of the pool, while
 the longest step says what saving costs; and asks for it again. Times are to its first token.
@@ -11,13 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from baton.engine.build import build_engine
 from baton.engine.core import EngineCore
@@ -52,6 +55,7 @@ SHAPES = {
     ),
 }
 ONE_TOKEN = DecodingParams(temperature=0, max_tokens=1, ignore_eos=True)
+_LINGER_S = 3.0
 _WAIT_S = 0.002
 """As long as a node's loop waits while nothing is ready."""
 
@@ -68,9 +72,9 @@ def model_of(folder: Path, shapes: str, max_position: int) -> str:
 class Meter:
     """Serves prompts on one engine, whose pool has room for one of them."""
 
-    def __init__(self, model: str, num_tokens: int, gib: float, dtype: str) -> None:
+    def __init__(self, model: str, num_tokens: int, dtype: str, **tier: Any) -> None:
         settings = EngineSettings(
-            model=model, load_format="dummy", num_blocks=num_tokens // 16 + 2, kv_offloading_size=gib, dtype=dtype
+            model=model, load_format="dummy", num_blocks=num_tokens // 16 + 2, dtype=dtype, **tier
         )
         self.core: EngineCore = build_engine(settings, allocate_private).core
         self.longest_step_ms = 0.0
@@ -91,16 +95,27 @@ class Meter:
         return 1000 * (time.perf_counter() - begun_s)
 
 
-def measure(model: str, num_tokens: int, num_rounds: int, gib: float, dtype: str) -> None:
+def cool(folder: str) -> None:
+    """Have the tier write all that it has, and the system forget what it knows of the files."""
+    time.sleep(_LINGER_S)
+    for path in Path(folder).glob("*/*.kv"):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(model: str, num_tokens: int, num_rounds: int, dtype: str, tier: Mapping[str, Any]) -> None:
     """Print the medians for prompts of so many tokens."""
     chance = random.Random(1)
-    plain, tiered = Meter(model, num_tokens, 0.0, dtype), Meter(model, num_tokens, gib, dtype)
+    plain, tiered = Meter(model, num_tokens, dtype), Meter(model, num_tokens, dtype, **tier)
     computed, saving, loaded, steps, saving_steps = (list[float]() for _ in range(5))
     for number in range(num_rounds + 1):
         prompt, other = ([chance.randrange(300) for _ in range(num_tokens)] for _ in range(2))
         tiered.time_ms(prompt)
         times = plain.time_ms(other), tiered.time_ms(other), plain.longest_step_ms, tiered.longest_step_ms
         tiered.core.check()
+        if folder := tier.get("kv_disk"):
+            cool(folder)
         again = tiered.time_ms(prompt)
         if number:  # the first round warms up
             for values, value in zip((computed, saving, steps, saving_steps), times, strict=True):
@@ -113,6 +128,8 @@ def measure(model: str, num_tokens: int, num_rounds: int, gib: float, dtype: str
         "longest step {:.1f} ms; loaded {:.1f} ms\n".format(num_tokens, *medians)
     )
     sys.stdout.write(f"    {tiered.core.offload.counters}\n")
+    for tier_used in tiered.core.offload.tiers:
+        sys.stdout.write(f"    {tier_used.name}: {tier_used.counters}\n")
     sys.stdout.flush()
     tiered.core.close()
 
@@ -125,11 +142,14 @@ def main() -> int:
     parser.add_argument("--num-tokens", type=int, nargs="+", default=[2000])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gib", type=float, default=1.0)
+    parser.add_argument("--kv-disk", metavar="FOLDER", help="measure the disk tier in this folder")
     arguments = parser.parse_args()
+    size = arguments.gib
+    tier = {"kv_disk": arguments.kv_disk, "kv_disk_size": size} if arguments.kv_disk else {"kv_offloading_size": size}
     with tempfile.TemporaryDirectory() as folder:
         model = model_of(Path(folder), arguments.shapes, 2 * max(arguments.num_tokens))
         for num_tokens in arguments.num_tokens:
-            measure(model, num_tokens, arguments.rounds, arguments.gib, arguments.dtype)
+            measure(model, num_tokens, arguments.rounds, arguments.dtype, tier)
     return 0
 
 

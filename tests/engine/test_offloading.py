@@ -165,7 +165,8 @@ def test_states_and_latents_are_the_same_from_memory_over_a_folder(tmp_path: Pat
 
 def test_kv_of_another_type_or_other_kernels_is_not_taken(checkpoint: Path, tmp_path: Path) -> None:
     """Its hashes are the same."""
-    for number, settings in enumerate(({}, {"dtype": "bfloat16"}, {"attention_backend": "torch"}), 1):
+    changes: list[dict[str, Any]] = [{}, {"dtype": "bfloat16"}, {"attention_backend": "torch"}]
+    for number, settings in enumerate(changes, 1):
         with engine_of(checkpoint, kv_disk=str(tmp_path), **settings) as (_, core):
             found = [answers(core, str(place), PROMPTS[place])[1] for place in (0, 1, 0)]
             assert found == [0, 0, 40]

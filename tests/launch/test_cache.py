@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from baton.engine.cache.disk import disk_tier
 from baton.launch.cli import main
 from baton.testing.kv_stores import BLOCK_BYTES, block_of
 from tests.engine.cache.disk.tiers_on_disk import KIND, OTHER_KIND, Opened, files_in
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two blocks of a model and one of another, and somebody's notes."""
+    monkeypatch.setattr(disk_tier, "_LINGER_S", 60.0)
     for kind, numbers in ((KIND, (1, 2)), (OTHER_KIND, (3,))):
         with closing(Opened(tmp_path, kind)) as tier:
             for number in numbers:

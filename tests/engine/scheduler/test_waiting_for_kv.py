@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from baton.engine.cache.offload import LATENCY_S, REST_S
+from baton.engine.cache.offload import LATENCY_S
+from baton.engine.cache.store import REST_S
 from baton.engine.scheduler.request import Request
 from baton.engine.scheduler.step import Step
 from baton.wire.sampling import DecodingParams

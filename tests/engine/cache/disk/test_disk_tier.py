@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from baton.engine.cache.disk import disk_tier
+from baton.engine.cache.disk.folder import CacheFile, CacheFolder
 from baton.engine.cache.disk.reader import BatchReader, Place
 from baton.engine.cache.store import BlockKind, KvStore, StoredBlock
 from baton.testing.kv_stores import BLOCK_BYTES, Collected, KvStoreSuite, block_of, hash_of
@@ -25,11 +26,17 @@ ROOT = Path(__file__).parents[4]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two blocks fill a file; nothing rests or lingers for long."""
+    """Two blocks fill a file, and no file is written before. Nothing rests for long."""
     monkeypatch.setattr(disk_tier, "_FILE_BYTES", 2 * BLOCK_BYTES)
     monkeypatch.setattr(disk_tier, "_STAGED_FILES", 64)
-    monkeypatch.setattr(disk_tier, "_LINGER_S", 0.01)
+    monkeypatch.setattr(disk_tier, "_LINGER_S", 60.0)
     monkeypatch.setattr(disk_tier, "REST_S", 0.01)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block is written as well, and the folder is looked at all the time."""
+    monkeypatch.setattr(disk_tier, "_LINGER_S", 0.01)
 
 
 class TestDiskTier(KvStoreSuite):
@@ -75,8 +82,13 @@ def filled(path: Path, *numbers: int, kind: BlockKind = KIND) -> list[Path]:
 
 def test_starting_waits_for_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path, 1)
-    may_look = threading.Event()
-    monkeypatch.setattr(Opened, "_look", lambda tier: may_look.wait(10.0) and disk_tier.DiskTier._look(tier))
+    may_look, refresh = threading.Event(), CacheFolder.refresh
+
+    def slow(folder: CacheFolder) -> tuple[list[CacheFile], list[CacheFile]]:
+        assert may_look.wait(10.0)
+        return refresh(folder)
+
+    monkeypatch.setattr(CacheFolder, "refresh", slow)
     with closing(Opened(tmp_path)) as tier:
         assert tier.has(1) == []
         may_look.set()
@@ -84,6 +96,7 @@ def test_starting_waits_for_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert loaded(tier, 1) == [1]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_two_nodes_share_a_folder(tmp_path: Path) -> None:
     with closing(Opened(tmp_path)) as first, closing(Opened(tmp_path)) as second:
         first.put(block_of(1))
@@ -201,6 +214,7 @@ def test_blocks_of_another_kind_are_not_seen(tmp_path: Path) -> None:
         assert tier.counters.num_damaged_blocks == 0
 
 
+@pytest.mark.usefixtures("impatient")
 def test_deleting_the_folder_is_safe_at_any_time(tmp_path: Path) -> None:
     path = tmp_path / "cache"
     path.mkdir()
@@ -222,8 +236,10 @@ def test_deleting_the_folder_is_safe_at_any_time(tmp_path: Path) -> None:
         assert loaded(tier, 5) == [5]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_full_disk_drops_blocks_and_leaves_no_half_of_a_file(tmp_path: Path) -> None:
     filled(tmp_path, 1, 2)
+    before = files_in(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with closing(Opened(tmp_path)) as tier:
         resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK_BYTES, limits[1]))
@@ -233,11 +249,12 @@ def test_a_full_disk_drops_blocks_and_leaves_no_half_of_a_file(tmp_path: Path) -
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert (tier.counters.num_failures, tier.counters.num_dropped_blocks) == (1, 1)
-        assert (tier.has(1, 2, 3), len(files_in(tmp_path))) == ([1, 2], 1)
+        assert (tier.has(1, 2, 3), files_in(tmp_path)) == ([1, 2], before)
         tier.put(block_of(3))
         until(lambda: tier.has_written(3))
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_file_system_without_space_gets_no_file(tmp_path: Path) -> None:
     with closing(Opened(tmp_path, min_free_bytes=2**62)) as tier:
         tier.put(block_of(1))
@@ -245,15 +262,16 @@ def test_a_file_system_without_space_gets_no_file(tmp_path: Path) -> None:
         assert files_in(tmp_path) == []
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_read_only_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path, 1, 2)
     opened = os.open
 
-    def refused(*arguments: object, **options: object) -> None:
+    def refused(*arguments: object, **options: object) -> int:
         raise OSError(30, "Read-only file system")
 
     def only_for_reading(path: Path, flags: int, mode: int = 0o777) -> int:
-        return opened(path, flags, mode) if flags & os.O_ACCMODE == os.O_RDONLY else refused() or -1
+        return opened(path, flags, mode) if flags & os.O_ACCMODE == os.O_RDONLY else refused()
 
     for name in ("utime", "fchmod", "unlink", "mkdir", "rename"):
         monkeypatch.setattr(os, name, refused)
@@ -336,6 +354,7 @@ for number, (module, name, deadly) in enumerate(phases):
 """
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_node_that_is_killed_leaves_whole_files_or_none(tmp_path: Path) -> None:
     """Before the file is locked, in the middle of it, before it has its name, and after."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
