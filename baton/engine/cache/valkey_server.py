@@ -118,7 +118,7 @@ class ValkeyServer:
 def encoded(block: StoredBlock) -> memoryview:
     """The value of a block, which is a copy."""
     value = np.empty(_HEADER.size + block.content.nbytes, dtype=np.uint8)
-    _HEADER.pack_into(value, 0, _MAGIC, block.content.nbytes, block.checksum)
+    _HEADER.pack_into(value.data, 0, _MAGIC, block.content.nbytes, block.checksum)
     value[_HEADER.size :] = block.content
     return value.data
 
@@ -151,7 +151,7 @@ def server_at(url: str) -> Callable[[BlockKind], ValkeyServer]:
     return lambda kind: ValkeyServer(client, kind, name)
 
 
-def _client_class() -> type[Valkey]:
+def _client_class() -> Any:
     try:
         from valkey import Valkey
     except ImportError:

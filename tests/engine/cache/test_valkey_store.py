@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,11 @@ from baton.engine.cache.valkey_server import ServerFault, server_at
 from baton.engine.cache.valkey_store import ValkeyStore
 from baton.testing.kv_stores import BLOCK_BYTES, Collected, KvStoreSuite, block_of, hash_of
 from baton.wire.errors import InvalidSetting
+from tests.engine.cache.tls_front import tls_front
 from tests.engine.cache.valkey_servers import RunningServer, running, until
 from tests.engine.scheduler.stores import Clock
 
+CERTIFICATE = Path(__file__).parents[2] / "router/http/access/certificates/one.pem"
 KINDS = count()
 PATIENT = "socket_timeout=60&socket_connect_timeout=60"
 HASTY = "socket_timeout=0.2&socket_connect_timeout=0.2"
@@ -349,6 +352,21 @@ def test_who_is_not_let_in_is_told_why_without_the_password(
     for text in (str(caught.value), caplog.text):
         assert reason in text
         assert "horse" not in text
+
+
+def test_tls_needs_a_certificate_that_is_trusted_and_that_names_the_host(server: RunningServer) -> None:
+    with tls_front(server.port, CERTIFICATE) as port:
+        trusting = f"{PATIENT}&ssl_ca_certs={CERTIFICATE}"
+        first = Node(f"rediss://127.0.0.1:{port}/0?{trusting}")
+        first.keep(1)
+        assert are(first.loaded(1), 1)
+        for host, options in (("127.0.0.1", PATIENT), ("localhost", trusting)):
+            refusing = Node(f"rediss://{host}:{port}/0?{options}", first.kind)
+            assert refusing.loaded(1) == []
+            with pytest.raises(ServerFault, match=f"rediss://{host}:{port}: ConnectionError"):
+                refusing.store.lookup([hash_of(1)])
+            refusing.store.close()
+        first.store.close()
 
 
 @pytest.mark.parametrize(
