@@ -21,10 +21,12 @@ from baton.engine.cache.host_tier import HostTier
 from baton.engine.cache.offload import KvOffload
 from baton.engine.cache.store import KIND_BYTES, BlockKind, KvStore, TierCounters
 from baton.engine.cache.tiers import Tier, Tiers
+from baton.engine.cache.valkey_server import server_at
+from baton.engine.cache.valkey_store import ValkeyStore
 from baton.engine.runner.kv_memory import ByteArray, KvMemory, populated
 from baton.engine.runner.pool_bytes import pool_bytes
 from baton.engine.scheduler.step_costs import StepCosts
-from baton.engine.settings import HOST, EngineSettings
+from baton.engine.settings import HOST, VALKEY, EngineSettings
 from baton.runtime.plugins import KV_STORES, load
 from baton.wire.errors import InvalidSetting
 from baton.wire.layout import KvLayout
@@ -32,6 +34,7 @@ from baton.wire.layout import KvLayout
 StoreOpener: TypeAlias = Callable[[BlockKind], KvStore]
 """Opens a store for the blocks of an engine."""
 TiersOpener: TypeAlias = Callable[[BlockKind], Tiers]
+_NamedOpener: TypeAlias = Callable[[BlockKind, TierCounters], KvStore]
 _FLAG, _DISK_FLAG, _STORE_FLAG = "--kv-offloading-size", "--kv-disk", "--kv-store"
 _DISK = "disk"
 _DISK_GIB = 16.0
@@ -44,6 +47,8 @@ def tiers_opener(settings: EngineSettings) -> TiersOpener | None:
     to have none, before anything is loaded."""
     if settings.kv_disk_size and not settings.kv_disk:
         raise InvalidSetting(f"--kv-disk-size {settings.kv_disk_size:g} needs a folder: {_DISK_FLAG} PATH")
+    if bool(settings.kv_store_url) != (settings.kv_store == VALKEY):
+        raise InvalidSetting(f"{_STORE_FLAG} {VALKEY} and --kv-store-url redis://HOST:6379/0 need each other")
     if not settings.has_kv_store:
         return None
     flag = _STORE_FLAG if settings.kv_store != HOST else _DISK_FLAG if settings.kv_disk else _FLAG
@@ -76,13 +81,16 @@ def open_offload(
     return KvOffload(open_tiers(kind), pool_bytes(memory), settings.block_size, max_chunk, lambda: costs.cost)
 
 
-def _named_store(settings: EngineSettings) -> StoreOpener | None:
-    """The store of a package; None: the settings name none. Raises `InvalidSetting`."""
+def _named_store(settings: EngineSettings) -> _NamedOpener | None:
+    """The shared store, or that of a package; None: the settings name none. Raises `InvalidSetting`."""
     if settings.kv_store == HOST:
         return None
-    found = load(KV_STORES, _STORE_FLAG, settings.kv_store, (HOST,))
+    if settings.kv_store == VALKEY:
+        server_of = server_at(settings.kv_store_url)
+        return lambda kind, counters: ValkeyStore(server_of(kind), counters)
+    found = load(KV_STORES, _STORE_FLAG, settings.kv_store, (HOST, VALKEY))
     max_bytes = int(settings.kv_offloading_size * _GIB)
-    return lambda kind: found.opened(KvStore, found.value, kind.block_bytes, max_bytes)
+    return lambda kind, _: found.opened(KvStore, found.value, kind.block_bytes, max_bytes)
 
 
 def only_tier(name: str, open_store: StoreOpener) -> TiersOpener:
@@ -90,11 +98,14 @@ def only_tier(name: str, open_store: StoreOpener) -> TiersOpener:
     return lambda kind: Tiers([Tier(name, open_store(kind), TierCounters())])
 
 
-def _open_tiers(settings: EngineSettings, open_named: StoreOpener | None, kind: BlockKind) -> Tiers:
+def _open_tiers(settings: EngineSettings, open_named: _NamedOpener | None, kind: BlockKind) -> Tiers:
     """Host memory over a folder over a store with a name, as far as the settings ask for them."""
-    has_host = open_named is None and settings.kv_offloading_size > 0
+    has_host = settings.kv_store in (HOST, VALKEY) and settings.kv_offloading_size > 0
     memory = _host_memory(kind.block_bytes, settings.kv_offloading_size) if has_host else None
-    tiers = [] if open_named is None else list(only_tier(settings.kv_store, open_named)(kind).tiers)
+    tiers: list[Tier] = []
+    if open_named is not None:
+        counters = TierCounters()
+        tiers.insert(0, Tier(settings.kv_store, open_named(kind, counters), counters))
     if settings.kv_disk:
         tiers.insert(0, _disk_tier(settings, kind, tiers))
     if memory is not None:

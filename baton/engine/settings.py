@@ -10,7 +10,7 @@ from baton.runtime.ranges import BYTES_OR_NONE, COUNT_OR_NONE, MILLISECONDS, SHA
 from baton.runtime.settings import setting
 from baton.wire.kv_shard import MAX_RANKS
 
-AUTO, SHARED, OWN, HOST = "auto", "shared", "own", "host"
+AUTO, SHARED, OWN, HOST, VALKEY = "auto", "shared", "own", "host", "valkey"
 RANKS, RANKS_OR_SAME = Range(1, MAX_RANKS), Range(0, MAX_RANKS)
 BLOCK_SIZE, SEQUENCES, BATCHED_TOKENS = Range(1, 4096), Range(1, 65536), Range(0, 2**20)
 _model = partial(setting, group="model")
@@ -87,10 +87,18 @@ class EngineSettings:
     kv_disk_size: float = _cache(0.0, "GiB that all files of kv-disk may take; 0: 16", allowed=Range(0, 2**20))
     kv_store: str = _cache(
         HOST,
-        "place of KV that no longer fits the KV pool; host: memory of kv-offloading-size; NAME: the store of "
-        "an installed package, to which kv-offloading-size is a limit",
-        choices=(HOST,),
+        "place of KV that no longer fits the KV pool; host: memory of kv-offloading-size; valkey: below that, a Valkey "
+        "or Redis server that nodes share, see kv-store-url; NAME: the store of an installed package, to which "
+        "kv-offloading-size is a limit",
+        choices=(HOST, VALKEY),
         plugins=KV_STORES,
+    )
+    kv_store_url: str = _cache(
+        "",
+        "address of the server of kv-store valkey, redis://USER:PASSWORD@HOST:PORT/0, or rediss:// for TLS; better "
+        "given in the environment, which no process list shows",
+        metavar="URL",
+        secret=True,
     )
     num_blocks: int = _cache(
         0, "blocks of the KV pool; overrides kv-cache-memory-bytes when above 0", allowed=COUNT_OR_NONE

@@ -24,7 +24,7 @@ from baton.node.kv_events.config import of_node
 from baton.node.settings import MixedNodeSettings, NodeSettings
 from baton.runtime.command_line import CommandParser
 from baton.runtime.events import Ready, emit
-from baton.runtime.settings import add_flags, as_flags, check_file_keys, resolve
+from baton.runtime.settings import add_flags, as_flags, check_file_keys, resolve, secret_environment
 from baton.wire.messages import DECODE, PREFILL
 
 START_TIMEOUT_S = 1800.0
@@ -77,7 +77,7 @@ def engine_specs(module: str, group: str, settings: NodeSettings, environment: M
     num_ranks = [settings.num_ranks_here] * count
     # other groups may be on this machine
     shares = shares_of(settings, count, environment, pin_cpus=False, num_ranks=num_ranks)
-    inherited = {**child_environment(environment), "PYTHONUNBUFFERED": "1"}
+    inherited = {**child_environment(environment), **secret_environment(settings), "PYTHONUNBUFFERED": "1"}
     for number, share in enumerate(shares):
         own = replace(
             placed(settings, share, count),

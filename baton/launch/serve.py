@@ -40,7 +40,7 @@ from baton.node.kv_events.config import of_node
 from baton.node.settings import NodeSettings
 from baton.router.http.access.keys import KEY_VARIABLE
 from baton.router.settings import RouterSettings
-from baton.runtime.settings import as_flags
+from baton.runtime.settings import as_flags, secret_environment
 from baton.wire.errors import BatonError, InvalidSetting, ModelLoadError
 from baton.wire.messages import DECODE, PREFILL
 
@@ -237,7 +237,8 @@ def child_specs(
             ("baton.node", [f"--role={role}"]) if deployment.serve.mixed else (f"baton.{role}_node", [])
         )
         flags = [*as_flags(settings), *preference]
-        node_environment = {**inherited, VISIBLE_DEVICES: share.device} if share.device else inherited
+        device = {VISIBLE_DEVICES: share.device} if share.device else {}
+        node_environment = {**inherited, **secret_environment(settings), **device}
         # without prefill nodes the others compute prompts too; to others a mixed node is a decode node
         group = "" if role == PREFILL else DECODE
         specs.append(

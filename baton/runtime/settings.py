@@ -42,13 +42,15 @@ def setting(
     metavar: str = "",
     short: str = "",
     allowed: Range = ANY,
+    secret: bool = False,
 ) -> Any:
     """A field of a settings dataclass: its default and its one line of documentation.
 
     `plugins`: the group of entry points whose names are choices too (`baton.runtime.plugins`). `positional` makes it an
     optional positional argument (the model of `baton serve MODEL`). `group` is the one that `--help GROUP` shows; "":
     `--help` alone does. `metavar` is what stands for its value there; "": the type's name. `short` is another name of
-    its flag. `allowed`: of numbers, each of a tuple's too.
+    its flag. `allowed`: of numbers, each of a tuple's too. `secret`: it is not shown, and reaches other programs in
+    their environment.
     """
     metadata = {
         "doc": doc,
@@ -59,8 +61,9 @@ def setting(
         "metavar": metavar,
         "short": short,
         "allowed": allowed,
+        "secret": secret,
     }
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, repr=not secret, metadata=metadata)
 
 
 def add_flags(parser: CommandParser, *classes: type[Any]) -> None:
@@ -149,11 +152,11 @@ def check_file_keys(path: str, *classes: type[Any]) -> None:
 
 
 def as_flags(settings: Any) -> list[str]:
-    """The command-line arguments that rebuild `settings`: what a launcher passes to its child."""
+    """The command-line arguments that rebuild `settings`, apart from secrets: what a launcher passes to its child."""
     arguments: list[str] = []
     for field, _ in _fields(type(settings)):
         value = getattr(settings, field.name)
-        if value == field.default or value is None:
+        if value == field.default or value is None or field.metadata["secret"]:
             continue
         flag = f"--{field.name.replace('_', '-')}"
         words = value if isinstance(value, tuple) else (value,)
@@ -166,6 +169,12 @@ def as_flags(settings: Any) -> list[str]:
         else:
             arguments.append(f"{flag}={value}")
     return arguments
+
+
+def secret_environment(settings: Any) -> dict[str, str]:
+    """What a launcher adds to the environment of its child, beside `as_flags`."""
+    secrets = [field.name for field, _ in _fields(type(settings)) if field.metadata["secret"]]
+    return {f"{ENVIRONMENT_PREFIX}{name.upper()}": value for name in secrets if (value := getattr(settings, name))}
 
 
 def _fields(settings_class: type[Any]) -> list[tuple[dataclasses.Field[Any], Any]]:

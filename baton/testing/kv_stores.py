@@ -89,9 +89,16 @@ class KvStoreSuite:
 
     def test_blocks_count_up_to_the_first_that_is_missing(self) -> None:
         with self.opened(1, 2, 4) as store:
-            assert store.lookup([hash_of(number) for number in (1, 2, 3, 4)]) == 2
-            assert store.lookup([hash_of(3), hash_of(1)]) == 0
-            assert store.lookup([]) == 0
+            for numbers, num_there in (((1, 2, 3, 4), 2), ((3, 1), 0), ((), 0)):
+                hashes = [hash_of(number) for number in numbers]
+                assert num_there <= store.lookup(hashes) <= len(hashes)
+                self.loaded(store, numbers)  # whoever could not know knows it then
+                assert store.lookup(hashes) == num_there
+
+    def test_a_block_is_held_from_its_put_on(self) -> None:
+        with self.opened(1, 2) as store:
+            store.forget(hash_of(2))
+            assert [store.holds(hash_of(number)) for number in (1, 2, 3)] == [True, False, False]
 
     def test_a_load_of_what_is_missing_ends(self) -> None:
         with self.opened(1) as store:

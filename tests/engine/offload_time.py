@@ -1,8 +1,9 @@
-"""How long a prompt takes when it is computed, and when its KV comes back from the host or disk tier, in turns.
+"""How long a prompt takes when it is computed, and when its KV comes back from memory, a disk or a server, in turns.
 
     python -m tests.engine.offload_time                                  # Qwen3-0.6B's shapes, random weights, bfloat16
     python -m tests.engine.offload_time --shapes small --dtype float32 --num-tokens 64 256 1024 4096
     python -m tests.engine.offload_time --shapes small --kv-disk FOLDER  # from files that are not in the page cache
+    python -m tests.engine.offload_time --kv-store-url redis://127.0.0.1:6379/0
 
 Each round computes a prompt that nobody has seen, with and without a tier; has others push it out of the pool, while
 the longest step says what saving costs; and asks for it twice again, each time pushed out before: once it is loaded
@@ -30,7 +31,7 @@ from baton.engine.build import build_engine
 from baton.engine.cache import load_choice
 from baton.engine.core import EngineCore
 from baton.engine.runner.kv_memory import allocate_private
-from baton.engine.settings import EngineSettings
+from baton.engine.settings import VALKEY, EngineSettings
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -112,9 +113,11 @@ def cool(folder: str) -> None:
 
 
 def cooled(meter: Meter, prompt: Sequence[int], tier: Mapping[str, Any]) -> float:
-    """The time of a prompt, with nothing of a folder in the page cache."""
+    """The time of a prompt, when all is written and nothing of a folder is in the page cache."""
     if folder := tier.get("kv_disk"):
         cool(folder)
+    elif "kv_store_url" in tier:
+        time.sleep(_LINGER_S)  # until it is written
     return meter.time_ms(prompt)
 
 
@@ -156,9 +159,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--kv-disk", metavar="FOLDER", help="measure the disk tier in this folder")
+    parser.add_argument("--kv-store-url", metavar="URL", help="measure the shared store on this server")
     arguments = parser.parse_args()
-    size = arguments.gib
-    tier = {"kv_disk": arguments.kv_disk, "kv_disk_size": size} if arguments.kv_disk else {"kv_offloading_size": size}
+    tier: dict[str, Any] = {"kv_offloading_size": arguments.gib}
+    if arguments.kv_disk:
+        tier = {"kv_disk": arguments.kv_disk, "kv_disk_size": arguments.gib}
+    elif arguments.kv_store_url:
+        tier = {"kv_store": VALKEY, "kv_store_url": arguments.kv_store_url}
     with tempfile.TemporaryDirectory() as folder:
         model = model_of(Path(folder), arguments.shapes, 2 * max(arguments.num_tokens))
         for num_tokens in arguments.num_tokens:

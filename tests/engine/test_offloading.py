@@ -225,6 +225,9 @@ class Faulty:
             raise ConnectionRefusedError(111, "gone")
         return len(hashes) + 1 if self._fault == "promises what it does not have" else self._tier.lookup(hashes)
 
+    def holds(self, block_hash: bytes) -> bool:
+        return self._tier.holds(block_hash)
+
     def put(self, block: StoredBlock) -> None:
         if self._fault == "full":
             raise OSError(28, "No space left on device")
@@ -348,11 +351,11 @@ def test_the_store_of_an_installed_package_serves(
 @pytest.mark.parametrize(
     ("name", "settings", "reason"),
     [
-        ("slate", {}, "--kv-store 'slate' is not one of host, granite"),
+        ("slate", {}, "--kv-store 'slate' is not one of host, valkey, granite"),
         (
             "granite",
             {},
-            "granite of the package acme is no KvStore: it has no close, forget, load, lookup, put, usage",
+            "granite of the package acme is no KvStore: it has no close, forget, holds, load, lookup, put, usage",
         ),
         ("granite", {"enable_prefix_caching": False}, "--kv-store .* needs --enable-prefix-caching"),
         ("granite", {"tensor_parallel_size": 2}, "--kv-store is for nodes of one rank"),

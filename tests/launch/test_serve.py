@@ -221,6 +221,13 @@ def test_settings_in_the_environment_reach_a_child_as_flags_only() -> None:
         assert spec.environment["HOME"] == "/root"
 
 
+def test_an_address_with_a_password_reaches_the_nodes_by_their_environment() -> None:
+    url = "redis://:horse@127.0.0.1/0"
+    router, *nodes = specs("--kv-store=valkey", f"--kv-store-url={url}")
+    assert [each.environment.get("BATON_KV_STORE_URL") for each in (router, *nodes)] == [None, url, url]
+    assert not any("horse" in argument for spec in (router, *nodes) for argument in spec.arguments)
+
+
 @pytest.mark.parametrize("flag", ["--api-key-file=keys.toml", "--ssl-certfile=cert.pem", "--audit-log=audit.jsonl"])
 def test_a_router_with_files_to_reload_gets_sighup(flag: str) -> None:
     assert [spec.reloads for spec in specs(flag)] == [True, False, False]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton.runtime.command_line import CommandParser
 from baton.runtime.ranges import Range
-from baton.runtime.settings import add_flags, as_flags, check_file_keys, resolve, setting
+from baton.runtime.settings import add_flags, as_flags, check_file_keys, resolve, secret_environment, setting
 from baton.wire.errors import InvalidSetting
 
 
@@ -169,6 +169,22 @@ def test_what_would_be_lost_on_its_way_to_another_program_is_refused(name: str) 
 )
 def test_flags_rebuild_the_settings_they_were_made_of(settings: Sample) -> None:
     assert resolved(*as_flags(settings)) == settings
+
+
+@dataclass(frozen=True)
+class Guarded:
+    url: str = setting("", "where it is", secret=True)
+    model: str = setting("", "what it is")
+
+
+def test_a_secret_is_not_shown_and_reaches_a_child_by_its_environment() -> None:
+    settings = Guarded("redis://:horse@host", "some/model")
+    flags, environment = as_flags(settings), secret_environment(settings)
+    assert "horse" not in f"{flags} {settings!r}"
+    parser = CommandParser(prog="baton")
+    add_flags(parser, Guarded)
+    assert resolve(Guarded, parser.parse(flags), environment) == settings
+    assert secret_environment(Guarded(model="some/model")) == {}
 
 
 def test_a_field_of_two_classes_is_one_flag() -> None:

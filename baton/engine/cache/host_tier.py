@@ -74,6 +74,10 @@ class HostTier:
                 self._used(block_hash)
         return num_found
 
+    def holds(self, block_hash: bytes) -> bool:
+        """Whether it has a block."""
+        return self.lookup((block_hash,)) > 0
+
     def put(self, block: StoredBlock) -> None:
         """Copy a block in, in place of another one where all slots are taken."""
         with self._lock:

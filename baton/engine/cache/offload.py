@@ -243,7 +243,7 @@ class KvOffload:
     def _save(self, block_id: int) -> None:
         # one call, so that it is atomic: a thread of a store comes here too, for blocks of its load
         block_hash = self._unsaved.pop(block_id, None)
-        if block_hash is None or self._tiers.names((block_hash,)):
+        if block_hash is None or self._tiers.holds(block_hash):
             return
         content = self._pool.read(block_id)
         block = StoredBlock(block_hash, checksum_of(block_hash, content), content)

@@ -92,7 +92,12 @@ class KvStore(Protocol):
 
     def lookup(self, hashes: Sequence[bytes]) -> int:
         """How many of these blocks it can load, counted from the first one to the first that is missing. They are in
-        use by that, where it decides what to keep. Returns at once."""
+        use by that, where it decides what to keep. Returns at once: a store that would have to ask somebody takes what
+        it does not know for there, and its load ends early."""
+        ...
+
+    def holds(self, block_hash: bytes) -> bool:
+        """Whether it is sure to have this block, which need not be put then. The block is in use by that."""
         ...
 
     def put(self, block: StoredBlock) -> None:

@@ -48,6 +48,10 @@ class Tier:
         self._look_for_late_loads()
         return self._asked(lambda: min(len(hashes), max(0, self._store.lookup(hashes))), 0)
 
+    def holds(self, block_hash: bytes) -> bool:
+        """Whether it is sure to have a block."""
+        return self._asked(lambda: self._store.holds(block_hash), False)
+
     def put(self, block: StoredBlock) -> bool:
         """Have it keep a block; whether it was asked to."""
         if not self._does(lambda: self._store.put(block)):
@@ -137,6 +141,10 @@ class Tiers:
                 break
             names += run
         return names
+
+    def holds(self, block_hash: bytes) -> bool:
+        """Whether any tier is sure to have a block."""
+        return any(tier.holds(block_hash) for tier in self.tiers)
 
     def put(self, block: StoredBlock) -> bool:
         """Have the first tier that is not left alone keep a block; whether there is one."""

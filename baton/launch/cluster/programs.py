@@ -15,7 +15,7 @@ from baton.launch.cluster.file import ClusterFile, Group
 from baton.launch.settings import LOOPBACK
 from baton.node.settings import NodeSettings
 from baton.ranks.settings import RankSettings
-from baton.runtime.settings import as_flags
+from baton.runtime.settings import as_flags, secret_environment
 from baton.wire.keys import ROUTER
 from baton.wire.messages import PREFILL
 
@@ -76,7 +76,7 @@ def node_program(file: ClusterFile, group: Group[NodeSettings], name: str, route
         name,
         module,
         (*command, *as_flags(settings)),
-        file.environment,
+        {**file.environment, **secret_environment(settings)},
         ("--host",) if file.listens_on_machine else (),
         {resource: amount * ranks_here * group.engines for resource, amount in group.resources.items()},
         tuple(_ranks_program(file, settings, f"{name}/{number}") for number in range(1, group.machines)),

@@ -42,6 +42,13 @@ def known(tier: HostTier, *numbers: int) -> list[int]:
     return [number for number in numbers if hash_of(number) in tier._slots]
 
 
+def test_it_knows_what_it_has_without_a_load() -> None:
+    tier = tier_of(3)
+    tier.put(block_of(1))
+    assert tier.lookup([hash_of(1), hash_of(2)]) == 1
+    tier.close()
+
+
 def test_the_block_that_was_not_used_for_longest_gives_way() -> None:
     tier = tier_of(3)
     for number in (1, 2, 3):

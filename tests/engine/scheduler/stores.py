@@ -64,6 +64,9 @@ class TestStore:
         self._may_fail("lookup")
         return next((place for place, each in enumerate(hashes) if each not in self.blocks), len(hashes))
 
+    def holds(self, block_hash: bytes) -> bool:
+        return self.lookup((block_hash,)) > 0
+
     def put(self, block: StoredBlock) -> None:
         self._may_fail("put")
         self.num_puts += 1

@@ -80,6 +80,10 @@ class DiskTier:
             known = (each in self._index or each in self._staged for each in hashes)
             return next((place for place, is_known in enumerate(known) if not is_known), len(hashes))
 
+    def holds(self, block_hash: bytes) -> bool:
+        """Whether it has a block."""
+        return self.lookup((block_hash,)) > 0
+
     def put(self, block: StoredBlock) -> None:
         """Stage a block for the writing thread, if there is room."""
         with self._work:
