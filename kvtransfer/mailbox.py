@@ -11,9 +11,27 @@ from __future__ import annotations
 import collections
 import contextlib
 import socket
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 ItemT = TypeVar("ItemT")
+ItemT_co = TypeVar("ItemT_co", covariant=True)
+
+
+class Takeable(Protocol[ItemT_co]):
+    """The taker's end of a mailbox."""
+
+    @property
+    def wakeup(self) -> Any:
+        """What is readable as long as items may be waiting."""
+        ...
+
+    def take(self) -> list[ItemT_co]:
+        """All items that are waiting, oldest first."""
+        ...
+
+    def close(self) -> None:
+        """Wake nobody any more."""
+        ...
 
 
 class Mailbox(Generic[ItemT]):

@@ -15,7 +15,7 @@ import secrets
 import signal
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -110,6 +110,7 @@ def _serve(
         if core.offload is not None:
             health.watch(OffloadCollector(core.offload))
         hello = _hello(role, parts, settings, peer_address, health.address, begun_s)
+        hello = replace(hello, can_pull=leg.can_pull)
         dialled = [RouterLink(context, each, to_router, hello, core.status, time.monotonic()) for each in addresses]
         routers = RouterLinks(dialled)
         stack.callback(routers.close)

@@ -73,7 +73,7 @@ def test_what_is_handed_over_leaves_by_the_port_after_those_that_kv_comes_by(con
     pool = pool_of(context, DECODE_ROLE, kv_transport="zmq", port=port)
     ends = ends_of(pool)
     try:
-        received = ends.receive()
+        received = ends.receive(ends.transports)
         _, address = ends.send(source_settings(ends.transports))
         assert [each.endpoint.address for each in received.side.connections.receivers] == [f"tcp://127.0.0.1:{port}"]
         assert address == f"tcp://127.0.0.1:{port + 1}"
