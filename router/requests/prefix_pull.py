@@ -81,7 +81,8 @@ class PrefixPull:
 
     def lost(self, node: Node) -> None:
         """A node is lost."""
-        if self._planned is not None and node in (self._planned.source, self._planned.target):
+        planned = self._planned
+        if planned is not None and (node is planned.source or node is planned.target):
             self._give_up(FAILED)
 
     def end(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from baton.router.nodes.registry import Node
 from baton.router.routing.placement import Route
@@ -45,7 +46,7 @@ class PrefixWays:
     def choose(self, route: Route, prompt: KnownPrompt, nodes: Sequence[Node], now_s: float) -> Route:
         """The route to take instead of `route`. `nodes`: all of the model."""
         computes = route.prefill or route.decode
-        predictions = Predictions.of(dict.fromkeys((computes, route.decode, *nodes)), now_s)
+        predictions = Predictions.of(chain((computes, route.decode), nodes), now_s)
         if predictions is None:
             return route
         comparison = _Comparison(prompt, predictions, computes)

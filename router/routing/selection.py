@@ -110,10 +110,9 @@ class Routing:
             decodes, prefills = self._confined(asked.confinement, decodes, prefills)
         if not decodes:
             raise NoNode("no decode node is available")
-        copied = [node for node in (*prefills, *decodes) if node.epoch == asked.pulled_at]
-        if copied:  # whichever of the two it is to be
-            decodes = [node for node in decodes if node in copied] or decodes
-            prefills = [node for node in prefills if node in copied] or prefills
+        if asked.pulled_at:  # it is a node of one role, or of both
+            decodes = [node for node in decodes if node.epoch == asked.pulled_at] or decodes
+            prefills = [node for node in prefills if node.epoch == asked.pulled_at] or prefills
         return decodes, prefills
 
     def another_decode(

@@ -16,6 +16,7 @@ from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.reading import RowsRead
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import RequestOutput, SampledToken, SampledTokens, Step
+from baton.node.borrower import Arrived
 from baton.node.heartbeat import HeartbeatThread
 from baton.node.lent_cores import LentCores
 from baton.node.loop import EngineLoop, Leg
@@ -72,6 +73,7 @@ class ListeningLeg:
     core: EngineCore
     heard: list[str] = field(default_factory=list)
     num_live: int = 0
+    arrived: list[Arrived] = field(default_factory=list)
 
     def watch(self, step: Step) -> None:
         self.heard.append("watch")
@@ -92,6 +94,10 @@ class ListeningLeg:
 
     def take_failures(self) -> list[Any]:
         return []
+
+    def take_arrived(self) -> list[Arrived]:
+        arrived, self.arrived = self.arrived, []
+        return arrived
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
