@@ -14,10 +14,9 @@ import socket
 from typing import Any, Generic, Protocol, TypeVar
 
 ItemT = TypeVar("ItemT")
-ItemT_co = TypeVar("ItemT_co", covariant=True)
 
 
-class Takeable(Protocol[ItemT_co]):
+class Takeable(Protocol[ItemT]):
     """The taker's end of a mailbox."""
 
     @property
@@ -25,7 +24,7 @@ class Takeable(Protocol[ItemT_co]):
         """What is readable as long as items may be waiting."""
         ...
 
-    def take(self) -> list[ItemT_co]:
+    def take(self) -> list[ItemT]:
         """All items that are waiting, oldest first."""
         ...
 

@@ -103,7 +103,8 @@ async def test_the_attempt_begins_when_its_prefix_has_come() -> None:
         await stage.ends_well()
         assert stage.results() == {ARRIVED: 1}
         assert stage.rig.relay.pulls.num_tokens == NUM_HELD - NUM_KNOWN
-        assert not (stage.holder.has(Cancel) or stage.prefill.has(Cancel))
+        assert not stage.holder.has(Cancel)
+        assert not stage.prefill.has(Cancel)
 
 
 async def test_what_the_holder_still_has_is_pulled() -> None:
@@ -175,7 +176,8 @@ async def test_a_client_that_leaves_takes_its_pull_along(has_answered: bool) -> 
         await stage.taken_back()
         await stage.rig.settle()
         assert stage.results() == {CANCELLED: 1}
-        assert not (stage.prefill.has(Prefill) or stage.decode.has(Decode))
+        assert not stage.prefill.has(Prefill)
+        assert not stage.decode.has(Decode)
         stage.answer(NUM_HELD)  # it did not know yet
         assert await stage.holder.expect(Cancel) == Cancel(stage.lend.handoff_id, stage.lend.attempt)
 
