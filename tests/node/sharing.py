@@ -9,7 +9,6 @@ from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.kvtransfer.mailbox import Mailbox
 from baton.kvtransfer.receiving_end import ReceivingEnd
 from baton.kvtransfer.sending_end import SendingEnd
 from baton.wire.prompt import Prompt
@@ -33,6 +32,24 @@ class Thread:
         """It lives."""
 
 
+class Notices:
+    """A mailbox that wakes nobody."""
+
+    def __init__(self) -> None:
+        self.wakeup = object()
+        self._items: list[Any] = []
+
+    def put(self, item: object) -> None:
+        self._items.append(item)
+
+    def take(self) -> list[Any]:
+        found, self._items = self._items, []
+        return found
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def make_core() -> EngineCore:
     pool = BlockPool(NUM_BLOCKS)
     limits = SchedulerLimits(SIZE, 4, 16, NUM_BLOCKS * SIZE, 100)
@@ -40,13 +57,13 @@ def make_core() -> EngineCore:
     return EngineCore(pool, Scheduler(pool, limits, frozenset()), runner, "model")
 
 
-def sending_end() -> tuple[SendingEnd, Thread, Mailbox[Any]]:
-    thread, notices = Thread(), Mailbox[Any]()
+def sending_end() -> tuple[SendingEnd, Thread, Notices]:
+    thread, notices = Thread(), Notices()
     return SendingEnd(cast(Any, None), cast(Any, thread), notices), thread, notices
 
 
-def receiving_end() -> tuple[ReceivingEnd, Thread, Mailbox[Any]]:
-    thread, notices = Thread(), Mailbox[Any]()
+def receiving_end() -> tuple[ReceivingEnd, Thread, Notices]:
+    thread, notices = Thread(), Notices()
     return ReceivingEnd(cast(Any, None), cast(Any, thread), notices), thread, notices
 
 

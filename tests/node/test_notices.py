@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from baton.kvtransfer.commands import Released, SendingNotice
-from baton.kvtransfer.mailbox import Mailbox
 from baton.node.notices import OtherNotices
+from tests.node.sharing import Notices
 from tests.request_keys import A, B, C
 
 
 def test_own_notices_are_passed_on_at_once_and_the_others_wait() -> None:
-    mailbox: Mailbox[SendingNotice] = Mailbox()
-    own, taken = {B}, []
-    notices = OtherNotices(mailbox, own, taken.append)
+    mailbox = Notices()
+    taken: list[SendingNotice] = []
+    notices: OtherNotices[SendingNotice] = OtherNotices(mailbox, {B}, taken.append)
     for key in (A, B, C):
         mailbox.put(Released(key))
     notices.sort()
