@@ -10,6 +10,7 @@ from baton.engine.cache.hashing import prompt_digest
 from baton.kvtransfer.commands import BeginHandoff, CancelSending, FinishHandoff, Rejected, Released, SendingNotice
 from baton.node import lender as lending
 from baton.node.lender import PrefixLender
+from baton.wire.prompt import Prompt
 from tests.node.sharing import PROMPT, cache, lend, make_core, sending_end
 from tests.request_keys import A, B, C
 
@@ -33,11 +34,11 @@ def test_as_much_as_is_cached_is_lent_and_released_behind_the_last_reader() -> N
     core.check()
 
 
-@pytest.mark.parametrize("changes", [{"cache_salt": b"other"}, {"adapter": bytes(range(16))}])
-def test_what_is_of_another_tenant_or_adapter_is_not_lent(changes: dict[str, bytes]) -> None:
+@pytest.mark.parametrize("other", [replace(PROMPT, cache_salt=b"other"), replace(PROMPT, adapter=bytes(range(16)))])
+def test_what_is_of_another_tenant_or_adapter_is_not_lent(other: Prompt) -> None:
     core, (end, thread, _) = make_core(), sending_end()
     cache(core, PROMPT, B)
-    assert PrefixLender(core, end).lend(lend(A, replace(PROMPT, **changes)), 1.0) == 0
+    assert PrefixLender(core, end).lend(lend(A, other), 1.0) == 0
     assert thread.commands == []
 
 

@@ -19,7 +19,7 @@ from baton.engine.scheduler.step import RequestOutput, SampledToken, SampledToke
 from baton.node.borrower import Arrived
 from baton.node.heartbeat import HeartbeatThread
 from baton.node.lent_cores import LentCores
-from baton.node.loop import EngineLoop, Leg
+from baton.node.loop import EngineLoop, LoopLeg
 from baton.node.router_links import Heard, RouterLinks
 from baton.node.stopper import Stopper
 from baton.wire.errors import BatonError
@@ -189,7 +189,7 @@ class Rig:
         quiet = Quiet()
         loop = EngineLoop(
             self.core,
-            cast(Leg, self.leg),
+            cast(LoopLeg, self.leg),
             cast(RouterLinks, Noting(self.told)),
             cast(HeartbeatThread, quiet),
             cast(Stopper, quiet),
@@ -250,7 +250,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 def loop_of(rig: Rig, leg: ListeningLeg, router: Asking, stopper: Stopper) -> EngineLoop:
     heartbeat = cast(HeartbeatThread, Quiet())
-    return EngineLoop(rig.core, cast(Leg, leg), cast(RouterLinks, router), heartbeat, stopper)
+    return EngineLoop(rig.core, cast(LoopLeg, leg), cast(RouterLinks, router), heartbeat, stopper)
 
 
 def test_a_drained_node_ends_when_it_has_handed_over_and_the_router_has_heard_it(rig: Rig) -> None:

@@ -23,7 +23,8 @@ class Stage:
     """A leg that notes its calls, and the ends that it shares."""
 
     def __init__(self, *, can_pull: bool = True) -> None:
-        self.core, self.calls = make_core(), []
+        self.core = make_core()
+        self.calls: list[Any] = []
         sent, self.sending, self.sent_notices = sending_end()
         received, self.receiving, self.received_notices = receiving_end()
         self.lender, self.borrower = PrefixLender(self.core, sent), PrefixBorrower(self.core, received)

@@ -20,9 +20,9 @@ HELD = 32
 ASKED_S = 3.0
 
 
-def conversation(**changes: bool) -> tuple[World, Client]:
+def conversation(*, overlaps: bool = False) -> tuple[World, Client]:
     """A world in which the second turn is asked at `ASKED_S`, when the first is long over."""
-    world, second = World(11, 1, 1, peers_write=False, **changes), Client(1, TURN, 6)
+    world, second = World(11, 1, 1, peers_write=False, overlaps=overlaps), Client(1, TURN, 6)
     world.clock.at(0.1, partial(world.ask, Client(0, PROMPT, 24)))
     world.clock.at(ASKED_S, partial(world.ask, second))
     world.disturbed(ASKED_S, is_cause=False)  # it is not over before
@@ -33,7 +33,7 @@ def results(world: World) -> dict[str, int]:
     return dict(world.router.relay.pulls.results)
 
 
-def at_the_pull(world: World, happen: Callable[[], object]) -> None:
+def at_the_pull(world: World, happen: Callable[[], None]) -> None:
     """Let something happen as soon as the prefill node takes the prefix."""
     node = world.nodes["P1"]
     begin = node.core.reserve
