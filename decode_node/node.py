@@ -11,11 +11,13 @@ from baton.kvtransfer.commands import SendingNotice
 from baton.kvtransfer.receiving_end import ReceivingEnd
 from baton.kvtransfer.sending_end import SendingEnd
 from baton.kvtransfer.transports.registry import NIXL, RECEIVER, source_settings
+from baton.node.borrower import PrefixBorrower
 from baton.node.first_steps import FirstSteps
-from baton.node.loop import Leg
+from baton.node.lender import PrefixLender
 from baton.node.metrics import StepCounters
 from baton.node.pool import Ends
 from baton.node.role import Role
+from baton.node.sharing_leg import SharingLeg
 from baton.wire.messages import DECODE
 from baton.wire.request_key import RequestKey
 
@@ -32,12 +34,14 @@ def make_decode(
     return DecodeLeg(engine.core, received, FirstSteps(), Source(engine.core, end, pass_on), others, counters)
 
 
-def _open_leg(engine: Engine, ends: Ends) -> tuple[Leg, str]:
+def _open_leg(engine: Engine, ends: Ends) -> tuple[SharingLeg, str]:
     """Decode nodes that go on with requests of this one dial its address; it has none where nothing but nixl may carry
     KV, which would take a second agent."""
-    received = ends.receive()
+    received = ends.receive(ends.transports)
     end, address = ends.send(source_settings(ends.transports))
-    return make_decode(engine, received, end), "" if ends.transports.choice == NIXL else address
+    borrower, lender = PrefixBorrower(engine.core, received), PrefixLender(engine.core, end)
+    leg = SharingLeg(make_decode(engine, borrower.rest, lender.rest), lender, borrower)
+    return leg, "" if ends.transports.choice == NIXL else address
 
 
 DECODE_ROLE = Role(DECODE, RECEIVER, _open_leg)

@@ -111,7 +111,7 @@ SendingNotice: TypeAlias = Released | Rejected
 @dataclass(frozen=True, slots=True)
 class ReservedBlocks:
     """The blocks that a grant offers: they are reserved for the tokens after the first `num_cached_tokens`. `forks`:
-    the other choices of the prompt.
+    the other choices of the prompt. `has_firsts`: the sender samples a first token of each choice, or has done so.
     """
 
     key: RequestKey
@@ -121,6 +121,7 @@ class ReservedBlocks:
     block_ids: tuple[int, ...]
     generations: tuple[int, ...]
     forks: tuple[RequestKey, ...] = ()
+    has_firsts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

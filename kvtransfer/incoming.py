@@ -251,6 +251,6 @@ def _objection_to(commit: Commit, blocks: ReservedBlocks, epochs: tuple[int, int
     if commit.generations != blocks.generations or len(commit.checksums) != len(blocks.block_ids):
         return "the commit names other blocks than the grant"
     choices = [(first.handoff_id, first.attempt) for first in commit.firsts if len(first.token_ids) == 1]
-    if choices != [blocks.key, *blocks.forks]:
+    if choices != ([blocks.key, *blocks.forks] if blocks.has_firsts else []):
         return "the commit does not carry one first token of each choice"
     return ""

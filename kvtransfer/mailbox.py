@@ -11,9 +11,26 @@ from __future__ import annotations
 import collections
 import contextlib
 import socket
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 ItemT = TypeVar("ItemT")
+
+
+class Takeable(Protocol[ItemT]):
+    """The taker's end of a mailbox."""
+
+    @property
+    def wakeup(self) -> Any:
+        """What is readable as long as items may be waiting."""
+        ...
+
+    def take(self) -> list[ItemT]:
+        """All items that are waiting, oldest first."""
+        ...
+
+    def close(self) -> None:
+        """Wake nobody any more."""
+        ...
 
 
 class Mailbox(Generic[ItemT]):

@@ -13,7 +13,7 @@ import zmq
 from baton.kvtransfer.commands import ReceivingCommand, ReceivingNotice
 from baton.kvtransfer.facts import ReceivingFacts
 from baton.kvtransfer.incoming_handoffs import ReceivingCounters
-from baton.kvtransfer.mailbox import Mailbox
+from baton.kvtransfer.mailbox import Mailbox, Takeable
 from baton.kvtransfer.pools.base import HashedPool
 from baton.kvtransfer.receiver_connections import ReceiverConnections
 from baton.kvtransfer.receiving import ReceivingSide
@@ -29,7 +29,7 @@ class ReceivingEnd:
 
     side: ReceivingSide
     thread: TransferThread[ReceivingCommand]
-    notices: Mailbox[ReceivingNotice]
+    notices: Takeable[ReceivingNotice]
 
     def close(self) -> None:
         """End the thread and close connections."""

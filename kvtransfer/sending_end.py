@@ -11,7 +11,7 @@ import zmq
 
 from baton.kvtransfer.commands import SendingCommand, SendingNotice
 from baton.kvtransfer.facts import SendingFacts
-from baton.kvtransfer.mailbox import Mailbox
+from baton.kvtransfer.mailbox import Mailbox, Takeable
 from baton.kvtransfer.pools.base import HashedPool
 from baton.kvtransfer.pusher import Pusher
 from baton.kvtransfer.sender_connections import SenderOpener, open_listener
@@ -27,7 +27,7 @@ class SendingEnd:
 
     side: SendingSide
     thread: TransferThread[SendingCommand]
-    notices: Mailbox[SendingNotice]
+    notices: Takeable[SendingNotice]
 
     def close(self) -> None:
         """End the thread and close connections."""

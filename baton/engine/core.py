@@ -275,6 +275,17 @@ class EngineCore:
             self.abort(key)
         return handed
 
+    def lend(self, key: RequestKey, prompt: Prompt) -> BlockTable | None:
+        """Hold what is cached of the beginning of `prompt` under `key`, so that another node can copy it. None when
+        that is nothing, or when `key` is in use."""
+        if key in self._held or self.is_live(key):
+            return None
+        return self._held.lend(key, self._new_requests.block_hashes(prompt, (), self._scheduler.limits.block_size))
+
+    def keep(self, key: RequestKey, prompt: Prompt) -> None:
+        """The KV of `prompt` lies in the blocks that were reserved under `key`: they go into the prefix cache."""
+        self._held.keep(key, self._new_requests.block_hashes(prompt, (), self._scheduler.limits.block_size))
+
     def block_table(self, key: RequestKey) -> Sequence[int]:
         """Blocks of a live request, or those held under this key, in sequence order; empty when there are neither."""
         request = self._scheduler.requests.get(key)

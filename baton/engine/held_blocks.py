@@ -7,10 +7,10 @@ the caller's lease, or where the blocks come from and go to.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from baton.engine.cache.block_pool import BlockPool, BlockTable
+from baton.engine.cache.block_pool import BlockPool, BlockTable, pack_blocks
 from baton.wire.request_key import RequestKey
 
 
@@ -72,6 +72,23 @@ class HeldBlocks:
         missing = tuple(block_table[num_cached // block_size :])
         generations = tuple(self._pool.generation(block_id) for block_id in missing)
         return Reservation(key, block_table, num_cached, missing, generations)
+
+    def lend(self, key: RequestKey, hashes: Sequence[bytes]) -> BlockTable | None:
+        """Hold the blocks of the longest prefix of `hashes` that is cached. None when nothing of it is."""
+        cached = pack_blocks(self._pool.lookup(hashes))
+        if not cached:
+            return None
+        self._pool.share(cached)
+        self.hold(key, cached)
+        return cached
+
+    def keep(self, key: RequestKey, hashes: Sequence[bytes]) -> None:
+        """The KV of the blocks that were reserved under `key` has come: release them, findable by their `hashes`."""
+        block_table = self.give(key)
+        if block_table is not None:
+            for block_id, block_hash in zip(block_table, hashes, strict=False):  # the last block may not be full
+                self._pool.publish(block_id, block_hash)
+            self._pool.release(block_table)
 
     def give(self, key: RequestKey) -> BlockTable | None:
         """The blocks of `key`, which the caller owns now; None when there are none."""

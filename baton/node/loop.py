@@ -20,6 +20,7 @@ from baton.engine.attention.base import LayerStored
 from baton.engine.core import EngineCore
 from baton.engine.scheduler.step import RequestOutput, Step
 from baton.engine.steps_in_flight import StepFailed
+from baton.node.borrower import Arrived
 from baton.node.events import failure_of, failure_of_read
 from baton.node.heartbeat import HeartbeatThread
 from baton.node.lent_cores import LentCores
@@ -27,6 +28,7 @@ from baton.node.router_links import Heard, RouterLinks
 from baton.node.stopper import Stopper
 from baton.wire.errors import BatonError
 from baton.wire.messages import Cancel, Drain, HandOver, TokenEvent
+from baton.wire.pulls import Lend, Pull
 from baton.wire.request_key import RequestKey
 
 _TICK_S = 0.25
@@ -108,13 +110,25 @@ class Leg(Protocol):
         ...
 
 
+class LoopLeg(Leg, Protocol):
+    """A leg that shares its prefix cache with other nodes: what the loop serves."""
+
+    def lend(self, order: Lend, now_s: float) -> int:
+        """Begin to hand over what is cached of a prompt's beginning. How many tokens of it; 0: none."""
+        ...
+
+    def take_arrived(self) -> list[Arrived]:
+        """The prefixes that have come from other nodes since the last call."""
+        ...
+
+
 class EngineLoop:
     """Runs until told to stop and drained, or refused by its routers."""
 
     def __init__(
         self,
         core: EngineCore,
-        leg: Leg,
+        leg: LoopLeg,
         routers: RouterLinks,
         heartbeat: HeartbeatThread,
         stopper: Stopper,
@@ -193,6 +207,8 @@ class EngineLoop:
                     self._leg.cancel(RequestKey(request.handoff_id, request.attempt), now_s)
                 case HandOver():
                     self._routers.send_handed_over(request, self._leg.hand_over(request, now_s))
+                case Lend():
+                    self._routers.send_lent(request, self._leg.lend(request, now_s))
                 case Drain():
                     self._stopper.ask(now_s, starts_again=request.starts_again)
                 case _:
@@ -203,7 +219,8 @@ class EngineLoop:
         try:
             self._leg.begin(request, now_s)
         except BatonError as error:
-            for handoff_id in (request.handoff_id, *request.forks):
+            forks = () if isinstance(request, Pull) else request.forks
+            for handoff_id in (request.handoff_id, *forks):
                 self._routers.send_failed(handoff_id, request.attempt, error)
 
     def _step(self, now_s: float) -> None:
@@ -249,3 +266,6 @@ class EngineLoop:
         changes = self._core.take_cache_changes()
         if changes.stored or changes.removed:
             self._routers.send_cache_changes(changes.stored, changes.removed)
+        # behind what has changed: the router then knows where to send the request that a prefix was pulled for
+        for arrived in self._leg.take_arrived():
+            self._routers.send_pulled(arrived)

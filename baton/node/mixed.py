@@ -12,11 +12,14 @@ from baton.kvtransfer.commands import SendingNotice
 from baton.kvtransfer.receiving_end import ReceivingEnd
 from baton.kvtransfer.sending_end import SendingEnd
 from baton.kvtransfer.transports.registry import NIXL, RECEIVER, source_settings
+from baton.node.borrower import PrefixBorrower
+from baton.node.lender import PrefixLender
 from baton.node.loop import Leg
 from baton.node.metrics import StepCounters
 from baton.node.mixed_leg import MixedLeg, PromptLeg
 from baton.node.pool import Ends
 from baton.node.role import Role
+from baton.node.sharing_leg import SharingLeg
 from baton.wire.messages import DECODE
 from baton.wire.request_key import RequestKey
 
@@ -30,12 +33,14 @@ def mixed_role(preference: str, make_prefill: MakePrefill, make_decode: MakeDeco
     """To the router and to other nodes it is a decode node that takes prefill legs too. See `PrefillLeg`, and
     `DecodeLeg` and its `Source`, for what the two are made from."""
 
-    def open_leg(engine: Engine, ends: Ends) -> tuple[Leg, str]:
-        received, own, counters = ends.receive(), ends.transports, StepCounters()
+    def open_leg(engine: Engine, ends: Ends) -> tuple[SharingLeg, str]:
+        own, counters = ends.transports, StepCounters()
+        received = ends.receive(own)
         # an agent of nixl either sends or receives: where it is asked for, this node has one of each
         end, address = ends.send(own if own.choice == NIXL else source_settings(own))
-        prefill = make_prefill(engine, end, counters)
-        decode = make_decode(engine, received, end, prefill.take_notice, prefill.keys, counters)
-        return MixedLeg(prefill, decode), address
+        borrower, lender = PrefixBorrower(engine.core, received), PrefixLender(engine.core, end)
+        prefill = make_prefill(engine, lender.rest, counters)
+        decode = make_decode(engine, borrower.rest, lender.rest, prefill.take_notice, prefill.keys, counters)
+        return SharingLeg(MixedLeg(prefill, decode), lender, borrower), address
 
     return Role(DECODE, RECEIVER, open_leg, preference)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import zmq
 
@@ -101,7 +101,8 @@ class NodePool:
 
 
 class Ends:
-    """Opens each end once; both run until they are closed. `transports`: those of the node."""
+    """Opens each end once; both run until they are closed. `transports`: those of the node. Whichever is opened first
+    has the node's first port."""
 
     def __init__(
         self,
@@ -116,13 +117,14 @@ class Ends:
         self._num_ports_taken = 0
         self._opened = ExitStack()
 
-    def receive(self) -> ReceivingEnd:
-        """The end that has peers write into the pool. Raises `InvalidSetting`."""
-        own, transports, counters = self._facts, self.transports, ReceivingCounters()
-        receivers, pool = self._transfers.receiving(counters)
+    def receive(self, transports: TransportSettings) -> ReceivingEnd:
+        """The end by which the KV of peers comes into the pool, by `transports`: on the next ports. Raises
+        `InvalidSetting`."""
+        own, counters = self._facts, ReceivingCounters()
+        receivers, pool = self._transfers.receiving(self._on_next_port(transports), counters)
         for receiver in receivers:
             _log.info("KV comes by %s at %s", receiver.endpoint.transport, receiver.endpoint.address)
-        self._num_ports_taken = sum(map(listens, receivers))
+        self._num_ports_taken += sum(map(listens, receivers))
         facts = ReceivingFacts(
             own.node_id,
             own.epoch,
@@ -139,16 +141,21 @@ class Ends:
         return end
 
     def send(self, transports: TransportSettings) -> tuple[SendingEnd, str]:
-        """The end that hands KV over by `transports`, and the address at which receivers dial it: on the next port
-        after those of `receive`. Raises `InvalidSetting`."""
+        """The end that hands KV over by `transports`, and the address at which receivers dial it: on the next port.
+        Raises `InvalidSetting`."""
         counters = SendingCounters()
         senders, pool = self._transfers.sending(transports, counters)
-        port = transports.port and transports.port + self._num_ports_taken
+        port = self._on_next_port(transports).port
+        self._num_ports_taken += 1
         at = ListenAt(transports.context, transports.host, port, transports.links)
         beat = self._watch("kv-sending thread")
         end, address = open_sending_end(self._facts, at, senders, pool, beat, counters)
         self._opened.callback(end.close)
         return end, address
+
+    def _on_next_port(self, transports: TransportSettings) -> TransportSettings:
+        """Port 0 stays 0: the system chooses."""
+        return replace(transports, port=transports.port and transports.port + self._num_ports_taken)
 
     def close(self) -> None:
         """End the threads of both ends and close their connections."""

@@ -16,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -115,6 +115,7 @@ def _serve(
         if events_config is not None:
             stack.callback(_publish_blocks(engine, events_config, health))
         hello = _hello(role, parts, settings, peer_address, health.address, begun_s)
+        hello = replace(hello, can_pull=leg.can_pull)
         dialled = [RouterLink(context, each, to_router, hello, core.status, time.monotonic()) for each in addresses]
         routers = RouterLinks(dialled)
         stack.callback(routers.close)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.engine.build import Engine
-from baton.node.loop import Leg
 from baton.node.pool import Ends
+from baton.node.sharing_leg import SharingLeg
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,5 +21,5 @@ class Role:
 
     name: str
     pool: str
-    open_leg: Callable[[Engine, Ends], tuple[Leg, str]]
+    open_leg: Callable[[Engine, Ends], tuple[SharingLeg, str]]
     preference: str = ""

@@ -20,6 +20,7 @@ from typing import Any
 import zmq
 
 from baton.engine.scheduler.reading import RowsRead
+from baton.node.borrower import Arrived
 from baton.node.events import prompt_read
 from baton.wire import links
 from baton.wire.errors import BatonError, InvalidMessage, Refused
@@ -46,6 +47,7 @@ from baton.wire.messages import (
     control_identity,
     live_key,
 )
+from baton.wire.pulls import Lend, Pulled
 from baton.wire.request_key import RequestKey, owner_of_epoch
 from baton.wire.session import Session, number_of
 
@@ -189,6 +191,15 @@ class RouterLink:
     def send_handed_over(self, order: HandOver, num_tokens: int) -> None:
         """Answer a `HandOver`."""
         self.send(HandedOver(self._epoch, order.handoff_id, order.next_attempt, num_tokens))
+
+    def send_lent(self, order: Lend, num_tokens: int) -> None:
+        """Answer a `Lend`."""
+        self.send(HandedOver(self._epoch, order.handoff_id, order.attempt, num_tokens))
+
+    def send_pulled(self, arrived: Arrived) -> None:
+        """Answer a `Pull` that has brought its prefix."""
+        figures = arrived.figures
+        self.send(Pulled(self._epoch, *arrived.key, arrived.num_tokens, figures.num_bytes, figures.transfer_us))
 
     def leave(self, now_s: float) -> None:
         """Ask the router to route nothing more here."""

@@ -15,9 +15,11 @@ from typing import Any
 import zmq
 
 from baton.engine.scheduler.reading import RowsRead
+from baton.node.borrower import Arrived
 from baton.node.router_link import RouterLink
 from baton.wire.errors import BatonError, InvalidMessage, InvalidSetting, Refused
 from baton.wire.messages import Decode, Drain, HandOver, Prefill, TokenEvent
+from baton.wire.pulls import Lend
 from baton.wire.request_key import OWNER_BYTES, RequestKey
 
 _log = logging.getLogger(__name__)
@@ -84,6 +86,16 @@ class RouterLinks:
         """Answer the `HandOver` of the router that owns the request."""
         for link in self._owners(order.handoff_id):
             link.send_handed_over(order, num_tokens)
+
+    def send_lent(self, order: Lend, num_tokens: int) -> None:
+        """Answer the `Lend` of the router that owns the request."""
+        for link in self._owners(order.handoff_id):
+            link.send_lent(order, num_tokens)
+
+    def send_pulled(self, arrived: Arrived) -> None:
+        """Tell the router that owns the request that its prefix has come."""
+        for link in self._owners(arrived.key.handoff_id):
+            link.send_pulled(arrived)
 
     def send_cache_changes(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
         """Tell all routers which blocks the prefix cache gained and lost."""

@@ -42,7 +42,9 @@ class Transfers(Protocol):
 
     is_device: bool
 
-    def receiving(self, counters: ReceivingCounters) -> tuple[Sequence[Receiver], HashedPool]:
+    def receiving(
+        self, transports: TransportSettings, counters: ReceivingCounters
+    ) -> tuple[Sequence[Receiver], HashedPool]:
         """The receivers, and the pool as a receiving side sees it. Raises `InvalidSetting`."""
         ...
 
@@ -66,23 +68,23 @@ def open_transfers(
     """
     if engine.memory.is_divided:
         return _RankTransfers(engine, transports, taken_by_ranks(transports.choice, num_machines), begin, on_close)
-    return _PoolTransfers(engine.memory, transports, memory, on_close)
+    return _PoolTransfers(engine.memory, memory, on_close)
 
 
 class _PoolTransfers:
     """The ends of handoffs over one pool of whole blocks."""
 
-    def __init__(
-        self, memory: KvMemory, transports: TransportSettings, pool_memory: PoolMemory, on_close: OnClose
-    ) -> None:
+    def __init__(self, memory: KvMemory, pool_memory: PoolMemory, on_close: OnClose) -> None:
         self.is_device = not isinstance(memory.blocks, np.ndarray)
-        self._memory, self._transports, self._pool_memory = memory, transports, pool_memory
+        self._memory, self._pool_memory = memory, pool_memory
         self._on_close = on_close
 
-    def receiving(self, counters: ReceivingCounters) -> tuple[Sequence[Receiver], HashedPool]:
+    def receiving(
+        self, transports: TransportSettings, counters: ReceivingCounters
+    ) -> tuple[Sequence[Receiver], HashedPool]:
         """A receiver for each transport, and the pool. Raises `InvalidSetting`."""
         pool = open_pool(self._memory.blocks)
-        receivers = open_receivers(self._transports, self._pool_memory, pool, self._memory.layout)
+        receivers = open_receivers(transports, self._pool_memory, pool, self._memory.layout)
         for receiver in receivers:
             self._on_close(receiver.close)
         return receivers, pool
@@ -114,7 +116,9 @@ class _RankTransfers:
             on_close(receiving.close)
             on_close(sending.close)
 
-    def receiving(self, counters: ReceivingCounters) -> tuple[Sequence[Receiver], HashedPool]:
+    def receiving(
+        self, transports: TransportSettings, counters: ReceivingCounters
+    ) -> tuple[Sequence[Receiver], HashedPool]:
         """Receivers that combine those of all ranks, and the pool they form. Raises `InvalidSetting`."""
         lines = self._lines(self._receiving_ends)
         receivers = open_ranks_receivers(lines, counters, self._taken, is_device=self.is_device)

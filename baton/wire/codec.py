@@ -31,7 +31,7 @@ import xxhash
 
 from baton.wire.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 """The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
@@ -59,6 +59,7 @@ ranks of a node run on other machines (`baton.ranks.machines.link`); images of p
 18: the prompt of a leg is one value (`prompt`), and what was emitted already stands beside it (`output_ids`); what was
 read of a prompt's rows is told whatever it is (`PromptRead`).
 19: media of a prompt have a kind (`media`, in place of `images`), and nodes name the kinds that they compute.
+20: a node copies the beginning of a prompt out of another one's prefix cache (`Lend`, `Pull`, `Pulled`).
 """
 
 _MAGIC = b"BT"

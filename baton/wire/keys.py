@@ -31,8 +31,8 @@ from baton.wire.messages import DECODE, PREFILL
 ROUTER = "router"
 ROLES = (ROUTER, PREFILL, DECODE)
 SECRET = "secret"
-ADMITTED: Mapping[str, tuple[str, ...]] = {ROUTER: (PREFILL, DECODE), PREFILL: (DECODE,), DECODE: (PREFILL, DECODE)}
-"""Which roles dial a program of each role; a decode node that takes over a request dials the one that had it."""
+ADMITTED: Mapping[str, tuple[str, ...]] = dict.fromkeys((ROUTER, PREFILL, DECODE), (PREFILL, DECODE))
+"""Which roles dial a program of each role. Nodes of both dial those of both: whoever takes KV dials who has it."""
 MAX_KEYS = 2
 _KEY_LENGTH = 40
 _log = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from typing import Annotated
 from baton.wire.codec import U32, U64, Bounds, Codec, Id128, Length, Packed, TokenIds
 from baton.wire.layout import KvLayout
 from baton.wire.prompt import Prompt
+from baton.wire.pulls import Lend, Pull, Pulled
 from baton.wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
 from baton.wire.step_cost import StepCost
 
@@ -64,7 +65,7 @@ class Hello:
     `prefers` is "" for a node that does the legs of its role. A decode node that does any leg has `PREFILL`, `DECODE`
     or `BOTH`: the legs that it is given where there is a choice. `group`: with which other nodes it is counted and
     drained, "" for none. `media`: the kinds of media that it computes. `start_ms`: what its start took but for
-    imports, 0 where that is not known.
+    imports, 0 where that is not known. `can_pull`: it takes the KV of prefixes from other nodes, see `Pull`.
     """
 
     role: _Name
@@ -85,6 +86,7 @@ class Hello:
     group: _Name = ""
     media: _Names = ()
     start_ms: U32 = 0
+    can_pull: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,9 +347,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Decode node -> router, the answer to `HandOver`, behind the last token of the attempt that ended. `attempt` is
-    the next one. The handoff of that has the KV of `num_tokens` of prompt and output: all but the last that was sent.
-    0: there is nothing to hand over now, and the request goes on here."""
+    """Node -> router, the answer to `HandOver`, behind the last token of the attempt that ended. `attempt` is the next
+    one. The handoff of that has the KV of `num_tokens` of prompt and output: all but the last that was sent. 0: there
+    is nothing to hand over now, and the request goes on here. It answers `Lend` too: 0 then means that nothing of it is
+    cached."""
 
     epoch: U64
     handoff_id: Id128
@@ -384,5 +387,7 @@ def epoch_of_identity(identity: bytes) -> int | None:
     return int.from_bytes(identity[1:], "little") if is_control else None
 
 
-ROUTER_TO_NODE = Codec(Welcome, Refusal, Ping, Introduce, Resume, Prefill, Decode, Cancel, HandOver, Drain)
-NODE_TO_ROUTER = Codec(Hello, Heartbeat, Pong, Resume, Leaving, Tokens, PromptRead, Failed, HandedOver, CacheEvents)
+ROUTER_TO_NODE = Codec(Welcome, Refusal, Ping, Introduce, Resume, Prefill, Decode, Cancel, HandOver, Lend, Pull, Drain)
+NODE_TO_ROUTER = Codec(
+    Hello, Heartbeat, Pong, Resume, Leaving, Tokens, PromptRead, Failed, HandedOver, Pulled, CacheEvents
+)

@@ -151,6 +151,14 @@ def source_settings(settings: TransportSettings) -> TransportSettings:
     return replace(settings, choice=choice)
 
 
+def pulling_settings(settings: TransportSettings) -> TransportSettings | None:
+    """The settings with which a prefill node takes prefixes from other nodes: by transports whose receiver writes into
+    the pool itself, because peers only read that pool. None: there are none, since agents of nixl and groups of nccl
+    go one way."""
+    choice = {AUTO: SHM, SHM: SHM, ZMQ: ZMQ}.get(settings.choice)
+    return None if choice is None else replace(settings, choice=choice)
+
+
 def open_receivers(
     settings: TransportSettings, memory: PoolMemory, pool: KvPool, layout: KvLayout | None = None
 ) -> list[Receiver]:
@@ -350,7 +358,10 @@ def _leave_out(settings: TransportSettings, name: str, error: InvalidSetting) ->
 
 
 def _lacks_segment(name: str, memory: PoolMemory, pool: KvPool) -> bool:
-    """Whether this transport needs the pool in a shared segment, and the pool lies elsewhere."""
+    """Whether this transport needs the pool in a shared segment, and the pool lies elsewhere. That of a node whose pool
+    peers only read may be in one for its own processes: peers are not given it."""
+    if name == SHM and memory.role == SENDER:
+        return True
     return not pool.is_device and memory.segment is None and name in _IN_SEGMENT[memory.role]
 
 

@@ -22,9 +22,10 @@ from prometheus_client.utils import floatToGoString
 
 from baton.router.health.loop_lag import LoopLag
 from baton.router.health.metric_aliases import MODEL_LABEL, VllmAliases
+from baton.router.health.pull_metrics import PullMetrics
 from baton.router.nodes.control import ControlLink
 from baton.router.nodes.registry import Node, NodeRegistry
-from baton.router.requests.flight import FlightFigures
+from baton.router.requests.figures import FlightFigures
 from baton.router.requests.relay import Relay
 from baton.router.requests.timings import ClientTimes, RelayTimes
 from baton.router.requests.trace import CURRENT_TRACE
@@ -77,6 +78,7 @@ class RouterMetrics:
         """Include the figures of the relay, the nodes and their connections."""
         self._registry.register(_RelayCollector(relay, control, self._of_model))
         self._registry.register(_NodesCollector(nodes, self._of_model))
+        self._registry.register(PullMetrics(relay.pulls))
 
     def add_vllm_aliases(self) -> None:
         """Show what vLLM has too under its names as well."""

@@ -14,13 +14,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import zmq
 
 from baton.router.nodes.bad_peers import MAX_STRANGER_BYTES, BadPeers
+from baton.router.nodes.handler import ControlHandler
 from baton.router.nodes.registry import Node, NodeRegistry
 from baton.wire import links
 from baton.wire.errors import BatonError, InvalidMessage, Refused
@@ -44,6 +44,7 @@ from baton.wire.messages import (
     control_identity,
     epoch_of_identity,
 )
+from baton.wire.pulls import Pulled
 from baton.wire.session import number_of
 
 PING_INTERVAL_S = 0.5
@@ -53,42 +54,6 @@ _PINGED_PER_TURN = 16
 _MAX_PER_TURN = 256
 _MAX_TURN_S = 0.01
 _log = logging.getLogger(__name__)
-
-
-class ControlHandler(Protocol):
-    """Handles the messages of nodes, and their loss."""
-
-    def on_tokens(self, tokens: Tokens) -> None:
-        """A node sampled these tokens in one step."""
-        ...
-
-    def on_prompt_read(self, read: PromptRead) -> None:
-        """A node has read some rows of a prompt."""
-        ...
-
-    def on_failed(self, failed: Failed, epoch: int) -> None:
-        """An attempt ended without finishing."""
-        ...
-
-    def on_handed_over(self, handed: HandedOver, node: Node) -> None:
-        """A node answers whether it hands a request over."""
-        ...
-
-    def on_leaving(self, node: Node) -> None:
-        """A node gets no more legs, and finishes those that it has."""
-        ...
-
-    def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
-        """A node says which attempts it knows, having had every message up to `received`."""
-        ...
-
-    def on_node_joined(self, node: Node) -> None:
-        """A node can be given legs."""
-        ...
-
-    def on_node_lost(self, node: Node, reason: str) -> None:
-        """A node is lost, and so are all legs that ran on it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +257,8 @@ class ControlLink:
             self._registry.cache_events(message)
         elif isinstance(message, HandedOver):
             handler.on_handed_over(message, node)
+        elif isinstance(message, Pulled):
+            handler.on_pulled(message, node)
         elif isinstance(message, Leaving):
             self._registry.leave(node.epoch)
             self.is_reachable(node)  # its Ping tells the node that this was heard, behind all that was sent before

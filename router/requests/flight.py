@@ -24,16 +24,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from baton.router.nodes.registry import Node
 from baton.router.requests.attempt import Attempt, ControlSender, Legs, RelayRequest, send_legs
+from baton.router.requests.figures import FlightFigures, RelayCounters
 from baton.router.requests.inbox import Inbox
 from baton.router.requests.moves import RequestMoves
 from baton.router.requests.node_wait import NodeWait
 from baton.router.requests.output import CachedTokens, Delivery, Output, ScoredPrompt
+from baton.router.requests.prefix_pull import PrefixPull
 from baton.router.requests.retries import Retries
 from baton.router.requests.timings import RelayTimes
 from baton.router.requests.trace import begin_flight
@@ -41,39 +43,12 @@ from baton.router.routing.placement import Route
 from baton.router.routing.selection import RouteRequest, Routing
 from baton.runtime.clock import now_us
 from baton.wire.errors import BatonError, DeadlineExceeded, NoNode, RequestFailed, TransferFailed, remote_error
-from baton.wire.messages import Failed, HandedOver, HandoffFigures, PromptRead, TokenEvent
+from baton.wire.messages import Failed, HandedOver, PromptRead, TokenEvent
+from baton.wire.pulls import Pulled
 from baton.wire.request_key import new_handoff_id, owner_of_epoch
 
 _MAX_HANDOFF_FAILURES = 2
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class RelayCounters:
-    """Counts of what happened to requests. The metrics report them."""
-
-    num_requests: int = 0
-    num_finished: int = 0
-    num_failed: int = 0
-    num_cancelled: int = 0
-    num_retries: int = 0
-    num_handoff_attempts: int = 0
-    num_decode_only_attempts: int = 0
-    num_kept_prompts: int = 0
-    num_pauses: int = 0
-    num_moves: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class FlightFigures:
-    """The measurements of one request: `num_cached_tokens` of its prompt were cached where it was computed,
-    `num_attempts` counts from 1, `cached_by_role` is as in `CachedTokens`."""
-
-    num_cached_tokens: int
-    handoff: HandoffFigures | None
-    times: RelayTimes
-    num_attempts: int
-    cached_by_role: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +88,7 @@ class Flight:
         self._retries = Retries(
             self.handoff_id, context.routing, context.node_wait, context.max_attempts, self._start_attempt, self.fail
         )
+        self._pull = PrefixPull(self.handoff_id, context.sender, context.routing.ways.records, self._retries.begin)
         self._moves = RequestMoves(self.handoff_id, request, self._output, context.sender, context.routing)
         overdue = DeadlineExceeded(f"the request took longer than {context.timeout_s:g} s")
         self._deadline = asyncio.get_running_loop().call_later(context.timeout_s, self.fail, overdue)
@@ -132,6 +108,7 @@ class Flight:
             replace(output.times),
             output.attempt,
             dict(self._cached.by_role),
+            self._pull.prefix,
         )
 
     @property
@@ -196,6 +173,7 @@ class Flight:
     def on_failed(self, failed: Failed, epoch: int) -> None:
         """The node of that epoch reports that an attempt failed."""
         self._moves.heard(failed.attempt)
+        self._pull.failed(failed.attempt)
         legs, is_transfer = self._legs, failed.code == TransferFailed.code
         if legs is None or failed.attempt != self._output.attempt or not self._needs(epoch):
             return  # an earlier attempt, or a leg that is over: the other leg goes on without it
@@ -220,8 +198,11 @@ class Flight:
         return self._moves.begin(source, self._avoided)
 
     def on_handed_over(self, handed: HandedOver, source: Node) -> None:
-        """`source` has handed this request over, so that another node can go on; or it cannot now."""
+        """`source` has handed this request over, so that another node can go on; or it cannot now; or it lends what was
+        asked for."""
         output, context = self._output, self._context
+        if self._pull.answered(handed, source):
+            return
         if self._legs is None:
             self._moves.refuse(handed, source)
             return
@@ -241,6 +222,10 @@ class Flight:
         else:
             output.times.legs_sent(sent_us, source.hello.clock, move.target.hello.clock)
             self.trace.attempt_sent(sent_us, source.node_id, move.target.node_id)
+
+    def on_pulled(self, pulled: Pulled, target: Node) -> None:
+        """`target` has the prefix that was to be copied there."""
+        self._pull.arrived(pulled, target)
 
     def on_live(self, node: Node, live: AbstractSet[bytes], received: int) -> None:
         """The node knows the attempts `live`, as in `Legs.are_missed`; this attempt fails when it should be one of
@@ -264,6 +249,7 @@ class Flight:
     def on_node_lost(self, node: Node, reason: str) -> None:
         """A node is lost; the attempt fails if one of its legs runs there."""
         self._moves.lost(node)
+        self._pull.lost(node)
         legs = self._legs
         if legs is not None and self._needs(node.epoch):
             self._retries.lost(node, is_suspicious=not legs.has_computed(node.epoch))
@@ -351,8 +337,13 @@ class Flight:
             computes_all=output.awaits_prompt,
             confinement=self._retries.confinement,
             may_refuse=output.attempt == 1 and not output_ids,
+            may_pull=output.attempt == 1 and not self._pull.target_epoch and not siblings,
+            pulled_at=self._pull.target_epoch,
         )
         route = context.routing.choose(asked, now_s)
+        if route.pull is not None:
+            self._pull.begin(route.pull, request.prompt, output.reserve_attempt())
+            return
         self._retries.begins_at(route)
         forks = tuple(sibling.handoff_id for sibling in siblings)
         attempt = Attempt(self.handoff_id, output.attempt, request, output_ids, forks)
@@ -382,5 +373,6 @@ class Flight:
     def _stop(self) -> None:
         self._deadline.cancel()
         self._retries.stop()
+        self._pull.end()
         self._end_pause()
         self._cancel_legs()

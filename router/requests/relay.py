@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from baton.router.nodes.registry import Node, NodeRegistry
 from baton.router.requests.attempt import ControlSender, RelayRequest
-from baton.router.requests.flight import Flight, FlightContext, RelayCounters
+from baton.router.requests.figures import RelayCounters
+from baton.router.requests.flight import Flight, FlightContext
 from baton.router.requests.inbox import Inbox
 from baton.router.requests.moves import LeavingNodes
 from baton.router.requests.node_wait import NodeWait
@@ -24,11 +25,14 @@ from baton.router.routing.ejection import Ejections
 from baton.router.routing.goals import NO_GOALS, Attainment, Goals
 from baton.router.routing.placement import Placement, Route
 from baton.router.routing.policies import Policy
+from baton.router.routing.prefix_ways import PrefixWays
+from baton.router.routing.pulls import PullRecords
 from baton.router.routing.selection import Routing
 from baton.router.routing.suspicion import Probation
 from baton.runtime.clock import host_clock
 from baton.wire.errors import BatonError, ContextLengthExceeded, NoNode, Overloaded
 from baton.wire.messages import Cancel, Drain, Failed, HandedOver, PromptRead, Tokens
+from baton.wire.pulls import Pulled
 
 _ADMITTED_PER_SEQ = 4
 """Requests in flight for each one that decode nodes can compute together: while some generate, the prompts of others
@@ -60,8 +64,10 @@ class Relay:
         prefill_policy: Policy,
         decode_policy: Policy,
         settings: RelaySettings,
+        ways: PrefixWays | None = None,
     ) -> None:
         self.counters = RelayCounters()
+        self.pulls = PullRecords() if ways is None else ways.records
         self.ejections = Ejections(registry)
         self.attainments = {model: Attainment(settings.goals or NO_GOALS) for model in registry.models}
         self.node_wait = NodeWait(
@@ -78,6 +84,7 @@ class Relay:
                 settings.local_prefill_tokens,
                 Probation(),
                 self.ejections,
+                PrefixWays(self.pulls) if ways is None else ways,
                 None if settings.goals is None else Placement(settings.goals),
                 self._refuse_late if settings.refuse_late else None,
             ),
@@ -210,6 +217,12 @@ class Relay:
             flight.on_handed_over(handed, node)
         elif handed.num_tokens:
             self._sender.send(node.epoch, Cancel(handed.handoff_id, handed.attempt))
+
+    def on_pulled(self, pulled: Pulled, node: Node) -> None:
+        """A node has a prefix that was to be copied there."""
+        flight = self._flights.get(pulled.handoff_id)
+        if flight is not None:
+            flight.on_pulled(pulled, node)
 
     def on_leaving(self, node: Node) -> None:
         """A node finishes what it has: its requests are moved to others."""

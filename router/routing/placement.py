@@ -26,11 +26,11 @@ from typing import NamedTuple
 from baton.router.nodes.registry import Node
 from baton.router.routing.goals import Goals
 from baton.router.routing.policies import num_cached_blocks
+from baton.router.routing.predictions import Predictions
+from baton.router.routing.pulls import PlannedPull
 from baton.wire.messages import DECODE
-from baton.wire.step_cost import PLANNED_SHARE, SMALLEST_CHUNK, StepCost
+from baton.wire.step_cost import PLANNED_SHARE
 
-_ALONE_CHUNK = 512
-"""Tokens of a step in which nobody decodes: the usual budget of a step on a CPU; more would change little."""
 _MAX_COMPARED = 4
 """Nodes of a role that are looked at, those with the shortest queues: a decision takes microseconds for each."""
 _NEAR = 0.5
@@ -49,7 +49,7 @@ class Route:
     how long that is expected to take. `is_kept`: the decode node computes it although a prefill node could, because
     that serves the goals. `ttft_s`: when the first token is expected, where that is to be compared with what comes of
     it; 0: it is not. `late_s`: in so many seconds it could be expected to meet its goals, 0: it can now. `is_slow`: the
-    goal between tokens is missed."""
+    goal between tokens is missed. `pull`: what the node that computes the prompt is to have first."""
 
     decode: Node
     prefill: Node | None
@@ -58,6 +58,7 @@ class Route:
     ttft_s: float = 0.0
     late_s: float = 0.0
     is_slow: bool = False
+    pull: PlannedPull | None = None
 
 
 class _Offer(NamedTuple):
@@ -93,10 +94,10 @@ class Placement:
     ) -> Route:
         """The route to take instead of `route`, which a policy has chosen among the same nodes."""
         aim, max_tokens = placed.goals or self.goals, placed.max_tokens
-        cost = _any_cost((*prefills, *decodes))
-        if cost is None:
-            return route  # no node has computed a prompt yet
-        prompt = _Prompt(placed.num_tokens, placed.hashes, cost, now_s, aim)
+        predictions = Predictions.of((*prefills, *decodes), now_s)
+        if predictions is None:
+            return route
+        prompt = _Prompt(placed.num_tokens, placed.hashes, predictions, aim)
         decode, is_slow = prompt.stream_at(route.decode, decodes, prefills)
         if prefills:
             best, is_kept = self._with_prefill(prompt, prefills, route.prefill, decodes, decode)
@@ -136,12 +137,11 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """`cost`: of nodes that do not know their own. `aim`: the goals that count for it."""
+    """`aim`: the goals that count for it."""
 
     num_tokens: int
     hashes: Sequence[bytes]
-    cost: StepCost
-    now_s: float
+    predictions: Predictions
     aim: Goals
 
     def stream_at(self, chosen: Node, decodes: Sequence[Node], prefills: Sequence[Node]) -> tuple[Node, bool]:
@@ -160,47 +160,24 @@ class _Prompt:
         num_streams = node.load if node.prefers(DECODE) else node.load - len(node.prompts)
         if num_streams >= node.hello.max_num_seqs:
             return inf
-        return self._cost_of(node).without_prompt_s(num_streams + 1, node.num_held_tokens + self.num_tokens)
+        cost = self.predictions.cost_of(node)
+        return cost.without_prompt_s(num_streams + 1, node.num_held_tokens + self.num_tokens)
 
     def offers(self, nodes: Sequence[Node], tpot_s: float, preferred: Node | None) -> list[_Offer]:
         """Of the nodes with the shortest queues, and of the `preferred` one, which has most of the prompt cached."""
-        waits = [(self._wait_s(node), node is not preferred, number) for number, node in enumerate(nodes)]
+        wait_s = self.predictions.wait_s
+        waits = [(wait_s(node), node is not preferred, number) for number, node in enumerate(nodes)]
         if len(waits) > _MAX_COMPARED:
             waits.sort()
             waits = waits[:_MAX_COMPARED] + [each for each in waits[_MAX_COMPARED:] if not each[1]]
-        return [self._offer(nodes[number], wait_s, tpot_s) for wait_s, _, number in waits]
+        return [self._offer(nodes[number], waits_s, tpot_s) for waits_s, _, number in waits]
 
     def _offer(self, node: Node, wait_s: float, tpot_s: float) -> _Offer:
         """It is computed beside the requests that decode at the node."""
-        cost, chunk = self._cost_of(node), _ALONE_CHUNK
-        num_decodes, context = (node.num_decoding, node.num_held_tokens) if node.does(DECODE) else (0, 0)
-        if num_decodes and tpot_s:
-            left_s = PLANNED_SHARE * tpot_s - cost.without_prompt_s(num_decodes, context)
-            chunk = min(chunk, cost.chunk_within(left_s, self.num_tokens // 2))
-        block_size = node.hello.layout.block_size
-        num_cached = min(num_cached_blocks(node, self.hashes) * block_size, self.num_tokens - 1)
-        taken, num_left = max(chunk, SMALLEST_CHUNK), self.num_tokens - num_cached
-        seconds = cost.prompt_s(num_left, num_cached, taken, num_decodes, context)
-        ttft_s = node.prompts.factor * (wait_s + seconds)
-        return _Offer(ttft_s, wait_s, seconds, node, chunk >= SMALLEST_CHUNK)
-
-    def _wait_s(self, node: Node) -> float:
-        """How long the prompt waits for those before it, of this router and of others."""
-        wait_s, num_tokens = node.prompts.wait_s(self.now_s), node.num_other_prompt_tokens
-        if not num_tokens:
-            return wait_s
-        return wait_s + self._cost_of(node).prompt_s(num_tokens, 0, _ALONE_CHUNK, 0, 0)
-
-    def _cost_of(self, node: Node) -> StepCost:
-        own = node.status.cost
-        return self.cost if own is None else own.with_prompts_of(self.cost)
+        num_cached = num_cached_blocks(node, self.hashes) * node.hello.layout.block_size
+        seconds, keeps_pace = self.predictions.compute_s(node, self.num_tokens, num_cached, tpot_s)
+        return _Offer(node.prompts.factor * (wait_s + seconds), wait_s, seconds, node, keeps_pace)
 
 
 def _ttft(offer: _Offer) -> float:
     return offer.ttft_s
-
-
-def _any_cost(nodes: Sequence[Node]) -> StepCost | None:
-    """Of a node that knows what prompts cost."""
-    costs = (node.status.cost for node in nodes)
-    return next((cost for cost in costs if cost is not None and cost.knows_prompts), None)

@@ -18,6 +18,7 @@ from baton.router.routing.ejection import Ejections
 from baton.router.routing.goals import Goals
 from baton.router.routing.placement import PlacedPrompt, Placement, Route
 from baton.router.routing.policies import Policy, num_cached_blocks
+from baton.router.routing.prefix_ways import KnownPrompt, PrefixWays
 from baton.router.routing.suspicion import Confinement, Probation
 from baton.wire.errors import NoNode
 from baton.wire.messages import DECODE, PREFILL
@@ -33,7 +34,9 @@ class RouteRequest:
     `avoided` get it only where there is no other.
 
     `computes_all`: whoever computes the prompt computes all of it, whatever it has cached. `confinement`: the only
-    nodes that may compute anything of it but further tokens. `may_refuse`: nothing was done for it yet.
+    nodes that may compute anything of it but further tokens. `may_refuse`: nothing was done for it yet. `may_pull`:
+    some of it may be copied to a node first. `pulled_at`: the epoch of the node that has had a copy, which computes it
+    if it still can; 0: none.
     """
 
     model: str
@@ -46,12 +49,15 @@ class RouteRequest:
     computes_all: bool = False
     confinement: Confinement | None = None
     may_refuse: bool = False
+    may_pull: bool = False
+    pulled_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Chooses routes by one policy for each role, and then by `placement`. See `RelaySettings` for
-    `local_prefill_tokens`. `refuse` raises, and counts, for a request of a model whose route would miss its goals."""
+    """Chooses routes by one policy for each role, then by `placement`, then by who has most of a prompt (`ways`). See
+    `RelaySettings` for `local_prefill_tokens`. `refuse` raises, and counts, for a request of a model whose route would
+    miss its goals."""
 
     registry: NodeRegistry
     prefill_policy: Policy
@@ -59,6 +65,7 @@ class Routing:
     local_prefill_tokens: int
     probation: Probation
     ejections: Ejections
+    ways: PrefixWays
     placement: Placement | None = None
     refuse: Callable[[str, Route], None] | None = None
 
@@ -77,13 +84,17 @@ class Routing:
         prefills = [node for node in prefills if node is not decode]
         if num_tokens - num_cached <= self.local_prefill_tokens:
             return Route(decode, None)
-        if self.placement is None and (not prefills or decode.prefers(PREFILL)):
-            return Route(decode, None)
-        route = Route(decode, self.prefill_policy.choose(prefills, hashes) if prefills else None)
-        if self.placement is None or asked.computes_all or asked.confinement is not None:
+        stays = self.placement is None and decode.prefers(PREFILL)
+        route = Route(decode, self.prefill_policy.choose(prefills, hashes) if prefills and not stays else None)
+        if asked.computes_all or asked.confinement is not None:
             return route
-        placed = PlacedPrompt(num_tokens, hashes, asked.goals, asked.max_tokens)
-        route = self.placement.choose(route, prefills, decodes, placed, now_s)
+        tpot_s = 0.0
+        if self.placement is not None:
+            placed = PlacedPrompt(num_tokens, hashes, asked.goals, asked.max_tokens)
+            route, tpot_s = self.placement.choose(route, prefills, decodes, placed, now_s), self.placement.goals.tpot_s
+        num_pullable = asked.prompt.num_tokens if asked.may_pull else 0
+        known = KnownPrompt(num_tokens, hashes, num_pullable, tpot_s)
+        route = self.ways.choose(route, known, self.registry.of_model(asked.model), now_s)
         if route.late_s and asked.may_refuse and self.refuse is not None:
             self.refuse(asked.model, route)
         return route
@@ -99,6 +110,9 @@ class Routing:
             decodes, prefills = self._confined(asked.confinement, decodes, prefills)
         if not decodes:
             raise NoNode("no decode node is available")
+        if asked.pulled_at:  # it is a node of one role, or of both
+            decodes = [node for node in decodes if node.epoch == asked.pulled_at] or decodes
+            prefills = [node for node in prefills if node.epoch == asked.pulled_at] or prefills
         return decodes, prefills
 
     def another_decode(

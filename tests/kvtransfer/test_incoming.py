@@ -296,3 +296,12 @@ def test_what_a_revoked_handoff_has_learnt_stays_known() -> None:
     elsewhere = Side(ELSEWHERE).revoked(WriteProof.BOTH_ENDED)
     assert elsewhere.handoff.judge(4.5, has_endpoint_ended=True) is Verdict.RELEASE
     assert elsewhere.handoff.state is ReceivingState.REVOKING
+
+
+def test_a_prefix_comes_without_first_tokens_and_no_other_handoff_does() -> None:
+    side = Side()
+    side.handoff.reserve(replace(BLOCKS, forks=(), has_firsts=False), side.connection, 1.0)
+    side.handoff.grant(1.0)
+    assert "first token" in side.handoff.take_commit(replace(COMMIT, firsts=(first_token(A),)), 2.0)
+    assert side.handoff.take_commit(replace(COMMIT, firsts=()), 2.0) == ""
+    assert side.handoff.state is ReceivingState.COMMITTED

@@ -10,20 +10,22 @@ import pytest
 
 from baton.device.base import DeviceFailed
 from baton.engine.attention.base import LayerStored
-from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.block_pool import BlockPool, CacheChanges
 from baton.engine.core import EngineCore
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.reading import RowsRead
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import RequestOutput, SampledToken, SampledTokens, Step
+from baton.node.borrower import Arrived
 from baton.node.heartbeat import HeartbeatThread
 from baton.node.lent_cores import LentCores
-from baton.node.loop import EngineLoop, Leg
+from baton.node.loop import EngineLoop, LoopLeg
 from baton.node.router_links import Heard, RouterLinks
 from baton.node.stopper import Stopper
 from baton.wire.errors import BatonError
-from baton.wire.messages import Decode, Drain, HandOver, TokenEvent
+from baton.wire.messages import Decode, Drain, HandoffFigures, HandOver, TokenEvent
 from baton.wire.prompt import Prompt
+from baton.wire.pulls import Lend
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
@@ -72,6 +74,7 @@ class ListeningLeg:
     core: EngineCore
     heard: list[str] = field(default_factory=list)
     num_live: int = 0
+    arrived: list[Arrived] = field(default_factory=list)
 
     def watch(self, step: Step) -> None:
         self.heard.append("watch")
@@ -92,6 +95,10 @@ class ListeningLeg:
 
     def take_failures(self) -> list[Any]:
         return []
+
+    def take_arrived(self) -> list[Arrived]:
+        arrived, self.arrived = self.arrived, []
+        return arrived
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
@@ -182,7 +189,7 @@ class Rig:
         quiet = Quiet()
         loop = EngineLoop(
             self.core,
-            cast(Leg, self.leg),
+            cast(LoopLeg, self.leg),
             cast(RouterLinks, Noting(self.told)),
             cast(HeartbeatThread, quiet),
             cast(Stopper, quiet),
@@ -243,7 +250,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 def loop_of(rig: Rig, leg: ListeningLeg, router: Asking, stopper: Stopper) -> EngineLoop:
     heartbeat = cast(HeartbeatThread, Quiet())
-    return EngineLoop(rig.core, cast(Leg, leg), cast(RouterLinks, router), heartbeat, stopper)
+    return EngineLoop(rig.core, cast(LoopLeg, leg), cast(RouterLinks, router), heartbeat, stopper)
 
 
 def test_a_drained_node_ends_when_it_has_handed_over_and_the_router_has_heard_it(rig: Rig) -> None:
@@ -346,3 +353,33 @@ def test_what_was_read_is_told_before_the_tokens_and_fails_its_request_if_it_is_
     rig.run(3)
     assert ("fail" in rig.leg.heard) is not is_valid
     assert rig.told == (["read", "tokens"] if is_valid else ["tokens"])
+
+
+def test_a_node_answers_how_much_it_lends_and_tells_of_a_prefix_behind_what_its_cache_has_gained(rig: Rig) -> None:
+    order = Lend(b"h" * 16, 2, Prompt((1, 2)), "e", 5)
+    router, leg = Sharing(order, Drain(starts_again=False)), LendingLeg(rig.core)
+    leg.arrived.append(Arrived(RequestKey(b"h" * 16, 3), 8, HandoffFigures(2, 80, 10, 5)))
+    rig.core.take_cache_changes = lambda: CacheChanges([bytes(16)], [])  # type: ignore[method-assign]
+    with Stopper(30.0) as stopper:
+        loop_of(rig, leg, router, stopper).run(lambda: None)
+    assert router.said[:3] == [(order, 4), "cache", 8]
+
+
+class Sharing(Asking):
+    """A router that is told about prefixes."""
+
+    def send_lent(self, order: Lend, num_tokens: int) -> None:
+        self.said.append((order, num_tokens))
+
+    def send_cache_changes(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
+        self.said.append("cache")
+
+    def send_pulled(self, arrived: Arrived) -> None:
+        self.said.append(arrived.num_tokens)
+
+
+class LendingLeg(ListeningLeg):
+    """Has half of what it is asked for."""
+
+    def lend(self, order: Lend, now_s: float) -> int:
+        return 4

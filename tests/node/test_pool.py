@@ -13,7 +13,8 @@ import zmq
 
 from baton.decode_node.node import DECODE_ROLE
 from baton.engine.runner.kv_memory import SharedRegion
-from baton.kvtransfer.transports.registry import source_settings
+from baton.kvtransfer.transports.registry import pulling_settings, source_settings
+from baton.kvtransfer.write_proof import WriteProof
 from baton.node.mixed import mixed_role
 from baton.node.pool import Context, Ends, NodeParts, NodePool
 from baton.node.role import Role
@@ -73,7 +74,7 @@ def test_what_is_handed_over_leaves_by_the_port_after_those_that_kv_comes_by(con
     pool = pool_of(context, DECODE_ROLE, kv_transport="zmq", port=port)
     ends = ends_of(pool)
     try:
-        received = ends.receive()
+        received = ends.receive(ends.transports)
         _, address = ends.send(source_settings(ends.transports))
         assert [each.endpoint.address for each in received.side.connections.receivers] == [f"tcp://127.0.0.1:{port}"]
         assert address == f"tcp://127.0.0.1:{port + 1}"
@@ -98,3 +99,23 @@ def test_an_end_that_cannot_be_opened_leaves_no_thread_of_the_other_behind(conte
         ends.close()
         pool.close()
     assert transfer_threads() == []
+
+
+@pytest.mark.parametrize("choice", ["auto", "shm", "zmq"])
+def test_a_prefill_node_is_dialled_at_its_port_and_takes_prefixes_by_the_next(context: Context, choice: str) -> None:
+    """Its pool stays closed: whatever transport is chosen, what comes is written by the node itself."""
+    port = free_port()
+    pool = pool_of(context, PREFILL_ROLE, kv_transport=choice, port=port)
+    ends = ends_of(pool)
+    try:
+        _, address = ends.send(ends.transports)
+        by = pulling_settings(ends.transports)
+        assert by is not None
+        receivers = {each.endpoint.transport: each for each in ends.receive(by).side.connections.receivers}
+        assert address == f"tcp://127.0.0.1:{port}"
+        assert receivers["zmq"].endpoint.address == f"tcp://127.0.0.1:{port + 1}"
+        assert set(receivers) == ({"zmq"} if choice == "zmq" else {"shm_slots", "zmq"})
+        assert not any(each.write_proof is WriteProof.WRITER_ENDED for each in receivers.values())
+    finally:
+        ends.close()
+        pool.close()

@@ -27,12 +27,12 @@ from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.kvtransfer.transports.registry import RECEIVER
 from baton.node import process
-from baton.node.loop import Leg
 from baton.node.pool import Ends, NodeParts
 from baton.node.process import run_node
 from baton.node.role import Role
 from baton.node.router_link import RouterLink
 from baton.node.settings import NodeSettings
+from baton.node.sharing_leg import SharingLeg
 from baton.ranks.executor.starting import LocalRanks
 from baton.runtime.events import Ready, parse_event
 from baton.runtime.watchdog import INTERPRETER_WATCHDOG
@@ -45,7 +45,7 @@ from tests.node.kv_events.reader import Reader
 WAIT_S = 30.0
 
 
-def open_leg(engine: Engine, ends: Ends) -> tuple[Leg, str]:
+def open_leg(engine: Engine, ends: Ends) -> tuple[SharingLeg, str]:
     """A leg that does nothing."""
     leg = SimpleNamespace(
         num_live=0,
@@ -56,8 +56,10 @@ def open_leg(engine: Engine, ends: Ends) -> tuple[Leg, str]:
         cancel=lambda key, now_s: None,
         cancel_all=lambda now_s, owner: None,
         live_keys=list,
+        can_pull=True,
+        take_arrived=list,
     )
-    return cast(Leg, leg), "tcp://127.0.0.1:3"
+    return cast(SharingLeg, leg), "tcp://127.0.0.1:3"
 
 
 @dataclass

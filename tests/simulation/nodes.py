@@ -7,7 +7,7 @@ lose, flip, double and delay blocks), and whatever would need a real thread, sig
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast
@@ -30,17 +30,19 @@ from baton.kvtransfer.sending import SendingSide
 from baton.kvtransfer.sending_end import SendingEnd
 from baton.kvtransfer.thread import MAX_IDLE_S
 from baton.kvtransfer.transports.base import Blocks
+from baton.node.borrower import PrefixBorrower
 from baton.node.first_steps import FirstSteps
-from baton.node.loop import EngineLoop
+from baton.node.lender import PrefixLender
+from baton.node.loop import EngineLoop, Leg
 from baton.node.metrics import StepCounters
 from baton.node.mixed_leg import MixedLeg
 from baton.node.router_link import RouterLink
 from baton.node.router_links import RouterLinks
+from baton.node.sharing_leg import SharingLeg
 from baton.prefill_node.leg import PrefillLeg
 from baton.wire import links
 from baton.wire.errors import Refused, RequestFailed
 from baton.wire.messages import NODE_TO_ROUTER, PREFILL, Heartbeat, Hello, NodeStatus
-from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackOpener, LoopbackReceiver, LoopbackSender
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT
 from tests.simulation.clock import VirtualClock
@@ -209,20 +211,22 @@ class NodeProgram(Program):
         self._transfers: list[SimTransferThread] = []
         self._end_data: list[Callable[[], None]] = []
         end, address = self._open_sending(blocks)
-        self.leg: PrefillLeg | DecodeLeg | MixedLeg
-        if role == PREFILL:
-            self.leg = PrefillLeg(self.core, end, LAYOUT.layer_ends, self.first_steps)
-        elif prefers:
-            prefill = PrefillLeg(self.core, end, LAYOUT.layer_ends, FirstSteps(self._now_us), StepCounters())
-            source = Source(self.core, end, prefill.take_notice)
-            self.leg = MixedLeg(prefill, self._open_receiving(blocks, source, prefill.keys))
-        else:
-            self.leg = self._open_receiving(blocks, Source(self.core, end))
+        lender, borrower = PrefixLender(self.core, end), PrefixBorrower(self.core, self._open_receiving(blocks))
+        self.leg = SharingLeg(self._make_leg(lender.rest, borrower.rest), lender, borrower)
         self._join_routers(address)
+
+    def _make_leg(self, sent: SendingEnd, received: ReceivingEnd) -> Leg:
+        if self.role == PREFILL:
+            return PrefillLeg(self.core, sent, LAYOUT.layer_ends, self.first_steps)
+        if not self.prefers:
+            return DecodeLeg(self.core, received, self.first_steps, Source(self.core, sent))
+        prefill = PrefillLeg(self.core, sent, LAYOUT.layer_ends, FirstSteps(self._now_us), StepCounters())
+        source = Source(self.core, sent, prefill.take_notice)
+        return MixedLeg(prefill, DecodeLeg(self.core, received, self.first_steps, source, prefill.keys))
 
     @property
     def sides(self) -> list[SendingSide | ReceivingSide]:
-        """Its ends of handoffs: a decode node has both, since it hands requests over when it leaves."""
+        """Its ends of handoffs: both, since it lends prefixes and takes them."""
         return [each.side for each in self._transfers]
 
     def _now_us(self) -> int:
@@ -241,7 +245,7 @@ class NodeProgram(Program):
         self._end_data.append(lambda: _lose_all(around.blocks, opener))
         return SendingEnd(side, cast(Any, thread), cast(Any, notices)), address
 
-    def _open_receiving(self, blocks: Blocks, source: Source, others: Collection[RequestKey] = ()) -> DecodeLeg:
+    def _open_receiving(self, blocks: Blocks) -> ReceivingEnd:
         around = self.around
         thread = self._transfer_thread()
         context = cast(Any, Context(around.network, self.host, thread.thread.wake))
@@ -253,8 +257,7 @@ class NodeProgram(Program):
         side = ReceivingSide(facts, connections, HostPool(blocks), notices, around.clock)
         thread.side = side
         self._end_data.append(receiver.close)
-        end = ReceivingEnd(side, cast(Any, thread), cast(Any, notices))
-        return DecodeLeg(self.core, end, self.first_steps, source, others)
+        return ReceivingEnd(side, cast(Any, thread), cast(Any, notices))
 
     def _transfer_thread(self) -> SimTransferThread:
         self._transfers.append(SimTransferThread(self.around.clock, self.host))
@@ -276,6 +279,7 @@ class NodeProgram(Program):
             max_num_seqs=MAX_NUM_SEQS,
             status=self.core.status(),
             clock="",
+            can_pull=self.leg.can_pull,
         )
         context = cast(Any, Context(around.network, self.host, self._engine.wake))
         dialled = [RouterLink(context, each, SETTINGS, hello, self.core.status, clock.now_s) for each in around.routers]

@@ -20,7 +20,7 @@ from baton.wire.messages import BOTH, DECODE, PREFILL
 from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pools import BLOCK_BYTES
-from tests.simulation.engine import POISON
+from tests.simulation.engine import POISON, reference
 from tests.simulation.network import Host
 from tests.simulation.nodes import NodeProgram
 from tests.simulation.programs import Program, RouterProgram
@@ -36,6 +36,7 @@ _RESTARTS_S = (0.05, 0.05, 0.05, 0.05, 0.5, 0.5, 0.5, 2.0, 5.0)
 _STARTS_S = (0.1, 0.1, 0.5, 2.0, 2.0, 7.0)
 """Whoever connects waits for a transport for one lease."""
 
+_NUM_TURNS, _LONGEST_TURN = 6, 24
 SEEDS_PER_WORLD = 10
 """So many schedules follow each other in one world: making programs and letting them meet costs as much as one."""
 
@@ -78,12 +79,13 @@ class Failure:
 
 class Schedule:
     """The schedule of a seed, behind those of the seeds before it in the same world. `is_mixed`: all nodes do any leg,
-    and what each prefers changes all the time."""
+    and what each prefers changes all the time. `next_turns`: prompts that go on behind answers of the last clients."""
 
     def __init__(self, seed: int, *, is_mixed: bool = False) -> None:
         self.last_seed = seed
         self.seed = seed - seed % SEEDS_PER_WORLD
         self.planned_until_s = self.block_faults = 0.0
+        self.next_turns: tuple[tuple[int, ...], ...] = ()
         self._is_mixed = is_mixed
         chance = self.chance = random.Random(f"world of {self.seed}")
         size = self.size = _SIZES[self.seed // SEEDS_PER_WORLD % len(_SIZES)]
@@ -145,6 +147,9 @@ class Schedule:
         chance, world, size = self.chance, self.world, self.size
         first = chance.randrange(4)  # some prompts begin alike
         prompt = tuple((first + place) % 29 for place in range(chance.choice((1, 2, 5, 8, 9, 14))))
+        asks_s = chance.random() * size.asked_until_s
+        if self.next_turns and chance.random() < 0.5:
+            prompt = chance.choice(self.next_turns)
         client = Client(
             number,
             prompt,
@@ -154,8 +159,10 @@ class Schedule:
             router=chance.randrange(len(world.routers)),
             resumes=chance.random() < 0.5,
         )
-        asks_s = chance.random() * size.asked_until_s
         self._at(asks_s, lambda: world.ask(client))
+        if client.num_choices == 1 and len(prompt) + client.max_tokens < _LONGEST_TURN:
+            turn = (*prompt, *reference(prompt, client.max_tokens), *prompt[:2])
+            self.next_turns = (*self.next_turns, turn)[-_NUM_TURNS:]
         if chance.random() < 0.15:
             self._at(asks_s + chance.random() * 0.4, lambda: world.leave(client))
 

@@ -94,10 +94,10 @@ def test_a_nodes_key_makes_no_router_and_no_other_node(folder: Path, listeners: 
     listeners.append(Listener(decode, PREFILL))
     assert not listeners[-1].hears(prefill, ROUTER, within_ms=_NEVER_MS)
     assert listeners[-1].hears(prefill, DECODE)
-    # and a prefill node does not let in what is no decode node
+    # and a node lets in what is a node, and no router
     listeners.append(Listener(prefill, DECODE))
     assert listeners[-1].hears(decode, PREFILL)
-    assert not listeners[-1].hears(prefill, PREFILL, within_ms=_NEVER_MS)
+    assert not listeners[-1].hears(ring(folder, ROUTER), PREFILL, within_ms=_NEVER_MS)
 
 
 def test_an_address_names_the_key_of_who_listens_there(folder: Path, listeners: list[Listener]) -> None:

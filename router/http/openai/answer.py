@@ -25,7 +25,8 @@ from baton.router.http.admission.admission import Admission, Demand, Permit
 from baton.router.http.openai.replies import Usage
 from baton.router.http.resume.records import Past, ToldFigures
 from baton.router.requests.attempt import RelayRequest
-from baton.router.requests.flight import Flight, FlightFigures
+from baton.router.requests.figures import FlightFigures
+from baton.router.requests.flight import Flight
 from baton.router.requests.inbox import Inbox
 from baton.router.requests.output import Delivery, ScoredPrompt
 from baton.router.requests.relay import Relay

@@ -21,7 +21,14 @@ from baton.kvtransfer.process_identity import this_process
 from baton.kvtransfer.transports import registry
 from baton.kvtransfer.transports.base import Blocks
 from baton.kvtransfer.transports.nixl import thread
-from baton.kvtransfer.transports.registry import PoolMemory, SenderFactory, TransportSettings, open_receivers
+from baton.kvtransfer.transports.registry import (
+    SENDER,
+    PoolMemory,
+    SenderFactory,
+    TransportSettings,
+    open_receivers,
+    pulling_settings,
+)
 from baton.kvtransfer.transports.shm import segment
 from baton.kvtransfer.transports.shm.direct import ShmSender
 from baton.wire.errors import InvalidSetting, Refused
@@ -343,3 +350,25 @@ def test_what_the_system_refuses_a_transport_is_no_failure_of_the_node(
     transport, sender = factory.open(hello_of(shm, ZMQ_ENDPOINT))
     sender.close()
     assert transport == "zmq"
+
+
+def test_a_pool_that_peers_only_read_is_not_offered_to_them_though_its_ranks_share_it(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    settings = TransportSettings("shm", context, "127.0.0.1", LinkSettings(), this_process())
+    memory = PoolMemory(settings, SENDER, is_shared=True)
+    blocks = memory.allocate(_NUM_BLOCKS * _BLOCK_BYTES).reshape(_NUM_BLOCKS, _BLOCK_BYTES)
+    assert memory.segment is not None
+    receivers = open_receivers(settings, memory, HostPool(blocks))
+    try:
+        assert [receiver.endpoint.transport for receiver in receivers] == ["shm_slots", "zmq"]
+    finally:
+        for receiver in receivers:
+            receiver.close()
+        memory.close()
+
+
+@pytest.mark.parametrize("choice", ["nixl", "nccl"])
+def test_prefixes_do_not_come_by_what_goes_one_way(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> None:
+    settings = TransportSettings(choice, context, "127.0.0.1", LinkSettings(), this_process())
+    assert pulling_settings(settings) is None

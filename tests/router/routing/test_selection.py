@@ -17,6 +17,8 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.router.nodes.registry import NodeRegistry
 from baton.router.routing.ejection import Ejections
 from baton.router.routing.policies import RoundRobin
+from baton.router.routing.prefix_ways import PrefixWays
+from baton.router.routing.pulls import PullRecords
 from baton.router.routing.selection import RouteRequest, Routing
 from baton.router.routing.suspicion import Probation
 from baton.wire.errors import NoNode
@@ -40,7 +42,9 @@ class Deployment:
     def __init__(self) -> None:
         self.registry = NodeRegistry({MODEL: None})
         policies = RoundRobin(), RoundRobin()
-        self.routing = Routing(self.registry, *policies, 0, Probation(), Ejections(self.registry))
+        self.routing = Routing(
+            self.registry, *policies, 0, Probation(), Ejections(self.registry), PrefixWays(PullRecords())
+        )
 
     def join(
         self, name: str, role: str, *, sees: bool, prefers: str = "", tokens: int = 256, hears: bool = False
