@@ -24,7 +24,10 @@ def test_a_small_campaign_finds_nothing(tmp_path: Path) -> None:
     command = ["-m", "tests.campaign", *flags.split(), *more.split()]
     with output.open("wb") as told:
         campaign = forked([*command, f"--folder={tmp_path}", f"--results={results}"], os.environ, told, told)
-        status = campaign.wait(TIMEOUT_S)
+        try:
+            status = campaign.wait(TIMEOUT_S)
+        finally:
+            campaign.kill()
     said = output.read_text()[-20000:]
     assert status in (0, 1), said
     line = json.loads(results.read_text())
