@@ -55,7 +55,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=OVERLAYS)
+@pytest.fixture(scope="module", params=OVERLAYS)
 def objects(request: pytest.FixtureRequest, keys: Path) -> list[dict[str, Any]]:
     return overlay(KUBERNETES / "overlays" / request.param, keys)
 

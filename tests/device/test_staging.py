@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -54,10 +56,10 @@ def test_memory_need_not_be_a_whole_number_of_values() -> None:
         memory.put(np.ones(1, np.bool_), 0)
 
 
-@pytest.mark.parametrize("device", [HostDevice(), EmulatedDevice()], ids=["host", "emulated"])
+@pytest.mark.parametrize("make_device", [HostDevice, EmulatedDevice])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_after_the_upload_views_hold_what_was_put(device: Device, dtype: type[np.generic]) -> None:
-    staging = device.staging(4096)
+def test_after_the_upload_views_hold_what_was_put(make_device: Callable[[], Device], dtype: type[np.generic]) -> None:
+    staging = make_device().staging(4096)
     for count in (0, 1, 7):
         staging.begin()
         values = [array(dtype, count), array(np.int32, 3), array(dtype, count + 1)]

@@ -34,11 +34,15 @@ class Reference:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
         self._known: dict[tuple[int, ...], Expected] = {}
 
-    def greedy(self, prompt: tuple[int, ...], num_tokens: int = 24) -> Expected:
-        """The first `num_tokens` tokens after `prompt`, as if there were no end-of-sequence token."""
+    def greedy(self, prompt: tuple[int, ...], num_tokens: int = 24, guess: tuple[int, ...] = ()) -> Expected:
+        """The first `num_tokens` tokens after `prompt`, as if there were no end-of-sequence token. They are known at
+        once where `guess` is right, and else computed one at a time."""
         known = self._known.get(prompt)
         if known is None or len(known.token_ids) < num_tokens:
-            known = self._known[prompt] = self._generate(prompt, num_tokens)
+            known = self._likeliest(prompt, guess)
+            if len(guess) != num_tokens or known.token_ids != guess:
+                known = self._generate(prompt, num_tokens)
+            self._known[prompt] = known
         return known.first(num_tokens)
 
     def prompt_logprobs(self, prompt: tuple[int, ...]) -> list[float]:
@@ -46,6 +50,13 @@ class Reference:
         with torch.inference_mode():
             logprobs = torch.log_softmax(self._model(torch.tensor([prompt])).logits[0].float(), dim=-1)
         return logprobs[range(len(prompt) - 1), list(prompt[1:])].tolist()
+
+    def _likeliest(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> Expected:
+        """The likeliest token at each place of `output`, after `prompt` and what `output` has before that place."""
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1].float()
+        logprobs, token_ids = torch.log_softmax(logits, dim=-1).max(dim=-1)
+        return Expected(tuple(token_ids.tolist()), tuple(logprobs.tolist()))
 
     def _generate(self, prompt: tuple[int, ...], num_tokens: int) -> Expected:
         config = GenerationConfig(

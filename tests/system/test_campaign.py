@@ -4,15 +4,14 @@ full disk and no memory."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 from tests.campaign.load import WELL
 from tests.campaign.results import GAP
 from tests.stations.ring import Station
 from tests.stations.stamps import Stamps
-from tests.system.harness import ROOT
+from tests.system.harness import forked
 
 TIMEOUT_S = 240.0
 KINDS = "kill,freeze,cut,hole,restart,slow,loss,disk-full,memory"
@@ -21,15 +20,20 @@ KINDS = "kill,freeze,cut,hole,restart,slow,loss,disk-full,memory"
 def test_a_small_campaign_finds_nothing(tmp_path: Path) -> None:
     flags = "--faults 9 --minutes 0.08 --seed 834 --layout 1P2D --transport shm --model qwen3-vl"
     more = f"--clients 6 --requests 8 --step-ms 5 --max-tokens 120 --longest-s 1.5 --stall-s 100 --kinds {KINDS}"
-    results = tmp_path / "campaigns.jsonl"
-    command = [sys.executable, "-m", "tests.campaign", *flags.split(), *more.split()]
-    command += ["--folder", f"{tmp_path}", "--results", f"{results}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode in (0, 1), done.stdout[-20000:] + done.stderr[-4000:]
+    results, output = tmp_path / "campaigns.jsonl", tmp_path / "output"
+    command = ["-m", "tests.campaign", *flags.split(), *more.split()]
+    with output.open("wb") as told:
+        campaign = forked([*command, f"--folder={tmp_path}", f"--results={results}"], os.environ, told, told)
+        try:
+            status = campaign.wait(TIMEOUT_S)
+        finally:
+            campaign.kill()
+    said = output.read_text()[-20000:]
+    assert status in (0, 1), said
     line = json.loads(results.read_text())
     assert line["faults"] == 9
     # how long streams stood depends on what else runs here: campaigns of their own look at that
-    assert not any(count for kind, count in line["findings"].items() if kind != GAP), done.stdout[-20000:]
+    assert not any(count for kind, count in line["findings"].items() if kind != GAP), said
     assert line["ends"][WELL]
     assert line["random_bodies"]
     assert_the_last_token_of_a_decode_node_was_stamped_everywhere(Stamps(tmp_path, 0.0))

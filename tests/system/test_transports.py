@@ -106,7 +106,7 @@ def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does
     with relaying(tmp_path, folder, *flags, prefill=prefill, decode=decode) as relay:
         for prompt in prompts:
             answer, transfer = ask(relay.client, prompt)
-            require_equal(answer, reference.greedy(prompt, _NUM_TOKENS))
+            require_equal(answer, reference.greedy(prompt, _NUM_TOKENS, answer.token_ids))
             assert transfer is not None
             assert transfer["blocks"] == -(-len(prompt) // BLOCK_SIZE)
             assert transfer["exposed_ms"] > 0
@@ -116,7 +116,7 @@ def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does
         with ThreadPoolExecutor(len(prompts) + len(others)) as threads:
             answers = list(threads.map(partial(ask, relay.client), [*prompts, *others]))
         for prompt, (answer, transfer) in zip([*prompts, *others], answers, strict=True):
-            require_equal(answer, reference.greedy(prompt, _NUM_TOKENS))
+            require_equal(answer, reference.greedy(prompt, _NUM_TOKENS, answer.token_ids))
             num_blocks = len(prompt) % BLOCK_SIZE > 0 if prompt in prompts else -(-len(prompt) // BLOCK_SIZE)
             assert (transfer or {"blocks": 0})["blocks"] == num_blocks
 

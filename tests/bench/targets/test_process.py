@@ -4,12 +4,13 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
 from baton.bench.facts import ROOT
-from baton.bench.targets.process import why_not_ready
+from baton.bench.targets.process import RunningTarget, why_not_ready
 from baton.bench.targets.spec import Target
 from baton.wire.errors import InvalidSetting, RequestFailed
 from tests.bench.mock_server.schedule import Fault, FaultKind, Steady
@@ -21,15 +22,21 @@ import json, sys
 from baton.bench.targets.process import RunningTarget
 from baton.bench.targets.spec import Target
 name, url, *command = json.loads(sys.argv[1])
-target = RunningTarget(Target(name, url, tuple(command)), 20.0, lambda _: None)
-if sys.argv[2] == "halted":
-    target.pause()
+RunningTarget(Target(name, url, tuple(command)), 20.0, lambda _: None).pause()
 print(flush=True)
 input()
 """
 
 
-@pytest.mark.parametrize("behaviour", ["workers", "detached", "stubborn", "leaves"])
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningTarget]:
+    """A target whose workers lead sessions of their own."""
+    with start(target_of("detached")) as found:
+        yield found
+    assert not _processes_of(found.target)
+
+
+@pytest.mark.parametrize("behaviour", ["workers", "stubborn", "leaves"])
 def test_nothing_of_a_target_is_left(behaviour: str) -> None:
     with start(target_of(behaviour), patience_s=1.0) as running:
         assert len(_processes_of(running.target)) == 3
@@ -37,12 +44,11 @@ def test_nothing_of_a_target_is_left(behaviour: str) -> None:
     assert not _processes_of(running.target)
 
 
-@pytest.mark.parametrize("state", ["running", "halted"])
-def test_a_target_does_not_outlive_a_benchmark_that_was_killed(state: str) -> None:
+def test_a_halted_target_does_not_outlive_a_benchmark_that_was_killed() -> None:
     target = target_of("detached")
     spec = json.dumps([target.name, target.url, *target.command])
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDS_A_TARGET, spec, state],
+        [sys.executable, "-c", HOLDS_A_TARGET, spec],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -55,14 +61,13 @@ def test_a_target_does_not_outlive_a_benchmark_that_was_killed(state: str) -> No
     wait_for(lambda: not _processes_of(target))
 
 
-def test_a_halted_target_rests_and_answers_again_when_it_is_continued() -> None:
-    with start(target_of("detached")) as running:
-        running.pause()
-        assert [process.status() for process in _processes_of(running.target)] == [psutil.STATUS_STOPPED] * 3
-        assert "timed out" in why_not_ready(running.url, 0.1)
-        running.resume()
-        assert why_not_ready(running.url, 5.0) == ""
-        assert all(process.status() != psutil.STATUS_STOPPED for process in _processes_of(running.target))
+def test_a_halted_target_rests_and_answers_again_when_it_is_continued(running: RunningTarget) -> None:
+    running.pause()
+    assert [process.status() for process in _processes_of(running.target)] == [psutil.STATUS_STOPPED] * 3
+    assert "timed out" in why_not_ready(running.url, 0.1)
+    running.resume()
+    assert why_not_ready(running.url, 5.0) == ""
+    assert all(process.status() != psutil.STATUS_STOPPED for process in _processes_of(running.target))
 
 
 def test_a_relay_is_not_ready_before_its_launcher_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +91,13 @@ async def test_ready_is_what_answers_a_request() -> None:
     assert "still loading" in said
 
 
-def test_a_server_that_is_there_already_is_not_taken_for_the_one_that_is_started() -> None:
-    with start(target_of()) as running, pytest.raises(InvalidSetting, match="something else answers at"):
+def test_a_server_that_is_there_already_is_not_taken_for_the_one_that_is_started(running: RunningTarget) -> None:
+    with pytest.raises(InvalidSetting, match="something else answers at"):
         start(running.target)
 
 
-def test_a_server_that_runs_already_is_only_asked() -> None:
-    with start(target_of()) as running, start(Target("theirs", running.url)) as theirs:
+def test_a_server_that_runs_already_is_only_asked(running: RunningTarget) -> None:
+    with start(Target("theirs", running.url)) as theirs:
         theirs.pause()
         assert why_not_ready(running.url, 5.0) == ""
         theirs.close()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -324,6 +324,7 @@ def test_graphs_are_recorded_largest_first_where_that_is_possible(decoder: Decod
     assert make_runner(decoder, EmulatedDevice(), make_kv(decoder), is_recordable=False).record_graphs() == 0
 
 
-@pytest.mark.parametrize("device", [HostDevice(), EmulatedDevice()], ids=["host", "emulated"])
-def test_a_runner_is_asynchronous_when_its_device_is(device: Device, decoder: Decoder) -> None:
+@pytest.mark.parametrize("make_device", [HostDevice, EmulatedDevice])
+def test_a_runner_is_asynchronous_when_its_device_is(make_device: Callable[[], Device], decoder: Decoder) -> None:
+    device = make_device()
     assert make_runner(decoder, device, make_kv(decoder)).is_asynchronous == device.is_asynchronous

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
@@ -22,10 +23,10 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return load_decoder(tmp_path_factory.mktemp("checkpoint") / "llama")
 
 
-@pytest.mark.parametrize("device", [HostDevice(), EmulatedDevice()], ids=["host", "emulated"])
+@pytest.mark.parametrize("make_device", [HostDevice, EmulatedDevice])
 @pytest.mark.parametrize(("max_num_seqs", "max_step_tokens"), [(6, 100), (8, 8)])
 def test_the_largest_step_is_computed(
-    device: Device, max_num_seqs: int, max_step_tokens: int, decoder: Decoder
+    make_device: Callable[[], Device], max_num_seqs: int, max_step_tokens: int, decoder: Decoder
 ) -> None:
     seen: list[tuple[int, ...]] = []
 
@@ -36,7 +37,7 @@ def test_the_largest_step_is_computed(
 
     sampler = Sampler(frozenset(), decoder.config.vocab_size)
     with mock.patch.object(Sampler, "sample", autospec=True, side_effect=Sampler.sample) as sample:
-        profile(decoder, sampler, device, RunnerLimits(max_num_seqs, max_step_tokens, 9), Spy())
+        profile(decoder, sampler, make_device(), RunnerLimits(max_num_seqs, max_step_tokens, 9), Spy())
     config = decoder.config
     assert seen == [(max_step_tokens, config.num_heads, config.head_dim)] * config.num_layers
     plan: SamplingPlan = sample.call_args.args[1]

@@ -21,15 +21,18 @@ MAX_PATIENCE_S = 0.25
 
 
 def hang_up(relay: Relay, number: int) -> bool:
-    """Send a request and close the connection a random moment later. Whether anything had come by then."""
+    """Send a request and close the connection a random moment later, or every other time when the first byte has come.
+    Whether anything had come by then."""
     source = random.Random(number)
     prompt = make_prompt(source.randrange(20, 250), 40_000 + number)
     payload = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": 250, "stream": True, "ignore_eos": True}
     body = json.dumps(payload)
     url = urlsplit(relay.router.address)
-    with socket.create_connection((url.hostname or "", url.port or 0), timeout=10) as connection:
+    with socket.create_connection((url.hostname or "", url.port or 0), timeout=60) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        if number % 2:
+            return bool(connection.recv(1))
         time.sleep(source.uniform(0, MAX_PATIENCE_S))
         connection.setblocking(False)
         try:

@@ -17,16 +17,19 @@ from baton.wire.sampling import DecodingParams
 from tests.request_keys import key_of
 from tests.system.conftest import Checkpoints, running
 from tests.system.harness import BLOCK_SIZE, MODEL_NAME, Answer, Relay, start_relay
-from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
+from tests.system.reference import LOGPROB_TOLERANCE, Reference, make_prompt
 
 References = Callable[[str], Reference]
 LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE, 5 * BLOCK_SIZE + 7, 150)
 SEEDED: dict[str, Any] = {"temperature": 0.8, "seed": 1234, "top_p": 0.95}
 
 
-def require_equal(answers: Sequence[Answer], expected: Sequence[Expected]) -> None:
+def require_greedy(
+    answers: Sequence[Answer], prompts: Sequence[tuple[int, ...]], reference: Reference, num_tokens: int = 24
+) -> None:
     """Same tokens exactly, log probabilities within the tolerance."""
-    for answer, wanted in zip(answers, expected, strict=True):
+    for answer, prompt in zip(answers, prompts, strict=True):
+        wanted = reference.greedy(prompt, num_tokens, answer.token_ids)
         assert answer.token_ids == wanted.token_ids
         assert answer.logprobs == pytest.approx(wanted.logprobs, abs=LOGPROB_TOLERANCE)
         assert answer.finish_reason == "length"
@@ -42,8 +45,7 @@ def test_llama_equals_transformers_on_every_kind_of_node(
     llama_relay: Relay, references: References, num_in_flight: int
 ) -> None:
     prompts = [make_prompt(length, 100 * num_in_flight + index) for index, length in enumerate(LENGTHS * 4)]
-    expected = [references("llama").greedy(prompt) for prompt in prompts]
-    require_equal(llama_relay.ask_all(prompts, num_in_flight, logprobs=0), expected)
+    require_greedy(llama_relay.ask_all(prompts, num_in_flight, logprobs=0), prompts, references("llama"))
 
 
 def test_log_probabilities_of_prompts_equal_transformers(llama_relay: Relay, references: References) -> None:
@@ -84,8 +86,8 @@ def test_preempted_requests_equal_transformers(llama_relay: Relay, references: R
     before = small.metrics().value("num_preemptions_total")
     for first_seed in range(7000, 7500, 100):  # whether they meet at the small node depends on the machine
         prompts = [make_prompt(40 + 3 * number, first_seed + number) for number in range(12)]
-        expected = [references("llama").greedy(prompt, 200) for prompt in prompts]
-        require_equal(llama_relay.ask_all(prompts, len(prompts), max_tokens=200, logprobs=0), expected)
+        answers = llama_relay.ask_all(prompts, len(prompts), max_tokens=200, logprobs=0)
+        require_greedy(answers, prompts, references("llama"), 200)
         if small.metrics().value("num_preemptions_total") > before:
             return
     pytest.fail("nothing was preempted")
@@ -93,8 +95,7 @@ def test_preempted_requests_equal_transformers(llama_relay: Relay, references: R
 
 def test_prompts_wait_for_room_in_a_small_prefill_pool(llama_relay: Relay, references: References) -> None:
     prompts = [make_prompt(300 + seed, 8000 + seed) for seed in range(12)]
-    expected = [references("llama").greedy(prompt) for prompt in prompts]
-    require_equal(llama_relay.ask_all(prompts, len(prompts), logprobs=0), expected)
+    require_greedy(llama_relay.ask_all(prompts, len(prompts), logprobs=0), prompts, references("llama"))
 
 
 def test_seeded_sampling_is_the_same_split_colocated_and_offline(
