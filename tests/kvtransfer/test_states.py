@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,9 @@ def test_the_protocol_has_the_receivers_table() -> None:
 
 
 @pytest.mark.parametrize(("states", "moves"), [(S, SENDING_MOVES), (R, RECEIVING_MOVES)], ids=["sender", "receiver"])
-def test_each_side_moves_as_its_table_says_and_not_otherwise(states: Iterable[Any], moves: Mapping[Any, Any]) -> None:
+def test_each_side_moves_as_its_table_says_and_not_otherwise(
+    states: Iterable[Any], moves: dict[Any, frozenset[Any]]
+) -> None:
     for old, new in itertools.product(states, repeat=2):
         life = Lifecycle(old, moves, 1.0)
         if new in moves[old]:
