@@ -27,7 +27,9 @@ _IMPORTED_BY_MOST = (
     "baton.engine.models.vision.tower",
     "execnet",
     "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
     "openai.resources",
+    "openapi_spec_validator",
     "transformers.models.qwen3.modeling_qwen3",
     "tests.system.all_tests",
 )

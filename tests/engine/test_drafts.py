@@ -102,8 +102,18 @@ def assert_same(plain: Followed, found: Followed, *, is_exact: bool) -> None:
                 assert other.logprobs.top_ids == token.logprobs.top_ids
 
 
-@pytest.mark.parametrize("share_right", [1.0, 0.6, 0.0], ids=["oracle", "random", "liar"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "qwen3-moe", "deepseek-v3"])
+@pytest.mark.parametrize(
+    ("family", "share_right"),
+    [
+        ("llama", 1.0),
+        ("llama", 0.0),
+        ("mistral", 0.6),
+        ("mistral", 1.0),
+        ("gemma2", 0.0),
+        ("qwen3-moe", 0.6),
+        ("deepseek-v3", 0.6),
+    ],
+)
 def test_outputs_are_those_of_decoding_without_drafts(tmp_path: Path, family: str, share_right: float) -> None:
     """Bit for bit in models whose numbers are promised to depend on no batch. The second has a short window."""
     make_model(tmp_path, family)

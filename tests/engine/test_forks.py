@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,8 +51,9 @@ def separate(folder: Path, token_ids: Sequence[int], params: DecodingParams) -> 
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("length", [1, 7, 8, 29])
+@pytest.mark.parametrize(
+    ("kind", "length"), [*((kind, 29) for kind in KINDS), *zip(KINDS, itertools.cycle((1, 7, 8)), strict=False)]
+)
 def test_forked_choices_equal_separate_requests(checkpoint: Path, kind: str, length: int) -> None:
     core = new_engine(checkpoint, max_num_batched_tokens=12).core
     core.add(A, Prompt.of(prompt(length)), KINDS[kind], forks=(B, C, D))

@@ -39,23 +39,22 @@ TABLE: list[tuple[object, object, object, tuple[Writer, ...], object, Verdict]] 
     (_BOTH, _SILENT, False, (_RUNS, _GONE, _ELSEWHERE), True, _FENCE),
     (_BOTH, _MAY_LAND, False, (_RUNS, _GONE, _ELSEWHERE), _ANY, _FENCE),
 ]
-_CASES = list(itertools.product(WriteProof, PeerWord, (False, True), Writer, (False, True)))
 
 
-@pytest.mark.parametrize(("proof", "word", "has_ended", "writer", "is_overdue"), _CASES)
-def test_blocks_are_released_on_proof_only(
-    proof: WriteProof, word: PeerWord, has_ended: bool, writer: Writer, is_overdue: bool
-) -> None:
-    (expected,) = [
-        verdict
-        for of, said, ended, writers, overdue, verdict in TABLE
-        if of is proof
-        and said in (_ANY, word)
-        and ended in (_ANY, has_ended)
-        and writer in writers
-        and overdue in (_ANY, is_overdue)
-    ]
-    assert judge(proof, Known(word, has_ended, writer, is_overdue)) is expected
+@pytest.mark.parametrize("proof", WriteProof)
+def test_blocks_are_released_on_proof_only(proof: WriteProof) -> None:
+    for word, has_ended, writer, is_overdue in itertools.product(PeerWord, (False, True), Writer, (False, True)):
+        (expected,) = [
+            verdict
+            for of, said, ended, writers, overdue, verdict in TABLE
+            if of is proof
+            and said in (_ANY, word)
+            and ended in (_ANY, has_ended)
+            and writer in writers
+            and overdue in (_ANY, is_overdue)
+        ]
+        known = Known(word, has_ended, writer, is_overdue)
+        assert judge(proof, known) is expected, known
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import struct
@@ -49,9 +50,9 @@ def sample(name: str) -> tuple[Codec, Any]:
     return next((codec, message) for codec, message in SAMPLES if type(message).__name__ == name)
 
 
-@pytest.mark.parametrize(("codec", "message"), SAMPLES, ids=lambda value: type(value).__name__)
-def test_every_message_survives_the_wire(codec: Codec, message: Any) -> None:
-    assert codec.decode(codec.encode(message)) == message
+def test_every_message_survives_the_wire() -> None:
+    for codec, message in SAMPLES:
+        assert codec.decode(codec.encode(message)) == message
 
 
 @pytest.mark.parametrize(("codec", "message"), SAMPLES, ids=lambda value: type(value).__name__)
@@ -64,76 +65,74 @@ def test_any_valid_values_survive_the_wire(codec: Codec, message: Any) -> None:
     round_trip()
 
 
-@pytest.mark.parametrize(("codec", "message"), SAMPLES, ids=lambda value: type(value).__name__)
-def test_a_missing_field_and_an_extra_field_are_rejected(codec: Codec, message: Any) -> None:
-    fields = fields_of(codec.encode(message))
-    for name in fields:
-        with pytest.raises(InvalidMessage):
-            codec.decode(sealed(msgpack.packb({key: value for key, value in fields.items() if key != name})))
-    with pytest.raises(InvalidMessage):
-        codec.decode(sealed(msgpack.packb({**fields, "more": 1})))
+def test_a_missing_field_and_an_extra_field_are_rejected() -> None:
+    for codec, message in SAMPLES:
+        fields = fields_of(codec.encode(message))
+        lacking = [{key: value for key, value in fields.items() if key != name} for name in fields]
+        for wrong in (*lacking, {**fields, "more": 1}):
+            with pytest.raises(InvalidMessage):
+                codec.decode(sealed(msgpack.packb(wrong)))
 
 
-@pytest.mark.parametrize(("codec", "message"), SAMPLES, ids=lambda value: type(value).__name__)
-def test_each_field_rejects_values_of_another_type(codec: Codec, message: Any) -> None:
-    fields = fields_of(codec.encode(message))
+def test_each_field_rejects_values_of_another_type() -> None:
     values: list[Any] = [{"x": 1}, [[]], -(2**63), float("nan"), "\x00" * 5000, b"\x00" * (2**20 + 1)]
-    for name in fields.keys() - {"t"}:
-        for wrong in values:
+    for codec, message in SAMPLES:
+        fields = fields_of(codec.encode(message))
+        for name, wrong in itertools.product(fields.keys() - {"t"}, values):
             with pytest.raises(InvalidMessage):
                 codec.decode(sealed(msgpack.packb({**fields, name: wrong})))
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "value"),
-    [
-        ("Ping", "session", -1),
-        ("Ping", "session", True),
-        ("Ping", "session", 1.0),
-        ("Ping", "session", None),
-        ("Ping", "session", "1"),
-        ("Cancel", "attempt", 0),
-        ("Cancel", "attempt", 10**6 + 1),
-        ("Cancel", "handoff_id", b"h" * 17),
-        ("Cancel", "handoff_id", "h" * 16),
-        ("Refusal", "message", "x" * 1025),
-        ("Refusal", "message", b"x"),
-        ("CacheEvents", "is_snapshot", 1),
-        ("Heartbeat", "status", None),
-        ("Heartbeat", "status.num_running", -1),
-        ("Heartbeat", "status.num_running", 2**41),
-        ("Heartbeat", "status.loop_age_s", math.nan),
-        ("Heartbeat", "status.loop_age_s", math.inf),
-        ("Heartbeat", "status.loop_age_s", -0.5),
-        ("Prefill", "token_ids", b"123"),
-        ("Prefill", "token_ids", [1, 2]),
-        ("Prefill", "token_ids", b"\x00" * 4 * (2**20 + 1)),
-        ("Prefill", "params.temperature", 2.5),
-        ("Prefill", "params.temperature", False),
-        ("Prefill", "params.top_p", 0),
-        ("Prefill", "params.max_tokens", 0),
-        ("Prefill", "params.min_tokens", 6),
-        ("Prefill", "params.logit_bias_values", b""),
-        ("Prefill", "params.logit_bias_values", array("d", [math.nan]).tobytes()),
-        ("Decode", "prefill_peer.epoch", 2**63 * 2 - 1 + 0.5),
-        ("Tokens", "events.0.logprobs.0.logprob", math.nan),
-        ("Tokens", "events.0.logprobs.0.logprob", -math.inf),
-        ("Tokens", "events.0.logprobs.0.top_logprobs", array("d", [math.nan, 0.0]).tobytes()),
-        ("Tokens", "events.0.logprobs.0.top_logprobs", array("d", [0.0] * 21).tobytes()),
-        ("Hello", "layout.dtype", "int3"),
-        ("PeerHello", "endpoints", [{"transport": "shm", "address": "a", "details": b""}] * 9),
-        ("Hello", "layout.block_size", 0),
-        ("Hello", "layout.groups", []),
-        ("Hello", "layout.groups.0.layers", [1, 2]),
-        ("Hello", "layout.groups.0.kv.kind", "values"),
-        ("Hello", "layout.groups.0.kv.window", 0),
-        ("Grant", "generations", b"\x00" * 7),
-    ],
-)
-def test_a_field_out_of_its_type_or_range_is_rejected(name: str, path: str, value: Any) -> None:
-    codec, message = sample(name)
-    with pytest.raises(InvalidMessage):
-        codec.decode(changed(codec, message, path, value))
+OUT_OF_RANGE: list[tuple[str, str, Any]] = [
+    ("Ping", "session", -1),
+    ("Ping", "session", True),
+    ("Ping", "session", 1.0),
+    ("Ping", "session", None),
+    ("Ping", "session", "1"),
+    ("Cancel", "attempt", 0),
+    ("Cancel", "attempt", 10**6 + 1),
+    ("Cancel", "handoff_id", b"h" * 17),
+    ("Cancel", "handoff_id", "h" * 16),
+    ("Refusal", "message", "x" * 1025),
+    ("Refusal", "message", b"x"),
+    ("CacheEvents", "is_snapshot", 1),
+    ("Heartbeat", "status", None),
+    ("Heartbeat", "status.num_running", -1),
+    ("Heartbeat", "status.num_running", 2**41),
+    ("Heartbeat", "status.loop_age_s", math.nan),
+    ("Heartbeat", "status.loop_age_s", math.inf),
+    ("Heartbeat", "status.loop_age_s", -0.5),
+    ("Prefill", "token_ids", b"123"),
+    ("Prefill", "token_ids", [1, 2]),
+    ("Prefill", "token_ids", b"\x00" * 4 * (2**20 + 1)),
+    ("Prefill", "params.temperature", 2.5),
+    ("Prefill", "params.temperature", False),
+    ("Prefill", "params.top_p", 0),
+    ("Prefill", "params.max_tokens", 0),
+    ("Prefill", "params.min_tokens", 6),
+    ("Prefill", "params.logit_bias_values", b""),
+    ("Prefill", "params.logit_bias_values", array("d", [math.nan]).tobytes()),
+    ("Decode", "prefill_peer.epoch", 2**63 * 2 - 1 + 0.5),
+    ("Tokens", "events.0.logprobs.0.logprob", math.nan),
+    ("Tokens", "events.0.logprobs.0.logprob", -math.inf),
+    ("Tokens", "events.0.logprobs.0.top_logprobs", array("d", [math.nan, 0.0]).tobytes()),
+    ("Tokens", "events.0.logprobs.0.top_logprobs", array("d", [0.0] * 21).tobytes()),
+    ("Hello", "layout.dtype", "int3"),
+    ("PeerHello", "endpoints", [{"transport": "shm", "address": "a", "details": b""}] * 9),
+    ("Hello", "layout.block_size", 0),
+    ("Hello", "layout.groups", []),
+    ("Hello", "layout.groups.0.layers", [1, 2]),
+    ("Hello", "layout.groups.0.kv.kind", "values"),
+    ("Hello", "layout.groups.0.kv.window", 0),
+    ("Grant", "generations", b"\x00" * 7),
+]
+
+
+def test_a_field_out_of_its_type_or_range_is_rejected() -> None:
+    for name, path, value in OUT_OF_RANGE:
+        codec, message = sample(name)
+        with pytest.raises(InvalidMessage):
+            codec.decode(changed(codec, message, path, value))
 
 
 @pytest.mark.parametrize("tag", ["Nothing", "", 5, None, b"Ping"])

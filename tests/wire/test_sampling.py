@@ -47,16 +47,18 @@ FORBIDDEN: list[tuple[str, list[Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ALLOWED for value in values])
-def test_values_within_the_range_are_taken(name: str, value: Any) -> None:
-    assert getattr(DecodingParams(**{name: value}), name) == value
+@pytest.mark.parametrize(("name", "values"), ALLOWED)
+def test_values_within_the_range_are_taken(name: str, values: list[Any]) -> None:
+    for value in values:
+        assert getattr(DecodingParams(**{name: value}), name) == value
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in FORBIDDEN for value in values])
-def test_values_outside_the_range_name_their_parameter(name: str, value: Any) -> None:
-    with pytest.raises(InvalidRequest, match=name) as caught:
-        DecodingParams(**{name: value})
-    assert caught.value.param == name
+@pytest.mark.parametrize(("name", "values"), FORBIDDEN)
+def test_values_outside_the_range_name_their_parameter(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(InvalidRequest, match=name) as caught:
+            DecodingParams(**{name: value})
+        assert caught.value.param == name
 
 
 def test_min_tokens_above_max_tokens_is_refused() -> None:

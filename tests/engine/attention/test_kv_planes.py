@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 
 import pytest
 import torch
@@ -67,20 +68,33 @@ def backend_of(name: str, pool: PagedKv, dtype: torch.dtype) -> AttentionBackend
     return NativeAttention(kernels(name), pool, NUM_HEADS, (), dtype)
 
 
+@cache
+def inputs(head_dim: int, dtype: torch.dtype, *, is_rounded: bool) -> list[list[tuple[Tensor, Tensor, Tensor]]]:
+    """Queries, keys and values of `STEPS` in both layers; keys and values are rounded, or not."""
+    if is_rounded:
+        plain = inputs(head_dim, dtype, is_rounded=False)
+        return [[(q, rounded(k), rounded(v)) for q, k, v in layers] for layers in plain]
+    random = torch.Generator().manual_seed(1)
+
+    def normal(shares: list[tuple[int, int, int]], num_heads: int) -> Tensor:
+        return torch.randn(sum(count for _, _, count in shares), num_heads, head_dim, generator=random)
+
+    def layer(shares: list[tuple[int, int, int]]) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (normal(shares, num_heads).to(dtype) for num_heads in (NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS))
+        return q, k * 30, v / 200
+
+    return [[layer(shares) for _ in range(2)] for shares in STEPS]
+
+
 def run(attention: AttentionBackend, head_dim: int, dtype: torch.dtype, *, is_rounded: bool) -> list[Tensor]:
     """The results of `STEPS` in both layers; with keys and values that are rounded before they are given, or not."""
-    random, found = torch.Generator().manual_seed(1), []
+    found = []
     staging = EmulatedStaging(attention_staging_bytes(600, 2, 77))
-    for shares in STEPS:
+    for shares, layers in zip(STEPS, inputs(head_dim, dtype, is_rounded=is_rounded), strict=True):
         staging.begin()
         attention.plan([SequenceShare(start, count, TABLES[i]) for i, start, count in shares], staging)
         staging.upload()
-        for layer in range(2):
-            num_tokens = sum(count for _, _, count in shares)
-            shapes = [(num_tokens, heads, head_dim) for heads in (NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS)]
-            q, k, v = (torch.randn(shape, generator=random).to(dtype) for shape in shapes)
-            k, v = k * 30, v / 200
-            found.append(attention.run(layer, q, rounded(k) if is_rounded else k, rounded(v) if is_rounded else v))
+        found += [attention.run(layer, *qkv) for layer, qkv in enumerate(layers)]
     return found
 
 
@@ -100,14 +114,20 @@ def test_attention_over_codes_is_attention_over_what_they_stand_for(
         assert torch.equal(of_codes, of_numbers)
 
 
+@cache
+def stored_blocks(backend: str, dtype: torch.dtype) -> Tensor:
+    """What the pool holds after all steps."""
+    pool = pool_of(FP8_E4M3, dtype, 72, 8, fill=0)
+    run(backend_of(backend, pool, dtype), 72, dtype, is_rounded=False)
+    return pool.blocks
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("backend", LEVELS)
 def test_kernels_store_the_codes_that_torch_stores(backend: str, dtype: torch.dtype) -> None:
-    pools = [pool_of(FP8_E4M3, dtype, 72, 8, fill=0) for _ in range(2)]
-    for name, pool in zip((backend, "torch"), pools, strict=True):
-        run(backend_of(name, pool, dtype), 72, dtype, is_rounded=False)
-    assert torch.equal(pools[0].blocks, pools[1].blocks)
-    assert pools[0].blocks.any()
+    blocks = stored_blocks(backend, dtype)
+    assert torch.equal(blocks, stored_blocks("torch", dtype))
+    assert blocks.any()
 
 
 @pytest.mark.parametrize("backend", ["torch", *LEVELS])

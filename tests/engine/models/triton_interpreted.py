@@ -41,8 +41,10 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
         assert_same_roundings(actual, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [64, 80, 1536, 4096])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [(64, torch.float16), (64, torch.float32), (80, torch.float16), (1536, torch.bfloat16), (4096, torch.float16)],
+)
 @pytest.mark.parametrize("has_delta", [True, False])
 def test_add_norm(dtype: torch.dtype, size: int, has_delta: bool) -> None:
     for num_tokens in lengths(dtype, size):
@@ -56,8 +58,17 @@ def test_add_norm(dtype: torch.dtype, size: int, has_delta: bool) -> None:
         torch.testing.assert_close(residual, expected_sum, rtol=2**-7, atol=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 16), (6, 2), (3, 64), (5, 80), (40, 128), (7, 256)])
+@pytest.mark.parametrize(
+    ("num_heads", "head_dim", "dtype"),
+    [
+        (1, 16, torch.float32),
+        (6, 2, torch.float16),
+        (3, 64, torch.bfloat16),
+        (5, 80, torch.float16),
+        (40, 128, torch.float16),
+        (7, 256, torch.float32),
+    ],
+)
 @pytest.mark.parametrize("has_norm", [True, False])
 def test_norm_rotate(dtype: torch.dtype, num_heads: int, head_dim: int, has_norm: bool) -> None:
     weight = random(num_heads, head_dim, dtype=dtype, seed=2) if has_norm else None
@@ -83,10 +94,9 @@ def test_gate_far_from_zero() -> None:
     torch.testing.assert_close(gated, TorchOps().gate(gate_up))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
 @torch.inference_mode()
-def test_a_decoder_gives_the_same_logits(family: str, tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, family, changes={"num_hidden_layers": 2})
+def test_a_decoder_gives_the_same_logits(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3", changes={"num_hidden_layers": 2})
     config = load_config(folder)
     chunks = [5, 1, 8]
     tokens = torch.randint(0, 300, (sum(chunks),), generator=torch.Generator().manual_seed(0))

@@ -52,7 +52,7 @@ class Rows:
 
     def ruled_out(self) -> Tensor:
         """What the rows compare, [N, V] float32, by torch."""
-        values = self.logits.float()
+        values = self.logits.to(torch.float32, copy=True)
         if self.wide is not None and self.wide_logits is not None:
             values = torch.where(self.wide[:, None] != 0, self.wide_logits, values)
         for row, mask in enumerate([] if self.mask_of is None else self.mask_of.tolist()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -29,10 +31,8 @@ def ops(request: pytest.FixtureRequest) -> NativeOps:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 64, 83, 4096])
-@pytest.mark.parametrize("has_delta", [True, False])
-def test_add_norm_is_its_formula(ops: NativeOps, dtype: torch.dtype, size: int, has_delta: bool) -> None:
-    for num_rows in NUM_ROWS:
+def test_add_norm_is_its_formula(ops: NativeOps, dtype: torch.dtype) -> None:
+    for size, has_delta, num_rows in itertools.product((1, 64, 83, 4096), (True, False), NUM_ROWS):
         residual, weight = random(num_rows, size, dtype=dtype, gap=8), random(1, size, dtype=dtype, seed=2)[0]
         delta = random(num_rows, size, dtype=dtype, seed=1, gap=16) if has_delta else None
         expected_sum, expected = plain_add_norm(residual, delta, weight, EPS)
@@ -42,13 +42,10 @@ def test_add_norm_is_its_formula(ops: NativeOps, dtype: torch.dtype, size: int, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 16), (6, 2), (3, 64), (5, 80), (40, 128), (2, 512), (1, 514)])
-@pytest.mark.parametrize("has_norm", [True, False])
-def test_norm_rotate_is_its_formula(
-    ops: NativeOps, dtype: torch.dtype, num_heads: int, head_dim: int, has_norm: bool
-) -> None:
-    weight = random(num_heads, head_dim, dtype=dtype, seed=2) if has_norm else None
-    for num_tokens in NUM_ROWS:
+def test_norm_rotate_is_its_formula(ops: NativeOps, dtype: torch.dtype) -> None:
+    shapes = ((1, 16), (6, 2), (3, 64), (5, 80), (40, 128), (2, 512), (1, 514))
+    for (num_heads, head_dim), has_norm, num_tokens in itertools.product(shapes, (True, False), NUM_ROWS):
+        weight = random(num_heads, head_dim, dtype=dtype, seed=2) if has_norm else None
         x = random(num_tokens, num_heads, head_dim, dtype=dtype, gap=2 * head_dim)
         before, rotation = x.clone(), random_rotation(num_tokens, head_dim, dtype)
         rotated = ops.norm_rotate(x, weight, EPS, rotation)
@@ -58,9 +55,8 @@ def test_norm_rotate_is_its_formula(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 64, 83, 4864])
-def test_gate_is_its_formula(ops: NativeOps, dtype: torch.dtype, size: int) -> None:
-    for num_rows in NUM_ROWS:
+def test_gate_is_its_formula(ops: NativeOps, dtype: torch.dtype) -> None:
+    for size, num_rows in itertools.product((1, 64, 83, 4864), NUM_ROWS):
         gate_up = random(num_rows, 2 * size, dtype=dtype, gap=16).mul_(4)
         assert_same_roundings(ops.gate(gate_up), plain_gate(gate_up))
 
