@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from baton.engine.cache import offload, valkey_store
+from baton.engine.cache import load_choice, tiers, valkey_store
 from baton.engine.cache.valkey_store import ValkeyStore
 from baton.engine.core import EngineCore
-from baton.engine.offloading import store_opener
+from baton.engine.offloading import tiers_opener
 from baton.engine.settings import EngineSettings
 from baton.wire.errors import InvalidSetting
 from tests.checkpoints import make_checkpoint
@@ -27,7 +27,9 @@ ALL_SHARED = 40 + 48 + 48 + 48 + 40
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is, no load is late."""
-    monkeypatch.setattr(offload, "LATENCY_S", 60.0)
+    for module in (load_choice, tiers):
+        monkeypatch.setattr(module, "LATENCY_S", 60.0)
+    monkeypatch.setattr(load_choice, "TOLERANCE_S", 60.0)
     monkeypatch.setattr(valkey_store, "_TICK_S", 0.01)
 
 
@@ -176,5 +178,5 @@ def test_whatever_the_server_does_no_token_is_wrong_and_no_block_is_lost(
 def test_a_server_that_cannot_be_is_refused_before_anything_is_loaded(settings: dict[str, Any], reason: str) -> None:
     chosen = EngineSettings(model="nowhere", **settings)
     with pytest.raises(InvalidSetting, match=reason) as caught:
-        store_opener(chosen)
+        tiers_opener(chosen)
     assert "horse" not in f"{caught.value}{chosen!r}"
