@@ -38,6 +38,13 @@ def test_each_node_of_a_group_has_a_name_ports_and_a_share_of_its_own() -> None:
     assert all("BATON_NODE_ID" not in spec.environment and spec.reloads for spec in specs)
 
 
+def test_an_address_with_a_password_reaches_the_nodes_by_their_environment() -> None:
+    settings = NodeSettings(data_parallel_size=2, kv_store="valkey", kv_store_url="redis://:horse@127.0.0.1/0")
+    specs = engine_specs("baton.decode_node", "rack", settings, {"BATON_KV_STORE_URL": "another"})
+    assert [spec.environment["BATON_KV_STORE_URL"] for spec in specs] == [settings.kv_store_url] * 2
+    assert not any("horse" in argument for spec in specs for argument in spec.arguments)
+
+
 def test_a_group_of_mixed_nodes_prefers_what_it_was_told_and_a_name_of_several_groups_stays() -> None:
     settings = MixedNodeSettings(data_parallel_size=3, role="prefill", node_group="hall")
     specs = engine_specs("baton.node", "rack", settings, {})

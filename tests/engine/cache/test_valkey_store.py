@@ -388,6 +388,12 @@ def test_an_address_that_cannot_be_is_refused_without_showing_it(url: str) -> No
     assert caught.value.__cause__ is None
 
 
+def test_an_answer_has_half_a_second_unless_the_address_says_otherwise() -> None:
+    for query, timeout_s in (("", 0.5), ("?socket_timeout=2", 2.0)):
+        server = server_at(f"redis://127.0.0.1:6379/0{query}")(new_kind())
+        assert server._client.connection_pool.connection_kwargs["socket_timeout"] == timeout_s
+
+
 def test_without_its_package_it_is_refused_with_the_name_of_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "valkey", None)
     with pytest.raises(InvalidSetting, match=r"pip install 'baton-serve\[valkey\]'"):
