@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.engine.cache.block_log import BlockLog
+from baton.engine.cache.block_log import BlockLog, PublishedRun
 from baton.engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from baton.engine.cache.offload import KvOffload
 from baton.engine.held_blocks import HeldBlocks, Reservation
@@ -284,7 +284,11 @@ class EngineCore:
 
     def keep(self, key: RequestKey, prompt: Prompt) -> None:
         """The KV of `prompt` lies in the blocks that were reserved under `key`: they go into the prefix cache."""
-        self._held.keep(key, self._new_requests.block_hashes(prompt, (), self._scheduler.limits.block_size))
+        size = self._scheduler.limits.block_size
+        hashes = self._new_requests.block_hashes(prompt, (), size)
+        if self._block_log is not None:
+            self._block_log.published(PublishedRun(prompt, 0, None, hashes, prompt.token_ids[: len(hashes) * size]))
+        self._held.keep(key, hashes)
 
     def block_table(self, key: RequestKey) -> Sequence[int]:
         """Blocks of a live request, or those held under this key, in sequence order; empty when there are neither."""

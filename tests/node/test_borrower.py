@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import create_autospec
 
 import pytest
 
+from baton.engine.cache.block_log import BlockLog, PublishedRun
 from baton.engine.cache.hashing import block_hashes
 from baton.kvtransfer.commands import CancelReceiving, Delivered, Failed, GrantBlocks, Released
 from baton.node import borrower as borrowing
@@ -39,6 +41,13 @@ def test_what_has_come_is_found_by_the_next_request_and_by_the_routers_hashes() 
     assert reservation is not None
     assert reservation.num_cached_tokens == 16
     core.check()
+
+
+def test_readers_of_kv_events_hear_of_what_has_come() -> None:
+    core, log = make_core(), create_autospec(BlockLog, instance=True)
+    core.log_blocks(log)
+    cache(core, PROMPT, A)
+    log.published.assert_called_once_with(PublishedRun(PROMPT, 0, None, HASHES, PROMPT.token_ids))
 
 
 def test_what_fails_is_told_once_and_held_until_nobody_can_write() -> None:
