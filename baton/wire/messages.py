@@ -25,6 +25,7 @@ _Text = Annotated[str, Length(1024)]
 _Count = Annotated[int, Bounds(0, 2**40)]
 _Attempt = Annotated[int, Bounds(1, 10**6)]
 _Forks = Annotated[tuple[Id128, ...], Length(1024)]
+_MAX_TIERS = 8
 _TopIds = Annotated[tuple[int, ...], Packed("I", MAX_TOP_LOGPROBS)]
 _TopValues = Annotated[tuple[float, ...], Packed("d", MAX_TOP_LOGPROBS)]
 
@@ -287,6 +288,14 @@ class StepTimes:
     sampled_us: U64
 
 
+@dataclass(frozen=True, slots=True)
+class TierTokens:
+    """So many tokens of a prompt have their KV from this tier of a node's KV store."""
+
+    tier: _Name
+    num_tokens: _Count
+
+
 @dataclass(slots=True)
 class TokenEvent:
     """Tokens of one request.
@@ -294,7 +303,8 @@ class TokenEvent:
     `index` is the output index of token_ids[0]; logprobs is empty or one per token. `finish_reason` is "" while the
     request goes on. `num_cached_tokens` counts prompt tokens that the reporting node had cached, and did not compute
     for this request. `handoff` comes once, with the token that D repeats. `times` is of token_ids[0], and comes with
-    the first two tokens of an attempt at most.
+    the first two tokens of an attempt at most. `tiers`: how many of the cached tokens came from a KV store, told with
+    output 0; None where none did.
 
     An event must not be changed. The class is not frozen because there is one event for each token, at both ends of the
     link. A frozen one takes three times as long to construct.
@@ -309,6 +319,7 @@ class TokenEvent:
     num_cached_tokens: _Count
     handoff: HandoffFigures | None = None
     times: StepTimes | None = None
+    tiers: Annotated[tuple[TierTokens, ...], Length(_MAX_TIERS)] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ from baton.wire.messages import (
     Refusal,
     Resume,
     StepTimes,
+    TierTokens,
     TokenEvent,
     TokenLogprobs,
     Tokens,
@@ -79,7 +80,10 @@ PARAMS = DecodingParams(
 )
 EVENT = TokenEvent(b"h" * 16, 1, 3, (17,), (TokenLogprobs(-0.5, (17, 4), (-0.5, -2.0)),), "stop", 16)
 TIMED_EVENT = dataclasses.replace(
-    EVENT, handoff=HandoffFigures(3, 4096, 900, 12), times=StepTimes(None, TEN_YEARS_US - 9, TEN_YEARS_US)
+    EVENT,
+    handoff=HandoffFigures(3, 4096, 900, 12),
+    times=StepTimes(None, TEN_YEARS_US - 9, TEN_YEARS_US),
+    tiers=(TierTokens("host", 12), TierTokens("disk", 4)),
 )
 IMAGE = PromptImage(1, 2, digest_of(2, 3, bytes(range(18))), bytes(range(18)), 2, 3)
 SALTED = Prompt((1, 2, 3), b"salt", (), b"a" * 16)
