@@ -16,6 +16,7 @@ from baton.wire.prompt import Prompt
 from baton.wire.pulls import Lend, Pull, Pulled
 from baton.wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
 from baton.wire.step_cost import StepCost
+from baton.wire.tiers import TierUsages, TokensByTier
 
 PREFILL, DECODE, BOTH = "prefill", "decode", "both"
 
@@ -25,7 +26,6 @@ _Text = Annotated[str, Length(1024)]
 _Count = Annotated[int, Bounds(0, 2**40)]
 _Attempt = Annotated[int, Bounds(1, 10**6)]
 _Forks = Annotated[tuple[Id128, ...], Length(1024)]
-_MAX_TIERS = 8
 _TopIds = Annotated[tuple[int, ...], Packed("I", MAX_TOP_LOGPROBS)]
 _TopValues = Annotated[tuple[float, ...], Packed("d", MAX_TOP_LOGPROBS)]
 
@@ -40,7 +40,8 @@ it may have; its grammar allows no further token. A client is told "stop" in the
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """A node's load, as of its last step. `num_preemptions` counts from its start. `cost`: of its steps, as far as it
-    knows. `num_leased_blocks` of those that are held belong to handoffs, and maybe to requests as well."""
+    knows. `num_leased_blocks` of those that are held belong to handoffs, and maybe to requests as well. `tiers`: of its
+    KV store."""
 
     num_running: _Count
     num_waiting: _Count
@@ -51,6 +52,7 @@ class NodeStatus:
     num_preemptions: _Count = 0
     cost: StepCost | None = None
     num_leased_blocks: _Count = 0
+    tiers: TierUsages = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,14 +290,6 @@ class StepTimes:
     sampled_us: U64
 
 
-@dataclass(frozen=True, slots=True)
-class TierTokens:
-    """So many tokens of a prompt have their KV from this tier of a node's KV store."""
-
-    tier: _Name
-    num_tokens: _Count
-
-
 @dataclass(slots=True)
 class TokenEvent:
     """Tokens of one request.
@@ -319,7 +313,7 @@ class TokenEvent:
     num_cached_tokens: _Count
     handoff: HandoffFigures | None = None
     times: StepTimes | None = None
-    tiers: Annotated[tuple[TierTokens, ...], Length(_MAX_TIERS)] | None = None
+    tiers: TokensByTier | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,7 @@ class ModelMetrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens")
         self.prefix_cache_queries = counter("prefix_cache_queries", "Prompt tokens looked up in a prefix cache")
         self.prefix_cache_hits = counter("prefix_cache_hits", "Prompt tokens found in a prefix cache")
-        self._places = families.counter("cached_prompt_tokens", "Those tokens by the place that they came from", "place")
+        self._places = families.counter("cached_prompt_tokens", "Those tokens by place", "place")
         self._known_places: set[str] = set()
         self._successes = families.counter("request_success", "Finished requests", "finished_reason")
         self._model = model

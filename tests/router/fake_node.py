@@ -32,7 +32,6 @@ from baton.wire.messages import (
     Prefill,
     PromptRead,
     Resume,
-    TierTokens,
     TokenEvent,
     TokenLogprobs,
     Tokens,
@@ -41,6 +40,7 @@ from baton.wire.messages import (
     live_key,
 )
 from baton.wire.session import Session, number_of
+from baton.wire.tiers import TierTokens
 
 LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=2, head_dim=16)] * 2)
 FINGERPRINT = "f" * 32

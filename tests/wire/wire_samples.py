@@ -53,7 +53,6 @@ from baton.wire.messages import (
     Refusal,
     Resume,
     StepTimes,
-    TierTokens,
     TokenEvent,
     TokenLogprobs,
     Tokens,
@@ -61,9 +60,10 @@ from baton.wire.messages import (
 )
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
+from baton.wire.tiers import TierTokens, TierUsage
 
 LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(4, 64), LayerKv(4, 64, window=128)])
-STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25, 6)
+STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25, 6, tiers=(TierUsage("host", 0.5),))
 TEN_YEARS_US = 10 * 365 * 24 * 3600 * 10**6
 PARAMS = DecodingParams(
     temperature=0.5,

@@ -26,6 +26,7 @@ from baton.engine.cache.load_choice import LoadChoice, LoadPlan, LoadProgress
 from baton.engine.cache.store import BlockBytes, StoredBlock, checksum_of
 from baton.engine.cache.tiers import Tiers
 from baton.wire.step_cost import StepCost
+from baton.wire.tiers import TierUsage
 
 MOST_AT_ONCE_BYTES = 2**24
 """What is saved of blocks that are given away: 4 ms of copying."""
@@ -168,6 +169,11 @@ class KvOffload:
     def usage(self) -> float:
         """How full the store is, 0 to 1."""
         return self._tiers.usage
+
+    @property
+    def usage_by_tier(self) -> tuple[TierUsage, ...]:
+        """How full each tier is."""
+        return tuple([TierUsage(tier.name, tier.usage) for tier in self.tiers])
 
     def evicted(self, blocks: Iterable[tuple[int, bytes]]) -> None:
         """These blocks and hashes are not found any more. Each block has an owner now, and its content until that

@@ -15,10 +15,10 @@ from baton.engine.cache.block_pool import BlockTable, pack_blocks
 from baton.engine.cache.offload import Load
 from baton.engine.scheduler.first_tokens import FirstTokens
 from baton.engine.scheduler.reading import Reading, ReadSpan
-from baton.wire.messages import TierTokens
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
+from baton.wire.tiers import TierTokens
 
 PENDING_TOKEN = -1
 """In `token_ids`: a token that the step in flight is going to sample."""
@@ -113,7 +113,8 @@ class Request:
     `token_ids` is the prompt and everything generated, `output_ids` first; `num_computed_tokens` of them have their KV
     in `block_table`. `first_token_only`: the request leaves after one token, and its blocks are held for a handoff.
     `num_cached_tokens` is set at the first admission: prompt tokens that were found in the prefix cache or by a
-    reservation; `tiers`: those of them that came from a KV store. `most_tokens`: prompt and output together can have no more. `takes_largest`: what the parameters say.
+    reservation; `tiers`: those of them that came from a KV store. `most_tokens`: prompt and output together can have no
+    more. `takes_largest`: what the parameters say.
 
     While steps are in flight, their tokens count as computed, and the last `num_pending_tokens` of `token_ids` are
     `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`. `has_drafts`: the newest of them has drafts

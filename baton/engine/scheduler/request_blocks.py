@@ -19,7 +19,7 @@ from baton.engine.cache.hashing import extend_hashes
 from baton.engine.cache.offload import KvOffload
 from baton.engine.scheduler.request import BlockCopy, Request
 from baton.engine.scheduler.step import Step
-from baton.wire.messages import TierTokens
+from baton.wire.tiers import TierTokens
 
 
 class RequestBlocks:

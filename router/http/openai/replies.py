@@ -53,7 +53,7 @@ class ReplyHead:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one answer: of all its prompts, of all its choices, and prompt tokens found in the prefix cache where
-    they would have been computed, or by role in that of each node. `cached_by_place`: where those of the first kind came
+    they would have been computed, or by role in that of each node. `cached_by_place`: where the first of these came
     from. `num_reasoning_tokens`: None where nobody looked. `ended_at`: when the last choice ended, in seconds since
     1970."""
 

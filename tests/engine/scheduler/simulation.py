@@ -30,10 +30,10 @@ from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, Request, Sc
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import RequestOutput, SampledToken, SampledTokens, Step
 from baton.engine.steps_in_flight import StepFailed
-from baton.wire.messages import TierTokens
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
+from baton.wire.tiers import TierTokens
 from tests.request_keys import key_of
 
 Name: TypeAlias = str | int

@@ -13,10 +13,10 @@ from baton.engine.cache.store import StoredBlock, TierCounters, checksum_of
 from baton.engine.cache.tiers import Tier, Tiers
 from baton.engine.scheduler.request import BlockCopy, Request
 from baton.engine.scheduler.request_blocks import RequestBlocks
-from baton.wire.messages import TierTokens
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
+from baton.wire.tiers import TierTokens
 from tests.engine.scheduler.simulation import Device
 from tests.engine.scheduler.stores import SlotBytes, TestStore
 from tests.request_keys import A, B

@@ -11,9 +11,9 @@ from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, Fork, Reque
 from baton.engine.scheduler.request_blocks import RequestBlocks
 from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
 from baton.engine.scheduler.step_series import StepSeries, can_begin
-from baton.wire.messages import TierTokens
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
+from baton.wire.tiers import TierTokens
 from tests.engine.scheduler.simulation import Simulation
 from tests.engine.scheduler.test_asynchronous import endless, simulate
 from tests.engine.scheduler.test_matchers import FakeMatcher

@@ -12,9 +12,9 @@ import pytest
 from baton.engine.cache.store import LATENCY_S, REST_S
 from baton.engine.scheduler.request import Request
 from baton.engine.scheduler.step import Step
-from baton.wire.messages import TierTokens
 from baton.wire.sampling import DecodingParams
 from baton.wire.step_cost import StepCost
+from baton.wire.tiers import TierTokens
 from tests.engine.scheduler.proposers import Guessing
 from tests.engine.scheduler.simulation import Device, Name, Simulation, continuation
 from tests.engine.scheduler.stores import ChanceStore, Clock, TestStore, offload_of
