@@ -18,7 +18,7 @@ from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from baton.wire.tiers import TierTokens
 from tests.engine.scheduler.simulation import Device
-from tests.engine.scheduler.stores import SlotBytes, TestStore
+from tests.engine.scheduler.stores import Clock, SlotBytes, TestStore
 from tests.request_keys import A, B
 
 
@@ -100,17 +100,15 @@ def test_tokens_of_an_earlier_output_are_no_cached_prompt() -> None:
 
 def test_tokens_of_an_earlier_output_are_no_prompt_of_a_tier_either() -> None:
     resumed = Request(B, Prompt.of(range(100, 106)), DecodingParams(), b"root", 999, range(106, 114))
-    stores = [TestStore(), TestStore()]
-    offload = KvOffload(
-        Tiers([Tier(str(place), store, TierCounters()) for place, store in enumerate(stores)]),
-        SlotBytes(Device(4)), 4, 64, lambda: None,
-    )  # fmt: skip
+    stores, clock = [TestStore(), TestStore()], Clock()
+    tiers = Tiers([Tier(str(place), store, TierCounters(), clock) for place, store in enumerate(stores)])
+    offload = KvOffload(tiers, SlotBytes(Device(4)), 4, 64, lambda: None, clock)
     blocks = RequestBlocks(BlockPool(8, on_evicted=offload.evicted), 4, has_states=False, offload=offload)
     hashes: list[bytes] = []
     extend_hashes(hashes, resumed.token_ids, 4, b"root", ())
-    for block_hash, store in zip(hashes, (0, 1, 1), strict=False):
+    for block_hash, tier in zip(hashes, (0, 1, 1), strict=False):
         content = np.zeros(32, dtype=np.uint8)
-        stores[store].blocks[block_hash] = StoredBlock(block_hash, checksum_of(block_hash, content), content)
+        stores[tier].blocks[block_hash] = StoredBlock(block_hash, checksum_of(block_hash, content), content)
     assert blocks.take_for(resumed)
     for store in (*stores, stores[0]):
         store.finish()
