@@ -144,6 +144,7 @@ class EngineCore:
             num_preemptions=self._scheduler.num_preemptions,
             cost=self.costs.cost,
             num_leased_blocks=self._held.num_blocks,
+            tiers=() if self.offload is None else self.offload.usage_by_tier,
         )
 
     def add(

@@ -59,7 +59,8 @@ ranks of a node run on other machines (`baton.ranks.machines.link`); images of p
 18: the prompt of a leg is one value (`prompt`), and what was emitted already stands beside it (`output_ids`); what was
 read of a prompt's rows is told whatever it is (`PromptRead`).
 19: media of a prompt have a kind (`media`, in place of `images`), and nodes name the kinds that they compute.
-20: a node copies the beginning of a prompt out of another one's prefix cache (`Lend`, `Pull`, `Pulled`).
+20: a node copies the beginning of a prompt out of another one's prefix cache (`Lend`, `Pull`, `Pulled`); how full the
+tiers of its KV store are, and how many tokens of a prompt came from them (`tiers`).
 """
 
 _MAGIC = b"BT"

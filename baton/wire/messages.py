@@ -16,6 +16,7 @@ from baton.wire.prompt import Prompt
 from baton.wire.pulls import Lend, Pull, Pulled
 from baton.wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
 from baton.wire.step_cost import StepCost
+from baton.wire.tiers import TierUsages, TokensByTier
 
 PREFILL, DECODE, BOTH = "prefill", "decode", "both"
 
@@ -39,7 +40,8 @@ it may have; its grammar allows no further token. A client is told "stop" in the
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """A node's load, as of its last step. `num_preemptions` counts from its start. `cost`: of its steps, as far as it
-    knows. `num_leased_blocks` of those that are held belong to handoffs, and maybe to requests as well."""
+    knows. `num_leased_blocks` of those that are held belong to handoffs, and maybe to requests as well. `tiers`: of its
+    KV store."""
 
     num_running: _Count
     num_waiting: _Count
@@ -50,6 +52,7 @@ class NodeStatus:
     num_preemptions: _Count = 0
     cost: StepCost | None = None
     num_leased_blocks: _Count = 0
+    tiers: TierUsages = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +297,8 @@ class TokenEvent:
     `index` is the output index of token_ids[0]; logprobs is empty or one per token. `finish_reason` is "" while the
     request goes on. `num_cached_tokens` counts prompt tokens that the reporting node had cached, and did not compute
     for this request. `handoff` comes once, with the token that D repeats. `times` is of token_ids[0], and comes with
-    the first two tokens of an attempt at most.
+    the first two tokens of an attempt at most. `tiers`: how many of the cached tokens came from a KV store, told with
+    output 0; None where none did.
 
     An event must not be changed. The class is not frozen because there is one event for each token, at both ends of the
     link. A frozen one takes three times as long to construct.
@@ -309,6 +313,7 @@ class TokenEvent:
     num_cached_tokens: _Count
     handoff: HandoffFigures | None = None
     times: StepTimes | None = None
+    tiers: TokensByTier | None = None
 
 
 @dataclass(frozen=True, slots=True)

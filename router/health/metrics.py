@@ -37,6 +37,8 @@ _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3
 _HANDOVER_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 _E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240, 600)
 _TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+_MAX_PLACES, _OTHER_PLACES = 16, "other"
+"""Nodes name the tiers of their KV stores: those beyond the first few share a label."""
 
 _RELAY_COUNTERS = {
     "num_requests": "Requests that were sent to nodes, one per choice",
@@ -174,8 +176,18 @@ class ModelMetrics:
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens")
         self.prefix_cache_queries = counter("prefix_cache_queries", "Prompt tokens looked up in a prefix cache")
         self.prefix_cache_hits = counter("prefix_cache_hits", "Prompt tokens found in a prefix cache")
+        self._places = families.counter("cached_prompt_tokens", "Those tokens by place", "place")
+        self._known_places: set[str] = set()
         self._successes = families.counter("request_success", "Finished requests", "finished_reason")
         self._model = model
+
+    def cached(self, by_place: Mapping[str, int]) -> None:
+        """Record where the cached tokens of a prompt came from."""
+        for place, num_tokens in by_place.items():
+            if len(self._known_places) < _MAX_PLACES:
+                self._known_places.add(place)
+            shown = place if place in self._known_places else _OTHER_PLACES
+            self._places.labels(self._model, shown).inc(num_tokens)
 
     def succeeded(self, reason: str) -> None:
         """Record that a request ended without an error."""
@@ -272,6 +284,7 @@ class RequestTimer:
         metrics.request_generation_tokens.observe(num_tokens)
         metrics.prefix_cache_queries.inc(self._num_prompt_tokens)
         metrics.prefix_cache_hits.inc(figures.num_cached_tokens)
+        metrics.cached(figures.cached_by_place)
         metrics.succeeded(reason)
 
 

@@ -29,12 +29,13 @@ class RelayCounters:
 @dataclass(frozen=True, slots=True)
 class FlightFigures:
     """The measurements of one request: `num_cached_tokens` of its prompt were cached where it was computed,
-    `num_attempts` counts from 1, `cached_by_role` is as in `CachedTokens`. `pulled`: what was copied there from another
-    node first."""
+    `num_attempts` counts from 1, `cached_by_role` and `cached_by_place` are as in `CachedTokens`. `pulled`: what was
+    copied there from another node first."""
 
     num_cached_tokens: int
     handoff: HandoffFigures | None
     times: RelayTimes
     num_attempts: int
     cached_by_role: Mapping[str, int]
+    cached_by_place: Mapping[str, int]
     pulled: PulledPrefix | None = None

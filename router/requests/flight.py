@@ -102,12 +102,15 @@ class Flight:
     def figures(self) -> FlightFigures:
         """The measurements so far."""
         output = self._output
+        # what was emitted may be cached too
+        num_cached_tokens = min(output.num_cached_tokens or 0, self._request.prompt.num_tokens)
         return FlightFigures(
-            min(output.num_cached_tokens or 0, self._request.prompt.num_tokens),  # what was emitted may be cached too
+            num_cached_tokens,
             output.handoff,
             replace(output.times),
             output.attempt,
             dict(self._cached.by_role),
+            self._cached.by_place(num_cached_tokens),
             self._pull.prefix,
         )
 
@@ -355,7 +358,8 @@ class Flight:
         output, counters = self._output, self._context.counters
         nodes = [route.decode] if route.prefill is None else [route.prefill, route.decode]
         output.times.legs_sent(sent_us, *(node.hello.clock for node in nodes))
-        self._cached.begin(output.attempt, is_split=route.prefill is not None)
+        num_pulled = self._pull.num_new_at(nodes[0].epoch)
+        self._cached.begin(output.attempt, is_split=route.prefill is not None, num_pulled=num_pulled)
         self._legs = legs
         prefill_node = "" if route.prefill is None else route.prefill.node_id
         self.trace.attempt_sent(sent_us, prefill_node, route.decode.node_id)

@@ -8,6 +8,7 @@ no token is before they are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,6 +17,8 @@ from baton.router.requests.timings import RelayTimes
 from baton.wire.messages import DECODE, PREFILL, HandoffFigures, PromptRead, TokenEvent, TokenLogprobs
 from baton.wire.prompt_logprobs import PromptTokenLogprobs, num_top_of, read_rows
 
+PEER = "peer"
+"""The place of tokens that were copied from another node, see `baton.router.requests.prefix_pull`."""
 _MAX_EARLY_EVENTS = 64
 
 
@@ -179,22 +182,44 @@ class CachedTokens:
 
     A prefill node reports its own number with token 1, which the decode node repeats with that number; the decode node
     reports its own from token 2 on: the part of the prompt whose KV did not have to be sent. Only a request's first
-    attempt counts, because a later one finds what the first left behind.
+    attempt counts, because a later one finds what the first left behind. Places count as of the first report of all.
     """
 
     def __init__(self) -> None:
         self.by_role: dict[str, int] = {}
         self.awaits_more = False
+        self._is_first_attempt = False
         self._is_split = False
+        self._num_pulled = 0
+        self._pool = ""
+        self._other_places: list[tuple[str, int]] = []
 
-    def begin(self, attempt: int, *, is_split: bool) -> None:
-        """An attempt begins. `is_split`: a prefill node computes its prompt."""
-        self.awaits_more = attempt == 1
-        self._is_split = is_split
+    def begin(self, attempt: int, *, is_split: bool, num_pulled: int = 0) -> None:
+        """An attempt begins. `is_split`: a prefill node computes its prompt. `num_pulled`: tokens of it that were
+        copied to the node that computes it."""
+        self._is_first_attempt = attempt == 1
+        self.awaits_more = self._is_first_attempt or not self._pool
+        self._is_split, self._num_pulled = is_split, num_pulled
+
+    def by_place(self, num_cached_tokens: int) -> dict[str, int]:
+        """Where so many cached tokens came from: the prefix cache of the role that computed the rest, `PEER`, or a tier
+        of a KV store by its name. Places that gave none are left out."""
+        found, num_left = Counter[str](), num_cached_tokens
+        for place, num_tokens in self._other_places:
+            found[place] += min(num_left, num_tokens)
+            num_left -= min(num_left, num_tokens)
+        found[self._pool] += num_left
+        return {place: count for place, count in reversed(found.items()) if count}
 
     def note(self, event: TokenEvent, *, is_of_decode: bool) -> None:
         """Take an event of the attempt that began last."""
-        if self._is_split and event.index == 0:
+        if not self._pool:
+            self._pool = PREFILL if self._is_split else DECODE
+            tiers = [(each.tier, each.num_tokens) for each in reversed(event.tiers or ())]
+            self._other_places = [*tiers, (PEER, self._num_pulled)]
+        if not self._is_first_attempt:
+            self.awaits_more = False
+        elif self._is_split and event.index == 0:
             self.by_role[PREFILL] = event.num_cached_tokens
         elif is_of_decode:
             self.by_role[DECODE] = event.num_cached_tokens

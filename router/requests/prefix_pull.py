@@ -37,6 +37,10 @@ class PrefixPull:
         self._number, self._asked_s, self._is_lent = 0, 0.0, False
         self._deadline: asyncio.TimerHandle | None = None
 
+    def num_new_at(self, epoch: int) -> int:
+        """Tokens that the node of that epoch has by it."""
+        return self.prefix.num_new if self.prefix is not None and epoch == self.target_epoch else 0
+
     def begin(self, planned: PlannedPull, prompt: Prompt, number: int) -> None:
         """Ask for the beginning of `prompt`, under that number."""
         loop = asyncio.get_running_loop()

@@ -40,11 +40,13 @@ class PlannedPull:
 
 @dataclass(frozen=True, slots=True)
 class PulledPrefix:
-    """What a request has had of a pull: the first `num_tokens` of its prompt, from that node, in `took_s`."""
+    """What a request has had of a pull: the first `num_tokens` of its prompt, from that node, in `took_s`. `num_new`
+    of them were not there before."""
 
     num_tokens: int
     node_id: str
     took_s: float
+    num_new: int
 
 
 @dataclass(slots=True)
@@ -72,14 +74,15 @@ class PullRecords:
     def arrived(self, planned: PlannedPull, pulled: Pulled, took_s: float) -> PulledPrefix:
         """A pull has brought its prefix, so long after it was asked for."""
         self.results[ARRIVED] += 1
-        self.num_tokens += max(0, pulled.num_tokens - planned.num_known)
+        num_new = max(0, pulled.num_tokens - planned.num_known)
+        self.num_tokens += num_new
         self.expected_s += planned.expected_s
         self.took_s += took_s
         pair, transfer_s = self._pair_of(planned), pulled.transfer_us / 1e6
         if pulled.num_bytes:
             pair.byte_s += _NEWEST_SHARE * (transfer_s / pulled.num_bytes - pair.byte_s)
         pair.overhead_s += _NEWEST_SHARE * (max(0.0, took_s - transfer_s) - pair.overhead_s)
-        return PulledPrefix(pulled.num_tokens, planned.source.node_id, took_s)
+        return PulledPrefix(pulled.num_tokens, planned.source.node_id, took_s, num_new)
 
     def ended(self, planned: PlannedPull, result: str, now_s: float) -> None:
         """A pull has brought nothing."""

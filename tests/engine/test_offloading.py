@@ -25,6 +25,7 @@ from baton.runtime.plugins import KV_STORES
 from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
+from baton.wire.tiers import TierUsage
 from tests.checkpoints import make_checkpoint
 from tests.engine.cache.disk.tiers_on_disk import until
 from tests.engine.models.families import make_model
@@ -162,6 +163,8 @@ def test_states_and_latents_are_the_same_from_memory_over_a_folder(tmp_path: Pat
         assert core.offload is not None
         host, disk = core.offload.tiers
         assert host.usage == 1.0
+        of_host, of_disk = core.status().tiers
+        assert (of_host, of_disk.tier) == (TierUsage("host", 1.0), "disk")
         assert disk.counters.num_stored_blocks >= disk.counters.num_loaded_blocks > 0
 
 

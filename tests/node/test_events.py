@@ -9,6 +9,7 @@ from baton.node.events import failure_of, prompt_read, token_event
 from baton.wire.errors import InvalidRequest, RequestFailed
 from baton.wire.messages import MAX_READ_BYTES, NODE_TO_ROUTER
 from baton.wire.prompt_logprobs import read_rows
+from baton.wire.tiers import TierTokens
 from tests.request_keys import A
 
 
@@ -34,6 +35,12 @@ def test_forced_tokens_are_told_with_the_token_before_them() -> None:
     event = token_event(output)
     assert event is not None
     assert (event.index, event.token_ids, event.finish_reason) == (4, (7, 8, 9), "complete")
+
+
+def test_tiers_are_told_with_the_first_token_alone() -> None:
+    output = RequestOutput(A, 1, 40, 32, 0, (SampledToken(7, None),), "", False, False, tiers=(TierTokens("host", 16),))
+    events = [token_event(each) for each in (output, output._replace(output_index=1), output._replace(tiers=()))]
+    assert [event and event.tiers for event in events] == [(TierTokens("host", 16),), None, None]
 
 
 def test_a_grammar_that_one_node_cannot_compile_may_be_tried_at_another() -> None:

@@ -100,6 +100,7 @@ def check_deployment(browser: Browser, look: Look, model: str) -> None:
     port, key = free_port(), secrets.token_hex(16)
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "baton", "serve", *([model] if model else []), "--port", str(port)]
+    command += ["--kv-offloading-size", "0.05"]
     with running(command, {KEY_VARIABLE: key}) as serve:
         until("the deployment", lambda: is_ready(url))
         _say(check_relay(browser, url, psutil.Process(serve.pid), key, look))

@@ -4,6 +4,8 @@ router that comes back."""
 from __future__ import annotations
 
 import json
+import re
+from itertools import pairwise
 
 import psutil
 
@@ -13,6 +15,9 @@ from tests.page.programs import busy, child_of, slowed
 
 MAX_PAGE_BYTES = 160_000
 QUESTIONS = ("Where does the river go?", "Tell me a story about a small boat.")
+NUM_TURNS, BLOCK_SIZE = 10, 16
+_PROMPT = re.compile(r"prompt of (\d+): (.*) computed")
+_CACHED = re.compile(r"(\d+) from ")
 LEGS = {"queued", "prefill", "transfer", "decode"}
 _OBSERVE = """
 window.growths = 0; window.legs = new Set();
@@ -49,6 +54,21 @@ def check_answer(browser: Browser, question: str) -> set[str]:
     assert error is None, error
     assert growths > 3, f"the answer did not stream: it grew {growths} times"
     return set(legs) & LEGS
+
+
+def check_turns(browser: Browser, look: Look) -> None:
+    """A chat of ten turns: below each answer is where its prompt came from, and it is what the turns before left."""
+    for number in range(NUM_TURNS - 1):
+        check_answer(browser, f"And then, for the {number + 2}. time?")
+    notes = browser.run("return [...document.querySelectorAll('.message.assistant .turn-bar')].map(e => e.innerText)")
+    found = [_PROMPT.search(note) for note in notes]
+    assert len(found) == NUM_TURNS, notes
+    for before, now in pairwise(found):
+        assert before, notes
+        assert now, notes
+        assert sum(map(int, _CACHED.findall(now[2]))) >= int(before[1]) // BLOCK_SIZE * BLOCK_SIZE, notes
+    assert "host 0 %" in browser.run("return document.querySelector('#nodes').innerText")
+    look.at(browser, "turns")
 
 
 def check_key(browser: Browser, key: str, look: Look) -> None:
@@ -88,6 +108,7 @@ def check_relay(browser: Browser, url: str, supervisor: psutil.Process, key: str
     assert 0 < size < MAX_PAGE_BYTES, size
     model = browser.run("return document.querySelector('#model').value")
     check_answer(browser, QUESTIONS[0])
+    check_turns(browser, look)
     with slowed(child_of(supervisor, "baton.decode_node")), busy(url, model, key):
         browser.run(_OBSERVE)
         browser.wait("a request on its legs", "return window.legs.has('prefill') && window.legs.has('decode')")

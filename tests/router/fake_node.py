@@ -40,6 +40,7 @@ from baton.wire.messages import (
     live_key,
 )
 from baton.wire.session import Session, number_of
+from baton.wire.tiers import TierTokens
 
 LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=2, head_dim=16)] * 2)
 FINGERPRINT = "f" * 32
@@ -137,12 +138,19 @@ class FakeNode:
         self._socket = self._dial()
 
     def emit(
-        self, leg: LegMessage, token_ids: Sequence[int], index: int | None = None, finish: str = "", cached: int = 0
+        self,
+        leg: LegMessage,
+        token_ids: Sequence[int],
+        index: int | None = None,
+        finish: str = "",
+        cached: int = 0,
+        tiers: Sequence[TierTokens] = (),
     ) -> None:
         """Tokens of `leg`, from output `index` on (its first output when None)."""
         logprobs = () if leg.params.logprobs is None else tuple(TokenLogprobs(-0.5, (i,), (-0.5,)) for i in token_ids)
         first = first_index(leg) if index is None else index
         event = TokenEvent(leg.handoff_id, leg.attempt, first, tuple(token_ids), logprobs, finish, cached)
+        event.tiers = tuple(tiers) or None
         if finish:
             self.live.discard(live_key(leg.handoff_id, leg.attempt))
         self.send(Tokens(self.hello.epoch, (event,)))

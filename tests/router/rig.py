@@ -30,6 +30,7 @@ from baton.router.http.serving.server import HttpServer
 from baton.router.nodes.control import ControlLink, ControlPort
 from baton.router.nodes.registry import Node, NodeRegistry
 from baton.router.requests.attempt import RelayRequest
+from baton.router.requests.flight import Flight
 from baton.router.requests.inbox import Inbox
 from baton.router.requests.relay import Relay, RelaySettings
 from baton.router.routing.policies import Policy, RoundRobin
@@ -142,6 +143,7 @@ class Call:
     def __init__(self, relay: Relay, request: RelayRequest) -> None:
         self.token_ids: list[int] = []
         self.finish_reason = ""
+        self.flight: Flight | None = None
         self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._run(relay, request))
 
@@ -166,7 +168,7 @@ class Call:
 
     async def _run(self, relay: Relay, request: RelayRequest) -> None:
         inbox = Inbox()
-        flight = relay.start(request, inbox)
+        flight = self.flight = relay.start(request, inbox)
         try:
             while not self.finish_reason:
                 for _, delivery in await inbox.take():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import openai
 import pytest
 
 from baton.router.http.openai.prompts import PromptMaker
 from baton.wire.errors import RequestFailed
+from baton.wire.messages import DECODE
+from baton.wire.tiers import TierTokens
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.rig import MODEL, Server, serving
 
@@ -44,6 +47,27 @@ async def test_the_async_client(server: Server, prompts: PromptMaker) -> None:
         assert [(choice.index, choice.text) for choice in answer.choices] == [(index, TEXT) for index in range(4)]
         assert [model.id async for model in client.models.list()] == [MODEL]
         assert (await client.models.retrieve(MODEL)).id == MODEL
+
+
+async def test_the_client_is_told_where_cached_tokens_came_from(server: Server) -> None:
+    tiers = (TierTokens("host", 4),)
+    await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [70], finish="length", cached=5, tiers=tiers))
+    prompt: dict[str, Any] = {"model": MODEL, "extra_body": {"max_tokens": 1}}
+    async with _async_client(server) as client:
+        chat = await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], **prompt)
+        completion = await client.completions.create(prompt=[*range(9)], **prompt)
+        response = await client.responses.create(model=MODEL, input="Hi")
+    assert chat.usage is not None
+    assert completion.usage is not None
+    assert response.usage is not None
+    found = (
+        chat.usage.prompt_tokens_details,
+        completion.usage.prompt_tokens_details,
+        response.usage.input_tokens_details,
+    )
+    for details in found:
+        assert details is not None
+        assert (details.cached_tokens, details.to_dict()["cached_tokens_by_place"]) == (5, {"decode": 1, "host": 4})
 
 
 async def test_the_client_raises_the_errors_of_its_own_tree(server: Server) -> None:

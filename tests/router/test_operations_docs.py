@@ -105,6 +105,7 @@ async def test_every_metric_of_the_router_is_documented(prompts: PromptMaker) ->
     async with serving(prompts) as server:
         for collector in (Streams(Memory(), 1.0), _watchdog(), _adaptation()):
             server.metrics.include(collector)
+        server.metrics.of_model(MODEL).cached({"host": 1})
         await server.rig.pair(answering(prompts.tokenizer.encode("abc"), "length"))
         await post_completion(server, cache_control={})  # a field that is ignored
         await server.rig.join(DECODE, group="rack-3")

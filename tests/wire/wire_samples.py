@@ -60,9 +60,10 @@ from baton.wire.messages import (
 )
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
+from baton.wire.tiers import TierTokens, TierUsage
 
 LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(4, 64), LayerKv(4, 64, window=128)])
-STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25, 6)
+STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25, 6, tiers=(TierUsage("host", 0.5),))
 TEN_YEARS_US = 10 * 365 * 24 * 3600 * 10**6
 PARAMS = DecodingParams(
     temperature=0.5,
@@ -79,7 +80,10 @@ PARAMS = DecodingParams(
 )
 EVENT = TokenEvent(b"h" * 16, 1, 3, (17,), (TokenLogprobs(-0.5, (17, 4), (-0.5, -2.0)),), "stop", 16)
 TIMED_EVENT = dataclasses.replace(
-    EVENT, handoff=HandoffFigures(3, 4096, 900, 12), times=StepTimes(None, TEN_YEARS_US - 9, TEN_YEARS_US)
+    EVENT,
+    handoff=HandoffFigures(3, 4096, 900, 12),
+    times=StepTimes(None, TEN_YEARS_US - 9, TEN_YEARS_US),
+    tiers=(TierTokens("host", 12), TierTokens("disk", 4)),
 )
 IMAGE = PromptImage(1, 2, digest_of(2, 3, bytes(range(18))), bytes(range(18)), 2, 3)
 SALTED = Prompt((1, 2, 3), b"salt", (), b"a" * 16)

@@ -26,6 +26,7 @@ from baton.engine.cache.load_choice import LoadChoice, LoadPlan, LoadProgress
 from baton.engine.cache.store import BlockBytes, StoredBlock, checksum_of
 from baton.engine.cache.tiers import Tiers
 from baton.wire.step_cost import StepCost
+from baton.wire.tiers import TierUsage
 
 MOST_AT_ONCE_BYTES = 2**24
 """What is saved of blocks that are given away: 4 ms of copying."""
@@ -169,6 +170,11 @@ class KvOffload:
         """How full the store is, 0 to 1."""
         return self._tiers.usage
 
+    @property
+    def usage_by_tier(self) -> tuple[TierUsage, ...]:
+        """How full each tier is."""
+        return tuple([TierUsage(tier.name, tier.usage) for tier in self.tiers])
+
     def evicted(self, blocks: Iterable[tuple[int, bytes]]) -> None:
         """These blocks and hashes are not found any more. Each block has an owner now, and its content until that
         writes."""
@@ -210,11 +216,11 @@ class KvOffload:
         self._tiers.load(hashes, load)
         return load
 
-    def end(self, load: Load) -> int:
-        """Close a load; how many of its blocks, from the first one on, are there."""
+    def end(self, load: Load) -> Sequence[str]:
+        """Close a load. For each of its blocks that are there, from the first one on, the tier that had it."""
         self._loads.discard(load)
         is_late = load.is_over and not load.has_ended
-        num_blocks = load.close()
+        num_blocks, tiers = load.close(), load.progress.plan.tiers
         self._choice.end(load.progress, was_late=is_late)
         self.counters.num_loaded_tokens += num_blocks * self._block_size
         if load.damaged is not None:
@@ -222,9 +228,9 @@ class KvOffload:
             self._tiers.forget(load.damaged)
         elif is_late:
             self.counters.num_late_loads += 1
-        elif num_blocks == len(load.progress.plan.tiers):
+        elif num_blocks == len(tiers):
             self._count_times(load.progress)
-        return num_blocks
+        return tiers[:num_blocks]
 
     def _count_times(self, progress: LoadProgress) -> None:
         plan = progress.plan

@@ -18,6 +18,7 @@ from baton.engine.scheduler.reading import Reading, ReadSpan
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
+from baton.wire.tiers import TierTokens
 
 PENDING_TOKEN = -1
 """In `token_ids`: a token that the step in flight is going to sample."""
@@ -112,7 +113,8 @@ class Request:
     `token_ids` is the prompt and everything generated, `output_ids` first; `num_computed_tokens` of them have their KV
     in `block_table`. `first_token_only`: the request leaves after one token, and its blocks are held for a handoff.
     `num_cached_tokens` is set at the first admission: prompt tokens that were found in the prefix cache or by a
-    reservation. `most_tokens`: prompt and output together can have no more. `takes_largest`: what the parameters say.
+    reservation; `tiers`: those of them that came from a KV store. `most_tokens`: prompt and output together can have no
+    more. `takes_largest`: what the parameters say.
 
     While steps are in flight, their tokens count as computed, and the last `num_pending_tokens` of `token_ids` are
     `PENDING_TOKEN`. `num_steps_in_flight` of them write into `block_table`. `has_drafts`: the newest of them has drafts
@@ -142,6 +144,7 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None
+    tiers: tuple[TierTokens, ...] = ()
     num_published_blocks: int = 0
     num_pending_tokens: int = 0
     num_steps_in_flight: int = 0

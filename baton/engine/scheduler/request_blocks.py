@@ -10,6 +10,7 @@ Invariant: the blocks of a request with a `load` are released only after that wa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from baton.engine.cache.block_log import PublishedRun
@@ -18,6 +19,7 @@ from baton.engine.cache.hashing import extend_hashes
 from baton.engine.cache.offload import KvOffload
 from baton.engine.scheduler.request import BlockCopy, Request
 from baton.engine.scheduler.step import Step
+from baton.wire.tiers import TierTokens
 
 
 class RequestBlocks:
@@ -66,7 +68,7 @@ class RequestBlocks:
         request.num_published_blocks = num_cached_tokens // self.block_size
         self._begin_load(request)
         if request.load is None:
-            _count_cached(request)
+            self._count_cached(request)
         return True
 
     def _begin_load(self, request: Request) -> None:
@@ -81,14 +83,33 @@ class RequestBlocks:
     def end_load(self, request: Request) -> None:
         """If `request` waits for KV it does not any longer: what has come is its own, the rest is to be computed."""
         if request.load is not None:
-            self._close_load(request)
-            _count_cached(request)
+            self._count_cached(request, self._close_load(request))
 
-    def _close_load(self, request: Request) -> None:
+    def _close_load(self, request: Request) -> Sequence[str]:
+        """For each block that has come of a load, the tier that had it."""
         load, request.load = request.load, None
-        if self._offload is not None and load is not None:
-            request.num_computed_tokens += self._offload.end(load) * self.block_size
-            self.publish(request, request.num_computed_tokens)
+        if self._offload is None or load is None:
+            return ()
+        tiers = self._offload.end(load)
+        request.num_computed_tokens += len(tiers) * self.block_size
+        self.publish(request, request.num_computed_tokens)
+        return tiers
+
+    def _count_cached(self, request: Request, tiers: Sequence[str] = ()) -> None:
+        """Note how much of its prompt was there, the last blocks of which came from `tiers`."""
+        # what is found again after a preemption was computed by this request itself
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+            if tiers:
+                request.tiers = self._tokens_by_tier(request, tiers)
+
+    def _tokens_by_tier(self, request: Request, tiers: Sequence[str]) -> tuple[TierTokens, ...]:
+        counts: Counter[str] = Counter()
+        first = request.num_computed_tokens - len(tiers) * self.block_size
+        for place, tier in enumerate(tiers):
+            start = first + place * self.block_size
+            counts[tier] += max(0, min(self.block_size, request.num_prompt_tokens - start))
+        return tuple([TierTokens(tier, count) for tier, count in counts.items() if count])
 
     def before(self, step: Step) -> None:
         """`step` is about to be launched: save what its blocks hold."""
@@ -188,9 +209,3 @@ class RequestBlocks:
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
-
-
-def _count_cached(request: Request) -> None:
-    # what is found again after a preemption was computed by this request itself
-    if request.num_cached_tokens is None:
-        request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)

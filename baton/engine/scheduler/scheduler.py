@@ -254,6 +254,7 @@ class Scheduler:
             request.failure if has_failed else "",
             0,
             read,
+            request.tiers,
         )
 
     def _fork(

@@ -14,6 +14,7 @@ from baton.engine.scheduler.reading import ReadSpan, RowsRead
 from baton.engine.scheduler.request import ScheduledRequest
 from baton.wire.messages import TokenLogprobs
 from baton.wire.request_key import RequestKey
+from baton.wire.tiers import TierTokens
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class RequestOutput(NamedTuple):
     due and the model computed NaN, or `failure` says what else went wrong. `read`: what the step read of its prompt.
     Its KV reaches over `num_computed_tokens`; `num_step_tokens` were computed in this step, drafts that were wrong
     among them. The first output of a fork counts no token of the prompt as computed or cached: the request it was
-    forked from has counted them."""
+    forked from has counted them. `tiers`: which of the cached tokens came from a KV store."""
 
     key: RequestKey
     num_step_tokens: int
@@ -82,6 +83,7 @@ class RequestOutput(NamedTuple):
     failure: str = ""
     num_forced: int = 0
     read: RowsRead | None = None
+    tiers: tuple[TierTokens, ...] = ()
 
     @property
     def token_ids(self) -> list[int]:

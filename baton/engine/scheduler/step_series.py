@@ -59,6 +59,7 @@ class StepSeries:
         self._num_computed = [share.start + 1 for share in shares]
         self._indexes = [len(share.token_ids) - share.prompt.num_tokens for share in shares]
         self._cached = [request.num_cached_tokens or 0 for request in requests]
+        self._tiers = [request.tiers for request in requests]
         self._first_limit = min([request.most_tokens - len(request.token_ids) for request in requests]) - 1
         self._matchers = [(place, each.matcher) for place, each in enumerate(requests) if each.matcher is not None]
         self._ends: set[int] = set()
@@ -138,6 +139,7 @@ class StepSeries:
             repeat(""),
             repeat(0),
             repeat(None),
+            self._tiers,
         )
         # as calling the class, in a third of the time
         return list(map(tuple.__new__, repeat(RequestOutput), values))

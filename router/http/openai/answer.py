@@ -93,8 +93,14 @@ class Choice:
             flight = self.flight.figures
         if flight is None:
             return past
-        cached = flight.num_cached_tokens
-        now = ToldFigures(self.index, cached, dict(flight.cached_by_role), flight.handoff, self.ended_at)
+        now = ToldFigures(
+            self.index,
+            flight.num_cached_tokens,
+            dict(flight.cached_by_role),
+            flight.handoff,
+            self.ended_at,
+            dict(flight.cached_by_place),
+        )
         if past is None:
             return now
         roles = now.cached_by_role | past.cached_by_role
@@ -264,15 +270,17 @@ class Answer:
         """Tokens of an answer that has ended: each prompt counted once."""
         figures = [told for choice in self.choices if (told := choice.told_figures) is not None]
         firsts = [told for first in self._firsts if (told := first.told_figures) is not None]
-        cached_by_role: Counter[str] = Counter()
+        cached_by_role, cached_by_place = Counter[str](), Counter[str]()
         for first in firsts:
             cached_by_role.update(first.cached_by_role)
+            cached_by_place.update(first.cached_by_place)
         return Usage(
             num_prompt_tokens=self.num_prompt_tokens,
             num_completion_tokens=self.num_completion_tokens,
             num_cached_tokens=sum(first.num_cached_tokens for first in firsts),
             handoffs=[each.handoff for each in figures if each.handoff is not None],
             cached_by_role=cached_by_role,
+            cached_by_place=cached_by_place,
             ended_at=max((each.ended_at for each in figures), default=0),
         )
 

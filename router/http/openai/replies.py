@@ -53,8 +53,9 @@ class ReplyHead:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one answer: of all its prompts, of all its choices, and prompt tokens found in the prefix cache where
-    they would have been computed, or by role in that of each node. `num_reasoning_tokens`: None where nobody looked.
-    `ended_at`: when the last choice ended, in seconds since 1970."""
+    they would have been computed, or by role in that of each node. `cached_by_place`: where the first of these came
+    from. `num_reasoning_tokens`: None where nobody looked. `ended_at`: when the last choice ended, in seconds since
+    1970."""
 
     num_prompt_tokens: int
     num_completion_tokens: int
@@ -62,6 +63,7 @@ class Usage:
     handoffs: Sequence[HandoffFigures] = ()
     timings: Timings | None = None
     cached_by_role: Mapping[str, int] = field(default_factory=dict)
+    cached_by_place: Mapping[str, int] = field(default_factory=dict)
     num_reasoning_tokens: int | None = None
     ended_at: int = 0
 
@@ -283,12 +285,14 @@ def _whole_answer(head: ReplyHead, kind: str, choices: list[dict[str, Any]], usa
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """The `usage` member of an answer. Three members are Baton's own: `kv_transfer`, there when KV came from a prefill
-    node, `timings`, there when asked for and known, and `cached_tokens_by_node`.
+    """The `usage` member of an answer. Four members are Baton's own: `kv_transfer`, there when KV came from a prefill
+    node, `timings`, there when asked for and known, `cached_tokens_by_node` and `cached_tokens_by_place`.
     """
     details: dict[str, Any] = {"cached_tokens": usage.num_cached_tokens}
     if usage.cached_by_role:
         details["cached_tokens_by_node"] = dict(usage.cached_by_role)
+    if usage.cached_by_place:
+        details["cached_tokens_by_place"] = dict(usage.cached_by_place)
     found: dict[str, Any] = {
         **_token_counts(usage),
         "prompt_tokens_details": details,

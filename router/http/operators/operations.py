@@ -139,6 +139,7 @@ def node_info(node: Node) -> dict[str, object]:
         "num_cached_blocks": status.num_cached_blocks,
         "num_held_blocks": status.num_held_blocks,
         "num_leased_blocks": status.num_leased_blocks,
+        "kv_tiers": {each.tier: round(each.usage, 3) for each in status.tiers},
         "max_request_tokens": hello.max_request_tokens,
         "max_num_seqs": hello.max_num_seqs,
         "fingerprint": hello.fingerprint,

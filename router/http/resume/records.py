@@ -48,6 +48,7 @@ class ToldFigures:
     cached_by_role: dict[str, int]
     handoff: HandoffFigures | None
     ended_at: int = 0
+    cached_by_place: dict[str, int] = field(default_factory=dict)
 
 
 # made here, on one thread: msgspec 0.22 crashes when two threads are the first to decode the same type of dataclass

@@ -89,7 +89,7 @@ def test_a_load_has_time_for_its_bytes_and_for_those_of_the_loads_before_it() ->
         clock.now_s = begun_s + LATENCY_S + passed_s
         assert (first.is_over, second.is_over) == are_over
     assert offload.num_loads == 0
-    assert (offload.end(first), offload.end(second)) == (0, 0)
+    assert (offload.end(first), offload.end(second)) == ([], [])
     assert offload.counters.num_late_loads == 2
 
 
@@ -99,7 +99,7 @@ def test_of_several_tiers_only_that_is_left_alone_which_was_late() -> None:
     late = load_of(offload, [2], [0])
     clock.now_s += 2 * LATENCY_S
     assert late.is_over
-    assert offload.end(late) == 0
+    assert offload.end(late) == []
     assert offload.plan([hash_of(1)], 0, 5) is not None
     assert offload.plan([hash_of(2)], 0, 5) is None
     assert (offload.counters.num_late_loads, offload.tiers[1].counters.num_late_loads) == (1, 1)

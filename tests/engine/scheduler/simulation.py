@@ -33,6 +33,7 @@ from baton.engine.steps_in_flight import StepFailed
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
+from baton.wire.tiers import TierTokens
 from tests.request_keys import key_of
 
 Name: TypeAlias = str | int
@@ -235,6 +236,7 @@ class Simulation:
         self.outputs: dict[Name, list[int]] = {}
         self.finished: dict[Name, str] = {}
         self.cached: dict[Name, int] = {}
+        self.tiers: dict[Name, tuple[TierTokens, ...]] = {}
         self.num_failures = 0
         self.num_steps_ahead = 0
         self.num_rows_wasted = 0
@@ -390,6 +392,7 @@ class Simulation:
         if output.tokens:
             self.outputs[name].extend(output.token_ids)
         self.cached[name] = output.num_cached_tokens
+        self.tiers[name] = output.tiers
         if output.has_left:
             self.num_just_ended += 1
             self.finished[name] = output.finish_reason

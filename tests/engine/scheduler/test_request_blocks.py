@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from baton.engine.cache.block_log import PublishedRun
 from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.hashing import extend_hashes
+from baton.engine.cache.offload import KvOffload
+from baton.engine.cache.store import StoredBlock, TierCounters, checksum_of
+from baton.engine.cache.tiers import Tier, Tiers
 from baton.engine.scheduler.request import BlockCopy, Request
 from baton.engine.scheduler.request_blocks import RequestBlocks
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
+from baton.wire.tiers import TierTokens
+from tests.engine.scheduler.simulation import Device
+from tests.engine.scheduler.stores import Clock, SlotBytes, TestStore
 from tests.request_keys import A, B
 
 
@@ -88,6 +96,25 @@ def test_tokens_of_an_earlier_output_are_no_cached_prompt() -> None:
     resumed = Request(B, Prompt.of(range(100, 106)), DecodingParams(), b"root", 999, range(106, 109))
     assert blocks.take_for(resumed)
     assert (resumed.num_computed_tokens, resumed.num_cached_tokens) == (8, 6)
+
+
+def test_tokens_of_an_earlier_output_are_no_prompt_of_a_tier_either() -> None:
+    resumed = Request(B, Prompt.of(range(100, 106)), DecodingParams(), b"root", 999, range(106, 114))
+    stores, clock = [TestStore(), TestStore()], Clock()
+    tiers = Tiers([Tier(str(place), store, TierCounters(), clock) for place, store in enumerate(stores)])
+    offload = KvOffload(tiers, SlotBytes(Device(4)), 4, 64, lambda: None, clock)
+    blocks = RequestBlocks(BlockPool(8, on_evicted=offload.evicted), 4, has_states=False, offload=offload)
+    hashes: list[bytes] = []
+    extend_hashes(hashes, resumed.token_ids, 4, b"root", ())
+    for block_hash, tier in zip(hashes, (0, 1, 1), strict=False):
+        content = np.zeros(32, dtype=np.uint8)
+        stores[tier].blocks[block_hash] = StoredBlock(block_hash, checksum_of(block_hash, content), content)
+    assert blocks.take_for(resumed)
+    for store in (*stores, stores[0]):
+        store.finish()
+    blocks.end_load(resumed)
+    assert (resumed.num_computed_tokens, resumed.num_cached_tokens) == (12, 6)
+    assert resumed.tiers == (TierTokens("0", 4), TierTokens("1", 2))
 
 
 def test_blocks_are_published_as_they_are_filled_and_each_once() -> None:

@@ -13,6 +13,7 @@ from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
 from baton.engine.scheduler.step_series import StepSeries, can_begin
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
+from baton.wire.tiers import TierTokens
 from tests.engine.scheduler.simulation import Simulation
 from tests.engine.scheduler.test_asynchronous import endless, simulate
 from tests.engine.scheduler.test_matchers import FakeMatcher
@@ -181,7 +182,7 @@ def sampled(series: StepSeries, *token_ids: int) -> list[RequestOutput] | None:
 
 def test_steps_of_a_series_and_their_outputs_are_each_a_token_further() -> None:
     one, other = asked("a", 1, 6), asked("b", 2, 8)
-    other.num_cached_tokens = 3
+    other.num_cached_tokens, other.tiers = 3, (TierTokens("host", 2),)
     series, _ = series_of(one, other)
     assert (series.num_changes, series.is_applied) == (7, False)
     first = series.first_step()
@@ -200,7 +201,7 @@ def test_steps_of_a_series_and_their_outputs_are_each_a_token_further() -> None:
         tokens = (SampledToken(20 + number, None),)
         assert sampled(series, 20 + number, 20 + number) == [
             RequestOutput(one.key, 1, 6 + number, 0, 1 + number, tokens, "", False, False),
-            RequestOutput(other.key, 1, 8 + number, 3, 3 + number, tokens, "", False, False),
+            RequestOutput(other.key, 1, 8 + number, 3, 3 + number, tokens, "", False, False, tiers=other.tiers),
         ]
         assert series.is_applied
         assert (one.num_pending_tokens, one.num_steps_in_flight, one.token_ids[-1]) == (0, 0, 20 + number)

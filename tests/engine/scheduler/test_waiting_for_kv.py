@@ -14,6 +14,7 @@ from baton.engine.scheduler.request import Request
 from baton.engine.scheduler.step import Step
 from baton.wire.sampling import DecodingParams
 from baton.wire.step_cost import StepCost
+from baton.wire.tiers import TierTokens
 from tests.engine.scheduler.proposers import Guessing
 from tests.engine.scheduler.simulation import Device, Name, Simulation, continuation
 from tests.engine.scheduler.stores import ChanceStore, Clock, TestStore, offload_of
@@ -70,6 +71,19 @@ def test_what_the_pool_has_evicted_comes_back_from_the_store() -> None:
     assert rig.simulation.cached["again"] == 16
     assert rig.simulation.device.num_computed_tokens - num_computed == 1 + 2
     assert rig.offload.counters.num_loaded_tokens == 16
+    assert rig.simulation.tiers == {"first": (), "other": (), "again": (TierTokens("test", 16),)}
+
+
+def test_what_came_of_a_load_counts_for_its_tier_and_what_the_pool_had_does_not() -> None:
+    rig = Rig()
+    rig.serve("first", PROMPT)
+    rig.serve("other", range(100, 117))  # takes the last block of `PROMPT` alone
+    rig.simulation.add("again", PROMPT, PARAMS)
+    assert rig.simulation.step() == Step(())
+    rig.store.finish()
+    rig.simulation.run()
+    (tier,) = rig.simulation.tiers["again"]
+    assert (tier.num_tokens, rig.simulation.cached["again"]) == (4, 16)
 
 
 def test_what_was_loaded_is_found_by_others_in_the_pool() -> None:
@@ -109,7 +123,7 @@ def test_of_a_load_that_ends_early_the_first_blocks_are_used_and_the_rest_is_com
     assert rig.simulation.step().requests[0].start == 8
     rig.simulation.run()
     rig.expect("again")
-    assert rig.simulation.cached["again"] == 8
+    assert (rig.simulation.cached["again"], rig.simulation.tiers["again"]) == (8, (TierTokens("test", 8),))
     assert rig.offload.counters.computing_s == 0.0
 
 

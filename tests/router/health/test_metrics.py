@@ -15,6 +15,7 @@ from baton.router.health.metric_aliases import VLLM_NAMES
 from baton.router.health.metrics import RequestTimer, RouterMetrics, TokenCounts, TokenMetrics
 from baton.router.http.openai.prompts import PromptMaker
 from baton.wire.messages import DECODE, PREFILL
+from baton.wire.tiers import TierTokens
 from tests.router.fake_node import FINGERPRINT, STATUS, answering
 from tests.router.http_client import fetch, post_completion
 from tests.router.rig import MODEL, Server, serving
@@ -89,11 +90,22 @@ async def test_an_answer_of_one_token_has_no_time_per_token(server: Server, prom
 
 
 async def test_the_prefix_cache_counts_tokens_asked_for_and_found(server: Server) -> None:
-    await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="length", cached=6))
+    tiers = (TierTokens("host", 4),)
+    await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="length", cached=6, tiers=tiers))
     usage = (await post_completion(server)).json()["usage"]
     samples = await _scraped(server)
+    by_place = [samples["baton:cached_prompt_tokens_total", MODEL, place] for place in ("decode", "host")]
+    assert by_place == [2, 4]
     assert samples["baton:prefix_cache_queries_total", MODEL] == usage["prompt_tokens"] > 6
     assert samples["baton:prefix_cache_hits_total", MODEL] == 6
+
+
+def test_nodes_cannot_make_labels_without_end() -> None:
+    metrics = RouterMetrics([MODEL])
+    for number in range(100):
+        metrics.of_model(MODEL).cached({str(number): 1})
+    found = {key[2]: value for key, value in _samples(metrics.render()).items() if "cached_prompt" in key[0]}
+    assert found == {**{str(number): 1 for number in range(16)}, "other": 84}
 
 
 async def test_nodes_are_shown_as_they_last_reported(server: Server) -> None:

@@ -20,6 +20,7 @@ from baton.router.http.openai.replies import CompletionStream
 from baton.router.http.serving.limits import HttpLimits
 from baton.wire.errors import RequestFailed
 from baton.wire.messages import DECODE, Cancel, Decode, Prefill, TokenEvent, Tokens
+from baton.wire.tiers import TierTokens
 from tests.router.fake_node import FakeNode, LegMessage, Script, answering, choice_legs
 from tests.router.http_client import (
     chat_body,
@@ -206,7 +207,14 @@ async def test_a_short_prompt_is_told_how_much_was_cached(server: Server, prompt
     assert (await post_completion(server)).json()["usage"]["prompt_tokens_details"] == {
         "cached_tokens": 7,
         "cached_tokens_by_node": {"decode": 7},
+        "cached_tokens_by_place": {"decode": 7},
     }
+
+
+async def test_nothing_cached_has_no_place(server: Server) -> None:
+    await server.rig.join(DECODE, lambda node, leg: node.emit(leg, [5], finish="stop"))
+    details = (await post_completion(server)).json()["usage"]["prompt_tokens_details"]
+    assert details == {"cached_tokens": 0, "cached_tokens_by_node": {"decode": 0}}
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3])
@@ -215,12 +223,14 @@ async def test_each_node_says_how_much_of_the_prompt_it_had(server: Server, num_
         for index in range(1 if isinstance(leg, Prefill) else num_tokens):
             # a decode node repeats the prefill node's first token with all that belongs to it
             finish = "length" if index == num_tokens - 1 else ""
-            node.emit(leg, [5], index, finish, cached=4 if index == 0 else 16)
+            tiers = (TierTokens("host", 3),) if index == 0 else ()
+            node.emit(leg, [5], index, finish, cached=4 if index == 0 else 16, tiers=tiers)
 
     await server.rig.pair(script)
     details = (await post_completion(server, prompt=[[5] * 40, [6] * 40])).json()["usage"]["prompt_tokens_details"]
     by_node = {"prefill": 8} if num_tokens == 1 else {"prefill": 8, "decode": 32}
-    assert details == {"cached_tokens": 8, "cached_tokens_by_node": by_node}
+    by_place = {"prefill": 2, "host": 6}
+    assert details == {"cached_tokens": 8, "cached_tokens_by_node": by_node, "cached_tokens_by_place": by_place}
 
 
 async def test_the_first_token_is_streamed_before_the_decode_node_has_said_anything(

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.requests.output import Delivery, Output
+from baton.router.requests.output import CachedTokens, Delivery, Output
 from baton.wire.messages import HandoffFigures, PromptRead, StepTimes, TokenEvent, TokenLogprobs
+from baton.wire.tiers import TierTokens
 
 HANDOFF = b"h" * 16
 OLD = 999_999
@@ -168,6 +169,44 @@ def test_times_are_kept_though_their_token_is_a_repetition_or_early() -> None:
     output.record(_event(0, 5))
     assert output.record(replace(_event(0, 5), times=first)) == []
     assert (output.times.first, output.times.second) == (first, second)
+
+
+def _noted(event: TokenEvent, *, is_split: bool = True, num_pulled: int = 0) -> CachedTokens:
+    cached = CachedTokens()
+    cached.begin(1, is_split=is_split, num_pulled=num_pulled)
+    cached.note(event, is_of_decode=not is_split)
+    return cached
+
+
+def test_cached_tokens_are_of_the_pool_that_had_them_the_peer_they_came_from_or_a_tier() -> None:
+    loaded = replace(_event(0, 5, cached=160), tiers=(TierTokens("host", 64), TierTokens("disk", 16)))
+    assert _noted(loaded).by_place(160) == {"prefill": 80, "host": 64, "disk": 16}
+    assert _noted(loaded, is_split=False).by_place(160) == {"decode": 80, "host": 64, "disk": 16}
+    assert _noted(loaded, num_pulled=64).by_place(160) == {"prefill": 16, "peer": 64, "host": 64, "disk": 16}
+    assert _noted(_event(0, 5, cached=64), num_pulled=64).by_place(64) == {"peer": 64}
+    assert _noted(_event(0, 5)).by_place(0) == CachedTokens().by_place(0) == {}
+
+
+@given(st.lists(st.integers(0, 99), max_size=3), st.integers(0, 99), st.integers(0, 99))
+def test_places_have_together_what_was_cached_whatever_a_node_says(
+    tiers: list[int], num_pulled: int, cached: int
+) -> None:
+    said = tuple(TierTokens(name, count) for name, count in zip(("host", "peer", "disk"), tiers, strict=False))
+    places = _noted(replace(_event(0, 5, cached=cached), tiers=said), num_pulled=num_pulled).by_place(cached)
+    assert sum(places.values()) == cached
+    assert all(count > 0 for count in places.values())
+
+
+def test_places_are_those_of_the_first_report_and_what_later_attempts_find_changes_nothing() -> None:
+    cached = CachedTokens()
+    cached.begin(1, is_split=True, num_pulled=32)
+    cached.begin(2, is_split=False)  # of the first attempt nothing came
+    assert cached.awaits_more
+    cached.note(_event(0, 5, attempt=2, cached=48), is_of_decode=True)
+    assert not cached.awaits_more
+    cached.begin(3, is_split=True)
+    assert not cached.awaits_more
+    assert (cached.by_place(48), cached.by_role) == ({"decode": 48}, {})
 
 
 def test_times_of_an_old_attempt_are_not_kept() -> None:

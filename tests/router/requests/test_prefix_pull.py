@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -59,15 +59,17 @@ class Stage:
         for node in (self.holder, self.prefill):
             assert await node.expect(Cancel) == Cancel(self.lend.handoff_id, self.lend.attempt)
 
-    async def ends_well(self) -> None:
-        """The attempt begins, and the tokens 1 to 3 reach the client."""
+    async def ends_well(self) -> Mapping[str, int]:
+        """The attempt begins, and the tokens 1 to 3 reach the client. Where the cached tokens came from."""
         prefill, decode = await self.prefill.expect(Prefill), await self.decode.expect(Decode)
         assert (prefill.attempt, decode.attempt, prefill.prompt) == (1, 1, Prompt(PROMPT))
-        self.prefill.emit(prefill, [1])
+        self.prefill.emit(prefill, [1], cached=NUM_HELD)
         for number in range(3):
             self.decode.emit(decode, [number + 1], number, "length" if number == 2 else "")
         assert await self.call.result() == [1, 2, 3]
         await self.rig.settle()
+        assert self.call.flight is not None
+        return self.call.flight.figures.cached_by_place
 
     def results(self) -> dict[str, int]:
         return dict(self.rig.relay.pulls.results)
@@ -100,7 +102,7 @@ async def test_the_attempt_begins_when_its_prefix_has_come() -> None:
         assert (pull.epoch, pull.address) == (stage.holder.hello.epoch, ADDRESS)
         assert not stage.prefill.has(Prefill)
         stage.prefill.send(Pulled(target.epoch, pull.handoff_id, pull.attempt, NUM_HELD, 10**6, 5000))
-        await stage.ends_well()
+        assert await stage.ends_well() == {"prefill": NUM_KNOWN, "peer": NUM_HELD - NUM_KNOWN}
         assert stage.results() == {ARRIVED: 1}
         assert stage.rig.relay.pulls.num_tokens == NUM_HELD - NUM_KNOWN
         assert not stage.holder.has(Cancel)

@@ -14,7 +14,7 @@ async function readAnswer(body, told, signal) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Error(chunk.error.message);
-    if (chunk.usage) told.figures.tokens = chunk.usage.completion_tokens;
+    if (chunk.usage) told.figures.noteUsage(chunk.usage);
     const choice = chunk.choices && chunk.choices[0];
     if (choice) tellPiece(choice, told);
   }

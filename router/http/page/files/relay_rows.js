@@ -50,7 +50,8 @@ export function showNode(row, node, group) {
   const kinds = poolOf(node);
   const label = `${kinds.map(([kind, blocks]) => `${count(blocks)} ${kind}`).join(", ")}, ${count(node.num_free_blocks)} free`;
   showMeter(pool.firstElementChild, kinds.map(([, blocks]) => blocks), node.num_blocks, `${label} of ${node.num_blocks} blocks`);
-  setText(pool.lastElementChild, `${label} of ${count(node.num_blocks)} blocks`);
+  const tiers = Object.entries(node.kv_tiers).map(([tier, usage]) => ` · ${tier} ${Math.round(100 * usage)} %`);
+  setText(pool.lastElementChild, `${label} of ${count(node.num_blocks)} blocks${tiers.join("")}`);
 }
 
 export function requestRow() {

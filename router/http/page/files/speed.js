@@ -1,5 +1,5 @@
-// How fast an answer came. A speed is told only where it was measured: over enough tokens, pieces and time. Tokens that
-// come all at once have none.
+// How fast an answer came, and where its prompt came from. A speed is told only where it was measured: over enough tokens,
+// pieces and time. Tokens that come all at once have none.
 
 import { count, seconds } from "./dom.js";
 
@@ -11,6 +11,7 @@ export class AnswerFigures {
   constructor() {
     this.tokens = null; // as the router counts them, null before it has said so
     this.finish = "";
+    this._prompt = "";
     this._begun = performance.now();
     this._first = this._last = 0;
     this._pieces = 0;
@@ -23,6 +24,15 @@ export class AnswerFigures {
     this._pieces += 1;
   }
 
+  /** The router has counted the tokens. */
+  noteUsage({ completion_tokens: tokens, prompt_tokens: all, prompt_tokens_details: details }) {
+    this.tokens = tokens;
+    const places = Object.entries((details && details.cached_tokens_by_place) || {});
+    const parts = places.map(([place, number]) => `${count(number)} from ${place}`);
+    parts.push(`${count(places.reduce((left, [, number]) => left - number, all))} computed`);
+    this._prompt = `prompt of ${count(all)}: ${parts.join(", ")}`;
+  }
+
   get text() {
     if (!this._pieces) return "";
     const number = this.tokens ?? this._pieces, duration = (this._last - this._first) / 1000;
@@ -31,6 +41,7 @@ export class AnswerFigures {
       parts.push(`${((number - 1) / duration).toFixed(1)} tokens/s`);
     }
     parts.push(`TTFT ${seconds((this._first - this._begun) / 1000)}`);
+    if (this._prompt) parts.push(this._prompt);
     if (this.finish === "length") parts.push("cut off at the token limit");
     return parts.join(" · ");
   }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -15,8 +15,9 @@ from baton.router.settings import RouterSettings
 from baton.runtime.settings import setting
 from baton.wire.codec import PROTOCOL_VERSION
 from baton.wire.errors import InvalidSetting
-from baton.wire.messages import DECODE
-from tests.router.fake_node import Script, answering
+from baton.wire.messages import DECODE, PREFILL
+from baton.wire.tiers import TierUsage
+from tests.router.fake_node import STATUS, Script, answering
 from tests.router.http_client import chat_body, connected, fetch, parse_reply, request_bytes
 from tests.router.rig import MODEL, Server, serving
 
@@ -56,7 +57,9 @@ async def test_the_router_lives_without_nodes(server: Server) -> None:
 
 
 async def test_server_info_shows_nodes_and_settings(server: Server) -> None:
-    prefill, decode = await server.rig.pair()
+    prefill = await server.rig.join(PREFILL)
+    tiers = (TierUsage("host", 0.25), TierUsage("disk", 0.0009))
+    decode = await server.rig.join(DECODE, status=replace(STATUS, tiers=tiers))
     info = (await fetch(server, "GET", "/server_info")).json()
     assert info["protocol_version"] == PROTOCOL_VERSION
     assert info["settings"]["max_attempts"] == 3
@@ -65,6 +68,7 @@ async def test_server_info_shows_nodes_and_settings(server: Server) -> None:
         (decode.hello.node_id, "decode"),
     ]
     assert {(node["load"], node["num_blocks"], node["num_free_blocks"]) for node in info["nodes"]} == {(0, 64, 64)}
+    assert [node["kv_tiers"] for node in info["nodes"]] == [{}, {"host": 0.25, "disk": 0.001}]
 
 
 def test_texts_of_settings_are_hidden_unless_they_are_known_to_be_harmless() -> None:

@@ -24,6 +24,7 @@ from baton.router.http.resume.logs import Folder, LogPlace, Memory
 from baton.router.http.resume.streams import Streams
 from baton.wire.errors import RequestFailed
 from baton.wire.messages import DECODE, Cancel, Decode
+from baton.wire.tiers import TierTokens
 from tests.router.fake_node import FakeNode
 from tests.router.http_client import (
     Connection,
@@ -390,11 +391,12 @@ async def test_figures_of_an_answer_that_broke_off_are_those_of_its_beginning(pr
         body = json.dumps({**_USER, **_USAGE, "max_tokens": len(IDS)}).encode()
         async with connected(server) as connection:
             await connection.send(request_bytes("POST", CHAT, body))
-            node.emit(await node.expect(Decode), IDS[:1], 0, cached=1)
+            node.emit(await node.expect(Decode), IDS[:1], 0, cached=2, tiers=[TierTokens("host", 1)])
             await connection.until(b"\n\n", 2)
             last = events_of(bytes(connection.received))[-1][0]
         asking = asyncio.create_task(fetch(server, "POST", CHAT, body, {"last-event-id": last}))
         leg = await node.expect(Decode)
         node.emit(leg, IDS[1:], 1, finish="length", cached=3)
         usage = json.loads(events_of((await asking).body)[-2][1])["usage"]
-    assert usage["prompt_tokens_details"]["cached_tokens"] == 1
+    details = usage["prompt_tokens_details"]
+    assert (details["cached_tokens"], details["cached_tokens_by_place"]) == (2, {"decode": 1, "host": 1})
