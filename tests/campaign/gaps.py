@@ -7,6 +7,8 @@ the asking to its first one. After each fault there is a time in which streams m
 - then what it takes to go on (`_THEN_S`), in which everything that is open may be computed again;
 - where several nodes were killed, the waits of requests that were lost with them (`_SUSPECTED_S`).
 
+Faults of KV tiers give no time at all: what does not come from there is computed.
+
 While no decode node is there, and 2 s longer, all may stand still. A gap may have as much of all these times as fall
 into it, together. Beside that it may have what is normal (`NORMAL_S`, and for as long as the same stream stands still
 undisturbed) and everything that is open computed once. All but the waits are stretched as the machine was (`pace`); or,
@@ -204,7 +206,7 @@ class Known:
             for out in self.outages
             if _overlap_s(gap, out.begun_s, out.ended_s)
         ]
-        for each in self.happened:
+        for each in [each for each in self.happened if not each.fault.is_of_tiers]:
             until_s = each.begun_s + self._stands_s(each, gap) + stretch * _then_s(each, again_s, self.agent_s)
             if self._is_suspected(each):
                 until_s += _SUSPECTED_S
