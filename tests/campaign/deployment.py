@@ -244,7 +244,7 @@ class Deployment:
             command += ["--rank-machines", str(settings.rank_machines), "--rank-port", str(member.rank_port)]
         num_blocks = _NUM_BLOCKS if self.tiers is None else _NUM_BLOCKS_WITH_TIERS
         command += ["--kv-transport", settings.transport, "--num-blocks", str(num_blocks[member.role])]
-        command += ["--device", "cpu", *(() if self.tiers is None else self.tiers.flags)]
+        command += ["--device", "cpu", *(() if self.tiers is None else self.tiers.flags(member.role))]
         name = f"{member.name}-life-{member.num_lives}"
         member.node = Node("decode" if settings.is_mixed else member.role, name, command, settings.folder, self._start)
 

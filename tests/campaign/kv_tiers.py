@@ -1,7 +1,8 @@
 """What is below the small KV pools of a campaign's nodes: host memory of each, a folder, and perhaps a server.
 
-Owns the folder and the server, which all nodes share, and a link to the server that can be broken. All are so small
-that blocks go from each tier to the next all the time.
+Owns the folder and the server, which all nodes share, and a link to the server that can be broken, which is that of
+decode nodes. All are so small that blocks go from each tier to the next all the time, and computing a prompt takes so
+many steps that loading it is mostly sooner.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tests.campaign.stalled_disk import stalls_of
 from tests.engine.cache.valkey_servers import RunningServer
 
 _GIB = 2**30
+_CHUNK = 32
 _HOST_BYTES = 2**19
 _DISK_BYTES = 2**22
 _MORE_BYTES = 2**21
@@ -30,13 +32,13 @@ class KvTiers:
         self.server = RunningServer() if has_server else None
         self.link = LinkProxy(0 if self.server is None else self.server.port)
 
-    @property
-    def flags(self) -> Sequence[str]:
+    def flags(self, role: str) -> Sequence[str]:
         """Those of a node. To be asked when it was started."""
-        flags = ["--kv-offloading-size", f"{_HOST_BYTES / _GIB}"]
+        flags = ["--max-num-batched-tokens", f"{_CHUNK}", "--kv-offloading-size", f"{_HOST_BYTES / _GIB}"]
         flags += ["--kv-disk", str(self.folder), "--kv-disk-size", f"{_DISK_BYTES / _GIB}"]
         if self.server is not None:
-            flags += ["--kv-store", "valkey", "--kv-store-url", f"redis://127.0.0.1:{self.link.port}/0"]
+            port = self.link.port if role == "decode" else self.server.port
+            flags += ["--kv-store", "valkey", "--kv-store-url", f"redis://127.0.0.1:{port}/0"]
         return flags
 
     def files(self) -> list[Path]:

@@ -122,7 +122,7 @@ _LASTS_S = {
     "kv-remove": (0.1, 4.0),
     "kv-read-only": (0.5, 8.0),
     "kv-stall": (0.5, 10.0),
-    "store-kill": (0.05, 5.0),
+    "store-kill": (0.05, 3.0),
     "store-freeze": (0.2, 10.0),
     "store-lie": (0.0, 0.0),
 }
@@ -137,8 +137,8 @@ STORE_LINK = "store"
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault. `target`: "prefill-0", "decode-1", "router", or "tiers": the folder and the server of KV blocks that
-    all nodes share. `link`: "control" (node and router), "peer" (what other nodes dial) or "store" (all nodes and that
-    server). `strength` and `choice` are in [0, 1) and mean what the kind makes of them."""
+    all nodes share. `link`: "control" (node and router), "peer" (what other nodes dial) or "store" (decode nodes and
+    that server). `strength` and `choice` are in [0, 1) and mean what the kind makes of them."""
 
     number: int
     at_s: float
