@@ -17,7 +17,7 @@ from tests.engine.cache.valkey_servers import RunningServer
 _GIB = 2**30
 _CHUNK = 32
 _HOST_BYTES = 2**19
-_DISK_BYTES = 2**22
+_DISK_BYTES = 2**20
 _MORE_BYTES = 2**21
 """Nodes that write at the same time do not see each other's files before; and each may leave one that is unfinished."""
 
