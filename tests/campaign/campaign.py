@@ -153,8 +153,10 @@ async def _run_faults(
         return line
     await tier_counts.look(deployment)
     report.tell(tier_counts.summary())
-    for text in tier_counts.findings() + deployment.tiers.findings():
-        timeline.found(text)
+    for text in tier_counts.findings():
+        timeline.found(text, results.UNTRIED)
+    for text in deployment.tiers.findings():
+        timeline.found(text, results.LEAK)
     return line | {"tiers": tier_counts.table()}
 
 
