@@ -15,12 +15,13 @@ from typing import TypeAlias
 
 from openai import AsyncOpenAI
 
+from baton.engine.cache.store import LATENCY_S
 from tests.campaign import checks, private_shm, report, results
 from tests.campaign.clocks import compile_liar
 from tests.campaign.corpus import make_corpus, token_seconds
 from tests.campaign.deployment import Deployment
 from tests.campaign.faults import Happened, Injector
-from tests.campaign.gaps import GapJudge
+from tests.campaign.gaps import NORMAL_S, GapJudge
 from tests.campaign.growth import Growth
 from tests.campaign.load import GIVE_UP_S, HUNG, WRONG, Asked, Load
 from tests.campaign.pace import measured
@@ -99,7 +100,8 @@ async def _run_faults(
     timeline.note(f"{len(entries)} references, {num_tokens} tokens; {1 / token_s:.0f} tokens of a prompt a second")
     checks.note_footprints(deployment)
     excused: Counter[str] = Counter()
-    judge = GapJudge(injector.happened, deployment, token_s, settings.folder)
+    normal_s = NORMAL_S + (0.0 if deployment.tiers is None else LATENCY_S)
+    judge = GapJudge(injector.happened, deployment, token_s, settings.folder, normal_s)
 
     def done(asked: Asked) -> None:
         known = (injector.happened, deployment.outages, deployment.deaths_s)

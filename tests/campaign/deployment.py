@@ -34,7 +34,7 @@ NODE_WAIT_S = 60.0
 RESUMABLE_S = 60.0
 _WATCH_S = 0.05
 _NUM_BLOCKS = {"prefill": 1024, "decode": 768}
-_NUM_BLOCKS_WITH_TIERS = {"prefill": 96, "decode": 160}
+_NUM_BLOCKS_WITH_TIERS = {"prefill": 64, "decode": 128}
 """Prompts that come again are mostly evicted by then."""
 Note = Callable[[str], None]
 

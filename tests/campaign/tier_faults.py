@@ -20,6 +20,7 @@ from valkey.exceptions import ValkeyError
 from tests.campaign import private_shm
 from tests.campaign.kv_tiers import KvTiers
 from tests.campaign.schedule import Fault
+from tests.campaign.settings import STORE_KINDS
 from tests.campaign.stalled_disk import stalls_of
 from tests.engine.cache.valkey_servers import RunningServer
 
@@ -31,6 +32,10 @@ _ANSWER_S = 1.0
 async def make(fault: Fault, tiers: KvTiers) -> None:
     """Make it, and undo it after `lasts_s`."""
     rng = random.Random(fault.choice)
+    if fault.kind in STORE_KINDS:
+        if tiers.server is not None:
+            await _hit_server(fault, tiers.server, rng)
+        return
     match fault.kind:
         case "kv-flip" | "kv-cut" | "kv-swap":
             _damage(fault.kind, tiers.files(), rng)
@@ -43,13 +48,9 @@ async def make(fault: Fault, tiers: KvTiers) -> None:
         case "kv-read-only":
             with contextlib.suppress(OSError), private_shm.read_only(tiers.folder):  # the folder may be gone
                 await asyncio.sleep(fault.lasts_s)
-        case "kv-stall":
+        case _:
             with _stall(stalls_of(tiers.folder) / f"{fault.number}"):
                 await asyncio.sleep(fault.lasts_s)
-        case "store-lie" if tiers.server is not None:
-            await asyncio.to_thread(_lie, tiers.server.port, rng)
-        case _ if tiers.server is not None:
-            await _stop(tiers.server, fault)
 
 
 def _damage(kind: str, files: list[Path], rng: random.Random) -> None:
@@ -107,8 +108,11 @@ def _stall(mark: Path) -> Iterator[None]:
         mark.unlink()
 
 
-async def _stop(server: RunningServer, fault: Fault) -> None:
-    """The server is killed, and started again without any block; or it stands still."""
+async def _hit_server(fault: Fault, server: RunningServer, rng: random.Random) -> None:
+    """It lies; or is killed, and started again without any block; or stands still."""
+    if fault.kind == "store-lie":
+        await asyncio.to_thread(_lie, server.port, rng)
+        return
     if not server.is_running:
         return
     if fault.kind == "store-kill":
