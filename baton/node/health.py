@@ -1,12 +1,18 @@
-"""The health port: `/health` and `/metrics` of a node, served by a thread of its own."""
+"""The health port: `/health` and `/metrics` of a node, served by threads of its own.
+
+Invariant: no thread is started for a request. CPython waits without a deadline for a new thread to say that it runs, so
+a node that had no memory for one would never answer again.
+"""
 
 from __future__ import annotations
 
 import json
+import queue
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,7 +23,7 @@ from baton.wire.errors import InvalidSetting
 
 _REQUEST_TIMEOUT_S = 10
 _NOTICES_CLOSE_S = 0.1
-_MAX_CONNECTIONS = 32
+_NUM_THREADS, _MAX_WAITING = 8, 24
 
 
 class HealthServer:
@@ -64,29 +70,43 @@ class HealthServer:
         self._thread.join()
 
 
-class _Server(ThreadingHTTPServer):
-    """A thread for each connection, for at most `_MAX_CONNECTIONS`; more are closed at once."""
+class _Server(HTTPServer):
+    """Each connection has a thread, or waits for one; where too many wait it is closed at once."""
 
-    daemon_threads = True
     # those that wait to be accepted: with the default of 5 a burst of connections waits for seconds, probes among them
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], health: HealthServer) -> None:
         self.health = health
-        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._waiting: queue.Queue[tuple[Any, Any] | None] = queue.Queue(_MAX_WAITING)
         super().__init__(address, _Handler)
+        for _ in range(_NUM_THREADS):
+            threading.Thread(target=self._serve, name="health", daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        try:
+            self._waiting.put_nowait((request, client_address))
+        except queue.Full:
             self.shutdown_request(request)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def server_close(self) -> None:
+        super().server_close()
+        for _ in range(_NUM_THREADS):
+            with suppress(queue.Full):
+                self._waiting.put_nowait(None)
+
+    def _serve(self) -> None:
+        while (taken := self._waiting.get()) is not None:
+            with suppress(Exception):  # without memory it cannot even be told; others wait for this thread
+                self._answer(*taken)
+
+    def _answer(self, request: Any, client_address: Any) -> None:
         try:
-            super().process_request_thread(request, client_address)
+            self.finish_request(request, client_address)
+        except Exception:
+            self.handle_error(request, client_address)
         finally:
-            self._free.release()
+            self.shutdown_request(request)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -15,18 +15,20 @@ from typing import TypeAlias
 
 from openai import AsyncOpenAI
 
+from baton.engine.cache.store import LATENCY_S
 from tests.campaign import checks, private_shm, report, results
 from tests.campaign.clocks import compile_liar
 from tests.campaign.corpus import make_corpus, token_seconds
 from tests.campaign.deployment import Deployment
 from tests.campaign.faults import Happened, Injector
-from tests.campaign.gaps import GapJudge
+from tests.campaign.gaps import NORMAL_S, GapJudge
 from tests.campaign.growth import Growth
 from tests.campaign.load import GIVE_UP_S, HUNG, WRONG, Asked, Load
 from tests.campaign.pace import measured
 from tests.campaign.schedule import plan
 from tests.campaign.settings import CampaignSettings
 from tests.campaign.strangers import Answered, Strangers
+from tests.campaign.tier_counts import TierCounts
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.seeing import make_seeing
 from tests.stations.ring import stamp_turns
@@ -98,7 +100,8 @@ async def _run_faults(
     timeline.note(f"{len(entries)} references, {num_tokens} tokens; {1 / token_s:.0f} tokens of a prompt a second")
     checks.note_footprints(deployment)
     excused: Counter[str] = Counter()
-    judge = GapJudge(injector.happened, deployment, token_s, settings.folder)
+    normal_s = NORMAL_S + (0.0 if deployment.tiers is None else LATENCY_S)
+    judge = GapJudge(injector.happened, deployment, token_s, settings.folder, normal_s)
 
     def done(asked: Asked) -> None:
         known = (injector.happened, deployment.outages, deployment.deaths_s)
@@ -115,14 +118,17 @@ async def _run_faults(
         if finding := checks.finding_of_body(each, injector.happened, deployment.outages, deployment.deaths_s):
             timeline.found(finding, results.BODY)
 
-    load = Load(entries, client, settings.seed, done)
+    load = Load(entries, client, settings.seed, done, settings.salted_share)
     longest_s = _MAX_POSITION * settings.step_s
     strangers = Strangers(deployment.http_port, settings.seed, answered, sees=settings.sees, longest_s=longest_s)
     growth = Growth(timeline.footprints)
+    tier_counts = TierCounts()
     async with measured(judge.pace):
         load.start(settings.num_clients)
         strangers.start(settings.num_strangers)
         watching = _watching(deployment, injector, load, growth, judge, settings.stall_s, timeline)
+        if deployment.tiers is not None:
+            watching.append(asyncio.ensure_future(tier_counts.watch(deployment)))
         if watcher is not None:
             course = Course(deployment, load, injector.happened, excused, judge, growth, timeline.findings)
             watching.append(asyncio.ensure_future(watcher(course)))
@@ -144,7 +150,16 @@ async def _run_faults(
     report.tell("\n".join(lines))
     for text in grown:
         timeline.found(text, results.LEAK)
-    return results.line_of(settings, load, strangers, injector.happened, excused, judge)
+    line = results.line_of(settings, load, strangers, injector.happened, excused, judge)
+    if deployment.tiers is None:
+        return line
+    await tier_counts.look(deployment)
+    report.tell(tier_counts.summary())
+    for text in tier_counts.findings():
+        timeline.found(text, results.UNTRIED)
+    for text in deployment.tiers.findings():
+        timeline.found(text, results.LEAK)
+    return line | {"tiers": tier_counts.table()}
 
 
 def _watching(

@@ -21,8 +21,9 @@ import psutil
 from baton.engine.settings import OWN
 from baton.launch.key import write_key
 from tests.campaign import poison
+from tests.campaign.kv_tiers import KvTiers
 from tests.campaign.proxy import LinkProxy
-from tests.campaign.settings import CampaignSettings
+from tests.campaign.settings import NO_TIERS, VALKEY, CampaignSettings
 from tests.free_port import free_port
 from tests.system.harness import MODEL_NAME, Node, Program, forked_with, started
 from tests.system.spread import Machine
@@ -33,13 +34,15 @@ NODE_WAIT_S = 60.0
 RESUMABLE_S = 60.0
 _WATCH_S = 0.05
 _NUM_BLOCKS = {"prefill": 1024, "decode": 768}
+_NUM_BLOCKS_WITH_TIERS = {"prefill": 64, "decode": 128}
+"""Prompts that come again are mostly evicted by then."""
 Note = Callable[[str], None]
 
 
 class Member:
     """A node over its lives, which ended with `statuses` where nothing excused it. `node` is the current one; `machine`
     runs a part of its ranks, in all its lives. `delay_s` is waited before the next. `excuses`: why it may end by itself
-    or not start now; empty if it may not."""
+    or not start now; empty if it may not. `start_excuses`: why it may not start now, but has to go on once it has."""
 
     def __init__(self, role: str, index: int, port: int) -> None:
         self.role = role
@@ -55,6 +58,7 @@ class Member:
         self.is_meant_to_end = False
         self.is_ready = False
         self.excuses: list[str] = []
+        self.start_excuses: list[str] = []
         self.baseline: Footprint | None = None
         self.node: Node | None = None
 
@@ -107,6 +111,8 @@ class Deployment:
         self.outages: list[Outage] = []
         self.scarcities: list[Outage] = []
         self.deaths_s: list[float] = []
+        has_tiers = settings.tiers != NO_TIERS
+        self.tiers = KvTiers(settings.folder / "kv", has_server=settings.tiers == VALKEY) if has_tiers else None
         self._settings = settings
         self._model = model
         self._key = None if settings.is_plaintext else settings.folder / "cluster.key"
@@ -146,6 +152,8 @@ class Deployment:
         self._settings.folder.mkdir(parents=True, exist_ok=True)
         if self._key is not None and not self._key.exists():
             write_key(self._key)
+        if self.tiers is not None:
+            await self.tiers.start()
         self._spawn_router()
         await asyncio.to_thread(self.router.wait_ready)
         for member in self.members:
@@ -199,6 +207,8 @@ class Deployment:
                 member.machine.program.kill()
             await member.peer.close()
             await member.control.close()
+        if self.tiers is not None:
+            await self.tiers.close()
 
     async def _num_joined(self) -> int:
         try:
@@ -232,8 +242,9 @@ class Deployment:
         command += ["--kv-checksum", "dot64"] * (settings.rank_pools == OWN)
         if settings.rank_machines > 1:
             command += ["--rank-machines", str(settings.rank_machines), "--rank-port", str(member.rank_port)]
-        command += ["--kv-transport", settings.transport, "--num-blocks", str(_NUM_BLOCKS[member.role])]
-        command += ["--device", "cpu"]
+        num_blocks = _NUM_BLOCKS if self.tiers is None else _NUM_BLOCKS_WITH_TIERS
+        command += ["--kv-transport", settings.transport, "--num-blocks", str(num_blocks[member.role])]
+        command += ["--device", "cpu", *(() if self.tiers is None else self.tiers.flags(member.role))]
         name = f"{member.name}-life-{member.num_lives}"
         member.node = Node("decode" if settings.is_mixed else member.role, name, command, settings.folder, self._start)
 
@@ -241,8 +252,8 @@ class Deployment:
         while True:
             node = member.node
             if node is not None and not node.is_running:
-                member.is_ready = False
                 self._judge_end(member, node)
+                member.is_ready = False
                 await asyncio.sleep(member.delay_s)
                 member.is_meant_to_end, member.delay_s = False, 0.2
                 self._spawn(member)
@@ -262,8 +273,8 @@ class Deployment:
         assert status is not None  # it is called when the process has ended
         if status:
             self.deaths_s.append(time.monotonic())
-        if member.excuses:
-            self._note(f"{member.name} has ended with {status}: {', '.join(member.excuses)}")
+        if excuses := [*member.excuses, *(() if member.is_ready else member.start_excuses)]:
+            self._note(f"{member.name} has ended with {status}: {', '.join(excuses)}")
             return
         member.statuses.append(status)
         if member.is_meant_to_end or (self.num_poisons and status == poison.ABORTED):

@@ -19,10 +19,10 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from tests.campaign import poison, thread_limit
+from tests.campaign import poison, thread_limit, tier_faults
 from tests.campaign.deployment import Deployment, Member, kill, send, until
 from tests.campaign.proxy import DOWN, UP, LinkProxy
-from tests.campaign.schedule import Fault
+from tests.campaign.schedule import STORE_LINK, Fault
 from tests.system.harness import MODEL_NAME, Program
 
 SHM = Path("/dev/shm")
@@ -34,6 +34,10 @@ _DRAIN_S = 60.0
 _DRAIN_ORDER_S = 5.0
 _EXCUSED_S = 3.0
 """So long after it has everything again, a program may still end of what it lacked."""
+_NO_FOLDER = ("kv-remove", "kv-read-only")
+"""No node with a disk tier starts while these last."""
+_STARTING_S = 10.0
+"""So long a start may take that has begun meanwhile."""
 _WATCH_S = 1.0
 """By then it has been noticed that a node has ended."""
 
@@ -91,13 +95,31 @@ class Injector:
             if fault.is_of_router:
                 await self._hit_router(fault)
             elif fault.link:
-                member = self._deployment.member(fault.target)
-                await self._hit_link(fault, member.control if fault.link == "control" else member.peer)
+                await self._hit_link(fault, self._link_of(fault))
+            elif fault.is_of_tiers:
+                await self._hit_tiers(fault)
             else:
                 await self._hit_node(fault, self._deployment.member(fault.target))
         finally:
             happened.ended_s = time.monotonic()
             self._note(f"fault #{fault.number} is over")
+
+    def _link_of(self, fault: Fault) -> LinkProxy:
+        tiers = self._deployment.tiers
+        if fault.link == STORE_LINK and tiers is not None:
+            return tiers.link
+        member = self._deployment.member(fault.target)
+        return member.control if fault.link == "control" else member.peer
+
+    async def _hit_tiers(self, fault: Fault) -> None:
+        if self._deployment.tiers is None:
+            return
+        if fault.kind not in _NO_FOLDER:
+            await tier_faults.make(fault, self._deployment.tiers)
+            return
+        with _excused([each.start_excuses for each in self._deployment.members], "it had no folder"):
+            await tier_faults.make(fault, self._deployment.tiers)
+            await asyncio.sleep(_STARTING_S)
 
     async def _hit_router(self, fault: Fault) -> None:
         router = self._deployment.router

@@ -7,6 +7,9 @@ the asking to its first one. After each fault there is a time in which streams m
 - then what it takes to go on (`_THEN_S`), in which everything that is open may be computed again;
 - where several nodes were killed, the waits of requests that were lost with them (`_SUSPECTED_S`).
 
+Faults of KV tiers give no time at all: what does not come from there is computed. But where there are some a node
+waits `LATENCY_S` at any time, if it does not know yet, or does not ask, what computing takes (`eager_loads`).
+
 While no decode node is there, and 2 s longer, all may stand still. A gap may have as much of all these times as fall
 into it, together. Beside that it may have what is normal (`NORMAL_S`, and for as long as the same stream stands still
 undisturbed) and everything that is open computed once. All but the waits are stretched as the machine was (`pace`); or,
@@ -116,21 +119,36 @@ class GapJudge:
     do. `folder`: with the stamps of all programs. `turns` are those of the loop that
     stamps tokens. `lines` tell of each gap that no fault touched to which station it belongs."""
 
-    def __init__(self, happened: Sequence[Happened], deployment: Deployment, token_s: float, folder: Path) -> None:
+    def __init__(
+        self,
+        happened: Sequence[Happened],
+        deployment: Deployment,
+        token_s: float,
+        folder: Path,
+        normal_s: float = NORMAL_S,
+    ) -> None:
         self.pace = Pace()
         self.turns = Ring(folder / f"{CLIENT}.stamps")
         self.judged: list[tuple[Gap, Bound]] = []
         self.lines: list[str] = []
         self._happened, self._deployment = happened, deployment
-        self._token_s, self._folder = token_s, folder
+        self._token_s, self._folder, self._normal_s = token_s, folder, normal_s
 
     def findings_of(self, asked: Asked, others: Sequence[Asked]) -> list[str]:
         """What lasted longer than it may. `others`: all requests."""
         there = self._deployment
-        known = Known(self._happened, there.outages, there.scarcities, others, self.pace, self._token_s)
+        known = Known(
+            self._happened,
+            there.outages,
+            there.scarcities,
+            others,
+            self.pace,
+            self._token_s,
+            normal_s=self._normal_s,
+        )
         found = []
         for gap in gaps_of(asked):
-            if gap.lasted_s > NORMAL_S + asked.entry.silent_s:
+            if gap.lasted_s > self._normal_s + asked.entry.silent_s:
                 bound, why = known.bound_of(gap), ""
                 if gap.lasted_s > bound.seconds or not bound.kinds:
                     bound, why = self._accounted(known, gap, bound)
@@ -192,19 +210,20 @@ class Known:
     pace: Pace
     token_s: float
     agent_s: float = AGENT_S
+    normal_s: float = NORMAL_S
 
     def bound_of(self, gap: Gap) -> Bound:
         """The bound of a gap."""
         stretch = self.pace.stretch(gap.begun_s, gap.ended_s)
         again_s = self.token_s * self._num_tokens(gap)
-        normal_s = NORMAL_S + gap.asked.entry.silent_s
+        normal_s = self.normal_s + gap.asked.entry.silent_s
         kinds, why = [], [f"{normal_s:.2f} s are normal, what was open takes {again_s:.2f} s"]
         times = [
             (out.begun_s, (out.ended_s or gap.ended_s) + stretch * (LOST_S + again_s))
             for out in self.outages
             if _overlap_s(gap, out.begun_s, out.ended_s)
         ]
-        for each in self.happened:
+        for each in [each for each in self.happened if not each.fault.is_of_tiers]:
             until_s = each.begun_s + self._stands_s(each, gap) + stretch * _then_s(each, again_s, self.agent_s)
             if self._is_suspected(each):
                 until_s += _SUSPECTED_S

@@ -130,15 +130,24 @@ class _Reading:
 
 
 class Load:
-    """See the module. `asked` has all requests so far; `done` is called for each that has ended."""
+    """See the module. `asked` has all requests so far; `done` is called for each that has ended. `salted_share` of them
+    find nothing in a prefix cache."""
 
-    def __init__(self, entries: Sequence[Entry], client: AsyncOpenAI, seed: int, done: Callable[[Asked], None]) -> None:
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        client: AsyncOpenAI,
+        seed: int,
+        done: Callable[[Asked], None],
+        salted_share: float = 0.7,
+    ) -> None:
         self.asked: list[Asked] = []
         self.num_tokens = 0
         self._entries = entries
         self._client = client
         self._seed = seed
         self._done = done
+        self._salted_share = salted_share
         self._is_over = False
         self._clients: list[asyncio.Task[None]] = []
 
@@ -161,7 +170,8 @@ class Load:
         rng = random.Random(seed)
         asked = Asked(len(self.asked), entry, mode, time.monotonic())
         self.asked.append(asked)
-        await self._ask(asked, _salted(entry.request.body) if rng.random() < 0.7 else entry.request.body, rng)
+        body = _salted(entry.request.body) if rng.random() < self._salted_share else entry.request.body
+        await self._ask(asked, body, rng)
         asked.ended_s = time.monotonic()
         self._done(asked)
         asked.told.clear()

@@ -1,13 +1,15 @@
 """A real node of a campaign: `node_process.py PROGRAM PROXY_PORT STEP_S STAMPS MODEL FLAG...`.
 
-Four things differ from `python -m baton.prefill_node`, `decode_node` and `node`. It tells its peers the port of a
+Some things differ from `python -m baton.prefill_node`, `decode_node` and `node`. It tells its peers the port of a
 proxy in place of the port that it listens on (`--port`), and a step takes at least `STEP_S`, so that streams of a tiny
-model last long enough for faults to hit them. It aborts when it computes the prompt of `tests.campaign.poison`. And it
-stamps the tokens that it sends, in the file `STAMPS`.
+model last long enough for faults to hit them. It aborts when it computes the prompt of `tests.campaign.poison`. It
+stamps the tokens that it sends, in the file `STAMPS`. The
+disk of its KV tier stalls when the campaign says so. And half of all nodes do not choose between loading and computing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -23,12 +25,14 @@ from baton.engine.runner.base import RunningStep
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.scheduler.step import Step
 from baton.wire import links
-from tests.campaign import poison
+from tests.campaign import poison, stalled_disk
+from tests.campaign.eager_loads import eager
 from tests.stations.node_stamps import stamped
 
 PROGRAM, PROXY_PORT, STEP_S = sys.argv[1], sys.argv[2], float(sys.argv[3])
 PORT = sys.argv[sys.argv.index("--port") + 1]
 _bind, _launch = links.bind, ModelRunner.launch
+IS_EAGER = sys.argv[sys.argv.index("--node-id") + 1].endswith(("1", "3"))
 _last_s = 0.0
 
 
@@ -56,5 +60,7 @@ if __name__ == "__main__":
         mock.patch.object(links, "bind", bind),
         mock.patch.object(ModelRunner, "launch", launch),
         stamped(Path(sys.argv[4])),
+        stalled_disk.obeyed(sys.argv[5:]),
+        eager() if IS_EAGER else contextlib.nullcontext(),
     ):
         sys.exit(main(sys.argv[5:]))

@@ -24,11 +24,12 @@ from tests.campaign.strangers import Strangers
 from tests.system.harness import ROOT
 
 Line: TypeAlias = dict[str, Any]
-WRONG, HANG, LEAK, ERROR, GAP, BODY, OTHER = "wrong", "hangs", "leaks", "errors", "gaps", "bodies", "other"
+WRONG, HANG, LEAK, ERROR, GAP, BODY = "wrong", "hangs", "leaks", "errors", "gaps", "bodies"
+UNTRIED, OTHER = "untried", "other"
 """Kinds of findings: an answer with a wrong, lost or doubled token or call; a request that stands still; something that
 is left at the end, or grew; an error that nothing excuses; a gap that is too long; a random body that was answered with
-5xx or not at all; the rest, such as a program that ended by itself."""
-_KINDS = (WRONG, HANG, LEAK, ERROR, GAP, BODY, OTHER)
+5xx or not at all; KV tiers from which nothing was loaded; the rest, such as a program that ended by itself."""
+_KINDS = (WRONG, HANG, LEAK, ERROR, GAP, BODY, UNTRIED, OTHER)
 _COUNTS = ("faults", "requests", "streamed_tokens", "resumed", "told_again", "random_bodies", "minutes")
 _COUNTERS = ("findings", "kinds", "ends", "right", "excused", "body_statuses")
 

@@ -28,6 +28,12 @@ just that. So an error outside of those is a finding.
 | kill-rank | SIGKILL for a rank of a node; the node ends, and is started again after `lasts_s` |
 | freeze-rank | SIGSTOP for a rank, and SIGCONT after `lasts_s`; the node may end of it |
 | poison | a request comes of which every node dies that computes it |
+| kv-flip, kv-cut, kv-swap | some files of KV blocks have a turned bit, lose their end, or change names with others |
+| kv-remove | some files are deleted, or the whole folder, or there is a file in its place; it is back after `lasts_s` |
+| kv-read-only | nothing can be written into the folder |
+| kv-stall | whoever opens, reads or writes files of the folder waits |
+| store-kill, store-freeze | SIGKILL or SIGSTOP for the server of KV blocks, which runs again after `lasts_s` |
+| store-lie | some values of the server are damaged, cut, those of other keys, or of another type |
 | router-... | the same to the router; one that was killed, or died of having no memory, is started again at once |
 """
 
@@ -38,7 +44,7 @@ import random
 from dataclasses import dataclass
 
 from tests.campaign import thread_limit
-from tests.campaign.settings import CampaignSettings
+from tests.campaign.settings import NO_TIERS, STORE_KINDS, TIER_KINDS, VALKEY, CampaignSettings
 
 _WEIGHTS = {
     "kill": 26,
@@ -70,6 +76,15 @@ _WEIGHTS = {
     "router-disk-full": 1,
     "router-memory": 1,
     "router-threads": 2,
+    "kv-flip": 16,
+    "kv-cut": 8,
+    "kv-swap": 6,
+    "kv-remove": 8,
+    "kv-read-only": 6,
+    "kv-stall": 12,
+    "store-kill": 8,
+    "store-freeze": 8,
+    "store-lie": 16,
 }
 _LASTS_S = {
     "kill": (0.02, 3.0),
@@ -101,18 +116,29 @@ _LASTS_S = {
     "router-disk-full": (1.0, 10.0),
     "router-memory": (1.0, 8.0),
     "router-threads": (1.0, 8.0),
+    "kv-flip": (0.0, 0.0),
+    "kv-cut": (0.0, 0.0),
+    "kv-swap": (0.0, 0.0),
+    "kv-remove": (0.1, 4.0),
+    "kv-read-only": (0.5, 8.0),
+    "kv-stall": (0.5, 10.0),
+    "store-kill": (0.05, 3.0),
+    "store-freeze": (0.2, 10.0),
+    "store-lie": (0.0, 0.0),
 }
 _ON_ALL = ("kill-together", "poison")
 _ON_LINKS = ("cut", "delay", "throttle", "loss", "hole", "hole-one-way", "flip", "replay")
 _LIES = ("flip", "replay")
 """Without a cluster key only where blocks of KV pass, which have checksums: over zmq, what a decode node listens at."""
-ROUTER_TARGET = "router"
+ROUTER_TARGET, TIERS_TARGET = "router", "tiers"
+STORE_LINK = "store"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `target`: "prefill-0", "decode-1", "router". `link`: "control" (node and router) or "peer" (what other
-    nodes dial). `strength` and `choice` are in [0, 1) and mean what the kind makes of them."""
+    """One fault. `target`: "prefill-0", "decode-1", "router", or "tiers": the folder and the server of KV blocks that
+    all nodes share. `link`: "control" (node and router), "peer" (what other nodes dial) or "store" (decode nodes and
+    that server). `strength` and `choice` are in [0, 1) and mean what the kind makes of them."""
 
     number: int
     at_s: float
@@ -122,6 +148,11 @@ class Fault:
     link: str
     strength: float
     choice: float
+
+    @property
+    def is_of_tiers(self) -> bool:
+        """Whether what no node depends on is hit."""
+        return self.target == TIERS_TARGET
 
     @property
     def is_of_router(self) -> bool:
@@ -134,8 +165,8 @@ class Fault:
 
 
 def plan(settings: CampaignSettings, *, has_private_shm: bool) -> list[Fault]:
-    """All faults in order of their time. Without a /dev/shm of its own a campaign does not fill it. Where clocks lie no
-    router dies: the next one takes journals for older than they are."""
+    """All faults in order of their time. Without a /dev/shm of its own a campaign does not fill it, nor does it mount
+    anything. Where clocks lie no router dies: the next one takes journals for older than they are."""
     rng = random.Random(f"faults {settings.seed}")
     left_out = {"shm-full"} if not has_private_shm or settings.transport == "zmq" else set()
     is_open = settings.is_plaintext
@@ -144,8 +175,11 @@ def plan(settings: CampaignSettings, *, has_private_shm: bool) -> list[Fault]:
     left_out |= {"kill-rank", "freeze-rank"} if settings.num_ranks == 1 else set()
     left_out |= set() if thread_limit.is_possible() else {"threads", "router-threads"}
     left_out |= {"router-kill", "router-memory"} if settings.clocks_lie else set()
+    left_out |= set(TIER_KINDS) if settings.tiers == NO_TIERS else set() if has_private_shm else {"kv-read-only"}
+    left_out |= set(STORE_KINDS) if settings.tiers != VALKEY else set()
     left_out |= {"kill-together"} if settings.num_decode < 2 else set()
     kinds = [kind for kind in settings.kinds if kind not in left_out]
+    links = ("control", "peer", STORE_LINK) if settings.tiers == VALKEY else ("control", "peer")
     faults: list[Fault] = []
     if not kinds:
         return faults
@@ -156,8 +190,8 @@ def plan(settings: CampaignSettings, *, has_private_shm: bool) -> list[Fault]:
         kind = rng.choices(kinds, [_WEIGHTS[kind] for kind in kinds])[0]
         low_s, high_s = (min(lasts_s, settings.longest_s) for lasts_s in _LASTS_S[kind])
         lasts_s = math.exp(rng.uniform(math.log(low_s), math.log(high_s))) if high_s else 0.0
-        link = rng.choice(("control", "peer")) if kind in _ON_LINKS else ""
-        target = _target(rng, kind, nodes, decodes, hit_until_s, at_s)
+        link = rng.choice(links) if kind in _ON_LINKS else ""
+        target = TIERS_TARGET if link == STORE_LINK else _target(rng, kind, nodes, decodes, hit_until_s, at_s)
         if is_open and kind in _LIES:
             link, target = "peer", rng.choice(decodes)
         for hit in decodes if kind in _ON_ALL else [target]:
@@ -172,6 +206,8 @@ def _target(
 ) -> str:
     if kind.startswith("router-"):
         return ROUTER_TARGET
+    if kind in TIER_KINDS or kind in STORE_KINDS:
+        return TIERS_TARGET
     wanted = rng.choice([*nodes, *decodes])
     if kind in _ON_ALL:
         return decodes[0]

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+TIER_KINDS = ("kv-flip", "kv-cut", "kv-swap", "kv-remove", "kv-read-only", "kv-stall")
+STORE_KINDS = ("store-kill", "store-freeze", "store-lie")
 ALL_KINDS = (
     "kill",
     "kill-together",
@@ -39,14 +41,17 @@ ALL_KINDS = (
     "router-disk-full",
     "router-memory",
     "router-threads",
+    *TIER_KINDS,
+    *STORE_KINDS,
 )
-"""Every kind of fault; `tests.campaign.schedule` says what each does."""
+"""Every kind of fault; `tests.campaign.schedule` says what each does. Those of tiers come where there are some."""
 _SEEING = ("qwen2.5-vl", "qwen3-vl", "mistral3")
 """Families of models that see images, too."""
 _MODELS = ("llama", "qwen2", "qwen3", *_SEEING)
 _TRANSPORTS = ("shm", "zmq", "nixl")
 _LAYOUT = re.compile(r"([1-9])P([1-9])D")
 _DRAWN = "drawn"
+NO_TIERS, DISK, VALKEY = "none", "disk", "valkey"
 RESULTS = Path("build/campaigns.jsonl")
 _FORKED_RECOVERY_S, _REAL_RECOVERY_S = 4.0, 20.0
 
@@ -61,7 +66,8 @@ class CampaignSettings:
     `structured`: which share of completions has a grammar, a schema or a regular expression. `num_strangers`: clients
     that send random bodies. `is_mixed`: nodes do any leg, and prefer that of their name. `is_plaintext`: without a
     cluster key. `clocks_lie`: each program has a wall clock of its own, see `clocks`. `has_real_starts`: programs are
-    started as users do, in place of being forked from one that has done the imports. `results`: gets a line of JSON.
+    started as users do, in place of being forked from one that has done the imports. `tiers`: what small pools have
+    below them: host memory and a folder, or these and a server. `results`: gets a line of JSON.
     """
 
     num_faults: int
@@ -90,6 +96,7 @@ class CampaignSettings:
     max_attempts: int
     kinds: tuple[str, ...]
     has_real_starts: bool
+    tiers: str
     folder: Path
     results: Path
 
@@ -97,6 +104,11 @@ class CampaignSettings:
     def sees(self) -> bool:
         """Whether the model takes images."""
         return self.model in _SEEING
+
+    @property
+    def salted_share(self) -> float:
+        """How many requests find nothing in a prefix cache, nor in a tier."""
+        return 0.7 if self.tiers == NO_TIERS else 0.3
 
     @property
     def recovery_s(self) -> float:
@@ -108,6 +120,7 @@ class CampaignSettings:
     def command(self) -> str:
         """The command that replays this campaign."""
         switches = [" --mixed"] * self.is_mixed + [" --clocks-lie"] * self.clocks_lie
+        switches += [f" --tiers {self.tiers}"] * (self.tiers != NO_TIERS)
         switches += [" --plaintext"] * self.is_plaintext + [" --real-starts"] * self.has_real_starts
         return (
             f"python -m tests.campaign --faults {self.num_faults} --minutes {self.minutes:g} --seed {self.seed}"
@@ -154,12 +167,17 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
     parser.add_argument("--max-attempts", type=int, default=50, help="of the router")
     parser.add_argument("--kinds", default=",".join(ALL_KINDS), help="kinds of faults, with commas")
     parser.add_argument("--real-starts", action="store_true", help="start programs as users do; each takes seconds")
+    parser.add_argument(
+        "--tiers", default=NO_TIERS, choices=(NO_TIERS, DISK, VALKEY), help="small pools above host memory and a folder"
+    )
     parser.add_argument("--folder", type=Path, default=None, help="for logs, the timeline and the report")
     parser.add_argument("--results", type=Path, default=RESULTS, help="a file that gets a line of JSON")
     flags = parser.parse_args(argv)
     kinds = tuple(flags.kinds.split(","))
     if unknown := set(kinds) - set(ALL_KINDS):
         parser.error(f"no such kind of fault: {', '.join(sorted(unknown))}; there are {', '.join(ALL_KINDS)}")
+    if flags.tiers != NO_TIERS and flags.tensor_parallel_size > 1:
+        parser.error("--tiers: only nodes of one rank have some")
     seed = flags.seed or random.SystemRandom().randrange(1, 10**6)
     rng = random.Random(f"layout {seed}")
     layout = f"{rng.randint(2, 4)}P{rng.randint(2, 4)}D" if flags.layout == _DRAWN else flags.layout
@@ -192,6 +210,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         max_attempts=flags.max_attempts,
         kinds=kinds,
         has_real_starts=flags.real_starts,
+        tiers=flags.tiers,
         folder=flags.folder or Path(f"/tmp/baton-campaign-{seed}"),
         results=flags.results,
     )

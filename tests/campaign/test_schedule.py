@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.campaign.schedule import plan
-from tests.campaign.settings import ALL_KINDS, parse
+from tests.campaign.settings import ALL_KINDS, STORE_KINDS, TIER_KINDS, parse
 
 
 def test_the_same_seed_plans_the_same_faults_and_another_others() -> None:
@@ -14,7 +14,7 @@ def test_the_same_seed_plans_the_same_faults_and_another_others() -> None:
     assert faults == plan(parse([*flags, "5"]), has_private_shm=True)
     assert faults != plan(parse([*flags, "6"]), has_private_shm=True)
     assert len(faults) == 500
-    assert {fault.kind for fault in plan(parse([*flags, "5"]), has_private_shm=True)} == set(ALL_KINDS)
+    assert {fault.kind for fault in faults} == set(ALL_KINDS) - set(TIER_KINDS) - set(STORE_KINDS)
 
 
 def test_the_command_of_a_campaign_plans_it_again() -> None:
@@ -33,6 +33,8 @@ def test_the_command_of_a_campaign_plans_it_again() -> None:
             "--structured",
             "0.5",
             "--clocks-lie",
+            "--tiers",
+            "valkey",
         ]
     )
     again = parse(settings.command.split()[3:])
@@ -83,3 +85,17 @@ def test_without_a_key_links_lie_about_blocks_of_kv_alone() -> None:
 def test_the_shared_memory_of_the_machine_is_never_filled() -> None:
     faults = plan(parse(["--faults", "300", "--seed", "1"]), has_private_shm=False)
     assert "shm-full" not in {fault.kind for fault in faults}
+
+
+def test_what_is_below_pools_is_hit_where_there_is_something() -> None:
+    flags = ["--faults", "400", "--seed", "2", "--tiers"]
+    plans = {name: plan(parse([*flags, name]), has_private_shm=True) for name in ("none", "disk", "valkey")}
+    hit = {name: {fault.kind for fault in faults if fault.is_of_tiers} for name, faults in plans.items()}
+    assert hit["none"] == set()
+    assert hit["disk"] == set(TIER_KINDS)
+    assert hit["valkey"] >= {*TIER_KINDS, *STORE_KINDS}
+    assert {fault.target for fault in plans["valkey"] if fault.link == "store"} == {"tiers"}
+    without_mounts = plan(parse([*flags, "disk"]), has_private_shm=False)
+    assert "kv-read-only" not in {fault.kind for fault in without_mounts}
+    with pytest.raises(SystemExit):
+        parse([*flags, "disk", "--tensor-parallel-size", "2"])

