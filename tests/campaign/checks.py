@@ -236,11 +236,8 @@ async def quiescence(deployment: Deployment) -> list[str]:
         missing = [member for member in deployment.members if not member.is_ready]
         logs = [f"{member.name}:\n{tail(member.node)}" for member in missing if member.node is not None]
         return [f"not every node has joined after {_QUIET_S:g} s", *logs]
-    left: list[str] = []
-    for _ in range(int(_QUIET_S / _LOOK_S)):
-        left = await asyncio.to_thread(_unsettled, deployment)
-        if not left:
-            break
+    until_s = time.monotonic() + _QUIET_S
+    while (left := await asyncio.to_thread(_unsettled, deployment)) and time.monotonic() < until_s:
         await asyncio.sleep(_LOOK_S)
     return [f"not settled after {_QUIET_S:g} s: {text}" for text in left]
 
