@@ -1,10 +1,10 @@
 """`python -m tests.system.pull_trial`: prefixes are pulled between real processes, while one of them dies or freezes.
 
 A conversation of two turns at a time: the KV of the first answer lies at its decode node, so the router copies it to
-the node that is to compute the second turn (`eager_router.py`: whether it is worth it does not count). First undisturbed
-over each transport and between the nodes that can; then with a holder that pushes a block each `PUSH_S`, of which the
-holder or the taker gets SIGKILL or SIGSTOP in the middle. Every turn has the tokens of transformers and ends in time,
-and at the end every block of every node that lives is free or cached. Writes a line for each.
+the node that is to compute the second turn (`eager_router.py`: whether it is worth it does not count). At first
+undisturbed over each transport and between the nodes that can; then with a holder that pushes a block each `PUSH_S`,
+of which the holder or the taker gets SIGKILL or SIGSTOP in the middle. Every turn has the tokens of transformers and
+ends in time, and at the end every block of every node that lives is free or cached. Writes a line for each.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def with_fault(model: Path, transport: str, role: str, number: signal.Signals, b
         relay.settle()
         trying.require(prompt, relay.ask(prompt, NUM_TOKENS).token_ids)
         relay.settle()
-        say(f"{transport}: {number.name} of the {role} node: {results}, answered in {took_s:.1f} s, then {trying.results()}")
+        what = f"{transport}: {number.name} of the {role} node"
+        say(f"{what}: {results}, answered in {took_s:.1f} s, then {trying.results()}")
 
 
 def takers(relay: Relay) -> list[Node]:
