@@ -9,7 +9,7 @@ import pytest
 
 from baton.router.nodes.registry import Node
 from baton.router.routing.placement import Route
-from baton.router.routing.prefix_ways import SURELY, KnownPrompt, PrefixWays
+from baton.router.routing.prefix_ways import RISKED, SURELY, KnownPrompt, PrefixWays
 from baton.router.routing.pulls import PullRecords
 from baton.wire.messages import DECODE, PREFILL
 from baton.wire.step_cost import StepCost
@@ -51,8 +51,8 @@ def test_beside_streams_that_it_would_hold_up_what_is_missing_is_pulled_from_the
     assert route.pull is not None
     assert (route.pull.source, route.pull.target) == (decode, prefill)
     assert (route.pull.num_known, route.pull.num_tokens) == (5 * SIZE, HISTORY * SIZE)
-    whole, rest = (COST.prompt_s(NUM_TOKENS - cached * SIZE, cached * SIZE, 512, 0, 0) for cached in (5, HISTORY))
-    assert route.pull.saved_s == pytest.approx(whole - rest)
+    whole_s = COST.prompt_s(NUM_TOKENS - 5 * SIZE, 5 * SIZE, 512, 0, 0)
+    assert route.pull.bound_s == pytest.approx(RISKED * whole_s)
 
 
 def test_no_stream_is_slowed_beyond_its_goal() -> None:
@@ -78,7 +78,7 @@ def test_another_way_is_taken_only_where_it_is_surely_sooner() -> None:
         ways_taken.add(route.pull is not None)
         if route.pull is not None:
             rest_s = COST.prompt_s(NUM_TOKENS - num_cached * SIZE, num_cached * SIZE, 512, 0, 0)
-            assert route.pull.expected_s + rest_s <= SURELY * (route.pull.saved_s + rest_s)
+            assert route.pull.expected_s + rest_s <= SURELY * route.pull.bound_s / RISKED
     assert ways_taken == {True, False}
 
 
@@ -113,7 +113,7 @@ def test_a_pull_that_comes_before_its_turn_costs_nothing() -> None:
     waiting.prompts.add(0.001, 0.0)
     assert choose(Route(decode, waiting)).pull is None
     busy = node(PREFILL, 0)
-    busy.prompts.add(0.05, 0.0)
+    busy.prompts.add(0.15, 0.0)
     short = KnownPrompt(60 * SIZE, HASHES[:60], 60 * SIZE)
     assert choose(Route(decode, busy), prompt=short).pull is not None
 
