@@ -12,6 +12,7 @@ from baton.router.routing.placement import Route
 from baton.router.routing.prefix_ways import RISKED, SURELY, KnownPrompt, PrefixWays
 from baton.router.routing.pulls import PullRecords
 from baton.wire.messages import DECODE, PREFILL
+from baton.wire.pulls import Pulled
 from baton.wire.step_cost import StepCost
 from tests.router.fake_node import LAYOUT, STATUS, make_hello
 
@@ -125,6 +126,17 @@ def test_who_was_late_with_a_pull_is_left_alone_for_a_while() -> None:
     ways.records.ended(planned, "late", -5.0)
     assert choose(Route(decode, prefill), ways=ways).pull is None
     assert ways.choose(Route(decode, prefill), PROMPT, [prefill, decode], 6.0).pull is not None
+
+
+def test_no_pull_is_begun_that_is_expected_to_take_longer_than_it_may() -> None:
+    """Although it would be sooner than computing: it would be given up, for nothing."""
+    prefill, decode, ways = node(PREFILL, 5), node(DECODE, HISTORY, num_legs=6), PrefixWays(PullRecords())
+    planned = choose(Route(decode, prefill), ways=ways).pull
+    assert planned is not None
+    for took_s, is_begun in ((0.9 * planned.bound_s, True), (1.1 * planned.bound_s, False)):
+        for _ in range(40):
+            ways.records.arrived(planned, Pulled(1, bytes(16), 2, NUM_TOKENS, 0, 0), took_s)
+        assert (choose(Route(decode, prefill), ways=ways).pull is not None) == is_begun
 
 
 def test_a_request_that_would_be_late_is_not_where_it_need_not_be_computed() -> None:
