@@ -28,6 +28,9 @@ CLAIM_S = 60.0
 """For so long a node that was refused counts as one that wants its layout; it asks again within half of this."""
 _MAX_CLAIMS = 1024
 MAX_KNOWN_HASHES = 2**20
+_MAX_RETURNING = 16
+"""Lost nodes whose blocks are remembered. One that was only silent comes back in the same life, and requests that wait
+for it begin before it has said again what it has."""
 _log = logging.getLogger(__name__)
 
 
@@ -144,6 +147,7 @@ class NodeRegistry:
         self._fingerprints = dict(fingerprints)
         self._tokenizers = dict(tokenizers or {})
         self._nodes: dict[int, Node] = {}
+        self._returning: dict[int, set[bytes]] = {}
         self._claims: dict[str, tuple[Hello, float]] = {}
         # what was found since a node has joined or left: every request asks
         self._available: dict[tuple[str, str], list[Node]] = {}
@@ -287,7 +291,8 @@ class NodeRegistry:
             del self._nodes[earlier.epoch]
         self._forget_views()
         self._claims.pop(hello.node_id, None)
-        self._nodes[hello.epoch] = Node(hello, model, now_s, hello.status)
+        cached_hashes = self._returning.pop(hello.epoch, set())
+        self._nodes[hello.epoch] = Node(hello, model, now_s, hello.status, cached_hashes=cached_hashes)
         _log.info("%s node %s joined for %s: %d blocks", hello.role, hello.node_id, model, hello.num_blocks)
         return earlier
 
@@ -324,7 +329,12 @@ class NodeRegistry:
     def remove(self, epoch: int) -> Node | None:
         """Forget a node that is gone."""
         self._forget_views()
-        return self._nodes.pop(epoch, None)
+        node = self._nodes.pop(epoch, None)
+        if node is not None and not node.is_leaving:
+            self._returning[epoch] = node.cached_hashes
+            if len(self._returning) > _MAX_RETURNING:
+                del self._returning[next(iter(self._returning))]
+        return node
 
     def overdue(self, now_s: float) -> list[Node]:
         """Nodes that have sent nothing for `DEAD_AFTER_S`."""

@@ -4,8 +4,8 @@ The node that has the prefix cached is asked to lend it (`Lend`) and answers how
 is asked to take it (`Pull`). When it says that it has it (`Pulled`), the attempt begins there, and finds it cached. A
 pull has an attempt number of its own, so nothing that nodes say of it is taken for the attempt's.
 
-A pull that is refused, fails, loses a node, or takes longer than computing would have, costs nothing but time: the
-attempt begins without it. Owns what was asked of which node, and takes it back at the end. At most one pull is under
+A pull that is refused, fails, loses a node, or takes longer than it may, costs nothing but that time: the attempt
+begins without it. Owns what was asked of which node, and takes it back at the end. At most one pull is under
 way, and there is one for each request at most. Lives on one event loop.
 """
 
@@ -52,7 +52,7 @@ class PrefixPull:
             node.live_keys[self._handoff_id] = live_key(self._handoff_id, number)
         lend = Lend(self._handoff_id, number, self._prompt, target.node_id, target.epoch)
         self._sender.send(source.epoch, lend)
-        self._deadline = loop.call_later(planned.saved_s, self._give_up, LATE)
+        self._deadline = loop.call_later(planned.bound_s, self._give_up, LATE)
 
     def answered(self, handed: HandedOver, node: Node) -> bool:
         """A node says how much it lends. False when it is not about this pull, or not asked for any more."""

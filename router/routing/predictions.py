@@ -47,7 +47,9 @@ class Predictions:
         """How long a prompt takes of which so many tokens are cached, beside the requests that decode at the node;
         and whether these are not slowed beyond `tpot_s` between tokens, 0: there is no goal."""
         cost, chunk = self.cost_of(node), ALONE_CHUNK
-        num_decodes, context = (node.num_decoding, node.num_held_tokens) if node.does(DECODE) else (0, 0)
+        num_decodes = node.num_decoding if node.does(DECODE) else 0
+        # what an idle node says that it holds is of a request that has ended since
+        context = node.num_held_tokens if num_decodes else 0
         if num_decodes and tpot_s:
             left_s = PLANNED_SHARE * tpot_s - cost.without_prompt_s(num_decodes, context)
             chunk = min(chunk, cost.chunk_within(left_s, num_tokens // 2))

@@ -7,7 +7,9 @@ what is new. That holds up the streams of the decode node, so what it costs each
 came later by it.
 
 Another way than computing is taken only where it is expected to be sooner by `SURELY`: predictions err, and nothing may
-be slower than computing by more than that. There is no bound in tokens. Without cost models nothing changes.
+be slower than computing by more than that. So a pull that brings nothing, whatever the reason, is waited for no longer
+than `RISKED` of what computing takes, and none is begun that is expected to take longer. There is no bound in tokens.
+Without cost models nothing changes.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from baton.router.routing.pulls import PlannedPull, PullRecords
 
 SURELY = 0.9
 """The share of the time for computing that another way takes at most."""
+RISKED = 0.1
+"""The share of the time for computing that a pull may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +73,11 @@ class PrefixWays:
         layout = computes.hello.layout
         num_bytes = (num_tokens - num_known) // layout.block_size * layout.block_bytes
         expected_s = self.records.expected_of(source, computes, num_bytes, comparison.predictions.now_s)
-        if expected_s is None:
+        bound_s = RISKED * comparison.compute_s
+        if expected_s is None or expected_s > bound_s:
             return None
         rest_s = comparison.with_cached_s(num_tokens)
-        planned = PlannedPull(source, computes, num_tokens, num_known, expected_s, saved_s=comparison.prompt_s - rest_s)
+        planned = PlannedPull(source, computes, num_tokens, num_known, expected_s, bound_s)
         return max(comparison.wait_s, expected_s) + rest_s, replace(route, pull=planned)
 
 

@@ -22,20 +22,20 @@ LEFT_ALONE_S = 10.0
 _MAX_PAIRS = 4096
 ARRIVED, REFUSED, FAILED, LATE, CANCELLED = RESULTS = ("arrived", "refused", "failed", "late", "cancelled")
 """What a pull ends with: the prefix is there; its holder has nothing of it any more; a node could not, or is lost; it
-took longer than computing would have; nobody wants it."""
+took longer than a pull may; nobody wants it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPull:
     """`source` holds the first `num_tokens` of a prompt, which `target` is to compute and of which it has
-    `num_known`. `expected_s`: how long copying the rest takes; `saved_s`: how long computing it would."""
+    `num_known`. `expected_s`: how long copying the rest takes; `bound_s`: how long it is waited for."""
 
     source: Node
     target: Node
     num_tokens: int
     num_known: int
     expected_s: float
-    saved_s: float
+    bound_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from baton.router.nodes.control import ControlLink, ControlPort
-from baton.router.nodes.registry import Node, NodeRegistry
+from baton.router.nodes.registry import NodeRegistry
 from baton.router.requests.relay import Relay, RelaySettings
-from baton.router.routing.placement import Route
 from baton.router.routing.policies import LeastLoaded
-from baton.router.routing.prefix_ways import KnownPrompt, PrefixWays, holder_of
-from baton.router.routing.pulls import PlannedPull, PullRecords
+from baton.router.routing.pulls import PullRecords
 from baton.wire import links
 from tests.kvtransfer.loopback import LoopbackNetwork
+from tests.router.eager_ways import EagerWays
 from tests.simulation.clock import VirtualClock, VirtualLoop
 from tests.simulation.engine import FINGERPRINT
 from tests.simulation.network import Context, Host, Network
@@ -37,26 +36,8 @@ RELAY_SETTINGS = RelaySettings(
     request_timeout_s=600.0,
     node_wait_s=NODE_WAIT_S,
 )
-
-
 PULL_BOUND_S = 0.5
 """What computing a prefix would take: nothing, on a virtual clock, so this is how long a pull may."""
-
-
-class EagerWays(PrefixWays):
-    """Pulls whatever a node lacks and another one has. Costs do not count: on a virtual clock nodes find none."""
-
-    def __init__(self) -> None:
-        super().__init__(PullRecords())
-
-    def choose(self, route: Route, prompt: KnownPrompt, nodes: Sequence[Node], now_s: float) -> Route:
-        """See `PrefixWays`."""
-        target = route.prefill or route.decode
-        found = holder_of(prompt, target, nodes)
-        if found is None:
-            return route
-        source, num_tokens, num_known = found
-        return replace(route, pull=PlannedPull(source, target, num_tokens, num_known, 0.0, PULL_BOUND_S))
 
 
 class Thread:
@@ -160,7 +141,8 @@ class RouterProgram(Program):
             context, ControlPort("127.0.0.1", 9000 + number, SETTINGS), self.registry, around.clock
         )
         settings = replace(RELAY_SETTINGS, max_attempts=around.max_attempts)
-        self.relay = Relay(self.registry, self.control, LeastLoaded(), LeastLoaded(), settings, EagerWays())
+        ways = EagerWays(PullRecords(), PULL_BOUND_S)
+        self.relay = Relay(self.registry, self.control, LeastLoaded(), LeastLoaded(), settings, ways)
         self.call(lambda: self.control.start(self.relay))
 
     def call(self, function: Callable[[], Any]) -> Any:

@@ -234,6 +234,7 @@ class Relay:
     model: Path
     folder: Path
     router_flags: tuple[str, ...] = ()
+    router_script: tuple[str, ...] = ("-m", "baton.router")
     nodes: list[Node] = field(default_factory=list)
     num_started: int = 0
     _router: Program | None = None
@@ -267,7 +268,7 @@ class Relay:
     def start_router(self, *flags: str) -> None:
         """Start the router and wait for it."""
         self.num_started += 1
-        command = ["-m", "baton.router", str(self.model), "--served-model-name", MODEL_NAME]
+        command = [*self.router_script, str(self.model), "--served-model-name", MODEL_NAME]
         command += [*self.router_flags, *flags]
         self._router = Program(f"router-{self.num_started}", command, self.folder, forked)
         self._router.wait_ready()
@@ -438,10 +439,11 @@ def start_relay(
     prefill: Sequence[Sequence[str]] = ((),),
     decode: Sequence[Sequence[str]] = ((),),
     router: Sequence[str] = (),
+    router_script: Sequence[str] = ("-m", "baton.router"),
 ) -> Relay:
     """A running relay with one node per entry of `prefill` and `decode`, which are their flags."""
     folder.mkdir(parents=True, exist_ok=True)
-    relay = Relay(model, folder, tuple(router))
+    relay = Relay(model, folder, tuple(router), tuple(router_script))
     try:
         relay.start_router("--port", "0", "--control-port", "0")
         launched = [relay.launch("prefill", *flags) for flags in prefill]

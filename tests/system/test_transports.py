@@ -28,7 +28,7 @@ from tests.system.harness import BLOCK_SIZE, MODEL_NAME, START_TIMEOUT_S, Relay,
 from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_prompt
 
 _LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 10)
-_NUM_TOKENS = 16
+_NUM_TOKENS, _NEW = 16, (3, 1, 4, 1)
 _AGENT = "baton.kvtransfer.transports.nixl.agent"
 _RANKS, _STAGES = ("--tensor-parallel-size", "2"), ("--pipeline-parallel-size", "2")
 _RELAYS = (
@@ -41,7 +41,10 @@ _RELAYS = (
     ("nccl", "emulated", "qwen3", "auto", (), ()),
 )
 """Transport, device, family, quantization, and the ranks of the prefill node and of the decode node."""
+_PULLING = ("shm", "zmq")
+"""Transports by which a prefill node takes what the decode node has computed."""
 _FLAGS = ("--max-num-batched-tokens", "40")
+_EAGER_ROUTER = (str(Path(__file__).with_name("eager_router.py")), "60")
 _NUM_DEATHS = 2
 """Of both agents, then of one."""
 
@@ -74,14 +77,21 @@ def require_equal(answer: Expected, expected: Expected) -> None:
 def relaying(
     folder: Path, model: Path, *flags: str, prefill: Sequence[str] = (), decode: Sequence[str] = ()
 ) -> Iterator[Relay]:
-    """A relay of two nodes with these flags, in which every prompt is handed over. It ends well and leaves nothing."""
+    """A relay of two nodes with these flags, in which every prompt is handed over, and everything is pulled that can
+    be. It ends well and leaves nothing."""
     both, router = (*flags, *_FLAGS), ("--local-prefill-tokens", "0")
-    relay = start_relay(model, folder, prefill=((*both, *prefill),), decode=((*both, *decode),), router=router)
+    nodes = {"prefill": ((*both, *prefill),), "decode": ((*both, *decode),)}
+    relay = start_relay(model, folder, **nodes, router=router, router_script=_EAGER_ROUTER)
     try:
         yield relay
         relay.stop()
     finally:
         relay.close()
+
+
+def found_tokens(relay: Relay) -> int:
+    """Tokens of prompts that the prefill node had cached."""
+    return relay.prefills[0].metrics().value("prompt_tokens_by_source_total", source="local_cache_hit")
 
 
 @pytest.mark.parametrize(("transport", "device", "family", "quantization", "prefill", "decode"), _RELAYS)
@@ -119,6 +129,15 @@ def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does
             require_equal(answer, reference.greedy(prompt, _NUM_TOKENS, answer.token_ids))
             num_blocks = len(prompt) % BLOCK_SIZE > 0 if prompt in prompts else -(-len(prompt) // BLOCK_SIZE)
             assert (transfer or {"blocks": 0})["blocks"] == num_blocks
+        # the next turn: the prefill node computes what is new behind the answer, once it has a copy of the rest
+        turn = (*prompts[-1], *reference.greedy(prompts[-1], _NUM_TOKENS).token_ids, *_NEW)
+        num_pulled, num_found = BLOCK_SIZE * (transport in _PULLING), found_tokens(relay)
+        answer, transfer = ask(relay.client, turn)
+        require_equal(answer, reference.greedy(turn, _NUM_TOKENS, answer.token_ids))
+        assert (transfer or {"blocks": 0})["blocks"] == 1
+        assert relay.router.metrics().value("prefix_pull_tokens_total") == num_pulled
+        assert found_tokens(relay) - num_found == len(prompts[-1]) // BLOCK_SIZE * BLOCK_SIZE + num_pulled
+        relay.settle()
 
 
 def agents_of(relay: Relay) -> list[psutil.Process]:

@@ -229,6 +229,26 @@ def test_a_snapshot_forgets_what_was_known(registry: NodeRegistry) -> None:
     assert _cached(registry, hello) == {C}
 
 
+def test_a_node_that_comes_back_in_the_same_life_still_has_what_it_had(registry: NodeRegistry) -> None:
+    hello, other = _join(registry), _join(registry, node_id="other")
+    registry.cache_events(CacheEvents(hello.epoch, False, A + B, b""))
+    registry.remove(hello.epoch)
+    registry.register(hello, 1.0)
+    assert (_cached(registry, hello), _cached(registry, other)) == ({A, B}, set())
+    registry.cache_events(CacheEvents(hello.epoch, True, C, b""))
+    assert _cached(registry, hello) == {C}
+
+
+def test_what_few_lost_nodes_have_is_remembered(registry: NodeRegistry) -> None:
+    hellos = [_join(registry, node_id=f"node-{number}") for number in range(100)]
+    for hello in hellos:
+        registry.cache_events(CacheEvents(hello.epoch, False, A, b""))
+        registry.remove(hello.epoch)
+    for hello in hellos:
+        registry.register(hello, 1.0)
+    assert [bool(_cached(registry, hello)) for hello in hellos] == [False] * 84 + [True] * 16
+
+
 def test_half_a_hash_and_strangers_are_ignored(registry: NodeRegistry) -> None:
     hello = _join(registry)
     registry.cache_events(CacheEvents(hello.epoch, False, A + b"half", b"x"))

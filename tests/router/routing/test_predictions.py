@@ -43,6 +43,16 @@ def test_beside_streams_with_a_goal_chunks_are_small_and_may_be_too_small() -> N
     assert not predictions.compute_s(decode, 512, 0, 0.002)[1]
 
 
+def test_what_an_idle_decode_node_has_held_costs_nothing() -> None:
+    """Its last status is of the answer that has just ended."""
+    predictions, alone_s = Predictions(COST, 0.0), COST.prompt_s(512, 0, 512, 0, 0)
+    idle, busy = node(DECODE), node(DECODE, num_legs=1)
+    for each in (idle, busy):
+        each.status = replace(each.status, num_held_blocks=1000)
+    assert predictions.compute_s(idle, 512, 0, 0.0)[0] == alone_s
+    assert predictions.compute_s(busy, 512, 0, 0.0)[0] > alone_s + 1000 * COST.context_token_s
+
+
 def test_a_node_that_knows_no_prompts_is_as_fast_as_one_that_does() -> None:
     without = replace(COST, prompt_token_s=0.0, prompt_pair_s=0.0)
     nodes = [node(DECODE, without), node(DECODE, None), node(PREFILL)]

@@ -9,9 +9,10 @@ import pytest
 
 from baton.router.nodes.registry import Node
 from baton.router.routing.placement import Route
-from baton.router.routing.prefix_ways import SURELY, KnownPrompt, PrefixWays
+from baton.router.routing.prefix_ways import RISKED, SURELY, KnownPrompt, PrefixWays
 from baton.router.routing.pulls import PullRecords
 from baton.wire.messages import DECODE, PREFILL
+from baton.wire.pulls import Pulled
 from baton.wire.step_cost import StepCost
 from tests.router.fake_node import LAYOUT, STATUS, make_hello
 
@@ -51,8 +52,8 @@ def test_beside_streams_that_it_would_hold_up_what_is_missing_is_pulled_from_the
     assert route.pull is not None
     assert (route.pull.source, route.pull.target) == (decode, prefill)
     assert (route.pull.num_known, route.pull.num_tokens) == (5 * SIZE, HISTORY * SIZE)
-    whole, rest = (COST.prompt_s(NUM_TOKENS - cached * SIZE, cached * SIZE, 512, 0, 0) for cached in (5, HISTORY))
-    assert route.pull.saved_s == pytest.approx(whole - rest)
+    whole_s = COST.prompt_s(NUM_TOKENS - 5 * SIZE, 5 * SIZE, 512, 0, 0)
+    assert route.pull.bound_s == pytest.approx(RISKED * whole_s)
 
 
 def test_no_stream_is_slowed_beyond_its_goal() -> None:
@@ -78,7 +79,7 @@ def test_another_way_is_taken_only_where_it_is_surely_sooner() -> None:
         ways_taken.add(route.pull is not None)
         if route.pull is not None:
             rest_s = COST.prompt_s(NUM_TOKENS - num_cached * SIZE, num_cached * SIZE, 512, 0, 0)
-            assert route.pull.expected_s + rest_s <= SURELY * (route.pull.saved_s + rest_s)
+            assert route.pull.expected_s + rest_s <= SURELY * route.pull.bound_s / RISKED
     assert ways_taken == {True, False}
 
 
@@ -113,7 +114,7 @@ def test_a_pull_that_comes_before_its_turn_costs_nothing() -> None:
     waiting.prompts.add(0.001, 0.0)
     assert choose(Route(decode, waiting)).pull is None
     busy = node(PREFILL, 0)
-    busy.prompts.add(0.05, 0.0)
+    busy.prompts.add(0.15, 0.0)
     short = KnownPrompt(60 * SIZE, HASHES[:60], 60 * SIZE)
     assert choose(Route(decode, busy), prompt=short).pull is not None
 
@@ -125,6 +126,17 @@ def test_who_was_late_with_a_pull_is_left_alone_for_a_while() -> None:
     ways.records.ended(planned, "late", -5.0)
     assert choose(Route(decode, prefill), ways=ways).pull is None
     assert ways.choose(Route(decode, prefill), PROMPT, [prefill, decode], 6.0).pull is not None
+
+
+def test_no_pull_is_begun_that_is_expected_to_take_longer_than_it_may() -> None:
+    """Although it would be sooner than computing: it would be given up, for nothing."""
+    prefill, decode, ways = node(PREFILL, 5), node(DECODE, HISTORY, num_legs=6), PrefixWays(PullRecords())
+    planned = choose(Route(decode, prefill), ways=ways).pull
+    assert planned is not None
+    for took_s, is_begun in ((0.9 * planned.bound_s, True), (1.1 * planned.bound_s, False)):
+        for _ in range(40):
+            ways.records.arrived(planned, Pulled(1, bytes(16), 2, NUM_TOKENS, 0, 0), took_s)
+        assert (choose(Route(decode, prefill), ways=ways).pull is not None) == is_begun
 
 
 def test_a_request_that_would_be_late_is_not_where_it_need_not_be_computed() -> None:

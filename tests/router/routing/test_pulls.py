@@ -19,7 +19,7 @@ def make_node(role: str) -> Node:
 
 
 SOURCE, TARGET, OTHER = make_node(DECODE), make_node(PREFILL), make_node(PREFILL)
-PLANNED = PlannedPull(SOURCE, TARGET, 64, 16, expected_s=0.5, saved_s=1.0)
+PLANNED = PlannedPull(SOURCE, TARGET, 64, 16, expected_s=0.5, bound_s=1.0)
 
 
 def pulled(num_bytes: int, transfer_us: int) -> Pulled:
