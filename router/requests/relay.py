@@ -24,7 +24,7 @@ from baton.router.requests.node_wait import NodeWait
 from baton.router.routing.ejection import Ejections
 from baton.router.routing.goals import NO_GOALS, Attainment, Goals
 from baton.router.routing.placement import Placement, Route
-from baton.router.routing.policies import Policy
+from baton.router.routing.policies import Policy, Prefix
 from baton.router.routing.prefix_ways import PrefixWays
 from baton.router.routing.pulls import PullRecords
 from baton.router.routing.selection import Routing
@@ -52,6 +52,10 @@ class RelaySettings:
     node_wait_s: float | None = 0.0
     goals: Goals | None = None
     refuse_late: bool = False
+
+
+def _look_at_caches(*policies: Policy) -> bool:
+    return all(isinstance(policy, Prefix) for policy in policies)
 
 
 class Relay:
@@ -84,7 +88,7 @@ class Relay:
                 settings.local_prefill_tokens,
                 Probation(),
                 self.ejections,
-                PrefixWays(self.pulls) if ways is None else ways,
+                ways or (PrefixWays(self.pulls) if _look_at_caches(prefill_policy, decode_policy) else None),
                 None if settings.goals is None else Placement(settings.goals),
                 self._refuse_late if settings.refuse_late else None,
             ),

@@ -55,9 +55,9 @@ class RouteRequest:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Chooses routes by one policy for each role, then by `placement`, then by who has most of a prompt (`ways`). See
-    `RelaySettings` for `local_prefill_tokens`. `refuse` raises, and counts, for a request of a model whose route would
-    miss its goals."""
+    """Chooses routes by one policy for each role, then by `placement`, then by who has most of a prompt (`ways`; None
+    where a policy ignores caches). See `RelaySettings` for `local_prefill_tokens`. `refuse` raises, and counts, for a
+    request of a model whose route would miss its goals."""
 
     registry: NodeRegistry
     prefill_policy: Policy
@@ -65,7 +65,7 @@ class Routing:
     local_prefill_tokens: int
     probation: Probation
     ejections: Ejections
-    ways: PrefixWays
+    ways: PrefixWays | None
     placement: Placement | None = None
     refuse: Callable[[str, Route], None] | None = None
 
@@ -92,9 +92,10 @@ class Routing:
         if self.placement is not None:
             placed = PlacedPrompt(num_tokens, hashes, asked.goals, asked.max_tokens)
             route, tpot_s = self.placement.choose(route, prefills, decodes, placed, now_s), self.placement.goals.tpot_s
-        num_pullable = asked.prompt.num_tokens if asked.may_pull else 0
-        known = KnownPrompt(num_tokens, hashes, num_pullable, tpot_s)
-        route = self.ways.choose(route, known, self.registry.of_model(asked.model), now_s)
+        if self.ways is not None:
+            num_pullable = asked.prompt.num_tokens if asked.may_pull else 0
+            known = KnownPrompt(num_tokens, hashes, num_pullable, tpot_s)
+            route = self.ways.choose(route, known, self.registry.of_model(asked.model), now_s)
         if route.late_s and asked.may_refuse and self.refuse is not None:
             self.refuse(asked.model, route)
         return route
