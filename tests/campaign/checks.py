@@ -237,9 +237,11 @@ async def quiescence(deployment: Deployment) -> list[str]:
         logs = [f"{member.name}:\n{tail(member.node)}" for member in missing if member.node is not None]
         return [f"not every node has joined after {_QUIET_S:g} s", *logs]
     until_s = time.monotonic() + _QUIET_S
-    while (left := await asyncio.to_thread(_unsettled, deployment)) and time.monotonic() < until_s:
+    while True:
+        left = await asyncio.to_thread(_unsettled, deployment)
+        if not left or time.monotonic() > until_s:
+            return [f"not settled after {_QUIET_S:g} s: {text}" for text in left]
         await asyncio.sleep(_LOOK_S)
-    return [f"not settled after {_QUIET_S:g} s: {text}" for text in left]
 
 
 def _unsettled(deployment: Deployment) -> list[str]:
