@@ -40,6 +40,7 @@ from baton.router.requests.retries import Retries
 from baton.router.requests.timings import RelayTimes
 from baton.router.requests.trace import begin_flight
 from baton.router.routing.placement import Route
+from baton.router.routing.pulls import PullRecords
 from baton.router.routing.selection import RouteRequest, Routing
 from baton.runtime.clock import now_us
 from baton.wire.errors import BatonError, DeadlineExceeded, NoNode, RequestFailed, TransferFailed, remote_error
@@ -58,6 +59,7 @@ class FlightContext:
     routing: Routing
     sender: ControlSender
     counters: RelayCounters
+    pulls: PullRecords
     max_attempts: int
     timeout_s: float
     node_wait: NodeWait
@@ -88,7 +90,7 @@ class Flight:
         self._retries = Retries(
             self.handoff_id, context.routing, context.node_wait, context.max_attempts, self._start_attempt, self.fail
         )
-        self._pull = PrefixPull(self.handoff_id, context.sender, context.routing.ways.records, self._retries.begin)
+        self._pull = PrefixPull(self.handoff_id, context.sender, context.pulls, self._retries.begin)
         self._moves = RequestMoves(self.handoff_id, request, self._output, context.sender, context.routing)
         overdue = DeadlineExceeded(f"the request took longer than {context.timeout_s:g} s")
         self._deadline = asyncio.get_running_loop().call_later(context.timeout_s, self.fail, overdue)

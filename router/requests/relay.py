@@ -94,6 +94,7 @@ class Relay:
             ),
             sender=sender,
             counters=self.counters,
+            pulls=self.pulls,
             max_attempts=settings.max_attempts,
             timeout_s=settings.request_timeout_s,
             node_wait=self.node_wait,

@@ -185,12 +185,13 @@ async def relaying(
     port: int = 0,
     decode_policy: Policy | None = None,
     models: Mapping[str, str | None] = DEFAULT_MODELS,
+    prefill_policy: Policy | None = None,
 ) -> AsyncIterator[Rig]:
     """A running relay without nodes. `models`: see `NodeRegistry`."""
     context: Context = zmq.Context()
     registry = NodeRegistry(models)
     control = ControlLink(context, ControlPort("127.0.0.1", port, links.LinkSettings()), registry)
-    relay = Relay(registry, control, RoundRobin(), decode_policy or RoundRobin(), settings)
+    relay = Relay(registry, control, prefill_policy or RoundRobin(), decode_policy or RoundRobin(), settings)
     control.start(relay)
     rig = Rig(context, registry, relay, control)
     try:
