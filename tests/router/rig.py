@@ -34,6 +34,7 @@ from baton.router.requests.flight import Flight
 from baton.router.requests.inbox import Inbox
 from baton.router.requests.relay import Relay, RelaySettings
 from baton.router.routing.policies import Policy, RoundRobin
+from baton.router.routing.prefix_ways import PrefixWays
 from baton.router.settings import RouterSettings
 from baton.wire import links
 from baton.wire.messages import DECODE, PREFILL
@@ -185,13 +186,13 @@ async def relaying(
     port: int = 0,
     decode_policy: Policy | None = None,
     models: Mapping[str, str | None] = DEFAULT_MODELS,
-    prefill_policy: Policy | None = None,
+    ways: PrefixWays | None = None,
 ) -> AsyncIterator[Rig]:
     """A running relay without nodes. `models`: see `NodeRegistry`."""
     context: Context = zmq.Context()
     registry = NodeRegistry(models)
     control = ControlLink(context, ControlPort("127.0.0.1", port, links.LinkSettings()), registry)
-    relay = Relay(registry, control, prefill_policy or RoundRobin(), decode_policy or RoundRobin(), settings)
+    relay = Relay(registry, control, RoundRobin(), decode_policy or RoundRobin(), settings, ways)
     control.start(relay)
     rig = Rig(context, registry, relay, control)
     try:

@@ -10,8 +10,8 @@ import pytest
 
 import baton.router.nodes.control
 from baton.engine.cache.hashing import block_hashes
-from baton.router.routing.policies import Prefix
-from baton.router.routing.pulls import ARRIVED, CANCELLED, FAILED, LATE, REFUSED
+from baton.router.routing.prefix_ways import PrefixWays
+from baton.router.routing.pulls import ARRIVED, CANCELLED, FAILED, LATE, REFUSED, PullRecords
 from baton.wire.errors import TransferFailed
 from baton.wire.messages import DECODE, PREFILL, Cancel, Decode, Failed, HandedOver, Prefill
 from baton.wire.prompt import Prompt
@@ -79,7 +79,7 @@ class Stage:
 @asynccontextmanager
 async def lending(cost: StepCost = SLOW) -> AsyncIterator[Stage]:
     status = replace(STATUS, cost=cost)
-    async with relaying(prefill_policy=Prefix(), decode_policy=Prefix()) as rig:
+    async with relaying(ways=PrefixWays(PullRecords())) as rig:
         prefill = await rig.join(PREFILL, status=status, can_pull=True)
         holder = await rig.join(PREFILL, status=status)
         decode = await rig.join(DECODE, status=status)
