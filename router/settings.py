@@ -65,7 +65,11 @@ class RouterSettings:
         "that of another folder",
         metavar="{auto,none,FOLDER}",
     )
-    prefill_policy: str = _routing("prefix", "how the prefill node of a request is chosen; prefix for both: its prompt may also be pulled, or stay", choices=_POLICY_NAMES)
+    prefill_policy: str = _routing(
+        "prefix",
+        "how the prefill node of a request is chosen; with prefix for both roles, prompts are pulled or stay as well",
+        choices=_POLICY_NAMES,
+    )
     decode_policy: str = _routing("prefix", "how the decode node of a request is chosen", choices=_POLICY_NAMES)
     local_prefill_tokens: int = _routing(
         16, "prompts of which a decode node lacks at most this many tokens stay there", allowed=COUNT_OR_NONE
