@@ -31,7 +31,6 @@ _IMPORTED_BY_MOST = (
     "openai.resources",
     "openapi_spec_validator",
     "transformers.models.qwen3.modeling_qwen3",
-    "tests.system.all_tests",
 )
 """With what nodes and routers import: nearly all that a process has imported which has collected the tests, and what
 nodes import for some models."""

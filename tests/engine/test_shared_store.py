@@ -125,7 +125,7 @@ def fill(server: RunningServer) -> None:
 
 
 def leave_out(server: RunningServer) -> None:
-    server.client.delete(keys(server)[0])
+    server.client.delete(*keys(server)[::2])
 
 
 def close_doors(server: RunningServer) -> None:
@@ -137,7 +137,7 @@ FAULTS: dict[str, tuple[Callable[[RunningServer], None], str]] = {
     "mixes blocks up": (mix_up, "gave a block with wrong bytes"),
     "cuts blocks": (cut, ""),
     "is full": (fill, "keeps nothing for 5 s: OutOfMemoryError"),
-    "has forgotten one block": (leave_out, ""),
+    "has forgotten half of the blocks": (leave_out, ""),
     "wants a password": (close_doors, "AuthenticationError"),
     "is gone": (RunningServer.kill, "ConnectionError"),
     "hangs": (RunningServer.freeze, "TimeoutError"),
