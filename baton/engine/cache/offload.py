@@ -127,7 +127,7 @@ class Load:
 
 
 class KvOffload:
-    """One engine's use of a KV store: what is saved, what is loaded, and how long a fault is remembered. `pool`: the
+    """One engine's use of its KV stores: what is saved, and what is loaded. `pool`: the
     bytes of the blocks, of `block_size` tokens each. `cost`, `max_chunk`: see `LoadChoice`. All calls but `usage` come
     from the engine's thread."""
 

@@ -172,11 +172,12 @@ class _TieredLoad:
         self._tiers = tiers
         self._hashes = hashes
         self._landing = landing
+        self._empty: tuple[Tier, ...] = ()  # these had the next block and did not give it: it may have gone down
 
     def go_on(self) -> None:
         """Begin the next run with the first tier that has the next block; without one, the load has ended."""
         for place, tier in enumerate(self._tiers if self._hashes else ()):
-            hashes = self._hashes[: tier.lookup(self._hashes)]
+            hashes = () if tier in self._empty else self._hashes[: tier.lookup(self._hashes)]
             if hashes and self._begin_run(tier, _before_any_has(self._tiers[:place], hashes)):
                 return
         self._landing.ended()
@@ -186,9 +187,10 @@ class _TieredLoad:
         run = _Run(self, tier, self._landing)
         return tier.load(hashes, run) or not run.cancel()
 
-    def has_run(self, num_arrived: int, *, is_wanted: bool) -> None:
-        """A run has ended, after so many blocks. One without any has shown that its tier does not have them."""
-        self._hashes = self._hashes[num_arrived:] if num_arrived and is_wanted else ()
+    def has_run(self, tier: Tier, num_arrived: int, *, is_wanted: bool) -> None:
+        """A run has ended, after so many blocks. After none, the next block is looked for in other tiers."""
+        self._empty = () if num_arrived else (*self._empty, tier)
+        self._hashes = self._hashes[num_arrived:] if is_wanted else ()
         self.go_on()
 
     def came_from(self, tier: Tier, block: StoredBlock) -> None:
@@ -234,7 +236,7 @@ class _Run:
         if not self._has_ended:
             self._has_ended = True
             self._tier.ended(self)
-            self._load.has_run(self._num_arrived, is_wanted=self._is_wanted)
+            self._load.has_run(self._tier, self._num_arrived, is_wanted=self._is_wanted)
 
 
 def _before_any_has(tiers: Sequence[Tier], hashes: Sequence[bytes]) -> Sequence[bytes]:

@@ -123,6 +123,19 @@ def test_a_block_that_is_put_is_in_the_first_tier_only_until_that_evicts_it() ->
     tiers.close()
 
 
+def test_a_block_that_has_gone_down_meanwhile_comes_from_there() -> None:
+    world = World([1, 2], [3])
+    landing = world.load(1, 2, 3)
+    (order,) = world.stores[0].orders
+    world.stores[0].give(order)
+    world.stores[0].end(order)
+    world.stores[1].blocks[hash_of(2)] = block_of(2)
+    (order,) = world.stores[0].orders
+    world.stores[0].end(order)
+    world.finish()
+    assert (landing.is_over, landing.numbers) == (True, [1, 2, 3])
+
+
 def test_a_landing_that_wants_no_more_is_ended() -> None:
     world = World([1], [2, 3], [4])
     landing = world.load(1, 2, 3, 4, most=2)
