@@ -17,7 +17,8 @@ from baton.engine.cache import load_choice, offload, tiers
 from baton.engine.cache.hashing import block_hashes
 from baton.engine.cache.host_tier import HostTier
 from baton.engine.cache.store import Landing, StoredBlock
-from baton.engine.core import EngineCore, FirstToken
+from baton.engine.core import EngineCore
+from baton.engine.handoffs import FirstToken
 from baton.engine.offloading import StoreOpener
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
 from baton.engine.settings import EngineSettings
@@ -208,14 +209,14 @@ def test_a_handoff_into_blocks_that_were_evicted_leaves_what_was_stored_as_it_wa
     with engine_of(checkpoint) as (source, plain), engine_of(checkpoint, kv_offloading_size=0.01) as (target, core):
         expected, _ = answers(plain, "plain", PROMPTS[0])
         assert answers(core, "first", PROMPTS[0])[0] == expected
-        reservation = core.reserve(key_of("handoff"), Prompt.of(PROMPTS[1]))
+        reservation = core.handoffs.reserve(key_of("handoff"), Prompt.of(PROMPTS[1]))
         assert reservation is not None
         plain.add(key_of("handoff"), Prompt.of(PROMPTS[1]), GREEDY, first_token_only=True)
         (first,) = (token for _ in range(99) if plain.has_work for output in plain.step() for token in output.token_ids)
-        sent = plain.block_table(key_of("handoff"))
+        sent = plain.handoffs.block_table(key_of("handoff"))
         for source_id, target_id in zip(sent, reservation.missing_block_ids, strict=True):
             target.memory.blocks[target_id] = source.memory.blocks[source_id]
-        core.add_reserved(reservation, Prompt.of(PROMPTS[1]), [FirstToken(key_of("handoff"), GREEDY, first)])
+        core.handoffs.add_reserved(reservation, Prompt.of(PROMPTS[1]), [FirstToken(key_of("handoff"), GREEDY, first)])
         while core.has_work:
             core.step()
             core.check()
