@@ -22,10 +22,13 @@ from baton.router.nodes.registry import Node
 from baton.router.requests.node_wait import NodeWait
 from baton.router.routing.placement import Route
 from baton.router.routing.selection import Routing
-from baton.router.routing.suspicion import AGAIN_AND_AGAIN, Confinement, Suspicion
+from baton.router.routing.suspicion import Confinement, Suspicion
 from baton.wire.errors import BatonError, NoNode, Overloaded, RequestFailed, TransferFailed
 
 QUIET_S = 2.0
+DOUBT_S = 2.0
+"""A request of which nodes seem to have died ends so much later. One that comes back meanwhile in the same life had
+lost its connection only."""
 FIRST_DELAY_S, LAST_DELAY_S = 0.25, 2.0
 _RETRYABLE = (RequestFailed, Overloaded)
 
@@ -112,7 +115,7 @@ class Retries:
         now_s = asyncio.get_running_loop().time()
         self._delay_s = self._reasons.failed(now_s, error, lost_epoch)
         if self._suspicion.is_certain:
-            return RequestFailed(AGAIN_AND_AGAIN)
+            self._delay_s = max(self._delay_s, DOUBT_S)
         if not isinstance(error, _RETRYABLE) or not self._reasons.allow_another:
             return error
         self._suspicion.ended(silent, lost_epoch)

@@ -26,6 +26,7 @@ def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baton.router.nodes.control, "PING_INTERVAL_S", 0.05)
     monkeypatch.setattr(baton.router.nodes.control, "UNREACHABLE_S", 0.05)
     monkeypatch.setattr("baton.router.requests.retries.FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("baton.router.requests.retries.DOUBT_S", 0.0)
 
 
 async def one_of(nodes: Sequence[FakeNode], kind: type[LegT]) -> tuple[FakeNode, LegT]:
@@ -154,8 +155,27 @@ async def test_a_handoff_that_failed_first_does_not_hide_that_its_prefill_node_h
             await decode.expect(Decode)
             await lost(rig, DECODE, decode)
             decode = await rig.join(DECODE, node_id="d0")
+        flight._retries.begin()
         with pytest.raises(RequestFailed, match="again and again"):
             await call.result()
+
+
+async def test_a_request_does_not_end_where_the_third_node_had_only_lost_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.router.requests.retries.DOUBT_S", 60.0)
+    async with relaying(MANY) as rig:
+        call, epochs = rig.call(), [1, 2, 3]
+        for epoch in epochs:
+            node = await rig.join(DECODE, node_id=f"d{epoch % 2}", epoch=epoch)
+            await node.expect(Decode)
+            await lost(rig, DECODE, node)
+        node = await rig.join(DECODE, node_id="d1", epoch=3)
+        (flight,) = rig.relay._flights.values()
+        flight._retries.begin()  # there is no doubt any more
+        leg = await node.expect(Decode)
+        node.emit(leg, [1, 2], 0, finish="stop")
+        assert await call.result() == [1, 2]
 
 
 async def two_confined(rig: Rig) -> tuple[list[Call], FakeNode]:
