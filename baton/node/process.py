@@ -149,7 +149,8 @@ def _publish_blocks(engine: Engine, config: KvEventsConfig, health: HealthServer
     from baton.node.kv_events.publisher import KvEventPublisher
 
     names = {digest: name for name, digest in engine.adapters.items()}
-    publisher = KvEventPublisher(config, engine.core.limits.block_size, names)
+    tiers = () if engine.core.offload is None else engine.core.offload.tiers
+    publisher = KvEventPublisher(config, engine.core.limits.block_size, names, tiers, engine.num_blocks)
     engine.core.log_blocks(publisher)
     health.watch(KvEventCollector(publisher))
     return publisher.close

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from baton.engine.cache.block_changes import BlockChanges
 from baton.engine.cache.store import BlockBytes, Landing, StoredBlock
 
 _REUSED_SHARE = 0.5
@@ -54,6 +55,7 @@ class HostTier:
         self._reused: OrderedDict[bytes, None] = OrderedDict()
         self._max_reused = int(_REUSED_SHARE * len(memory))
         self._reading: bytes | None = None
+        self._changes: BlockChanges | None = None
         self._lock = threading.Lock()
         self._orders: queue.Queue[_Order | None] = queue.Queue(_MAX_WAITING)
         self._is_closed = False
@@ -64,6 +66,12 @@ class HostTier:
     def usage(self) -> float:
         """How much of its room is taken, 0 to 1."""
         return len(self._slots) / len(self._memory)
+
+    def follow(self, changes: BlockChanges) -> None:
+        """Tell `changes` which blocks are there, and which come and leave."""
+        with self._lock:
+            changes.came(self._slots)
+            self._changes = changes
 
     def lookup(self, hashes: Sequence[bytes]) -> int:
         """How many of these blocks it has, from the first on."""
@@ -86,6 +94,8 @@ class HostTier:
             self._memory[number] = block.content
             self._slots[block.block_hash] = _Slot(number, block.checksum)
             self._once[block.block_hash] = None
+            if self._changes is not None:
+                self._changes.came((block.block_hash,))
 
     def load(self, hashes: Sequence[bytes], landing: Landing) -> None:
         """Have the thread hand over these blocks, one after another."""
@@ -140,6 +150,8 @@ class HostTier:
     def _drop(self, block_hash: bytes) -> _Slot:
         self._once.pop(block_hash, None)
         self._reused.pop(block_hash, None)
+        if self._changes is not None:
+            self._changes.left((block_hash,))
         return self._slots.pop(block_hash)
 
     def _serve(self) -> None:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from baton.engine.cache.block_changes import BlockChanges
 
 KIND_BYTES = 16
 LATENCY_S = 0.5
@@ -114,4 +116,13 @@ class KvStore(Protocol):
 
     def close(self) -> None:
         """End everything that is running. No other call comes after it."""
+        ...
+
+
+@runtime_checkable
+class FollowedStore(Protocol):
+    """What a store may have beside the calls of `KvStore`: it tells which blocks it has."""
+
+    def follow(self, changes: BlockChanges) -> None:
+        """Tell `changes` of the blocks that are there, and from now on of each that comes or leaves."""
         ...

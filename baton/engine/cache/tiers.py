@@ -17,7 +17,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from baton.engine.cache.store import LATENCY_S, REST_S, KvStore, Landing, StoredBlock, TierCounters
+from baton.engine.cache.block_changes import BlockChanges
+from baton.engine.cache.store import (
+    LATENCY_S,
+    REST_S,
+    FollowedStore,
+    KvStore,
+    Landing,
+    StoredBlock,
+    TierCounters,
+)
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -42,6 +51,11 @@ class Tier:
     def usage(self) -> float:
         """How full it is, 0 to 1; 0 while it is left alone."""
         return self._asked(lambda: min(1.0, max(0.0, self._store.usage)), 0.0)
+
+    def follow(self, changes: BlockChanges) -> bool:
+        """Have it tell which blocks it has; whether it does."""
+        store = self._store
+        return isinstance(store, FollowedStore) and self._does(lambda: store.follow(changes))
 
     def lookup(self, hashes: Sequence[bytes]) -> int:
         """How many of these blocks it has, from the first one on."""

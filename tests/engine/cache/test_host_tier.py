@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from baton.engine.cache import host_tier
+from baton.engine.cache.block_changes import BlockChanges
 from baton.engine.cache.host_tier import HostTier
 from baton.engine.cache.store import KvStore, StoredBlock
 from baton.testing.kv_stores import BLOCK_BYTES, Collected, KvStoreSuite, block_of, hash_of
@@ -176,3 +177,16 @@ def test_closing_waits_for_the_block_that_is_being_read_and_reads_no_other() -> 
     closing.join(10.0)
     assert not closing.is_alive()
     assert len(held.wait()) == 1
+
+
+def test_it_tells_which_blocks_come_and_leave() -> None:
+    tier, changes = tier_of(2), BlockChanges()
+    tier.put(block_of(1))
+    tier.follow(changes)
+    assert changes.take(9) == [(hash_of(1), True)]
+    for number in (1, 2, 3):
+        tier.put(block_of(number))
+    tier.forget(hash_of(2))
+    tier.forget(hash_of(2))
+    assert changes.take(9) == [(hash_of(1), False), (hash_of(3), True)]  # the second has come and left
+    tier.close()

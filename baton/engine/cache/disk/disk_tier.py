@@ -1,7 +1,7 @@
 """The disk tier: a `KvStore` in files of a folder, which outlives the node and may be shared with others of its host.
 
-Owns which block is in which file, the memory of blocks that are not written yet, and the threads: one that writes and
-looks after the folder, and few that read. What the format is, and which files give way, is known to the modules beside.
+Owns the memory of blocks that are not written yet, and the threads: one that writes and looks after the folder, and few
+that read. Which block is where, what the format is, and which files give way, is known to the modules beside.
 
 Invariants:
 - no call waits for the disk. What a stalled one cannot take is dropped, and counted;
@@ -25,9 +25,11 @@ from pathlib import Path
 
 import numpy as np
 
+from baton.engine.cache.block_changes import BlockChanges
 from baton.engine.cache.disk.batch_file import MAX_BLOCKS, BatchHeader, DamagedFile, header_of, read_header
+from baton.engine.cache.disk.block_index import BlockIndex
 from baton.engine.cache.disk.folder import CacheFile, CacheFolder, open_file
-from baton.engine.cache.disk.reader import BatchReader, Place
+from baton.engine.cache.disk.reader import BatchReader
 from baton.engine.cache.store import REST_S, BlockBytes, BlockKind, Landing, StoredBlock, TierCounters
 
 _FILE_BYTES = 2**25
@@ -56,10 +58,8 @@ class DiskTier:
         self._counters = counters
         self._on_evicted = on_evicted
         self._blocks_per_file = min(MAX_BLOCKS, max(1, _FILE_BYTES // kind.block_bytes))
-        self._staged: dict[bytes, StoredBlock] = {}
+        self._blocks = BlockIndex()
         self._spare: list[BlockBytes] = []
-        self._index: dict[bytes, Place] = {}
-        self._hashes: dict[str, list[bytes]] = {}
         self._is_closed = False
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -74,11 +74,15 @@ class DiskTier:
         """How much of its room the files take, those of other nodes and models among them."""
         return self._folder.usage
 
+    def follow(self, changes: BlockChanges) -> None:
+        """Tell `changes` which blocks are there, and which come and leave."""
+        with self._lock:
+            self._blocks.follow(changes)
+
     def lookup(self, hashes: Sequence[bytes]) -> int:
         """How many of these blocks it has, from the first on."""
         with self._lock:
-            known = (each in self._index or each in self._staged for each in hashes)
-            return next((place for place, is_known in enumerate(known) if not is_known), len(hashes))
+            return next((place for place, each in enumerate(hashes) if each not in self._blocks), len(hashes))
 
     def holds(self, block_hash: bytes) -> bool:
         """Whether it has a block."""
@@ -87,15 +91,15 @@ class DiskTier:
     def put(self, block: StoredBlock) -> None:
         """Stage a block for the writing thread, if there is room."""
         with self._work:
-            if self._is_closed or block.block_hash in self._index or block.block_hash in self._staged:
+            if self._is_closed or block.block_hash in self._blocks:
                 return
-            if len(self._staged) >= _STAGED_FILES * self._blocks_per_file:
+            if len(self._blocks.staged) >= _STAGED_FILES * self._blocks_per_file:
                 self._counters.num_dropped_blocks += 1
                 return
             content = self._spare.pop() if self._spare else np.empty_like(block.content)
             np.copyto(content, block.content)
-            self._staged[block.block_hash] = block._replace(content=content)
-            if len(self._staged) >= self._blocks_per_file:
+            self._blocks.stage(block._replace(content=content))
+            if len(self._blocks.staged) >= self._blocks_per_file:
                 self._work.notify()
 
     def load(self, hashes: Sequence[bytes], landing: Landing) -> None:
@@ -108,8 +112,7 @@ class DiskTier:
     def forget(self, block_hash: bytes) -> None:
         """Drop a block. Its file keeps the bytes, and does not bring it back."""
         with self._lock:
-            self._staged.pop(block_hash, None)
-            self._index.pop(block_hash, None)
+            self._blocks.forget(block_hash)
 
     def close(self) -> None:
         """Write what is staged, and end the threads. A disk that stalls is waited for only so long."""
@@ -155,9 +158,9 @@ class DiskTier:
     def _found(self, block_hash: bytes, reader: BatchReader) -> StoredBlock | None:
         """A block, staged or read. None: it is not there any more, or not as it was."""
         with self._lock:
-            if (staged := self._staged.get(block_hash)) is not None:
+            if (staged := self._blocks.staged.get(block_hash)) is not None:
                 return reader.copied(staged)
-            place = self._index.get(block_hash)
+            place = self._blocks.place_of(block_hash)
         if place is None:
             return None
         try:
@@ -213,7 +216,8 @@ class DiskTier:
             header = _header_in(self._folder.path / file.name)
             if header.kind != self._kind:
                 raise DamagedFile("its blocks are of another kind")
-            self._note(file, header, lambda _: True)
+            with self._lock:
+                self._blocks.note(file.name, header, lambda _: True)
         except DamagedFile as error:
             self._damaged(file.name, error)
         except FileNotFoundError:
@@ -224,8 +228,8 @@ class DiskTier:
     def _next_batch(self) -> list[StoredBlock]:
         """Wait for the blocks of a full file, or for `_LINGER_S`."""
         with self._work:
-            self._work.wait_for(lambda: self._is_closed or len(self._staged) >= self._blocks_per_file, _LINGER_S)
-            return list(islice(self._staged.values(), self._blocks_per_file))
+            self._work.wait_for(lambda: self._is_closed or len(self._blocks.staged) >= self._blocks_per_file, _LINGER_S)
+            return list(islice(self._blocks.staged.values(), self._blocks_per_file))
 
     def _write(self, batch: Sequence[StoredBlock]) -> None:
         try:
@@ -235,11 +239,12 @@ class DiskTier:
             self._counters.num_dropped_blocks += len(batch)
             raise
         else:
-            self._note(file, header, self._staged.__contains__)
+            with self._lock:  # what was not forgotten while it was written
+                self._blocks.note(file.name, header, self._blocks.staged.__contains__)
         finally:
             with self._lock:
                 for block in batch:
-                    self._staged.pop(block.block_hash, None)
+                    self._blocks.unstage(block.block_hash)
                     self._spare.append(block.content)
 
     def _make_room(self, num_bytes: int) -> None:
@@ -251,30 +256,18 @@ class DiskTier:
 
     def _hand_down(self, name: str, on_evicted: Callable[[StoredBlock], object]) -> None:
         with closing(BatchReader(self._folder.path, self._kind.block_bytes)) as reader:
-            for block_hash in self._hashes.get(name, ()):
+            for block_hash in self._blocks.blocks_of(name):
                 block = self._found(block_hash, reader)
                 if block is None:
                     return
                 on_evicted(block)
 
-    # the index
-
-    def _note(self, file: CacheFile, header: BatchHeader, is_wanted: Callable[[bytes], bool]) -> None:
-        """Those blocks of a file can be loaded: of a new one, what was not forgotten while it was written."""
-        with self._lock:
-            noted = self._hashes[file.name] = []
-            for number, (block_hash, checksum) in enumerate(header.entries):
-                if block_hash not in self._index and is_wanted(block_hash):
-                    self._index[block_hash] = Place(file.name, header.block_offset(number), checksum)
-                    noted.append(block_hash)
+    # what is gone
 
     def _lose(self, name: str) -> None:
         """The blocks of a file cannot be loaded any more."""
         with self._lock:
-            for block_hash in self._hashes.pop(name, ()):
-                place = self._index.get(block_hash)
-                if place is not None and place.file == name:
-                    del self._index[block_hash]
+            self._blocks.lose(name)
 
     def _damaged(self, name: str, error: DamagedFile) -> None:
         self._lose(name)

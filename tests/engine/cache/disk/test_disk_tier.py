@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.engine.cache.block_changes import BlockChanges
 from baton.engine.cache.disk import disk_tier
 from baton.engine.cache.disk.folder import CacheFile, CacheFolder
 from baton.engine.cache.disk.reader import BatchReader, Place
@@ -409,3 +410,51 @@ def test_what_is_forgotten_while_it_is_written_stays_forgotten(tmp_path: Path, m
         goes_on.set()
         until(lambda: tier.has_written(2))
         assert tier.has(1, 2) == [2]
+
+
+class Told(BlockChanges):
+    """What a tier has told so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: set[bytes] = set()
+
+    def agrees(self, tier: Opened, *numbers: int) -> bool:
+        for block_hash, has_come in self.take(1000):
+            assert (block_hash in self.blocks) != has_come  # each comes and leaves in turns
+            self.blocks ^= {block_hash}
+        return self.blocks == {hash_of(number) for number in numbers if tier.lookup([hash_of(number)])}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_it_tells_which_blocks_come_and_leave(tmp_path: Path) -> None:
+    with closing(Opened(tmp_path, max_bytes=5 * (BLOCK_BYTES + 100))) as tier, closing(Opened(tmp_path)) as other:
+        tier.put(block_of(1))
+        told = Told()
+        tier.follow(told)
+        assert told.agrees(tier, 1)
+        for number in (1, 2, 3, 4, 5, 6, 7, 8):  # more than there is room for
+            tier.put(block_of(number))
+            until(lambda: told.agrees(tier, *range(1, 9)))
+        other.put(block_of(20))
+        other.put(block_of(2))
+        until(lambda: tier.has(20) and told.agrees(tier, *range(1, 21)))
+        tier.forget(hash_of(20))
+        tier.put(block_of(20))
+        tier.forget(hash_of(20))
+        until(lambda: told.agrees(tier, *range(1, 21)))
+        for file in files_in(tmp_path):
+            file.unlink()
+        until(lambda: not tier.has(*range(1, 21)) and told.agrees(tier, *range(1, 21)))
+        assert told.blocks == set()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_block_that_cannot_be_written_is_told_to_have_left(tmp_path: Path) -> None:
+    with closing(Opened(tmp_path, max_bytes=10)) as tier:
+        told = Told()
+        tier.follow(told)
+        tier.put(block_of(1))
+        until(lambda: tier.counters.num_dropped_blocks == 1 and not tier.has(1))
+        assert told.agrees(tier, 1)
+        assert told.blocks == set()
