@@ -21,7 +21,7 @@ one for each stage is in flight, one more on a device, and one less between two 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +78,7 @@ def watch_nothing(step: Step) -> None:
 
 class EngineCore:
     """One model on one device. Without `grammars` requests with a grammar are refused, and those with media of a kind
-    that is not in `media_facts`. `costs` learns what its steps cost. `offload`: that of `pool` and `scheduler`, to be
-    read."""
+    that is not in `media_facts`. `costs` learns what its steps cost. `offload`: of `pool` and `scheduler`, to read."""
 
     def __init__(
         self,
@@ -118,8 +117,7 @@ class EngineCore:
 
     @property
     def awaits_readiness(self) -> bool:
-        """Whether a request waits for its grammar or for KV of a store, which threads make: `step` may find work at any
-        moment."""
+        """Whether a request waits for its grammar or for KV of a store, made by threads: `step` may find work soon."""
         return self._scheduler.requests.awaits_readiness
 
     @property
@@ -223,8 +221,7 @@ class EngineCore:
         requests = [
             self._new_requests.make(first.key, prompt, first.params, [*output_ids, first.token_id]) for first in firsts
         ]
-        block_table = self._held.give(reservation.key)
-        if block_table is None:
+        if (block_table := self._held.give(reservation.key)) is None:
             raise KeyError(f"{reservation.key!r} holds no reservation")
         try:
             for request in requests:
@@ -375,9 +372,13 @@ class EngineCore:
         """All findable prefix blocks."""
         return self._pool.published_hashes()
 
+    def save(self, time_left_s: Callable[[], float]) -> None:
+        """Before a planned end: have a tier that outlives this process keep what is cached, while there is time."""
+        if self.offload is not None:
+            self.offload.save(self._pool, time_left_s)
+
     def close(self) -> None:
-        """End what threads of a KV store do with the pool's memory, before that is gone. Nothing is computed any
-        more."""
+        """End what threads of a KV store do with the pool's memory, before that is gone. Nothing is computed then."""
         if self.offload is not None:
             self.offload.close()
 
@@ -391,8 +392,7 @@ class EngineCore:
         self._pool.check(owners)
 
     def _retire(self, output: RequestOutput) -> None:
-        request = self._scheduler.requests.remove(output.key)
-        if request is None:
+        if (request := self._scheduler.requests.remove(output.key)) is None:
             return
         if request.first_token_only:
             self._held.hold(output.key, request.block_table)

@@ -19,10 +19,12 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
 from baton.engine.cache.block_changes import BlockChanges
+from baton.engine.cache.last_blocks import LastBlock, LastBlocks
 from baton.engine.cache.store import BlockBytes, Landing, StoredBlock
 
 _REUSED_SHARE = 0.5
@@ -110,6 +112,16 @@ class HostTier:
             if block_hash in self._slots:
                 self._free.append(self._drop(block_hash).number)
 
+    def last_blocks(self) -> LastBlocks:
+        """All blocks, those that would give way last first."""
+        with self._lock:
+            reused, once = [*reversed(self._reused)], [*reversed(self._once)]
+        return LastBlocks(*([LastBlock(each, partial(self._read, each)) for each in part] for part in (reused, once)))
+
+    def _read(self, block_hash: bytes) -> StoredBlock:
+        slot = self._slots[block_hash]
+        return StoredBlock(block_hash, slot.checksum, self._memory[slot.number])
+
     def close(self) -> None:
         """End the thread and drop everything. Waits for the thread, which is in the middle of one block at most."""
         self._is_closed = True
@@ -174,4 +186,4 @@ class HostTier:
         with self._lock:
             slot = self._slots.get(block_hash)
             self._reading = block_hash
-        return None if slot is None else StoredBlock(block_hash, slot.checksum, self._memory[slot.number])
+        return None if slot is None else self._read(block_hash)

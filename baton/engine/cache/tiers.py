@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from baton.engine.cache.block_changes import BlockChanges
+from baton.engine.cache.last_blocks import LastBlock, LastBlocks, LastingStore, PassingStore, TimeLeft, in_order
 from baton.engine.cache.store import (
     LATENCY_S,
     REST_S,
@@ -99,6 +100,15 @@ class Tier:
             self.counters.num_damaged_blocks += 1
             self._leave_alone("gave a block with wrong bytes")
 
+    def last_blocks(self) -> LastBlocks:
+        """What it has and what ends with this process."""
+        return self._store.last_blocks() if isinstance(self._store, PassingStore) else LastBlocks()
+
+    def save(self, blocks: Sequence[LastBlock], time_left_s: TimeLeft) -> bool:
+        """Have it keep blocks before the end, if it outlives this process; whether it was asked to. Waits."""
+        store = self._store
+        return isinstance(store, LastingStore) and self._does(lambda: store.save(blocks, time_left_s))
+
     def close(self) -> None:
         """End everything that is running."""
         self._rests_until_s = 0.0
@@ -172,6 +182,11 @@ class Tiers:
         """No tier gives this block again."""
         for tier in self.tiers:
             tier.forget(block_hash)
+
+    def save(self, of_pool: LastBlocks, time_left_s: TimeLeft) -> None:
+        """Before the end: have a tier that outlives this process keep the blocks of the pool and of the others."""
+        blocks = in_order([of_pool, *[tier.last_blocks() for tier in self.tiers]])
+        any(tier.save(blocks, time_left_s) for tier in self.tiers)
 
     def close(self) -> None:
         """End all tiers, the first one first."""

@@ -190,3 +190,16 @@ def test_it_tells_which_blocks_come_and_leave() -> None:
     tier.forget(hash_of(2))
     assert changes.take(9) == [(hash_of(1), False), (hash_of(3), True)]  # the second has come and left
     tier.close()
+
+
+def test_before_the_end_those_come_first_that_would_give_way_last() -> None:
+    tier = tier_of(8)
+    for number in (1, 2, 3, 4, 5):
+        tier.put(block_of(number))
+    for number in (4, 2):
+        tier.lookup([hash_of(number)])
+    last = tier.last_blocks()
+    assert [[each.block_hash[1] for each in part] for part in (last.reused, last.others)] == [[2, 4], [5, 3, 1]]
+    read = last.reused[0].read()
+    assert (read.checksum, read.content.tobytes()) == (block_of(2).checksum, block_of(2).content.tobytes())
+    tier.close()

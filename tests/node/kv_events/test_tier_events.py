@@ -91,6 +91,17 @@ def test_no_more_than_a_pool_of_blocks_is_waited_for() -> None:
     assert world.tell() == [BlockRemoved([3], "CPU")]
 
 
+def test_what_came_into_a_tier_is_not_among_those_on_their_way() -> None:
+    world = World(max_homeless=1)
+    world.tell(0, 3)
+    world.tell(removed=[0])
+    world.host.came([hash_of(0)])
+    world.tell()
+    world.tell(removed=[1, 2])
+    world.host.left([hash_of(0)])
+    assert world.tell() == [BlockRemoved([0], "CPU")]
+
+
 def test_a_folder_that_is_large_is_told_of_bit_by_bit() -> None:
     world = World()
     world.disk.came(map(hash_of, range(tier_events.MOST_AT_ONCE)))

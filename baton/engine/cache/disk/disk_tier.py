@@ -30,6 +30,7 @@ from baton.engine.cache.disk.batch_file import MAX_BLOCKS, BatchHeader, DamagedF
 from baton.engine.cache.disk.block_index import BlockIndex
 from baton.engine.cache.disk.folder import CacheFile, CacheFolder, open_file
 from baton.engine.cache.disk.reader import BatchReader
+from baton.engine.cache.last_blocks import LastBlock, TimeLeft
 from baton.engine.cache.store import REST_S, BlockBytes, BlockKind, Landing, StoredBlock, TierCounters
 
 _FILE_BYTES = 2**25
@@ -40,6 +41,8 @@ _LINGER_S = 2.0
 """A file that is not full is written after it, and the files of other nodes are looked for."""
 _MAX_WAITING = 256
 _CLOSE_S = 5.0
+_TICK_S = 0.05
+"""So often whoever waits for a slow disk looks how much time is left."""
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +63,7 @@ class DiskTier:
         self._blocks_per_file = min(MAX_BLOCKS, max(1, _FILE_BYTES // kind.block_bytes))
         self._blocks = BlockIndex()
         self._spare: list[BlockBytes] = []
+        self._time_left_s: TimeLeft = lambda: _CLOSE_S
         self._is_closed = False
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -93,14 +97,14 @@ class DiskTier:
         with self._work:
             if self._is_closed or block.block_hash in self._blocks:
                 return
-            if len(self._blocks.staged) >= _STAGED_FILES * self._blocks_per_file:
+            if not self._has_room:
                 self._counters.num_dropped_blocks += 1
                 return
             content = self._spare.pop() if self._spare else np.empty_like(block.content)
             np.copyto(content, block.content)
             self._blocks.stage(block._replace(content=content))
             if len(self._blocks.staged) >= self._blocks_per_file:
-                self._work.notify()
+                self._work.notify_all()
 
     def load(self, hashes: Sequence[bytes], landing: Landing) -> None:
         """Have a reading thread hand over these blocks, one after another."""
@@ -114,25 +118,46 @@ class DiskTier:
         with self._lock:
             self._blocks.forget(block_hash)
 
+    def save(self, blocks: Sequence[LastBlock], time_left_s: TimeLeft) -> None:
+        """Stage blocks as fast as they are written, while there is time and the disk does not fail, and as many as do
+        not displace each other."""
+        self._time_left_s = time_left_s
+        full = BatchHeader(self._kind, [(b"", 0)] * self._blocks_per_file).num_bytes
+        most, num_failures = self._folder.num_new_files(full) * self._blocks_per_file, self._counters.num_failures
+        with self._lock:
+            new = [each for each in blocks if each.block_hash not in self._blocks]
+        num_left = len(new)
+        for each in new[:most]:
+            with self._work:
+                while (left_s := time_left_s()) > 0 and not self._has_room:
+                    self._work.wait(min(left_s, _TICK_S))
+            if left_s <= 0 or self._counters.num_failures > num_failures:
+                break
+            self.put(each.read())
+            num_left -= 1
+        self._counters.num_dropped_blocks += num_left
+        _log.info("%d blocks go to %s before the end, %d do not", len(new) - num_left, self._folder.path, num_left)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether another block can be staged."""
+        return len(self._blocks.staged) < _STAGED_FILES * self._blocks_per_file
+
     def close(self) -> None:
         """Write what is staged, and end the threads. A disk that stalls is waited for only so long."""
         with self._work:
             self._is_closed = True
             self._work.notify()
-        deadline_s = time.monotonic() + _CLOSE_S
-        self._end_orders()
+        deadline_s = time.monotonic() + min(_CLOSE_S, self._time_left_s())
+        _end_all(self._orders)
         for _ in range(_NUM_READERS):
             with suppress(queue.Full):
                 self._orders.put_nowait(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
-
-    def _end_orders(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                order = self._orders.get_nowait()
-                if order is not None:
-                    order[1].ended()
+        if num_lost := len(self._blocks.staged):
+            self._counters.num_dropped_blocks += num_lost
+            _log.warning("%d blocks were not written to %s before the end", num_lost, self._folder.path)
 
     # the reading threads
 
@@ -186,13 +211,8 @@ class DiskTier:
                 is_over = not self._write_next()
             except Exception as error:  # what is staged after it still wants to be written
                 self._failed("keeping files", error)
-                is_over = self._rests()
-
-    def _rests(self) -> bool:
-        """Leave a disk alone that has failed. True: it is to be closed."""
-        with self._work:
-            self._work.wait_for(lambda: self._is_closed, REST_S)
-            return self._is_closed
+                with self._work:  # a disk that has failed is left alone
+                    is_over = self._work.wait_for(lambda: self._is_closed, REST_S)
 
     def _write_next(self) -> bool:
         """Write what is staged; False when nothing is, and nothing will be."""
@@ -246,6 +266,7 @@ class DiskTier:
                 for block in batch:
                     self._blocks.unstage(block.block_hash)
                     self._spare.append(block.content)
+                self._work.notify_all()
 
     def _make_room(self, num_bytes: int) -> None:
         while file := self._folder.in_the_way(num_bytes):
@@ -277,6 +298,14 @@ class DiskTier:
     def _failed(self, what: str, error: Exception) -> None:
         self._counters.num_failures += 1
         _log.warning("the disk tier failed at %s: %s", what, error)
+
+
+def _end_all(orders: queue.Queue[tuple[Sequence[bytes], Landing] | None]) -> None:
+    with suppress(queue.Empty):
+        while True:
+            order = orders.get_nowait()
+            if order is not None:
+                order[1].ended()
 
 
 def _header_in(path: Path) -> BatchHeader:

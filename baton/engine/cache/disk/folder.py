@@ -136,6 +136,13 @@ class CacheFolder:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         return self._first_to_go()
 
+    def num_new_files(self, num_bytes: int) -> int:
+        """How many new files of so many bytes it takes before they displace each other. May be called at any time."""
+        free = os.statvfs(self.path)
+        room = min(self._max_bytes, self.num_bytes + free.f_bavail * free.f_frsize - self._min_free_bytes)
+        reused = sum(file.num_bytes for file in list(self.files.values()) if file.is_reused)
+        return max(0, int(max(room - reused, _FRESH_SHARE * room)) // num_bytes)
+
     def delete(self, file: CacheFile) -> None:
         """Delete a file, if it is there. Raises `OSError` where that cannot be done."""
         with suppress(FileNotFoundError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from baton.engine.cache.block_changes import BlockChanges
 from baton.engine.cache.disk import disk_tier
 from baton.engine.cache.disk.folder import CacheFile, CacheFolder
 from baton.engine.cache.disk.reader import BatchReader, Place
+from baton.engine.cache.last_blocks import LastBlock
 from baton.engine.cache.store import BlockKind, KvStore, StoredBlock
 from baton.testing.kv_stores import BLOCK_BYTES, Collected, KvStoreSuite, block_of, hash_of
 from tests.engine.cache.disk.tiers_on_disk import GIB, KIND, OTHER_KIND, Opened, files_in, until
@@ -433,18 +436,16 @@ def test_it_tells_which_blocks_come_and_leave(tmp_path: Path) -> None:
         told = Told()
         tier.follow(told)
         assert told.agrees(tier, 1)
-        for number in (1, 2, 3, 4, 5, 6, 7, 8):  # more than there is room for
-            tier.put(block_of(number))
-            until(lambda: told.agrees(tier, *range(1, 9)))
         other.put(block_of(20))
-        other.put(block_of(2))
-        until(lambda: tier.has(20) and told.agrees(tier, *range(1, 21)))
+        until(lambda: tier.has(20) and told.agrees(tier, 1, 20))
         tier.forget(hash_of(20))
         tier.put(block_of(20))
-        tier.forget(hash_of(20))
-        until(lambda: told.agrees(tier, *range(1, 21)))
-        for file in files_in(tmp_path):
-            file.unlink()
+        other.put(block_of(2))
+        for number in (1, 2, 3, 4, 5, 6, 7, 8):  # more than there is room for
+            tier.put(block_of(number))
+            until(lambda: told.agrees(tier, *range(1, 21)))
+        until(lambda: tier.has_written() and other.has_written())
+        shutil.rmtree(files_in(tmp_path)[0].parent)
         until(lambda: not tier.has(*range(1, 21)) and told.agrees(tier, *range(1, 21)))
         assert told.blocks == set()
 
@@ -458,3 +459,77 @@ def test_a_block_that_cannot_be_written_is_told_to_have_left(tmp_path: Path) -> 
         until(lambda: tier.counters.num_dropped_blocks == 1 and not tier.has(1))
         assert told.agrees(tier, 1)
         assert told.blocks == set()
+
+
+def last(*numbers: int) -> list[LastBlock]:
+    return [LastBlock(hash_of(number), partial(block_of, number)) for number in numbers]
+
+
+def test_before_the_end_more_blocks_are_written_than_can_be_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_tier, "_STAGED_FILES", 2)
+    tier = Opened(tmp_path)
+    tier.put(block_of(3))
+    tier.save(last(*range(21)), lambda: 10.0)
+    tier.close()
+    assert (tier.counters.num_dropped_blocks, tier.has_written(*range(21))) == (0, True)
+    with closing(Opened(tmp_path)) as again:
+        until(lambda: again.has_written(*range(21)))
+        assert loaded(again, *range(21)) == [*range(21)]
+
+
+def forbidden() -> StoredBlock:
+    raise AssertionError("there is no time to read it")
+
+
+def test_a_disk_that_stalls_does_not_delay_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_tier, "_STAGED_FILES", 2)
+    monkeypatch.setattr(disk_tier, "_CLOSE_S", 60.0)
+    goes_on, write = threading.Event(), os.writev
+
+    def stalled(descriptor: int, pieces: list[memoryview]) -> int:
+        assert goes_on.wait(10.0)
+        return write(descriptor, pieces)
+
+    monkeypatch.setattr(os, "writev", stalled)
+    tier, times_left = Opened(tmp_path), [0.01] * 8
+    blocks = [*last(*range(4)), *([LastBlock(hash_of(4), forbidden)] * 16)]
+    tier.save(blocks, lambda: times_left.pop() if times_left else 0.0)  # as if somebody asked twice
+    assert tier.counters.num_dropped_blocks == 16
+    assert not times_left
+    tier.close()
+    assert any(thread.is_alive() for thread in tier._threads)  # it was not waited for
+    assert tier.counters.num_dropped_blocks == 20
+    goes_on.set()
+    until(lambda: not any(thread.is_alive() for thread in tier._threads))
+
+
+def test_a_disk_that_fails_is_given_no_more_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(descriptor: int, pieces: list[memoryview]) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(disk_tier, "_STAGED_FILES", 2)
+    monkeypatch.setattr(disk_tier, "REST_S", 60.0)
+    monkeypatch.setattr(os, "writev", failing)
+    tier = Opened(tmp_path)
+    times_left = [1.0] * 200
+    tier.save(last(*range(100)), lambda: times_left.pop() if times_left else 0.0)
+    assert times_left
+    tier.close()
+    assert tier.counters.num_dropped_blocks == 100
+
+
+def test_what_is_written_before_the_end_displaces_neither_itself_nor_what_was_used(tmp_path: Path) -> None:
+    filled(tmp_path, 1, 2)
+    size = files_in(tmp_path)[0].stat().st_size
+    with closing(Opened(tmp_path)) as tier:
+        until(lambda: tier.has(1))
+        assert loaded(tier, 1, 2) == [1, 2]
+    filled(tmp_path, 3, 4)
+    tier = Opened(tmp_path, max_bytes=4 * size)
+    until(lambda: tier.has(1, 3) == [1, 3])
+    tier.save(last(*range(10, 20)), lambda: 10.0)
+    tier.close()
+    assert tier.has(1, 2, 3, 4, *range(10, 20)) == [1, 2, *range(10, 16)]
+    assert tier.counters.num_dropped_blocks == 4
