@@ -24,7 +24,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from baton.decode_node.source import Source
 from baton.engine.attention.base import LayerStored
 from baton.engine.cache.hashing import prompt_digest
-from baton.engine.core import EngineCore, FirstToken
+from baton.engine.core import EngineCore
+from baton.engine.handoffs import FirstToken
 from baton.engine.held_blocks import Reservation
 from baton.engine.scheduler.request import choices_of
 from baton.engine.scheduler.step import RequestOutput, Step
@@ -133,7 +134,7 @@ class DecodeLeg:
             return
         if len(self._awaited) >= MAX_AWAITED:
             raise Overloaded(f"{len(self._awaited)} requests wait for their KV already")
-        self._core.check_size(request.num_tokens)
+        self._core.limits.check_size(request.num_tokens)
         self._core.prepare(request.params)
         awaited = self._awaited[key] = _Awaited(request, request.prefill_peer, choices, set(choices))
         self._awaited_of |= dict.fromkeys(choices, awaited)
@@ -182,7 +183,7 @@ class DecodeLeg:
                     self._fail_handoff(notice)
                 case Released():
                     self._forget(notice.key)
-                    self._core.release(notice.key)
+                    self._core.handoffs.release(notice.key)
         self._source.poll()
         self._grant_waiting()
 
@@ -225,7 +226,7 @@ class DecodeLeg:
         """Let the choices join the batch at the next step, unless they were cancelled or ended by their first token."""
         awaited = self._forget(notice.key)
         if awaited is None or awaited.reservation is None or not awaited.wanted:
-            self._core.release(notice.key)
+            self._core.handoffs.release(notice.key)
             return
         request, reservation = awaited.request, awaited.reservation
         choices = zip(choices_of(awaited.choices, request.params), notice.firsts, strict=True)
@@ -234,13 +235,13 @@ class DecodeLeg:
         leader = going_on[0].key if going_on else None
         events = [replace(first, handoff=notice.figures) if key == leader else first for (key, _), first in wanted]
         if leader is None:
-            self._core.release(notice.key)
+            self._core.handoffs.release(notice.key)
             self._first_events += events
             return
         self._counters.count_delivered(request.num_tokens, reservation.num_cached_tokens)
         self._exposed.count(notice.figures)
         try:
-            self._core.add_reserved(reservation, request.prompt, going_on, request.output_ids)
+            self._core.handoffs.add_reserved(reservation, request.prompt, going_on, request.output_ids)
         except BatonError as error:
             self._failures += [(first.key, error) for first in going_on]
         else:
@@ -288,7 +289,7 @@ class DecodeLeg:
     def _reserve(self, key: RequestKey, awaited: _Awaited) -> bool:
         """Reserve blocks for a request and grant them. Returns False when there is no room now."""
         request = awaited.request
-        reservation = self._core.reserve(key, request.prompt, request.output_ids)
+        reservation = self._core.handoffs.reserve(key, request.prompt, request.output_ids)
         if reservation is None:
             return False
         blocks = ReservedBlocks(

@@ -51,9 +51,9 @@ class Source:
 
     def hand_over(self, order: HandOver, now_s: float) -> int:
         """End a request, unless it goes on, and begin to hand it over. How many of its tokens have their KV in the
-        handoff; 0: nothing has changed, see `EngineCore.hand_over`."""
+        handoff; 0: nothing has changed, see `Handoffs.hand_over`."""
         key = RequestKey(order.handoff_id, order.next_attempt)
-        handed = self._core.hand_over(RequestKey(order.handoff_id, order.attempt), key, goes_on=order.goes_on)
+        handed = self._core.handoffs.hand_over(RequestKey(order.handoff_id, order.attempt), key, goes_on=order.goes_on)
         if handed is None:
             return 0
         num_tokens = handed.num_tokens
@@ -96,7 +96,7 @@ class Source:
                 continue
             # one that was rejected ends here too: its receiver is told, and it tells the router
             self._handoffs.discard(notice.key)
-            self._core.release(notice.key)
+            self._core.handoffs.release(notice.key)
 
     def metrics(self) -> Iterable[Metric]:
         """Figures of the sending side."""

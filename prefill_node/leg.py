@@ -169,7 +169,7 @@ class PrefillLeg:
         for choice in prompt.choices:
             self._core.abort(choice)
             del self._prompt_of[choice]
-        self._core.release(notice.key)
+        self._core.handoffs.release(notice.key)
         self._first_steps.forget(notice.key)
         if isinstance(notice, Rejected):
             self._fail_choices(prompt, InvalidMessage(notice.reason))
@@ -202,7 +202,7 @@ class PrefillLeg:
             if event is not None:
                 self._finished.append(event)
             else:
-                table = tuple(self._core.block_table(output.key))
+                table = tuple(self._core.handoffs.block_table(output.key))
                 self._thread.post(PushComputed(output.key, table, output.num_computed_tokens))
         return self._finished
 
@@ -217,7 +217,7 @@ class PrefillLeg:
                 reason = "the first token ended the request"
                 self._thread.post(CancelSending(key, reason, request_ended=True))
             else:
-                table = tuple(self._core.block_table(key))
+                table = tuple(self._core.handoffs.block_table(key))
                 self._thread.post(FinishHandoff(key, table, tuple(events), now_s))
         self._finished = []
 

@@ -100,7 +100,7 @@ def _module(path: Path) -> str:
 MAX_LINES, MAX_METHODS = 400, 25
 LONG_FILES = {"demo.training.facts", "demo.training.stories"}
 """Texts that the demo model learns."""
-LARGE_CLASSES = {"EngineCore", "Flight", "RouterLink", "ControlLink", "NodeRegistry"}
+LARGE_CLASSES = {"Flight", "RouterLink", "ControlLink", "NodeRegistry"}
 """docs/decisions/the_house.md says why."""
 MAX_PARAMETERS = 7
 LONG_SIGNATURES = {
@@ -302,5 +302,5 @@ def test_a_docstring_says_what_it_is_about(sources: dict[str, Source]) -> None:
 
 def test_every_large_class_has_its_reason() -> None:
     page = (ROOT / "docs/decisions/the_house.md").read_text()
-    (reason,) = re.findall(r"### Five classes have more than 25 methods\n(.*?)(?=\n### |\Z)", page, re.DOTALL)
+    (reason,) = re.findall(r"### Four classes have more than 25 methods\n(.*?)(?=\n### |\Z)", page, re.DOTALL)
     assert {name for name in LARGE_CLASSES if f"`{name}`" not in reason} == set()

@@ -185,7 +185,7 @@ def build_engine(
         config,
         fingerprint,
         num_blocks,
-        core.max_request_tokens,
+        core.limits.max_request_tokens,
         device,
         attention,
         tokenizer_digest(basis.folder),

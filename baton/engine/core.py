@@ -1,13 +1,11 @@
 """EngineCore: the calls by which every program of Baton uses an engine, `step()` above all.
 
-It is the only place that moves blocks between handoffs (`baton.engine.held_blocks`), requests and the pool. Does not
-know which program uses it, where requests come from, or how KV travels: there are no roles in here.
+Owns the way of a request from `add` to its last output, and the parts of an engine: scheduler, steps in flight, and its
+side of handoffs (`handoffs`, see `baton.engine.handoffs`). Does not know which program uses it, where requests come
+from, or how KV travels: there are no roles in here.
 
 Every block has an owner at every moment: the pool, requests, a step in flight, or a handoff. The blocks of a request
-pass to a handoff when it was added with `first_token_only`: they are held until another node has them. The blocks of a
-handoff pass to a request in `add_reserved`: another node has written the KV. `hand_over` is the way back: the blocks of
-a request that generates are held for a handoff, and another node goes on with it. The program that asked for held
-blocks decides how long they are held, by a lease, and calls `release`. Invariant, checked by `check`: requests,
+that was added with `first_token_only` become a handoff's when it leaves. Invariant, checked by `check`: requests,
 handoffs and steps in flight are together exactly the owners that the pool has counted for each block.
 
 Choices of one prompt can be asked for together: it is computed, or received, once. The forks become requests with their
@@ -22,54 +20,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from baton.engine.cache.block_log import BlockLog, PublishedRun
-from baton.engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
+from baton.engine.cache.block_log import BlockLog
+from baton.engine.cache.block_pool import BlockPool, CacheChanges
 from baton.engine.cache.offload import KvOffload
-from baton.engine.held_blocks import HeldBlocks, Reservation
+from baton.engine.handoffs import Handoffs
+from baton.engine.held_blocks import HeldBlocks
 from baton.engine.models.media import MediaFacts
 from baton.engine.new_requests import NewRequests
 from baton.engine.runner.base import Runner
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.reading import Reading
-from baton.engine.scheduler.request import Request, choices_of
+from baton.engine.scheduler.request import choices_of
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import RequestOutput, Step
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.steps_in_flight import StepsInFlight, StepWatch
 from baton.engine.structured.matcher import Grammars
-from baton.wire.errors import BatonError, InvalidRequest
+from baton.wire.errors import InvalidRequest
 from baton.wire.messages import NodeStatus
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
-
-
-@dataclass(frozen=True, slots=True)
-class FirstToken:
-    """The first token of a choice that another node has sampled; `params` are the choice's own."""
-
-    key: RequestKey
-    params: DecodingParams
-    token_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """What another node needs to go on with a request: the KV of `prompt`, or of its beginning, and of `output_ids` in
-    `block_table`, and the next token."""
-
-    prompt: Prompt
-    output_ids: tuple[int, ...]
-    next_token_id: int
-    block_table: BlockTable
-
-    @property
-    def num_tokens(self) -> int:
-        """How many have their KV there."""
-        return self.prompt.num_tokens + len(self.output_ids)
 
 
 def watch_nothing(step: Step) -> None:
@@ -78,7 +51,8 @@ def watch_nothing(step: Step) -> None:
 
 class EngineCore:
     """One model on one device. Without `grammars` requests with a grammar are refused, and those with media of a kind
-    that is not in `media_facts`. `costs` learns what its steps cost. `offload`: of `pool` and `scheduler`, to read."""
+    that is not in `media_facts`. `costs` learns what its steps cost. `offload`: that of `pool` and `scheduler`, to be
+    read."""
 
     def __init__(
         self,
@@ -99,6 +73,7 @@ class EngineCore:
         self.costs = costs or StepCosts()
         self._in_flight = StepsInFlight(runner, scheduler, pool, self.costs)
         self._new_requests = NewRequests(fingerprint, scheduler.limits.max_request_tokens, grammars, media_facts or {})
+        self.handoffs = Handoffs(self._held, pool, scheduler, self._in_flight, self._new_requests)
 
     @property
     def media_kinds(self) -> tuple[str, ...]:
@@ -117,18 +92,14 @@ class EngineCore:
 
     @property
     def awaits_readiness(self) -> bool:
-        """Whether a request waits for its grammar or for KV of a store, made by threads: `step` may find work soon."""
+        """Whether a request waits for its grammar or for KV of a store, which threads make: `step` may find work at any
+        moment."""
         return self._scheduler.requests.awaits_readiness
 
     @property
     def limits(self) -> SchedulerLimits:
         """How much a step and a request may have."""
         return self._scheduler.limits
-
-    @property
-    def max_request_tokens(self) -> int:
-        """Longest prompt plus output that fits."""
-        return self._scheduler.limits.max_request_tokens
 
     def status(self, loop_age_s: float = 0.0) -> NodeStatus:
         """Load and block counts now."""
@@ -157,8 +128,8 @@ class EngineCore:
         reading: Reading | None = None,
     ) -> None:
         """Compute and continue `prompt`, whose media have payload, and what was generated behind it earlier. With
-        `first_token_only` the request leaves after one token, and its blocks are held until `release(key)`, also when
-        that token ended the request: a transfer may be reading them.
+        `first_token_only` the request leaves after one token, and its blocks are held until `handoffs.release(key)`,
+        also when that token ended the request: a transfer may be reading them.
 
         `forks`: the keys of further choices, see `choices_of`. `reading`: what is read of the prompt, and comes with
         the outputs; None: what `params` ask for. One without tokens leaves when all of it is computed.
@@ -171,131 +142,12 @@ class EngineCore:
         request.first_token_only = first_token_only
         request.forks = tuple(choices_of((key, *forks), params)[1:]) if forks else ()
         for each in (key, *forks):
-            self._require_new(each)
+            self.handoffs.require_new(each)
         self._scheduler.add(request)
 
     def prepare(self, params: DecodingParams) -> None:
         """Begin with what a request of these parameters needs before it can be computed: its grammar."""
         self._new_requests.prepare(params)
-
-    def check_size(self, num_tokens: int) -> None:
-        """Raise `ContextLengthExceeded` when `num_tokens` known tokens leave no room for output."""
-        self._scheduler.limits.check_size(num_tokens)
-
-    def _require_new(self, key: RequestKey) -> None:
-        if key in self._held or self.is_live(key):
-            raise ValueError(f"{key!r} is in use already")
-
-    def reserve(self, key: RequestKey, prompt: Prompt, output_ids: Sequence[int] = ()) -> Reservation | None:
-        """Hold blocks for the KV of `prompt` and `output_ids`, reusing cached ones. Returns None when there is no room
-        now, or when that would take the room which a request of the engine itself waits for. Raises
-        `ContextLengthExceeded` when there will never be room, and `ModelNotFound` without its adapter."""
-        num_tokens = prompt.num_tokens + len(output_ids)
-        self.check_size(num_tokens)
-        self._scheduler.limits.check_adapter(prompt)
-        self._require_new(key)
-        waiting = self._scheduler.requests.first_without_blocks
-        if waiting is not None and not self._scheduler.blocks.has_room_beside(waiting, num_tokens):
-            return None
-        hashes = self._new_requests.block_hashes(prompt, output_ids, self._scheduler.limits.block_size)
-        taken = self._scheduler.blocks.take(hashes, num_tokens, num_tokens)
-        if taken is None:
-            return None
-        block_table, num_cached_tokens = taken
-        self._scheduler.blocks.give_away(block_table[num_cached_tokens // self._scheduler.limits.block_size :])
-        return self._held.reserve(key, block_table, num_cached_tokens, self._scheduler.limits.block_size)
-
-    def add_reserved(
-        self,
-        reservation: Reservation,
-        prompt: Prompt,
-        firsts: Sequence[FirstToken],
-        output_ids: Sequence[int] = (),
-    ) -> None:
-        """Continue choices whose KV, that of `prompt` and `output_ids`, now lies in the reserved blocks. The blocks
-        become those of the first choice, and cached; the others share them. Choices that are over already are not among
-        `firsts`.
-
-        Raises as `add` when one of them cannot be taken, and then takes none and releases the blocks.
-        """
-        requests = [
-            self._new_requests.make(first.key, prompt, first.params, [*output_ids, first.token_id]) for first in firsts
-        ]
-        if (block_table := self._held.give(reservation.key)) is None:
-            raise KeyError(f"{reservation.key!r} holds no reservation")
-        try:
-            for request in requests:
-                self._scheduler.limits.check(request)
-        except BatonError:
-            self._pool.release(block_table)
-            raise
-        leader, *forks = requests
-        leader.block_table = block_table
-        leader.num_computed_tokens = prompt.num_tokens + len(output_ids)
-        leader.num_cached_tokens = min(reservation.num_cached_tokens, prompt.num_tokens)
-        leader.num_published_blocks = reservation.num_cached_tokens // self._scheduler.limits.block_size
-        self._scheduler.add_computed(leader)
-        for fork in forks:
-            fork.num_cached_tokens = 0
-            self._scheduler.add_fork(fork, leader, leader.num_computed_tokens)
-
-    def hand_over(self, key: RequestKey, held_key: RequestKey, *, goes_on: bool = False) -> HandedOver | None:
-        """End a request that generates, and hold the blocks with its KV under `held_key`, so that another node can go
-        on with it. The step in flight may still write behind its tokens, into the last of these blocks. A request that
-        `goes_on` does not end, and only full blocks are held: nothing writes into them any more.
-
-        None, and nothing has changed, when there is no such request, when the KV of its tokens is not here, because it
-        has just begun or was preempted, when a step in flight changes a state in its last block, or when `held_key` is
-        in use.
-        """
-        request = self._scheduler.requests.get(key)
-        if held_key in self._held or self.is_live(held_key):
-            return None
-        if request is None or not request.is_wanted or request.forks or request.block_copy is not None:
-            return None
-        num_tokens = request.num_known_tokens - 1
-        if num_tokens < request.num_prompt_tokens or self._in_flight.num_stored_tokens(request) < num_tokens:
-            return None
-        block_size = self._scheduler.limits.block_size
-        if not goes_on and self._scheduler.limits.has_states and request.num_steps_in_flight:
-            return None
-        if goes_on and not (num_tokens := num_tokens // block_size * block_size):
-            return None
-        block_table = request.block_table[: -(-num_tokens // block_size)]
-        self._pool.share(block_table)
-        self._held.hold(held_key, block_table)
-        prompt, next_token_id = request.prompt, request.token_ids[num_tokens]
-        prompt = prompt.first(num_tokens) if num_tokens < prompt.num_tokens else prompt
-        handed = HandedOver(
-            prompt, tuple(request.token_ids[prompt.num_tokens : num_tokens]), next_token_id, block_table
-        )
-        if not goes_on:
-            self.abort(key)
-        return handed
-
-    def lend(self, key: RequestKey, prompt: Prompt) -> BlockTable | None:
-        """Hold what is cached of the beginning of `prompt` under `key`, so that another node can copy it. None when
-        that is nothing, or when `key` is in use."""
-        if key in self._held or self.is_live(key):
-            return None
-        return self._held.lend(key, self._new_requests.block_hashes(prompt, (), self._scheduler.limits.block_size))
-
-    def keep(self, key: RequestKey, prompt: Prompt) -> None:
-        """The KV of `prompt` lies in the blocks that were reserved under `key`: they go into the prefix cache."""
-        size = self._scheduler.limits.block_size
-        hashes = self._new_requests.block_hashes(prompt, (), size)
-        if self._block_log is not None:
-            self._block_log.published(PublishedRun(prompt, 0, None, hashes, prompt.token_ids[: len(hashes) * size]))
-        self._held.keep(key, hashes)
-
-    def block_table(self, key: RequestKey) -> Sequence[int]:
-        """Blocks of a live request, or those held under this key, in sequence order; empty when there are neither."""
-        request = self._scheduler.requests.get(key)
-        return request.block_table if request is not None else self._held.table(key) or ()
-
-    def release(self, key: RequestKey) -> bool:
-        """Release the blocks held under `key`. False when there are none."""
-        return self._held.release(key)
 
     def abort(self, key: RequestKey) -> bool:
         """Drop a request or a fork in any state and release its blocks. Blocks held under its key are not released.
@@ -305,16 +157,14 @@ class EngineCore:
         key of any other can be used again at once.
         """
         requests = self._scheduler.requests
-        if requests.leader(key) is not None:
-            request: Request | None = requests.remove_fork(key)
-        else:
+        request = requests.remove_fork(key)
+        if request is None:
             request = requests.get(key)
             if request is None or not request.is_wanted:
                 return False
             request.is_wanted = False
-        if request is not None and not request.is_wanted and not request.forks:
-            requests.remove(request.key)
-            self._in_flight.release(request)
+        if not request.is_wanted and not request.forks:
+            self._in_flight.drop(request)
         return True
 
     def step(self, watch: StepWatch = watch_nothing) -> list[RequestOutput]:
@@ -345,8 +195,7 @@ class EngineCore:
 
     def is_live(self, key: RequestKey) -> bool:
         """Whether there is a request or a fork of that key that has not left."""
-        requests = self._scheduler.requests
-        return requests.get(key) is not None or requests.leader(key) is not None
+        return key in self._scheduler.requests
 
     def request_keys(self) -> list[RequestKey]:
         """Keys of all live requests and forks that are wanted."""
@@ -378,7 +227,8 @@ class EngineCore:
             self.offload.save(self._pool, time_left_s)
 
     def close(self) -> None:
-        """End what threads of a KV store do with the pool's memory, before that is gone. Nothing is computed then."""
+        """End what threads of a KV store do with the pool's memory, before that is gone. Nothing is computed any
+        more."""
         if self.offload is not None:
             self.offload.close()
 
@@ -392,7 +242,8 @@ class EngineCore:
         self._pool.check(owners)
 
     def _retire(self, output: RequestOutput) -> None:
-        if (request := self._scheduler.requests.remove(output.key)) is None:
+        request = self._scheduler.requests.remove(output.key)
+        if request is None:
             return
         if request.first_token_only:
             self._held.hold(output.key, request.block_table)

@@ -122,6 +122,11 @@ class StepsInFlight:
             return self._scheduler.apply(oldest.step, sampled, oldest.running.rows_read())
         return self._scheduler.apply(oldest.step, sampled)
 
+    def drop(self, request: Request) -> None:
+        """Forget a request that nobody wants; its blocks are released once nothing writes into them."""
+        self._scheduler.requests.remove(request.key)
+        self.release(request)
+
     def release(self, request: Request) -> None:
         """Release the blocks of a request that has left, once nothing writes into them."""
         self._scheduler.blocks.end_load(request)

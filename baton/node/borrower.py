@@ -68,11 +68,11 @@ class PrefixBorrower:
     def begin(self, order: Pull) -> None:
         """Reserve blocks for a prefix and have them written. Raises `BatonError`."""
         key = RequestKey(order.handoff_id, order.attempt)
-        if self._core.is_live(key) or self._core.block_table(key):
+        if self._core.handoffs.is_used(key):
             raise InvalidMessage("this attempt of the request exists already")
         if len(self._prompts) >= MAX_PULLS:
             raise Overloaded(f"{len(self._prompts)} prefixes are on their way already")
-        reservation = self._core.reserve(key, order.prompt)
+        reservation = self._core.handoffs.reserve(key, order.prompt)
         if reservation is None:
             raise Overloaded("there is no room for a prefix")
         blocks = ReservedBlocks(
@@ -120,7 +120,7 @@ class PrefixBorrower:
         match notice:
             case Delivered():
                 prompt = self._prompts.pop(key)
-                self._core.keep(key, prompt)
+                self._core.handoffs.keep(key, prompt)
                 if key in self._wanted:
                     self._wanted.remove(key)
                     self._arrived.append(Arrived(key, prompt.num_tokens, notice.figures))
@@ -130,4 +130,4 @@ class PrefixBorrower:
                     self._failures.append((key, TransferFailed(notice.reason)))
             case Released():
                 del self._prompts[key]
-                self._core.release(key)
+                self._core.handoffs.release(key)

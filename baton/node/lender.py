@@ -42,7 +42,7 @@ class PrefixLender:
     def lend(self, order: Lend, now_s: float) -> int:
         """Hold what is cached of the beginning of that prompt, and begin to hand it over. How many tokens; 0: none."""
         key = RequestKey(order.handoff_id, order.attempt)
-        block_table = self._core.lend(key, order.prompt) if len(self._lent) < MAX_LENT else None
+        block_table = self._core.handoffs.lend(key, order.prompt) if len(self._lent) < MAX_LENT else None
         if not block_table:
             return 0
         num_tokens = len(block_table) * self._core.limits.block_size
@@ -65,4 +65,4 @@ class PrefixLender:
     def _released(self, notice: SendingNotice) -> None:
         # one that was rejected ends here too: the borrower's grant is answered with `Revoked`
         self._lent.discard(notice.key)
-        self._core.release(notice.key)
+        self._core.handoffs.release(notice.key)

@@ -123,7 +123,7 @@ class OffloadCollector(Collector):
                 moved.add_metric([tier.name, end], count * block_bytes)
             blocks.add_metric([tier.name, "dropped"], counted.num_dropped_blocks)
             faults.add_metric([tier.name, "failed"], counted.num_failures)
-            faults.add_metric([tier.name, "late"], counted.num_late_loads)
+            faults.add_metric([tier.name, "silent"], counted.num_silent_loads)
             faults.add_metric([tier.name, "damaged"], counted.num_damaged_blocks)
             usage.add_metric([tier.name], tier.usage)
         yield from (blocks, moved, faults, usage)

@@ -29,7 +29,7 @@ from baton.bench.limits.model_shapes import Product, shapes_of
 from baton.bench.limits.result import TIMES_CACHE, LimitsSettings, ceiling_of, in_turns, last_cache_bytes, ratio_of
 from baton.bench.numbers import median
 from baton.engine.build import Engine, build_engine
-from baton.engine.core import FirstToken
+from baton.engine.handoffs import FirstToken
 from baton.engine.models.checkpoint import choose_dtype
 from baton.engine.models.config import load_config
 from baton.engine.models.decoder import TORCH_DTYPES
@@ -120,10 +120,10 @@ class EngineSteps:
             for key in keys:
                 *token_ids, first_id = self._tokens(context + 1)
                 prompt = Prompt.of(token_ids)
-                reservation = self._core.reserve(key, prompt)
+                reservation = self._core.handoffs.reserve(key, prompt)
                 if reservation is None:
                     raise RequestFailed(f"the engine has no room for {batch} requests of {context} tokens")
-                self._core.add_reserved(reservation, prompt, [FirstToken(key, _GREEDY, first_id)])
+                self._core.handoffs.add_reserved(reservation, prompt, [FirstToken(key, _GREEDY, first_id)])
             yield
         finally:
             self._forget(keys)
@@ -144,7 +144,7 @@ class EngineSteps:
     def _forget(self, keys: list[RequestKey]) -> None:
         for key in keys:
             self._core.abort(key)
-            self._core.release(key)
+            self._core.handoffs.release(key)
         while self._core.has_work:
             self._core.step()  # one that was in flight for them
         self._core.take_cache_changes()

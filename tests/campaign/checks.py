@@ -2,8 +2,9 @@
 
 Judges; makes nothing happen. Errors are excused by faults of the router, and by `NODE_WAIT_S` without any decode
 node; the schedule always leaves one alone unless all are to be killed. A request may be taken for poison where so many
-nodes were killed while it ran, or were frozen and cut off from the router, which cannot tell the two apart. That a
-stream which broke cannot be resumed is excused by a router that could not write its journal, and by nothing else.
+nodes were killed while it ran, or were frozen and cut off from the router, which cannot tell the two apart, or were
+still cut off when it ended. That a stream which broke cannot be resumed is excused by a router that could not write
+its journal, and by nothing else.
 """
 
 from __future__ import annotations
@@ -90,17 +91,16 @@ def excuse(
 
 
 def _num_cut_off(happened: Sequence[Happened], begun_s: float, ended_s: float) -> int:
-    """Nodes whose control connection was cut while they stood still, between two moments."""
+    """Nodes whose control connection was cut while they stood still, between two moments, or could not hold at the
+    end."""
     frozen = [each for each in happened if each.fault.kind == "freeze"]
-    cuts = [each for each in happened if each.fault.link == "control" and each.fault.kind in _CUTS]
-    return len(
-        {
-            one.fault.target
-            for one, cut in product(frozen, cuts)
-            if one.fault.target == cut.fault.target
-            and max(begun_s, one.begun_s, cut.begun_s) <= min(ended_s, one.ended_s or ended_s, cut.ended_s or ended_s)
-        }
-    )
+    links = [each for each in happened if each.fault.link == "control" and each.fault.kind in (*_CUTS, "flip")]
+    found = {each.fault.target for each in links if each.begun_s <= ended_s <= (each.ended_s or ended_s)}
+    for one, cut in product(frozen, links):
+        until_s = min(ended_s, one.ended_s or ended_s, cut.ended_s or ended_s)
+        if one.fault.target == cut.fault.target and max(begun_s, one.begun_s, cut.begun_s) <= until_s:
+            found.add(one.fault.target)
+    return len(found)
 
 
 def _without_journal(asked: Ended, happened: Sequence[Happened]) -> str:

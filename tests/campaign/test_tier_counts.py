@@ -27,7 +27,7 @@ def test_the_last_counts_of_each_life_are_summed_up() -> None:
     counts = TierCounts()
     for pid, loaded in ((1, 2), (1, 5), (2, 4)):
         _add(counts, pid, loaded)
-    disk = {"stored": 0, "loaded": 9, "dropped": 0, "damaged": 6, "failed": 0, "late": 0}
+    disk = {"stored": 0, "loaded": 9, "dropped": 0, "damaged": 6, "failed": 0, "silent": 0}
     assert counts.table() == {"disk": disk}
     assert "| disk | 0 | 9 | 0 | 6 | 0 | 0 |" in counts.summary()
     assert not counts.findings()

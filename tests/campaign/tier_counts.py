@@ -18,7 +18,7 @@ _LOOK_S = 1.0
 _TIERS = ("host", "disk", "valkey")
 _METRICS = {
     **{end: ("kv_tier_blocks_total", {"end": end}) for end in ("stored", "loaded", "dropped")},
-    **{reason: ("kv_tier_faults_total", {"reason": reason}) for reason in ("damaged", "failed", "late")},
+    **{reason: ("kv_tier_faults_total", {"reason": reason}) for reason in ("damaged", "failed", "silent")},
 }
 _Counts: TypeAlias = Counter[tuple[str, str]]
 

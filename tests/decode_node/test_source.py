@@ -13,7 +13,8 @@ import zmq
 
 from baton.decode_node.source import Source
 from baton.engine.cache.block_pool import pack_blocks
-from baton.engine.core import EngineCore, HandedOver
+from baton.engine.core import EngineCore
+from baton.engine.handoffs import HandedOver
 from baton.kvtransfer.commands import FinishHandoff
 from baton.kvtransfer.sending_end import SendingEnd
 from baton.kvtransfer.transports.base import Move
@@ -287,7 +288,8 @@ def test_the_step_in_flight_fails_after_a_request_was_handed_over(decodes: Decod
 
 def test_a_handoff_is_finished_when_every_step_that_was_in_flight_is_over() -> None:
     posted: list[object] = []
-    core = SimpleNamespace(hand_over=lambda *_, **__: HandedOver(Prompt((1, 2)), (3,), 4, pack_blocks((0,))))
+    handed = HandedOver(Prompt((1, 2)), (3,), 4, pack_blocks((0,)))
+    core = SimpleNamespace(handoffs=SimpleNamespace(hand_over=lambda *_, **__: handed))
     source = Source(cast("EngineCore", core), cast("SendingEnd", SimpleNamespace(thread=PostBox(posted))))
     order = HandOver(ID, 1, 2, "E", 5)
     for core.num_steps_in_flight, over, num_finished in ((0, source.step_over, 1), (2, source.steps_lost, 1)):

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 from baton.engine.attention.base import LayerStored
 from baton.engine.build import Engine, build_engine
 from baton.engine.cache.block_pool import BlockPool
-from baton.engine.core import EngineCore, FirstToken
+from baton.engine.core import EngineCore
+from baton.engine.handoffs import FirstToken
 from baton.engine.runner.base import RunningStep
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.limits import SchedulerLimits
@@ -153,19 +154,19 @@ def hand_over(
 ) -> list[int]:
     """Prefill on one engine, copy the KV, continue on the other. Returns all tokens."""
     handed = Prompt.of(token_ids, adapter=adapter)
-    reservation = target.core.reserve(key, handed)
+    reservation = target.core.handoffs.reserve(key, handed)
     assert reservation is not None
     source.core.add(key, handed, GREEDY, first_token_only=True)
     first = run(source.core)[key]
     target.core.check()
     num_cached_blocks = reservation.num_cached_tokens // BLOCK_SIZE
-    sent = source.core.block_table(key)[num_cached_blocks:]
+    sent = source.core.handoffs.block_table(key)[num_cached_blocks:]
     for source_id, target_id in zip(sent, reservation.missing_block_ids, strict=True):
         target.memory.blocks[target_id] = source.memory.blocks[source_id]
-    assert source.core.release(key)
+    assert source.core.handoffs.release(key)
     source.core.check()
     firsts = [FirstToken(key, GREEDY, first[0])]
-    target.core.add_reserved(reservation, handed, firsts)
+    target.core.handoffs.add_reserved(reservation, handed, firsts)
     target.core.check()
     return first + run(target.core)[key]
 
@@ -191,7 +192,7 @@ def test_a_request_of_an_adapter_goes_on_where_that_is_loaded_and_is_refused_els
     assert hand_over(source, target, prompt(29), adapter=digest) == changed(prompt(29)) != expected(prompt(29))
     # what both have of it now is of no use to the base
     assert hand_over(source, target, prompt(29), B) == expected(prompt(29))
-    for refuse in (bare.core.reserve, lambda key, of: bare.core.add(key, of, GREEDY)):
+    for refuse in (bare.core.handoffs.reserve, lambda key, of: bare.core.add(key, of, GREEDY)):
         with pytest.raises(ModelNotFound, match=digest.hex()):
             refuse(A, Prompt.of(prompt(29), adapter=digest))
     bare.core.check()
@@ -201,36 +202,36 @@ def test_only_what_the_receiver_lacks_is_reserved_anew(checkpoint: Path, expecte
     source, target = new_engine(checkpoint), new_engine(checkpoint)
     hand_over(source, target, prompt(16), key_of("first"))
     longer = [*prompt(16), *prompt(9, seed=3)]
-    reservation = target.core.reserve(key_of("peek"), Prompt.of(longer))
+    reservation = target.core.handoffs.reserve(key_of("peek"), Prompt.of(longer))
     assert reservation is not None
     assert (reservation.num_cached_tokens, len(reservation.missing_block_ids)) == (16, 2)
-    target.core.release(key_of("peek"))
+    target.core.handoffs.release(key_of("peek"))
     assert hand_over(source, target, longer, key_of("second")) == expected(longer)
 
 
 def test_a_prompt_known_to_the_last_token_needs_no_blocks(checkpoint: Path, expected: Reference) -> None:
     source, target = new_engine(checkpoint), new_engine(checkpoint)
     hand_over(source, target, prompt(16), key_of("first"))
-    reservation = target.core.reserve(key_of("peek"), Prompt.of(prompt(16)))
+    reservation = target.core.handoffs.reserve(key_of("peek"), Prompt.of(prompt(16)))
     assert reservation is not None
     assert reservation.missing_block_ids == ()
-    target.core.release(key_of("peek"))
+    target.core.handoffs.release(key_of("peek"))
     assert hand_over(source, target, prompt(16), key_of("second")) == expected(prompt(16))
 
 
 def test_a_reservation_waits_its_turn_and_names_generations(checkpoint: Path) -> None:
     core = new_engine(checkpoint, num_blocks=4).core
-    first = core.reserve(A, Prompt.of(prompt(16)))
+    first = core.handoffs.reserve(A, Prompt.of(prompt(16)))
     assert first is not None
-    assert core.reserve(B, Prompt.of(prompt(17))) is None
+    assert core.handoffs.reserve(B, Prompt.of(prompt(17))) is None
     core.check()
-    assert core.release(A)
-    again = core.reserve(A, Prompt.of(prompt(30)))
+    assert core.handoffs.release(A)
+    again = core.handoffs.reserve(A, Prompt.of(prompt(30)))
     assert again is not None
     generations = dict(zip(again.missing_block_ids, again.missing_generations, strict=True))
     assert all(generations[block_id] == 2 for block_id in first.missing_block_ids)
     with pytest.raises(ContextLengthExceeded):
-        core.reserve(C, Prompt.of(prompt(32)))
+        core.handoffs.reserve(C, Prompt.of(prompt(32)))
 
 
 def test_another_salt_does_not_see_the_cache(checkpoint: Path) -> None:
@@ -238,7 +239,7 @@ def test_another_salt_does_not_see_the_cache(checkpoint: Path) -> None:
     core.add(A, Prompt.of(prompt(20), cache_salt=b"one"), GREEDY)
     run(core)
     for salt, cached in ((b"one", 16), (b"two", 0)):
-        reservation = core.reserve(key_of(cached), Prompt.of(prompt(20), cache_salt=salt))
+        reservation = core.handoffs.reserve(key_of(cached), Prompt.of(prompt(20), cache_salt=salt))
         assert reservation is not None
         assert reservation.num_cached_tokens == cached
 
@@ -250,11 +251,11 @@ def test_blocks_of_a_first_token_only_are_held_until_release(checkpoint: Path) -
     assert core.step()[0].has_left
     assert not core.is_live(A)
     assert not core.has_work
-    assert len(core.block_table(A)) == num_held(core) == 3
+    assert len(core.handoffs.block_table(A)) == num_held(core) == 3
     assert not core.abort(A)
     core.check()
-    assert core.release(A)
-    assert not core.release(A)
+    assert core.handoffs.release(A)
+    assert not core.handoffs.release(A)
     assert num_held(core) == 0
 
 
@@ -262,7 +263,7 @@ def test_blocks_are_held_also_when_the_first_token_ends_the_request(checkpoint: 
     core = new_engine(checkpoint).core
     core.add(A, Prompt.of(prompt(9)), DecodingParams(temperature=0, max_tokens=1), first_token_only=True)
     assert core.step()[0].finish_reason == "length"
-    assert core.release(A)
+    assert core.handoffs.release(A)
     assert num_held(core) == 0
 
 
@@ -282,10 +283,10 @@ def test_an_abort_in_each_state_releases_all_blocks(checkpoint: Path, num_steps:
 
 def test_aborting_a_request_that_came_with_its_kv_releases_its_blocks(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    reservation = core.reserve(A, Prompt.of(prompt(16)))
+    reservation = core.handoffs.reserve(A, Prompt.of(prompt(16)))
     assert reservation is not None
     assert not core.abort(A)
-    core.add_reserved(reservation, Prompt.of(prompt(16)), [FirstToken(A, GREEDY, 5)])
+    core.handoffs.add_reserved(reservation, Prompt.of(prompt(16)), [FirstToken(A, GREEDY, 5)])
     assert core.abort(A)
     core.check()
     assert num_held(core) == 0
@@ -348,7 +349,7 @@ def test_a_request_of_nan_leaves_with_its_blocks_and_fails_no_other(first_token_
     assert (outputs[key_of("good")].has_failed, outputs[key_of("good")].has_left) == (False, False)
     core.check()
     assert run(core)[key_of("good")] == [1] * (NUM_NEW - 1)
-    assert core.release(key_of("bad")) is first_token_only
+    assert core.handoffs.release(key_of("bad")) is first_token_only
     assert num_held(core) == 0
 
 
@@ -358,19 +359,19 @@ def test_a_key_in_use_is_refused() -> None:
     with pytest.raises(ValueError, match="in use"):
         core.add(A, Prompt.of(prompt(5)), GREEDY)
     with pytest.raises(ValueError, match="in use"):
-        core.reserve(A, Prompt.of(prompt(5)))
+        core.handoffs.reserve(A, Prompt.of(prompt(5)))
 
 
 def test_reservations_wait_behind_requests_that_are_short_of_blocks() -> None:
     pool = BlockPool(4)
     core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 16), frozenset()), SilentRunner(), "f")
-    assert core.reserve(key_of("held"), Prompt.of(prompt(8))) is not None
+    assert core.handoffs.reserve(key_of("held"), Prompt.of(prompt(8))) is not None
     core.add(key_of("big"), Prompt.of(prompt(12)), GREEDY)
     core.step()
-    assert core.reserve(key_of("late"), Prompt.of(prompt(4))) is None
-    core.release(key_of("held"))
+    assert core.handoffs.reserve(key_of("late"), Prompt.of(prompt(4))) is None
+    core.handoffs.release(key_of("held"))
     core.step()
-    assert core.reserve(key_of("late"), Prompt.of(prompt(4))) is not None
+    assert core.handoffs.reserve(key_of("late"), Prompt.of(prompt(4))) is not None
     core.check()
 
 
@@ -380,9 +381,9 @@ def test_a_delivered_request_joins_at_once_beside_prompts_that_fill_every_step()
     for name in ("long", "longer"):
         core.add(key_of(name), Prompt.of(prompt(80)), GREEDY)
     core.step()
-    reservation = core.reserve(A, Prompt.of(prompt(8)))
+    reservation = core.handoffs.reserve(A, Prompt.of(prompt(8)))
     assert reservation is not None
-    core.add_reserved(reservation, Prompt.of(prompt(8)), [FirstToken(A, GREEDY, 1)])
+    core.handoffs.add_reserved(reservation, Prompt.of(prompt(8)), [FirstToken(A, GREEDY, 1)])
     assert [output.key for output in core.step() if output.tokens] == [A]
     core.check()
 

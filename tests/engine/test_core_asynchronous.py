@@ -11,7 +11,8 @@ import pytest
 from baton.device.base import DeviceFailed
 from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
-from baton.engine.core import EngineCore, FirstToken
+from baton.engine.core import EngineCore
+from baton.engine.handoffs import FirstToken
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.reading import RowsRead
 from baton.engine.scheduler.request import PENDING_TOKEN
@@ -148,7 +149,7 @@ def test_blocks_of_a_request_that_ends_stay_until_the_next_step_is_collected() -
     assert core.has_work
     core.check()
     assert num_held(core) == 2
-    assert core.reserve(key_of("remote"), Prompt.of(prompt(12, 300))) is None
+    assert core.handoffs.reserve(key_of("remote"), Prompt.of(prompt(12, 300))) is None
     assert core.step() == []
     core.check()
     assert num_held(core) == 0
@@ -164,22 +165,22 @@ def test_blocks_of_an_aborted_request_stay_until_its_step_is_collected() -> None
     assert not core.abort(A)
     core.check()
     assert num_held(core) == 2
-    reservation = core.reserve(key_of("remote"), Prompt.of(prompt(8, 300)))
+    reservation = core.handoffs.reserve(key_of("remote"), Prompt.of(prompt(8, 300)))
     assert reservation is not None
     assert core.step() == []
     core.check()
     assert not runner.is_disturbed
     assert num_held(core) == 2
-    assert core.release(key_of("remote"))
+    assert core.handoffs.release(key_of("remote"))
 
 
 def test_blocks_of_a_request_that_is_in_no_step_are_released_at_once() -> None:
     core, runner = new_core(num_blocks=8)
     core.add(A, Prompt.of(prompt(5)), ENDLESS)
     core.step()
-    reservation = core.reserve(B, Prompt.of(prompt(8, 300)))
+    reservation = core.handoffs.reserve(B, Prompt.of(prompt(8, 300)))
     assert reservation is not None
-    core.add_reserved(reservation, Prompt.of(prompt(8, 300)), [FirstToken(B, ENDLESS, 1)])
+    core.handoffs.add_reserved(reservation, Prompt.of(prompt(8, 300)), [FirstToken(B, ENDLESS, 1)])
     assert core.abort(B)
     assert num_held(core) == 2
     core.check()
@@ -238,10 +239,10 @@ def test_a_prompt_whose_first_token_was_wanted_is_not_in_the_next_step_and_its_b
     (first, _) = core.step()
     assert first.has_left
     assert runner.steps == [[A, B], [B]]
-    table = list(core.block_table(A))
+    table = list(core.handoffs.block_table(A))
     assert len(table) == 2
     core.check()
-    assert core.release(A)
+    assert core.handoffs.release(A)
     core.check()
     assert num_held(core) == 2
 
@@ -251,7 +252,7 @@ def test_a_prompt_that_is_aborted_in_the_middle_leaves_nothing_to_release() -> N
     core.add(A, Prompt.of(prompt(14)), ENDLESS, first_token_only=True)
     core.step()
     assert core.abort(A)
-    assert not core.release(A)
+    assert not core.handoffs.release(A)
     assert core.step() == []
     core.check()
     assert num_held(core) == 0
@@ -287,10 +288,10 @@ def test_requests_with_kv_join_while_a_step_is_in_flight() -> None:
     core, runner = new_core()
     core.add(A, Prompt.of(prompt(5)), ENDLESS)
     core.step()
-    reservation = core.reserve(B, Prompt.of(prompt(8, 300)))
+    reservation = core.handoffs.reserve(B, Prompt.of(prompt(8, 300)))
     assert reservation is not None
     core.step()
-    core.add_reserved(reservation, Prompt.of(prompt(8, 300)), [FirstToken(B, ENDLESS, 1)])
+    core.handoffs.add_reserved(reservation, Prompt.of(prompt(8, 300)), [FirstToken(B, ENDLESS, 1)])
     core.check()
     assert run(core) == {A: positions(7, 10), B: positions(9, 11)}
     assert not runner.is_disturbed

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.core import FirstToken
+from baton.engine.handoffs import FirstToken
 from baton.engine.scheduler.request import choices_of
 from baton.wire.errors import InvalidRequest
 from baton.wire.messages import TokenLogprobs
@@ -81,7 +81,7 @@ def test_a_choice_without_room_for_its_copy_waits_like_any_request(checkpoint: P
     core.add(A, Prompt.of(prompt(20)), SAMPLED, forks=(B, C))
     found: dict[RequestKey, list[int]] = {}
     note(core.step(), found)
-    assert [len(core.block_table(key)) for key in (A, B, C, D)] == [3, 0, 0, 1]
+    assert [len(core.handoffs.block_table(key)) for key in (A, B, C, D)] == [3, 0, 0, 1]
     core.check()
     for key, tokens in run(core).items():
         found[key] += tokens
@@ -98,7 +98,7 @@ def test_choices_share_full_blocks_and_copy_the_last(checkpoint: Path) -> None:
     assert [output.key for output in outputs] == list(KEYS)
     assert sum(output.num_step_tokens for output in outputs) == 20
     core.step()
-    tables = [list(core.block_table(key)) for key in KEYS]
+    tables = [list(core.handoffs.block_table(key)) for key in KEYS]
     assert all(table[:2] == tables[0][:2] for table in tables)
     assert len({table[2] for table in tables}) == 4
     assert num_held(core) == 2 + 4
@@ -171,8 +171,8 @@ def test_first_tokens_only_come_from_one_prompt_whose_blocks_are_held(checkpoint
     assert found == {key: tokens[:1] for key, tokens in separate(checkpoint, prompt(20), SAMPLED).items()}
     assert all(output.has_left for output in outputs)
     assert not core.has_work
-    assert len(core.block_table(A)) == num_held(core) == 3
-    assert core.release(A)
+    assert len(core.handoffs.block_table(A)) == num_held(core) == 3
+    assert core.handoffs.release(A)
     core.check()
 
 
@@ -183,14 +183,14 @@ def test_received_kv_is_continued_by_the_choices_that_go_on(
 ) -> None:
     source, target = new_engine(checkpoint), new_engine(checkpoint)
     token_ids = prompt(length)
-    reservation = target.core.reserve(A, Prompt.of(token_ids))
+    reservation = target.core.handoffs.reserve(A, Prompt.of(token_ids))
     assert reservation is not None
     source.core.add(A, Prompt.of(token_ids), SAMPLED, forks=(B, C, D), first_token_only=True)
     found = run(source.core)
-    for source_id, target_id in zip(source.core.block_table(A), reservation.missing_block_ids, strict=True):
+    for source_id, target_id in zip(source.core.handoffs.block_table(A), reservation.missing_block_ids, strict=True):
         target.memory.blocks[target_id] = source.memory.blocks[source_id]
     firsts = [FirstToken(key, own, found[key][0]) for key, own in choices_of(KEYS, SAMPLED) if key in going_on]
-    target.core.add_reserved(reservation, Prompt.of(token_ids), firsts)
+    target.core.handoffs.add_reserved(reservation, Prompt.of(token_ids), firsts)
     target.core.check()
     full, has_partial = divmod(length, BLOCK_SIZE)
     assert num_held(target.core) == full + len(going_on) * bool(has_partial)
@@ -203,11 +203,11 @@ def test_received_kv_is_continued_by_the_choices_that_go_on(
 
 def test_received_choices_of_which_one_is_refused_leave_nothing(checkpoint: Path) -> None:
     core = new_engine(checkpoint).core
-    reservation = core.reserve(A, Prompt.of(prompt(9)))
+    reservation = core.handoffs.reserve(A, Prompt.of(prompt(9)))
     assert reservation is not None
     firsts = [FirstToken(A, SAMPLED, 5), FirstToken(B, SAMPLED, 10**6)]
     with pytest.raises(InvalidRequest, match="outside the vocabulary"):
-        core.add_reserved(reservation, Prompt.of(prompt(9)), firsts)
+        core.handoffs.add_reserved(reservation, Prompt.of(prompt(9)), firsts)
     assert core.request_keys() == []
     assert num_held(core) == 0
 

@@ -17,7 +17,8 @@ from baton.engine.cache import load_choice, offload, tiers
 from baton.engine.cache.hashing import block_hashes
 from baton.engine.cache.host_tier import HostTier
 from baton.engine.cache.store import Landing, StoredBlock
-from baton.engine.core import EngineCore, FirstToken
+from baton.engine.core import EngineCore
+from baton.engine.handoffs import FirstToken
 from baton.engine.offloading import StoreOpener
 from baton.engine.runner.kv_memory import allocate_private, allocate_shared
 from baton.engine.settings import EngineSettings
@@ -25,6 +26,7 @@ from baton.runtime.plugins import KV_STORES
 from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
+from baton.wire.step_cost import StepCost
 from baton.wire.tiers import TierUsage
 from tests.checkpoints import make_checkpoint
 from tests.engine.cache.disk.tiers_on_disk import until
@@ -42,12 +44,17 @@ ALL_CACHED = 40 + 48 + 40
 """Tokens of the last three rounds that were computed before."""
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is, no load is late, and none is said to take longer than computing."""
+def load_whatever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models compute as fast as their KV is loaded. So nobody knows here what computing takes, and no load is
+    late."""
+    monkeypatch.setattr(StepCost, "knows_prompts", False)
     for module in (load_choice, tiers):
         monkeypatch.setattr(module, "LATENCY_S", 60.0)
-    monkeypatch.setattr(load_choice, "TOLERANCE_S", 60.0)
+
+
+@pytest.fixture(autouse=True)
+def all_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_whatever_is_there(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +168,7 @@ def test_states_and_latents_are_the_same_from_memory_over_a_folder(tmp_path: Pat
     with engine_of(folder, kv_disk=str(cache), kv_offloading_size=two_blocks / 2**30) as (_, core):
         found, num_loaded = all_answers(core)
         assert found == expected
-        assert num_loaded >= ALL_CACHED // 2, "a block may be on its way from one tier to the next"
+        assert num_loaded == ALL_CACHED
         assert core.offload is not None
         host, disk = core.offload.tiers
         assert host.usage == 1.0
@@ -202,14 +209,14 @@ def test_a_handoff_into_blocks_that_were_evicted_leaves_what_was_stored_as_it_wa
     with engine_of(checkpoint) as (source, plain), engine_of(checkpoint, kv_offloading_size=0.01) as (target, core):
         expected, _ = answers(plain, "plain", PROMPTS[0])
         assert answers(core, "first", PROMPTS[0])[0] == expected
-        reservation = core.reserve(key_of("handoff"), Prompt.of(PROMPTS[1]))
+        reservation = core.handoffs.reserve(key_of("handoff"), Prompt.of(PROMPTS[1]))
         assert reservation is not None
         plain.add(key_of("handoff"), Prompt.of(PROMPTS[1]), GREEDY, first_token_only=True)
         (first,) = (token for _ in range(99) if plain.has_work for output in plain.step() for token in output.token_ids)
-        sent = plain.block_table(key_of("handoff"))
+        sent = plain.handoffs.block_table(key_of("handoff"))
         for source_id, target_id in zip(sent, reservation.missing_block_ids, strict=True):
             target.memory.blocks[target_id] = source.memory.blocks[source_id]
-        core.add_reserved(reservation, Prompt.of(PROMPTS[1]), [FirstToken(key_of("handoff"), GREEDY, first)])
+        core.handoffs.add_reserved(reservation, Prompt.of(PROMPTS[1]), [FirstToken(key_of("handoff"), GREEDY, first)])
         while core.has_work:
             core.step()
             core.check()
@@ -296,7 +303,6 @@ def test_a_faulty_store_costs_no_token_and_no_block(
 ) -> None:
     for module in (load_choice, tiers):
         monkeypatch.setattr(module, "LATENCY_S", 0.05)
-    monkeypatch.setattr(load_choice, "TOLERANCE_S", 0.05)
     monkeypatch.setattr(tiers, "REST_S", 0.0)
     with engine_of(checkpoint) as (_, core):
         expected, _ = all_answers(core)

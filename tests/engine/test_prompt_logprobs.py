@@ -161,7 +161,7 @@ def test_they_are_the_same_while_steps_are_in_flight(checkpoint: Path, engines: 
     core.add(B, Prompt.of(prompt(11)), PLAIN)
     core.add(C, Prompt.of(prompt(17)), SCORED, first_token_only=True)
     seen.drive(core)
-    core.release(C)
+    core.handoffs.release(C)
     require_equal(seen.known[A], checkpoint, prompt(30))
     require_equal(seen.known[C], checkpoint, prompt(17))
 

@@ -69,8 +69,8 @@ def receiving_end() -> tuple[ReceivingEnd, Thread, Notices]:
 
 def cache(core: EngineCore, prompt: Prompt, key: RequestKey) -> None:
     """Put the whole blocks of a prompt into the prefix cache."""
-    assert core.reserve(key, prompt) is not None
-    core.keep(key, prompt)
+    assert core.handoffs.reserve(key, prompt) is not None
+    core.handoffs.keep(key, prompt)
 
 
 def lend(key: RequestKey, prompt: Prompt = PROMPT) -> Lend:

@@ -37,7 +37,7 @@ def test_what_has_come_is_found_by_the_next_request_and_by_the_routers_hashes() 
     assert borrower.take_arrived() == [Arrived(A, 16, FIGURES)]
     assert set(core.cached_hashes()) == set(HASHES)
     assert (core.status().num_held_blocks, list(borrower.keys), borrower.take_arrived()) == (0, [], [])
-    reservation = core.reserve(C, PROMPT)
+    reservation = core.handoffs.reserve(C, PROMPT)
     assert reservation is not None
     assert reservation.num_cached_tokens == 16
     core.check()
@@ -94,12 +94,12 @@ def test_without_room_or_place_it_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     borrower = PrefixBorrower(core, end)
     borrower.begin(pull(A))
     refusals: list[tuple[type[BatonError], object]] = [(InvalidMessage, pull(A))]
-    assert core.reserve(C, replace(PROMPT, cache_salt=b"tenant")) is not None
+    assert core.handoffs.reserve(C, replace(PROMPT, cache_salt=b"tenant")) is not None
     refusals += [(InvalidMessage, pull(C)), (Overloaded, pull(B))]
     for error, order in refusals:
         with pytest.raises(error):
             borrower.begin(order)  # type: ignore[arg-type]
-    assert core.release(C)
+    assert core.handoffs.release(C)
     monkeypatch.setattr(borrowing, "MAX_PULLS", 1)
     with pytest.raises(Overloaded):
         borrower.begin(pull(B))

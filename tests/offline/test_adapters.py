@@ -16,6 +16,7 @@ from tests.checkpoints import make_checkpoint
 from tests.engine.models.adapters.adapter_folders import LAYERS, RANK, merged, write_adapter
 from tests.engine.models.families import make_model
 from tests.engine.models.quantization.answers import dequantized
+from tests.engine.test_offloading import load_whatever_is_there
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=2)
 PROMPTS = [[(7 * place + 31 * number) % 300 for place in range(20 + 9 * number)] for number in range(6)]
@@ -118,7 +119,7 @@ def test_adapters_are_added_to_quantized_weights_as_they_are(
 def test_kv_is_shared_by_prompts_of_the_same_adapter_only(
     base: Path, adapters: dict[str, Path], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.engine.cache.load_choice.TOLERANCE_S", 60.0)  # nothing is computed for being sooner
+    load_whatever_is_there(monkeypatch)
     copy = shutil.copytree(adapters["one"], base.parent / "copy", dirs_exist_ok=True)
     llm = LLM(str(base), adapters={**adapters, "copy": copy}, **{**SMALL, **settings})
 

@@ -275,7 +275,7 @@ class NodeProgram(Program):
             peer_address=peer_address,
             http_address="",
             num_blocks=NUM_BLOCKS,
-            max_request_tokens=self.core.max_request_tokens,
+            max_request_tokens=self.core.limits.max_request_tokens,
             max_num_seqs=MAX_NUM_SEQS,
             status=self.core.status(),
             clock="",

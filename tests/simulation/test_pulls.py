@@ -36,14 +36,14 @@ def results(world: World) -> dict[str, int]:
 def at_the_pull(world: World, happen: Callable[[], None]) -> None:
     """Let something happen as soon as the prefill node takes the prefix."""
     node = world.nodes["P1"]
-    begin = node.core.reserve
+    begin = node.core.handoffs.reserve
 
     def reserve(*args: object) -> object:
-        node.core.reserve = begin  # type: ignore[method-assign]
+        node.core.handoffs.reserve = begin  # type: ignore[method-assign]
         world.clock.after(0.0001, happen)
         return begin(*args)  # type: ignore[arg-type]
 
-    node.core.reserve = reserve  # type: ignore[method-assign, assignment]
+    node.core.handoffs.reserve = reserve  # type: ignore[method-assign, assignment]
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -57,14 +57,14 @@ def test_the_prefill_node_computes_what_is_new(overlaps: bool) -> None:
 
 def test_what_was_evicted_meanwhile_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     world, second = conversation()
-    monkeypatch.setattr(world.nodes["D1"].core, "lend", lambda key, prompt: None)
+    monkeypatch.setattr(world.nodes["D1"].core.handoffs, "lend", lambda key, prompt: None)
     world.run()
     assert (second.error, results(world)) == ("", {"refused": 1})
 
 
 def test_without_room_for_the_prefix_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     world, second = conversation()
-    monkeypatch.setattr(world.nodes["P1"].core, "reserve", lambda key, prompt: None)
+    monkeypatch.setattr(world.nodes["P1"].core.handoffs, "reserve", lambda key, prompt: None)
     world.run()
     assert (second.error, results(world)) == ("", {"failed": 1})
 

@@ -80,7 +80,7 @@ class TierCounters:
     num_dropped_blocks: int = 0
     num_damaged_blocks: int = 0
     num_failures: int = 0
-    num_late_loads: int = 0
+    num_silent_loads: int = 0
 
 
 class KvStore(Protocol):

@@ -118,7 +118,7 @@ class Tier:
         silent_s = self._clock() - LATENCY_S
         late = [landing for landing, since_s in list(self._open.items()) if since_s <= silent_s and landing.is_over]
         if late:
-            self.counters.num_late_loads += len(late)
+            self.counters.num_silent_loads += len(late)
             self._leave_alone("gave nothing for too long")
         for landing in late:
             self._open.pop(landing, None)

@@ -78,13 +78,13 @@ class LiveRequests:
         yield from self.running.values()
         yield from self._waiting
 
+    def __contains__(self, key: RequestKey) -> bool:
+        """Whether there is a request or a fork of that key."""
+        return self.get(key) is not None or key in self._leaders
+
     def get(self, key: RequestKey) -> Request | None:
         """The request of that key."""
         return self.running.get(key) or next((request for request in self._waiting if request.key == key), None)
-
-    def leader(self, fork: RequestKey) -> Request | None:
-        """The request whose first token the fork of that key waits for."""
-        return self._leaders.get(fork)
 
     def wanted_keys(self) -> list[RequestKey]:
         """Keys of all requests and forks that are wanted."""
@@ -128,10 +128,11 @@ class LiveRequests:
         self._keep_forks(request, ())
         return forks
 
-    def remove_fork(self, key: RequestKey) -> Request:
-        """Forget a fork; the request that it waited for."""
-        leader = self._leaders[key]
-        self._keep_forks(leader, tuple(fork for fork in leader.forks if fork.key != key))
+    def remove_fork(self, key: RequestKey) -> Request | None:
+        """Forget a fork; the request that it waited for. None when there is no such fork."""
+        leader = self._leaders.get(key)
+        if leader is not None:
+            self._keep_forks(leader, tuple(fork for fork in leader.forks if fork.key != key))
         return leader
 
     def admit(self, request: Request) -> Request:

@@ -102,4 +102,4 @@ def test_of_several_tiers_only_that_is_left_alone_which_was_late() -> None:
     assert offload.end(late) == []
     assert offload.plan([hash_of(1)], 0, 5) is not None
     assert offload.plan([hash_of(2)], 0, 5) is None
-    assert (offload.counters.num_late_loads, offload.tiers[1].counters.num_late_loads) == (1, 1)
+    assert (offload.counters.num_late_loads, offload.tiers[1].counters.num_silent_loads) == (1, 1)

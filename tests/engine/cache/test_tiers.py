@@ -192,7 +192,7 @@ def test_a_tier_that_is_late_is_left_alone_and_no_other() -> None:
     assert world.lookup(3, 2) == 2, "it was slower than computing, and may still come"
     world.clock.now_s += LATENCY_S
     assert world.lookup(3, 2) == 1
-    assert [tier.counters.num_late_loads for tier in world.each] == [0, 1]
+    assert [tier.counters.num_silent_loads for tier in world.each] == [0, 1]
     assert world.lookup(1, 3) == 2
     world.clock.now_s += REST_S
     assert world.lookup(2) == 1

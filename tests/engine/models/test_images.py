@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from baton.engine.build import Engine
-from baton.engine.core import FirstToken
+from baton.engine.handoffs import FirstToken
 from baton.engine.models.vision.decoding import resized
 from baton.engine.models.vision.tower import Tower
 from baton.engine.scheduler.step import RequestOutput
@@ -142,11 +142,11 @@ def test_a_request_whose_images_are_elsewhere_fails_when_its_kv_is_gone_and_no_o
     images = [image.without_payload() for image in prompt.images]
     with pytest.raises(InvalidRequest, match="without its payload"):
         engine.core.add(newer, Prompt.of(prompt.ids, media=images), DecodingParams())
-    reservation = engine.core.reserve(newer, Prompt.of(prompt.ids, media=images))
+    reservation = engine.core.handoffs.reserve(newer, Prompt.of(prompt.ids, media=images))
     assert reservation is not None
     params = DecodingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     first = [FirstToken(newer, params, 7)]
-    engine.core.add_reserved(reservation, Prompt.of(prompt.ids, media=images), first)
+    engine.core.handoffs.add_reserved(reservation, Prompt.of(prompt.ids, media=images), first)
     outputs: list[RequestOutput] = []
     while engine.core.has_work:
         if not engine.core.is_live(last) and sum(output.key == older for output in outputs) == 45:

@@ -66,7 +66,7 @@ def test_a_request_is_handed_over_unless_a_step_changes_its_state(folder: Path) 
         found: dict[RequestKey, list[int]] = {}
         while len(found.get(A, ())) < 3:
             note(core.step(), found)
-        assert (core.hand_over(A, key_of("held")) is not None) == is_handed
+        assert (core.handoffs.hand_over(A, key_of("held")) is not None) == is_handed
         assert bool(core.num_steps_in_flight) != is_handed
 
 

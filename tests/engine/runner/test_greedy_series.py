@@ -132,7 +132,7 @@ def test_a_row_without_a_number_fails_its_request_alone(engine: Engine, computed
     engine.core.add(B, Prompt.of(prompt(4)), GREEDY)
     while len(computed) < 3:
         engine.core.step()
-    block = engine.core.block_table(A)[0]
+    block = engine.core.handoffs.block_table(A)[0]
     engine.memory.blocks[block] = 0xFF
     outputs = {output.key: output for output in engine.core.step()}
     assert outputs[A].has_failed

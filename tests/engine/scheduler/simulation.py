@@ -21,7 +21,8 @@ from typing import Any, TypeAlias
 from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.cache.offload import KvOffload
-from baton.engine.core import EngineCore, FirstToken
+from baton.engine.core import EngineCore
+from baton.engine.handoffs import FirstToken
 from baton.engine.held_blocks import Reservation
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.proposer import Proposer
@@ -275,7 +276,7 @@ class Simulation:
 
     def reserve(self, name: Name, prompt: Sequence[int]) -> bool:
         """Reserve blocks for a prompt, as for a handoff, and write its KV as another node would. False without room."""
-        reservation = self.core.reserve(self._key(name), Prompt.of(prompt))
+        reservation = self.core.handoffs.reserve(self._key(name), Prompt.of(prompt))
         if reservation is None:
             return False
         self._reserved[name] = (reservation, list(prompt))
@@ -295,9 +296,9 @@ class Simulation:
             else:
                 firsts.append(FirstToken(key, own, first))
         if firsts:
-            self.core.add_reserved(reservation, Prompt.of(prompt), firsts)
+            self.core.handoffs.add_reserved(reservation, Prompt.of(prompt), firsts)
         else:
-            self.core.release(self._key(name))
+            self.core.handoffs.release(self._key(name))
 
     def add_computed(self, name: Name, prompt: Sequence[int], params: DecodingParams) -> bool:
         """`reserve` and `deliver`. False without room."""

@@ -69,7 +69,7 @@ def test_what_is_handed_over_is_the_kv_of_tokens_and_never_that_of_drafts(share_
         simulation.add("a", [1, 2, 3], endless(60))
         for _ in range(num_steps):
             simulation.step()
-        handed = simulation.core.hand_over(key_of("a"), key_of("held"), goes_on=goes_on)
+        handed = simulation.core.handoffs.hand_over(key_of("a"), key_of("held"), goes_on=goes_on)
         if handed is None:
             assert goes_on, "it has less than a block"
             continue
@@ -81,7 +81,7 @@ def test_what_is_handed_over_is_the_kv_of_tokens_and_never_that_of_drafts(share_
         for place in range(handed.num_tokens):
             slot = (handed.block_table[place // 4], place % 4)
             assert simulation.device.slots[slot] == hash(tuple(token_ids[: place + 1]))
-        simulation.core.release(key_of("held"))
+        simulation.core.handoffs.release(key_of("held"))
         if goes_on:
             simulation.run()
             assert simulation.outputs["a"] == continuation([1, 2, 3], endless(60), 256)[0]

@@ -60,21 +60,21 @@ def test_a_running_request_has_a_row_and_each_of_its_forks_one() -> None:
 def test_the_rows_of_a_request_that_leaves_leave_with_it() -> None:
     live = admitted(request(A, forks=(FIRST, SECOND)))
     assert live.remove(A) is not None
-    assert (live.num_rows, live.is_empty, live.leader(FIRST)) == (0, True, None)
+    assert (live.num_rows, live.is_empty, FIRST in live) == (0, True, False)
     live.add(request(B, forks=(FIRST,)))
     assert live.remove(B) is not None
-    assert (live.num_rows, live.is_empty, live.leader(FIRST)) == (0, True, None)
+    assert (live.num_rows, live.is_empty, FIRST in live) == (0, True, False)
     assert live.remove(B) is None
 
 
-def test_forks_lead_to_the_request_whose_token_they_wait_for() -> None:
+def test_a_fork_is_there_until_it_is_removed_by_its_own_key() -> None:
     live = LiveRequests()
     live.add(leader := request(A, forks=(FIRST, SECOND)))
-    assert (live.leader(FIRST), live.leader(SECOND), live.leader(A)) == (leader, leader, None)
+    assert (FIRST in live, SECOND in live, A in live, B in live) == (True, True, True, False)
     assert live.wanted_keys() == [A, FIRST, SECOND]
     leader.is_wanted = False
-    live.remove_fork(FIRST)
-    assert (live.leader(FIRST), live.leader(SECOND)) == (None, leader)
+    assert (live.remove_fork(FIRST), live.remove_fork(A)) == (leader, None)
+    assert (FIRST in live, SECOND in live) == (False, True)
     assert live.wanted_keys() == [SECOND]
     assert (live.num_rows, [fork.key for fork in leader.forks]) == (0, [SECOND])
 

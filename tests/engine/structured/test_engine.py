@@ -160,4 +160,4 @@ def test_only_the_first_token_is_drawn_where_another_node_goes_on(core: EngineCo
     key, params = key_of("first"), DecodingParams(temperature=1.5, seed=3, grammar=Grammar.regex("x[0-9]"))
     core.add(key, Prompt.of(tokenizer.encode(PROMPT)), params, first_token_only=True)
     assert tokenizer.decode(_finished(core)[key]).startswith("x")
-    assert core.release(key)
+    assert core.handoffs.release(key)

@@ -146,7 +146,7 @@ def test_router_and_engine_name_the_blocks_of_a_prompt_alike(computed: Prompt) -
     for asked in (*PROMPTS, OTHER):
         route = nodes.routing.choose(RouteRequest(MODEL, asked, tuple(output_ids[:6])), 0.0)
         assert (route.prefill is None) == (asked == computed)
-        reservation = core.reserve(B, asked.without_payload(), output_ids[:6])
+        reservation = core.handoffs.reserve(B, asked.without_payload(), output_ids[:6])
         assert reservation is not None
         assert (reservation.num_cached_tokens == 16) == (asked == computed)
-        core.release(B)
+        core.handoffs.release(B)
