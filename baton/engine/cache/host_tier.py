@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from baton.engine.cache.block_changes import BlockChanges
 from baton.engine.cache.last_blocks import LastBlock, LastBlocks
-from baton.engine.cache.store import BlockBytes, Landing, StoredBlock
+from baton.engine.cache.store import BlockBytes, Landing, StoredBlock, TierCounters
 
 _REUSED_SHARE = 0.5
 _MAX_WAITING = 256
@@ -46,11 +46,18 @@ class _Order(NamedTuple):
 
 class HostTier:
     """A KV store in host memory. `memory`: [slots, block_bytes], whose pages are there already. `on_evicted`: is given
-    each block that gives way, and has read it when it returns."""
+    each block that gives way, and has read it when it returns, if it wants it. What it does not want is lost, and
+    counted in `counters`: keeping it would cost another block its slot."""
 
-    def __init__(self, memory: BlockBytes, on_evicted: Callable[[StoredBlock], object] | None = None) -> None:
+    def __init__(
+        self,
+        memory: BlockBytes,
+        on_evicted: Callable[[StoredBlock], bool] | None = None,
+        counters: TierCounters | None = None,
+    ) -> None:
         self._memory = memory
         self._on_evicted = on_evicted
+        self._counters = counters or TierCounters()
         self._free = list(range(len(memory)))
         self._slots: dict[bytes, _Slot] = {}
         self._once: OrderedDict[bytes, None] = OrderedDict()
@@ -155,8 +162,9 @@ class HostTier:
         if oldest is None:
             return None
         slot = self._drop(oldest)
-        if self._on_evicted is not None:
-            self._on_evicted(StoredBlock(oldest, slot.checksum, self._memory[slot.number]))
+        evicted = StoredBlock(oldest, slot.checksum, self._memory[slot.number])
+        if self._on_evicted is not None and not self._on_evicted(evicted):
+            self._counters.num_dropped_blocks += 1
         return slot.number
 
     def _drop(self, block_hash: bytes) -> _Slot:

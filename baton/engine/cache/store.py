@@ -72,8 +72,8 @@ class Landing(Protocol):
 @dataclass(slots=True)
 class TierCounters:
     """Of one store among several, since the start. Stored blocks were given to it, and those dropped are among them:
-    it had no room or no time for them. A damaged one was read, or its file was, and was not served. Several threads
-    count without a lock, so one of a great many may be missing."""
+    it had no room or no time for them. A damaged one was read, or its file was, and was not served. Rests: how often it
+    was left alone after a fault. Several threads count without a lock, so one of a great many may be missing."""
 
     num_stored_blocks: int = 0
     num_loaded_blocks: int = 0
@@ -81,6 +81,7 @@ class TierCounters:
     num_damaged_blocks: int = 0
     num_failures: int = 0
     num_silent_loads: int = 0
+    num_rests: int = 0
 
 
 class KvStore(Protocol):

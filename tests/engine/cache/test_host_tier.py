@@ -10,7 +10,7 @@ import pytest
 from baton.engine.cache import host_tier
 from baton.engine.cache.block_changes import BlockChanges
 from baton.engine.cache.host_tier import HostTier
-from baton.engine.cache.store import KvStore, StoredBlock
+from baton.engine.cache.store import KvStore, StoredBlock, TierCounters
 from baton.testing.kv_stores import BLOCK_BYTES, Collected, KvStoreSuite, block_of, hash_of
 
 
@@ -202,4 +202,13 @@ def test_before_the_end_those_come_first_that_would_give_way_last() -> None:
     assert [[each.block_hash[1] for each in part] for part in (last.reused, last.others)] == [[2, 4], [5, 3, 1]]
     read = last.reused[0].read()
     assert (read.checksum, read.content.tobytes()) == (block_of(2).checksum, block_of(2).content.tobytes())
+    tier.close()
+
+
+def test_a_block_that_nobody_below_takes_is_lost_and_counted() -> None:
+    takes, counters = [True, False], TierCounters()
+    tier = HostTier(np.zeros((1, BLOCK_BYTES), dtype=np.uint8), lambda block: takes.pop(0), counters)
+    for number in (1, 2, 3):
+        tier.put(block_of(number))
+    assert (known(tier, 1, 2, 3), counters.num_dropped_blocks) == ([3], 1)
     tier.close()

@@ -30,6 +30,7 @@ from baton.engine.cache.disk.batch_file import MAX_BLOCKS, BatchHeader, DamagedF
 from baton.engine.cache.disk.block_index import BlockIndex
 from baton.engine.cache.disk.folder import CacheFile, CacheFolder, open_file
 from baton.engine.cache.disk.reader import BatchReader
+from baton.engine.cache.fault_log import FaultLog
 from baton.engine.cache.last_blocks import LastBlock, TimeLeft
 from baton.engine.cache.store import REST_S, BlockBytes, BlockKind, Landing, StoredBlock, TierCounters
 
@@ -43,6 +44,7 @@ _MAX_WAITING = 256
 _CLOSE_S = 5.0
 _TICK_S = 0.05
 """So often whoever waits for a slow disk looks how much time is left."""
+_READING, _KEEPING = "reading", "keeping files"
 _log = logging.getLogger(__name__)
 
 
@@ -63,6 +65,7 @@ class DiskTier:
         self._blocks_per_file = min(MAX_BLOCKS, max(1, _FILE_BYTES // kind.block_bytes))
         self._blocks = BlockIndex()
         self._spare: list[BlockBytes] = []
+        self._faults = FaultLog("the disk tier")
         self._time_left_s: TimeLeft = lambda: _CLOSE_S
         self._is_closed = False
         self._lock = threading.Lock()
@@ -189,7 +192,9 @@ class DiskTier:
         if place is None:
             return None
         try:
-            return reader.read(block_hash, place)
+            block = reader.read(block_hash, place)
+            self._faults.worked(_READING)
+            return block
         except FileNotFoundError:
             self._lose(place.file)
         except DamagedFile as error:
@@ -197,7 +202,7 @@ class DiskTier:
             with suppress(OSError):
                 os.unlink(self._folder.path / place.file)
         except OSError as error:
-            self._failed("reading", error)
+            self._failed(_READING, error)
             self._lose(place.file)
         return None
 
@@ -210,7 +215,8 @@ class DiskTier:
                 self._look()
                 is_over = not self._write_next()
             except Exception as error:  # what is staged after it still wants to be written
-                self._failed("keeping files", error)
+                self._failed(_KEEPING, error)
+                self._counters.num_rests += 1
                 with self._work:  # a disk that has failed is left alone
                     is_over = self._work.wait_for(lambda: self._is_closed, REST_S)
 
@@ -243,7 +249,7 @@ class DiskTier:
         except FileNotFoundError:
             pass
         except OSError as error:
-            self._failed("reading", error)
+            self._failed(_READING, error)
 
     def _next_batch(self) -> list[StoredBlock]:
         """Wait for the blocks of a full file, or for `_LINGER_S`."""
@@ -259,6 +265,7 @@ class DiskTier:
             self._counters.num_dropped_blocks += len(batch)
             raise
         else:
+            self._faults.worked(_KEEPING)
             with self._lock:  # what was not forgotten while it was written
                 self._blocks.note(file.name, header, self._blocks.staged.__contains__)
         finally:
@@ -297,7 +304,7 @@ class DiskTier:
 
     def _failed(self, what: str, error: Exception) -> None:
         self._counters.num_failures += 1
-        _log.warning("the disk tier failed at %s: %s", what, error)
+        self._faults.failed(what, f"failed at {what}: {error}")
 
 
 def _end_all(orders: queue.Queue[tuple[Sequence[bytes], Landing] | None]) -> None:
