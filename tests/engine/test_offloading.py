@@ -392,7 +392,7 @@ def test_an_offline_model_says_what_came_from_the_tier(checkpoint: Path) -> None
 
 @pytest.mark.parametrize("case", ["float32", "asynchronous device, fp8"])
 def test_a_node_that_ends_as_planned_has_its_cache_back(checkpoint: Path, tmp_path: Path, case: str) -> None:
-    tiers_below = {"kv_disk": str(tmp_path), "kv_offloading_size": 0.01}
+    tiers_below: dict[str, Any] = {"kv_disk": str(tmp_path), "kv_offloading_size": 0.01}
     with engine_of(checkpoint, **tiers_below, **CASES[case]) as (_, core):
         expected, _ = all_answers(core)
         core.save(lambda: 60.0)

@@ -51,12 +51,11 @@ class TierEvents:
         """What has changed in the tiers, to be told behind what has changed in the pool."""
         events: list[Event] = []
         for event in pool_events:
-            match event:
-                case BlockStored():
-                    events += self._in_pool(event)
-                case BlockRemoved():
-                    for block_hash in event.block_hashes:
-                        self._left(block_hash, POOL)
+            if isinstance(event, BlockStored):
+                events += self._in_pool(event)
+            elif isinstance(event, BlockRemoved):
+                for block_hash in event.block_hashes:
+                    self._left(block_hash, POOL)
         for medium, changes in self._changes.items():
             events += self._in_tier(medium, changes.take(MOST_AT_ONCE))
         return events

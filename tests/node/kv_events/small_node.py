@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from baton.engine.build import build_engine
 from baton.engine.runner.kv_memory import allocate_private
@@ -24,7 +25,9 @@ class SmallNode:
     """What a node has of it, without a router. `disk`: the folder of a tier below a host tier of a few blocks."""
 
     def __init__(self, checkpoint: Path, config: KvEventsConfig = CONFIG, disk: Path | None = None) -> None:
-        tiers = {} if disk is None else {"kv_offloading_size": HOST_GIB, "kv_disk": str(disk), "kv_disk_size": DISK_GIB}
+        tiers: dict[str, Any] = (
+            {} if disk is None else {"kv_offloading_size": HOST_GIB, "kv_disk": str(disk), "kv_disk_size": DISK_GIB}
+        )
         settings = EngineSettings(
             model=str(checkpoint), block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS, num_threads=1, **tiers
         )
