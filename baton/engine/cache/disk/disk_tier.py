@@ -35,6 +35,8 @@ from baton.engine.cache.last_blocks import LastBlock, TimeLeft
 from baton.engine.cache.store import REST_S, BlockBytes, BlockKind, Landing, StoredBlock, TierCounters
 
 _FILE_BYTES = 2**25
+_MIN_FILES = 8
+"""As many files have room in a folder that is small, or else each would be all that there is."""
 _STAGED_FILES = 2
 """As many full files lie in memory at most: one that is being written, and one that is being filled."""
 _NUM_READERS = 2
@@ -62,7 +64,8 @@ class DiskTier:
         self._kind = kind
         self._counters = counters
         self._on_evicted = on_evicted
-        self._blocks_per_file = min(MAX_BLOCKS, max(1, _FILE_BYTES // kind.block_bytes))
+        file_bytes = min(_FILE_BYTES, folder.max_bytes // _MIN_FILES)
+        self._blocks_per_file = min(MAX_BLOCKS, max(1, file_bytes // kind.block_bytes))
         self._blocks = BlockIndex()
         self._spare: list[BlockBytes] = []
         self._faults = FaultLog("the disk tier")

@@ -84,7 +84,7 @@ class CacheFolder:
         self.path = path
         self.files: dict[str, CacheFile] = {}
         self.num_bytes = 0
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._min_free_bytes = min_free_bytes
         self._writer, self._num_written = secrets.token_hex(8), 0
         self._seen: Sequence[tuple[str, int]] | None = None
@@ -92,7 +92,7 @@ class CacheFolder:
     @property
     def usage(self) -> float:
         """How much of its room is taken."""
-        return self.num_bytes / self._max_bytes
+        return self.num_bytes / self.max_bytes
 
     def refresh(self) -> tuple[list[CacheFile], list[CacheFile]]:
         """Look again, if any folder has changed: files that are new, and files that are gone. Raises `OSError`."""
@@ -135,16 +135,16 @@ class CacheFolder:
         helps."""
         free = os.statvfs(self.path)
         has_space = free.f_bavail * free.f_frsize - num_bytes >= self._min_free_bytes
-        if has_space and self.num_bytes + num_bytes <= self._max_bytes:
+        if has_space and self.num_bytes + num_bytes <= self.max_bytes:
             return None
-        if num_bytes > self._max_bytes or not self.files:
+        if num_bytes > self.max_bytes or not self.files:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         return self._first_to_go()
 
     def num_new_files(self, num_bytes: int) -> int:
         """How many new files of so many bytes it takes before they displace each other. May be called at any time."""
         free = os.statvfs(self.path)
-        room = min(self._max_bytes, self.num_bytes + free.f_bavail * free.f_frsize - self._min_free_bytes)
+        room = min(self.max_bytes, self.num_bytes + free.f_bavail * free.f_frsize - self._min_free_bytes)
         reused = sum(file.num_bytes for file in list(self.files.values()) if file.is_reused)
         return max(0, int(max(room - reused, _FRESH_SHARE * room)) // num_bytes)
 

@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[4]
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks fill a file, and no file is written before. Nothing rests for long."""
     monkeypatch.setattr(disk_tier, "_FILE_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(disk_tier, "_MIN_FILES", 1)
     monkeypatch.setattr(disk_tier, "_STAGED_FILES", 64)
     monkeypatch.setattr(disk_tier, "_LINGER_S", 60.0)
     monkeypatch.setattr(disk_tier, "REST_S", 0.01)
@@ -75,6 +76,10 @@ def loaded(tier: KvStore, *numbers: int) -> list[int]:
     for number, block in zip(numbers, found, strict=False):
         assert block.content.tobytes() == block_of(number).content.tobytes()
     return list(numbers[: len(found)])
+
+
+def last(*numbers: int) -> list[LastBlock]:
+    return [LastBlock(hash_of(number), partial(block_of, number)) for number in numbers]
 
 
 def filled(path: Path, *numbers: int, kind: BlockKind = KIND) -> list[Path]:
@@ -160,6 +165,19 @@ def test_files_of_all_nodes_take_no_more_than_the_limit(tmp_path: Path) -> None:
                 assert sum(file.stat().st_size for file in files_in(tmp_path)) <= max_bytes
         assert nodes[1].has(1, 2, 28, 29) == [28, 29]
         assert nodes[1].usage == 1.0
+
+
+def test_a_folder_that_is_smaller_than_a_file_should_be_is_used_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_tier, "_FILE_BYTES", 2**25)
+    monkeypatch.setattr(disk_tier, "_MIN_FILES", 8)
+    monkeypatch.setattr(disk_tier, "_STAGED_FILES", 2)
+    tier = Opened(tmp_path, max_bytes=40 * BLOCK_BYTES)
+    tier.save(last(*range(40)), lambda: 10.0)
+    tier.close()
+    assert tier.has(*range(40)) == [*range(35)]  # seven files of five
+    assert tier.counters.num_failures == 0
 
 
 def test_what_gives_way_is_handed_down(tmp_path: Path) -> None:
@@ -466,10 +484,6 @@ def test_a_block_that_cannot_be_written_is_told_to_have_left(tmp_path: Path) -> 
         until(lambda: tier.counters.num_dropped_blocks == 1 and not tier.has(1))
         assert told.agrees(tier, 1)
         assert told.blocks == set()
-
-
-def last(*numbers: int) -> list[LastBlock]:
-    return [LastBlock(hash_of(number), partial(block_of, number)) for number in numbers]
 
 
 def test_before_the_end_more_blocks_are_written_than_can_be_staged(
