@@ -97,6 +97,17 @@ def compare(node: SmallNode, indexer: Indexer, prompts: list[Prompt]) -> list[li
         time.sleep(0.05)
 
 
+def introduce(node: SmallNode, indexer: Indexer) -> None:
+    """Publish until the indexer has heard of something: it takes ZMQ a moment to connect."""
+    deadline_s = time.monotonic() + WAIT_S
+    prompt = Prompt.of(range(NUM_TOKENS))
+    while not any(indexer.num_known(prompt.token_ids)):
+        assert time.monotonic() < deadline_s, "the indexer hears of nothing"
+        prompt = Prompt.of([100 + node.num_requests, *range(1, NUM_TOKENS)])
+        node.serve(prompt)
+        time.sleep(0.1)
+
+
 def main() -> None:
     """Compare after each prompt."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -115,6 +126,7 @@ def main() -> None:
                 node.serve(prompts[-1])
                 if number == 1:
                     indexer.register(node)
+                    introduce(node, indexer)
                 elif number > 1:
                     sys.stdout.write(f"prompt {number}: {compare(node, indexer, prompts)} blocks\n")
             sys.stdout.write(f"{node.publisher.replays}, {node.publisher.blocks}\n")
