@@ -45,7 +45,7 @@ class PassingStore(Protocol):
 class LastingStore(Protocol):
     """What a store may have beside the calls of `KvStore`: its blocks outlive the process."""
 
-    def save(self, blocks: Sequence[LastBlock], time_left_s: TimeLeft) -> None:
+    def keep_last(self, blocks: Sequence[LastBlock], time_left_s: TimeLeft) -> None:
         """Keep these, the first ones first, as far as there is time and room. Waits. Only `close` comes after it, and
         is over by then as well."""
         ...

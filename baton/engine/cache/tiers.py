@@ -106,12 +106,13 @@ class Tier:
 
     def last_blocks(self) -> LastBlocks:
         """What it has and what ends with this process."""
-        return self._store.last_blocks() if isinstance(self._store, PassingStore) else LastBlocks()
+        store = self._store
+        return self._asked("last", store.last_blocks, LastBlocks()) if isinstance(store, PassingStore) else LastBlocks()
 
     def save(self, blocks: Sequence[LastBlock], time_left_s: TimeLeft) -> bool:
         """Have it keep blocks before the end, if it outlives this process; whether it was asked to. Waits."""
         store = self._store
-        return isinstance(store, LastingStore) and self._does("save", lambda: store.save(blocks, time_left_s))
+        return isinstance(store, LastingStore) and self._does("save", lambda: store.keep_last(blocks, time_left_s))
 
     def close(self) -> None:
         """End everything that is running."""

@@ -124,7 +124,7 @@ class DiskTier:
         with self._lock:
             self._blocks.forget(block_hash)
 
-    def save(self, blocks: Sequence[LastBlock], time_left_s: TimeLeft) -> None:
+    def keep_last(self, blocks: Sequence[LastBlock], time_left_s: TimeLeft) -> None:
         """Stage blocks as fast as they are written, while there is time and the disk does not fail, and as many as do
         not displace each other."""
         self._time_left_s = time_left_s

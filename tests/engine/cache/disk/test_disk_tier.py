@@ -174,7 +174,7 @@ def test_a_folder_that_is_smaller_than_a_file_should_be_is_used_too(
     monkeypatch.setattr(disk_tier, "_MIN_FILES", 8)
     monkeypatch.setattr(disk_tier, "_STAGED_FILES", 2)
     tier = Opened(tmp_path, max_bytes=40 * BLOCK_BYTES)
-    tier.save(last(*range(40)), lambda: 10.0)
+    tier.keep_last(last(*range(40)), lambda: 10.0)
     tier.close()
     assert tier.has(*range(40)) == [*range(35)]  # seven files of five
     assert tier.counters.num_failures == 0
@@ -492,7 +492,7 @@ def test_before_the_end_more_blocks_are_written_than_can_be_staged(
     monkeypatch.setattr(disk_tier, "_STAGED_FILES", 2)
     tier = Opened(tmp_path)
     tier.put(block_of(3))
-    tier.save(last(*range(21)), lambda: 10.0)
+    tier.keep_last(last(*range(21)), lambda: 10.0)
     tier.close()
     assert (tier.counters.num_dropped_blocks, tier.has_written(*range(21))) == (0, True)
     with closing(Opened(tmp_path)) as again:
@@ -516,7 +516,7 @@ def test_a_disk_that_stalls_does_not_delay_the_end(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "writev", stalled)
     tier, times_left = Opened(tmp_path), [0.01] * 8
     blocks = [*last(*range(4)), *([LastBlock(hash_of(4), forbidden)] * 16)]
-    tier.save(blocks, lambda: times_left.pop() if times_left else 0.0)  # as if somebody asked twice
+    tier.keep_last(blocks, lambda: times_left.pop() if times_left else 0.0)  # as if somebody asked twice
     assert tier.counters.num_dropped_blocks == 16
     assert not times_left
     tier.close()
@@ -535,7 +535,7 @@ def test_a_disk_that_fails_is_given_no_more_before_the_end(tmp_path: Path, monke
     monkeypatch.setattr(os, "writev", failing)
     tier = Opened(tmp_path)
     times_left = [1.0] * 200
-    tier.save(last(*range(100)), lambda: times_left.pop() if times_left else 0.0)
+    tier.keep_last(last(*range(100)), lambda: times_left.pop() if times_left else 0.0)
     assert times_left
     tier.close()
     assert tier.counters.num_dropped_blocks == 100
@@ -550,7 +550,7 @@ def test_what_is_written_before_the_end_displaces_neither_itself_nor_what_was_us
     filled(tmp_path, 3, 4)
     tier = Opened(tmp_path, max_bytes=4 * size)
     until(lambda: tier.has(1, 3) == [1, 3])
-    tier.save(last(*range(10, 20)), lambda: 10.0)
+    tier.keep_last(last(*range(10, 20)), lambda: 10.0)
     tier.close()
     assert tier.has(1, 2, 3, 4, *range(10, 20)) == [1, 2, *range(10, 16)]
     assert tier.counters.num_dropped_blocks == 4
