@@ -19,7 +19,7 @@ one for each stage is in flight, one more on a device, and one less between two 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from baton.engine.cache.block_log import BlockLog
@@ -220,6 +220,11 @@ class EngineCore:
     def cached_hashes(self) -> list[bytes]:
         """All findable prefix blocks."""
         return self._pool.published_hashes()
+
+    def save(self, time_left_s: Callable[[], float]) -> None:
+        """Before a planned end: have a tier that outlives this process keep what is cached, while there is time."""
+        if self.offload is not None:
+            self.offload.save(self._pool, time_left_s)
 
     def close(self) -> None:
         """End what threads of a KV store do with the pool's memory, before that is gone. Nothing is computed any

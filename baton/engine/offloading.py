@@ -109,8 +109,9 @@ def _open_tiers(settings: EngineSettings, open_named: _NamedOpener | None, kind:
     if settings.kv_disk:
         tiers.insert(0, _disk_tier(settings, kind, tiers))
     if memory is not None:
-        host = HostTier(memory, tiers[0].put if tiers else None)
-        tiers.insert(0, Tier(HOST, host, TierCounters()))
+        counters = TierCounters()
+        host = HostTier(memory, Tiers(tuple(tiers)).put if tiers else None, counters)  # past those that rest
+        tiers.insert(0, Tier(HOST, host, counters))
     return Tiers(tiers)
 
 

@@ -73,8 +73,9 @@ def empty_folder(path: Path) -> int:
     for file in list(folder.files.values()):
         folder.delete(file)
         num_files, num_bytes = num_files + 1, num_bytes + file.num_bytes
+    for kind in folder.kinds():
         with suppress(OSError):  # others may have put something there
-            os.rmdir(path / file.folder)
+            os.rmdir(path / kind)
     print(f"deleted {num_files} files, {num_bytes / _MIB:.1f} MiB")
     return 0
 

@@ -115,6 +115,7 @@ class OffloadCollector(Collector):
         blocks = CounterMetricFamily("baton:kv_tier_blocks", "Blocks of a tier", labels=["tier", "end"])
         moved = CounterMetricFamily("baton:kv_tier_bytes", "Bytes of blocks of a tier", labels=["tier", "end"])
         faults = CounterMetricFamily("baton:kv_tier_faults", "Faults of a tier", labels=["tier", "reason"])
+        rests = CounterMetricFamily("baton:kv_tier_rests", "Times that a tier was left alone", labels=["tier"])
         usage = GaugeMetricFamily("baton:kv_tier_usage_perc", "How full a tier is, 0 to 1", labels=["tier"])
         for tier in self._offload.tiers:
             counted, block_bytes = tier.counters, self._offload.block_bytes
@@ -125,8 +126,9 @@ class OffloadCollector(Collector):
             faults.add_metric([tier.name, "failed"], counted.num_failures)
             faults.add_metric([tier.name, "silent"], counted.num_silent_loads)
             faults.add_metric([tier.name, "damaged"], counted.num_damaged_blocks)
+            rests.add_metric([tier.name], counted.num_rests)
             usage.add_metric([tier.name], tier.usage)
-        yield from (blocks, moved, faults, usage)
+        yield from (blocks, moved, faults, rests, usage)
 
 
 class StepCounters:

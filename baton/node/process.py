@@ -3,9 +3,10 @@
 Owns the order of start and stop. A `Role` says what differs between the roles; no code here asks which role it is.
 
 The start reads settings, pins cores, allocates memory, loads weights, listens and registers. The stop leaves the
-router, finishes requests until a deadline and closes everything. The process prints the progress of weights and graphs
-to stdout (`baton.runtime.events`), and that it is ready once it is registered. An error that ends the process is one
-line "error: ..." on stderr and exit status 1.
+router, finishes requests until a deadline, saves the KV cache to a folder if it has one, and closes everything.
+
+The process prints the progress of weights and graphs to stdout (`baton.runtime.events`), and that it is ready once it
+is registered. An error that ends the process is one line "error: ..." on stderr and exit status 1.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ from baton.wire.keys import ADMITTED, ROUTER, KeyRing
 from baton.wire.messages import Hello
 
 _EVENT_INTERVAL_S = 0.2
+SAVE_S = 5.0
+"""The longest that a node which ends takes to save its KV cache."""
 THREAD_LIMIT_S = 60.0
 """How long a thread may be still that turns several times a second; what it waits for within a turn has 10 s."""
 
@@ -130,6 +133,8 @@ def _serve(
         each_round = engine.executor.watched(_Announcer(hello, routers, health, beat))
         cores = LentCores(engine.loans, settings.max_rest_ms / 1000, settings.goal_tpot_ms / 1000)
         EngineLoop(core, leg, routers, heartbeat, stopper, cores=cores).run(each_round)
+        beat.rest()
+        _save_cache(engine, stopper)
     if stopper.stays_away:
         emit(Drained(role.name))
 
@@ -142,6 +147,12 @@ def _events_config(settings: NodeSettings) -> KvEventsConfig | None:
     return config
 
 
+def _save_cache(engine: Engine, stopper: Stopper) -> None:
+    """Have a folder keep the KV cache, within the time that the node has to end."""
+    begun_s = time.monotonic()
+    engine.core.save(lambda: min(begun_s + SAVE_S - (now_s := time.monotonic()), stopper.time_left_s(now_s)))
+
+
 def _publish_blocks(engine: Engine, config: KvEventsConfig, health: HealthServer) -> Callable[[], None]:
     """Tell others what the prefix cache holds, from now until the returned function is called."""
     # only nodes that publish pay for the import
@@ -149,7 +160,8 @@ def _publish_blocks(engine: Engine, config: KvEventsConfig, health: HealthServer
     from baton.node.kv_events.publisher import KvEventPublisher
 
     names = {digest: name for name, digest in engine.adapters.items()}
-    publisher = KvEventPublisher(config, engine.core.limits.block_size, names)
+    tiers = () if engine.core.offload is None else engine.core.offload.tiers
+    publisher = KvEventPublisher(config, engine.core.limits.block_size, names, tiers, engine.num_blocks)
     engine.core.log_blocks(publisher)
     health.watch(KvEventCollector(publisher))
     return publisher.close

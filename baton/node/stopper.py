@@ -46,6 +46,10 @@ class Stopper:
         """Whether the time to finish is over."""
         return self.is_asked and now_s >= self._deadline_s
 
+    def time_left_s(self, now_s: float) -> float:
+        """The seconds until it has to end, once it was asked to."""
+        return self._deadline_s - now_s
+
     def ask(self, now_s: float, *, starts_again: bool) -> None:
         """Ask to finish, as the first signal does."""
         self.stays_away = not starts_again

@@ -388,3 +388,25 @@ def test_an_offline_model_says_what_came_from_the_tier(checkpoint: Path) -> None
     first, _, again = (llm.generate([list(PROMPTS[number])], params)[0] for number in (0, 1, 0))
     assert again.token_ids == first.token_ids
     assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 40)
+
+
+@pytest.mark.parametrize("case", ["float32", "asynchronous device, fp8"])
+def test_a_node_that_ends_as_planned_has_its_cache_back(checkpoint: Path, tmp_path: Path, case: str) -> None:
+    tiers_below: dict[str, Any] = {"kv_disk": str(tmp_path), "kv_offloading_size": 0.01}
+    with engine_of(checkpoint, **tiers_below, **CASES[case]) as (_, core):
+        expected, _ = all_answers(core)
+        core.save(lambda: 60.0)
+    with engine_of(checkpoint, **tiers_below, **CASES[case]) as (engine, core):
+        for number, num_cached in ((0, 40), (1, 48), (2, 48)):
+            until_it_knows(engine, PROMPTS[number])
+            assert answers(core, str(number), PROMPTS[number]) == (expected[number], num_cached)
+
+
+def test_a_node_without_a_folder_or_without_time_saves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    with engine_of(checkpoint, kv_offloading_size=0.01) as (_, core):
+        answers(core, "a", PROMPTS[0])
+        core.save(lambda: 60.0)
+    with engine_of(checkpoint, kv_disk=str(tmp_path)) as (_, core):
+        answers(core, "a", PROMPTS[0])
+        core.save(lambda: 0.0)
+    assert not list(tmp_path.rglob("*.kv"))

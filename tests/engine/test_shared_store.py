@@ -90,6 +90,26 @@ def test_below_host_memory_it_gets_what_that_gives_up(
         assert all(tier.counters.num_loaded_blocks for tier in core.offload.tiers)
 
 
+def test_what_host_memory_gives_up_goes_past_a_folder_that_rests(
+    checkpoint: Path, server: RunningServer, tmp_path: Path
+) -> None:
+    with engine_of(checkpoint) as (engine, _):
+        three_blocks = 3 * engine.memory.layout.block_bytes / 2**30
+    settings = {**shared(server), "kv_offloading_size": three_blocks, "kv_disk": str(tmp_path)}
+    with engine_of(checkpoint, **settings) as (_, core):
+        assert core.offload is not None
+        host, disk, valkey = core.offload.tiers
+        disk._leave_alone("put", "is full")
+        answers(core, "first", PROMPTS[0])
+        evict_all(core)
+        assert server.client.dbsize() > 0
+        assert (host.counters.num_dropped_blocks, disk.counters.num_stored_blocks) == (0, 0)
+        valkey._leave_alone("put", "is full")
+        answers(core, "other", PROMPTS[1])
+        answers(core, "as long as the pool", [each % 64 for each in prompt(67, 67)])
+        assert host.counters.num_dropped_blocks > 0
+
+
 def test_tenants_do_not_share_what_is_on_the_server(checkpoint: Path, server: RunningServer) -> None:
     for salt, num_cached in ((b"a", 0), (b"a", 40), (b"b", 0)):
         with engine_of(checkpoint, **shared(server)) as (_, core):

@@ -56,7 +56,7 @@ def test_forced_tokens_are_counted_as_tokens_of_outputs_too() -> None:
 
 def test_each_tier_of_a_kv_store_has_figures_of_its_own() -> None:
     host = Tier("host", TestStore(usage=0.5), TierCounters(num_stored_blocks=3, num_loaded_blocks=2))
-    counters = TierCounters(num_dropped_blocks=4, num_damaged_blocks=5, num_failures=6, num_silent_loads=7)
+    counters = TierCounters(num_dropped_blocks=4, num_damaged_blocks=5, num_failures=6, num_silent_loads=7, num_rests=8)
     disk = Tier("disk", TestStore(usage=0.25), counters)
     offload = KvOffload(Tiers([host, disk]), SlotBytes(Device(4)), 4, 64, lambda: None)
     shown = values(OffloadCollector(offload).collect())
@@ -64,6 +64,7 @@ def test_each_tier_of_a_kv_store_has_figures_of_its_own() -> None:
     assert shown["kv_tier_bytes_total host loaded"] == 2 * 32
     assert shown["kv_tier_blocks_total disk dropped"] == 4
     assert [shown[f"kv_tier_faults_total disk {each}"] for each in ("damaged", "failed", "silent")] == [5, 6, 7]
+    assert (shown["kv_tier_rests_total host"], shown["kv_tier_rests_total disk"]) == (0, 8)
     assert (shown["kv_tier_usage_perc host"], shown["kv_tier_usage_perc disk"]) == (0.5, 0.25)
     assert shown["kv_offload_cache_usage_perc"] == 0.25
 

@@ -156,6 +156,37 @@ def test_a_node_is_ready_once_the_router_has_welcomed_it_and_leaves_when_asked(
     assert closed == ["ends", "device", "pool"]
 
 
+@pytest.mark.parametrize(("timeout_s", "most_s"), [(3.0, 3.0), (600.0, process.SAVE_S)])
+def test_a_node_that_ends_saves_its_cache_in_the_time_that_it_has(
+    closed: list[str],
+    router: FakeRouter,
+    meanwhile: Callable[[Callable[[], Any]], Future[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    timeout_s: float,
+    most_s: float,
+) -> None:
+    times_left: list[float] = []
+
+    def save(core: EngineCore, time_left_s: Callable[[], float]) -> None:
+        closed.append("nothing yet")
+        times_left.append(time_left_s())
+        os.kill(os.getpid(), signal.SIGTERM)  # somebody does not want to wait
+        times_left.append(time_left_s())
+
+    def ask() -> None:
+        router.receive()
+        router.send(Welcome(1))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(EngineCore, "save", save)
+    asked = meanwhile(ask)
+    serve(router, shutdown_timeout_s=timeout_s)
+    asked.result(WAIT_S)
+    assert closed == ["nothing yet", "ends", "device", "pool"]
+    assert 0 < times_left[0] <= most_s
+    assert times_left[1] <= 0
+
+
 def test_what_turns_in_a_node_is_watched(
     closed: list[str], router: FakeRouter, meanwhile: Callable[[Callable[[], Any]], Future[Any]]
 ) -> None:

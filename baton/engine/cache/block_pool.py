@@ -88,6 +88,7 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._generations = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
+        self._is_reused = bytearray(num_blocks)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._index: dict[bytes, int] = {}
         self._num_cached = 0
@@ -139,6 +140,7 @@ class BlockPool:
                 if self._hashes[block_id] is not None:
                     self._num_cached -= 1
             self._references[block_id] += 1
+            self._is_reused[block_id] = True
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Remove an owner from each block of a sequence, given in sequence order."""
@@ -186,6 +188,14 @@ class BlockPool:
         """Every findable hash: the snapshot a router starts from."""
         return list(self._index)
 
+    def findable_blocks(self) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]:
+        """All findable blocks with their hashes: those that were shared, and the others. Those come first that would be
+        evicted last."""
+        by_use = [*(block_id for block_id, owners in enumerate(self._references) if owners), *reversed(self._free)]
+        found = [(block_id, known) for block_id in by_use if (known := self._hashes[block_id]) is not None]
+        reused = [each for each in found if self._is_reused[each[0]]]
+        return reused, [each for each in found if not self._is_reused[each[0]]]
+
     def take_changes(self) -> CacheChanges:
         """The net effect of what was stored and evicted since the last call, each in order of events."""
         changes = CacheChanges(list(self._stored), list(self._removed))
@@ -210,6 +220,7 @@ class BlockPool:
 
     def _forget(self, block_id: int) -> None:
         block_hash = self._hashes[block_id]
+        self._is_reused[block_id] = False
         if block_hash is not None:
             self._hashes[block_id] = None
             self._num_cached -= 1

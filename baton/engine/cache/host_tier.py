@@ -19,10 +19,13 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from baton.engine.cache.store import BlockBytes, Landing, StoredBlock
+from baton.engine.cache.block_changes import BlockChanges
+from baton.engine.cache.last_blocks import LastBlock, LastBlocks
+from baton.engine.cache.store import BlockBytes, Landing, StoredBlock, TierCounters
 
 _REUSED_SHARE = 0.5
 _MAX_WAITING = 256
@@ -43,17 +46,25 @@ class _Order(NamedTuple):
 
 class HostTier:
     """A KV store in host memory. `memory`: [slots, block_bytes], whose pages are there already. `on_evicted`: is given
-    each block that gives way, and has read it when it returns."""
+    each block that gives way, and has read it when it returns, if it wants it. What it does not want is lost, and
+    counted in `counters`: keeping it would cost another block its slot."""
 
-    def __init__(self, memory: BlockBytes, on_evicted: Callable[[StoredBlock], object] | None = None) -> None:
+    def __init__(
+        self,
+        memory: BlockBytes,
+        on_evicted: Callable[[StoredBlock], bool] | None = None,
+        counters: TierCounters | None = None,
+    ) -> None:
         self._memory = memory
         self._on_evicted = on_evicted
+        self._counters = counters or TierCounters()
         self._free = list(range(len(memory)))
         self._slots: dict[bytes, _Slot] = {}
         self._once: OrderedDict[bytes, None] = OrderedDict()
         self._reused: OrderedDict[bytes, None] = OrderedDict()
         self._max_reused = int(_REUSED_SHARE * len(memory))
         self._reading: bytes | None = None
+        self._changes: BlockChanges | None = None
         self._lock = threading.Lock()
         self._orders: queue.Queue[_Order | None] = queue.Queue(_MAX_WAITING)
         self._is_closed = False
@@ -64,6 +75,12 @@ class HostTier:
     def usage(self) -> float:
         """How much of its room is taken, 0 to 1."""
         return len(self._slots) / len(self._memory)
+
+    def follow(self, changes: BlockChanges) -> None:
+        """Tell `changes` which blocks are there, and which come and leave."""
+        with self._lock:
+            changes.came(self._slots)
+            self._changes = changes
 
     def lookup(self, hashes: Sequence[bytes]) -> int:
         """How many of these blocks it has, from the first on."""
@@ -86,6 +103,8 @@ class HostTier:
             self._memory[number] = block.content
             self._slots[block.block_hash] = _Slot(number, block.checksum)
             self._once[block.block_hash] = None
+            if self._changes is not None:
+                self._changes.came((block.block_hash,))
 
     def load(self, hashes: Sequence[bytes], landing: Landing) -> None:
         """Have the thread hand over these blocks, one after another."""
@@ -99,6 +118,16 @@ class HostTier:
         with self._lock:
             if block_hash in self._slots:
                 self._free.append(self._drop(block_hash).number)
+
+    def last_blocks(self) -> LastBlocks:
+        """All blocks, those that would give way last first."""
+        with self._lock:
+            reused, once = [*reversed(self._reused)], [*reversed(self._once)]
+        return LastBlocks(*([LastBlock(each, partial(self._read, each)) for each in part] for part in (reused, once)))
+
+    def _read(self, block_hash: bytes) -> StoredBlock:
+        slot = self._slots[block_hash]
+        return StoredBlock(block_hash, slot.checksum, self._memory[slot.number])
 
     def close(self) -> None:
         """End the thread and drop everything. Waits for the thread, which is in the middle of one block at most."""
@@ -133,13 +162,16 @@ class HostTier:
         if oldest is None:
             return None
         slot = self._drop(oldest)
-        if self._on_evicted is not None:
-            self._on_evicted(StoredBlock(oldest, slot.checksum, self._memory[slot.number]))
+        evicted = StoredBlock(oldest, slot.checksum, self._memory[slot.number])
+        if self._on_evicted is not None and not self._on_evicted(evicted):
+            self._counters.num_dropped_blocks += 1
         return slot.number
 
     def _drop(self, block_hash: bytes) -> _Slot:
         self._once.pop(block_hash, None)
         self._reused.pop(block_hash, None)
+        if self._changes is not None:
+            self._changes.left((block_hash,))
         return self._slots.pop(block_hash)
 
     def _serve(self) -> None:
@@ -162,4 +194,4 @@ class HostTier:
         with self._lock:
             slot = self._slots.get(block_hash)
             self._reading = block_hash
-        return None if slot is None else StoredBlock(block_hash, slot.checksum, self._memory[slot.number])
+        return None if slot is None else self._read(block_hash)

@@ -20,8 +20,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.last_blocks import LastBlock, LastBlocks, TimeLeft
 from baton.engine.cache.load_choice import LoadChoice, LoadPlan, LoadProgress
 from baton.engine.cache.store import BlockBytes, StoredBlock, checksum_of
 from baton.engine.cache.tiers import Tiers
@@ -238,11 +241,16 @@ class KvOffload:
         self.counters.expected_s += plan.load_s
         self.counters.computing_s += plan.compute_s
 
+    def save(self, pool: BlockPool, time_left_s: TimeLeft) -> None:
+        """Before a planned end: have a tier keep what is findable in `pool`, as far as there is time. Nothing is
+        computed any more. Waits."""
+        self._end_loads()
+        reused, others = map(self._last_blocks, pool.findable_blocks())
+        self._tiers.save(LastBlocks(reused, others), time_left_s)
+
     def close(self) -> None:
         """End all loads, then the store."""
-        for load in list(self._loads):
-            load.close()
-        self._loads.clear()
+        self._end_loads()
         self._unsaved.clear()
         self._tiers.close()
 
@@ -251,12 +259,22 @@ class KvOffload:
         block_hash = self._unsaved.pop(block_id, None)
         if block_hash is None or self._tiers.holds(block_hash):
             return
-        content = self._pool.read(block_id)
-        block = StoredBlock(block_hash, checksum_of(block_hash, content), content)
-        if self._tiers.put(block):
+        if self._tiers.put(self._read(block_id, block_hash)):
             self.counters.num_stored_blocks += 1
         else:
             self.counters.num_dropped_blocks += 1
+
+    def _read(self, block_id: int, block_hash: bytes) -> StoredBlock:
+        content = self._pool.read(block_id)
+        return StoredBlock(block_hash, checksum_of(block_hash, content), content)
+
+    def _last_blocks(self, blocks: Sequence[tuple[int, bytes]]) -> list[LastBlock]:
+        return [LastBlock(block_hash, partial(self._read, block_id, block_hash)) for block_id, block_hash in blocks]
+
+    def _end_loads(self) -> None:
+        for load in self._loads:
+            load.close()
+        self._loads.clear()
 
     def _land(self, block_id: int, block: StoredBlock) -> bool:
         """Write what a store gave into a block of the pool. False: it is not what was put."""

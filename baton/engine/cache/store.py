@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from baton.engine.cache.block_changes import BlockChanges
 
 KIND_BYTES = 16
 LATENCY_S = 0.5
@@ -70,8 +72,8 @@ class Landing(Protocol):
 @dataclass(slots=True)
 class TierCounters:
     """Of one store among several, since the start. Stored blocks were given to it, and those dropped are among them:
-    it had no room or no time for them. A damaged one was read, or its file was, and was not served. Several threads
-    count without a lock, so one of a great many may be missing."""
+    it had no room or no time for them. A damaged one was read, or its file was, and was not served. Rests: how often it
+    was left alone after a fault. Several threads count without a lock, so one of a great many may be missing."""
 
     num_stored_blocks: int = 0
     num_loaded_blocks: int = 0
@@ -79,6 +81,7 @@ class TierCounters:
     num_damaged_blocks: int = 0
     num_failures: int = 0
     num_silent_loads: int = 0
+    num_rests: int = 0
 
 
 class KvStore(Protocol):
@@ -114,4 +117,13 @@ class KvStore(Protocol):
 
     def close(self) -> None:
         """End everything that is running. No other call comes after it."""
+        ...
+
+
+@runtime_checkable
+class FollowedStore(Protocol):
+    """What a store may have beside the calls of `KvStore`: it tells which blocks it has."""
+
+    def follow(self, changes: BlockChanges) -> None:
+        """Tell `changes` of the blocks that are there, and from now on of each that comes or leaves."""
         ...

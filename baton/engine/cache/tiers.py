@@ -12,15 +12,26 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from baton.engine.cache.store import LATENCY_S, REST_S, KvStore, Landing, StoredBlock, TierCounters
+from baton.engine.cache.block_changes import BlockChanges
+from baton.engine.cache.fault_log import FaultLog
+from baton.engine.cache.last_blocks import LastBlock, LastBlocks, LastingStore, PassingStore, TimeLeft, in_order
+from baton.engine.cache.store import (
+    LATENCY_S,
+    REST_S,
+    FollowedStore,
+    KvStore,
+    Landing,
+    StoredBlock,
+    TierCounters,
+)
 
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
+_GIVE = "give"
+"""What a tier fails at that gives nothing, or something wrong."""
 
 
 class Tier:
@@ -37,24 +48,30 @@ class Tier:
         self._rests_until_s = clock()
         self._open: dict[Landing, float] = {}
         self._refused: bytes | None = None
+        self._faults = FaultLog(f"the KV store {name}", clock)
 
     @property
     def usage(self) -> float:
         """How full it is, 0 to 1; 0 while it is left alone."""
-        return self._asked(lambda: min(1.0, max(0.0, self._store.usage)), 0.0)
+        return self._asked("usage", lambda: min(1.0, max(0.0, self._store.usage)), 0.0)
+
+    def follow(self, changes: BlockChanges) -> bool:
+        """Have it tell which blocks it has; whether it does."""
+        store = self._store
+        return isinstance(store, FollowedStore) and self._does("follow", lambda: store.follow(changes))
 
     def lookup(self, hashes: Sequence[bytes]) -> int:
         """How many of these blocks it has, from the first one on."""
         self._look_for_late_loads()
-        return self._asked(lambda: min(len(hashes), max(0, self._store.lookup(hashes))), 0)
+        return self._asked("lookup", lambda: min(len(hashes), max(0, self._store.lookup(hashes))), 0)
 
     def holds(self, block_hash: bytes) -> bool:
         """Whether it is sure to have a block."""
-        return self._asked(lambda: self._store.holds(block_hash), False)
+        return self._asked("holds", lambda: self._store.holds(block_hash), False)
 
     def put(self, block: StoredBlock) -> bool:
         """Have it keep a block; whether it was asked to."""
-        if not self._does(lambda: self._store.put(block)):
+        if not self._does("put", lambda: self._store.put(block)):
             return False
         self.counters.num_stored_blocks += 1
         return True
@@ -62,7 +79,7 @@ class Tier:
     def load(self, hashes: Sequence[bytes], landing: Landing) -> bool:
         """Begin to give these blocks to `landing`. False: it will not."""
         self._open[landing] = self._clock()
-        if self._does(lambda: self._store.load(hashes, landing)):
+        if self._does("load", lambda: self._store.load(hashes, landing)):
             return True
         self._open.pop(landing, None)
         return False
@@ -73,6 +90,8 @@ class Tier:
             self._open[landing] = self._clock()
         self.counters.num_loaded_blocks += is_wanted
         self._refused = None if is_wanted else block.block_hash
+        if is_wanted:
+            self._faults.worked(_GIVE)
 
     def ended(self, landing: Landing) -> None:
         """It gives this landing no more blocks."""
@@ -80,30 +99,40 @@ class Tier:
 
     def forget(self, block_hash: bytes) -> None:
         """This block came back wrong, from this tier or from another."""
-        self._does(lambda: self._store.forget(block_hash))
+        self._does("forget", lambda: self._store.forget(block_hash))
         if self._refused == block_hash:
             self.counters.num_damaged_blocks += 1
-            self._leave_alone("gave a block with wrong bytes")
+            self._leave_alone(_GIVE, "gave a block with wrong bytes")
+
+    def last_blocks(self) -> LastBlocks:
+        """What it has and what ends with this process."""
+        store = self._store
+        return self._asked("last", store.last_blocks, LastBlocks()) if isinstance(store, PassingStore) else LastBlocks()
+
+    def save(self, blocks: Sequence[LastBlock], time_left_s: TimeLeft) -> bool:
+        """Have it keep blocks before the end, if it outlives this process; whether it was asked to. Waits."""
+        store = self._store
+        return isinstance(store, LastingStore) and self._does("save", lambda: store.keep_last(blocks, time_left_s))
 
     def close(self) -> None:
         """End everything that is running."""
         self._rests_until_s = 0.0
-        self._does(self._store.close)
+        self._does("close", self._store.close)
 
     def _look_for_late_loads(self) -> None:
         silent_s = self._clock() - LATENCY_S
         late = [landing for landing, since_s in list(self._open.items()) if since_s <= silent_s and landing.is_over]
         if late:
             self.counters.num_silent_loads += len(late)
-            self._leave_alone("gave nothing for too long")
+            self._leave_alone(_GIVE, "gave nothing for too long")
         for landing in late:
             self._open.pop(landing, None)
 
-    def _asked(self, call: Callable[[], _T], otherwise: _T) -> _T:
+    def _asked(self, what: str, call: Callable[[], _T], otherwise: _T) -> _T:
         answers: list[_T] = []
-        return answers[0] if self._does(lambda: answers.append(call())) else otherwise
+        return answers[0] if self._does(what, lambda: answers.append(call())) else otherwise
 
-    def _does(self, call: Callable[[], None]) -> bool:
+    def _does(self, what: str, call: Callable[[], None]) -> bool:
         """Have the store do something; whether it did."""
         if self._clock() < self._rests_until_s:
             return False
@@ -111,13 +140,15 @@ class Tier:
             call()
         except Exception as error:  # a store is nothing that a node depends on
             self.counters.num_failures += 1
-            self._leave_alone(f"failed: {type(error).__name__}: {error}")
+            self._leave_alone(what, f"failed: {type(error).__name__}: {error}")
             return False
+        self._faults.worked(what)
         return True
 
-    def _leave_alone(self, reason: str) -> None:
+    def _leave_alone(self, what: str, reason: str) -> None:
         self._rests_until_s = self._clock() + REST_S
-        _log.warning("the KV store %s is not asked for %g s: it %s", self.name, REST_S, reason)
+        self.counters.num_rests += 1
+        self._faults.failed(what, f"is not asked for {REST_S:g} s after each fault: it {reason}")
 
 
 class Tiers:
@@ -158,6 +189,11 @@ class Tiers:
         """No tier gives this block again."""
         for tier in self.tiers:
             tier.forget(block_hash)
+
+    def save(self, of_pool: LastBlocks, time_left_s: TimeLeft) -> None:
+        """Before the end: have a tier that outlives this process keep the blocks of the pool and of the others."""
+        blocks = in_order([of_pool, *[tier.last_blocks() for tier in self.tiers]])
+        any(tier.save(blocks, time_left_s) for tier in self.tiers)
 
     def close(self) -> None:
         """End all tiers, the first one first."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from baton.engine.cache.fault_log import FaultLog
 from baton.engine.cache.store import REST_S, Landing, StoredBlock, TierCounters
 from baton.engine.cache.valkey_server import ServerFault, ValkeyServer, decoded, encoded
 
@@ -36,6 +37,7 @@ _TICK_S = 0.5
 _PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
 """Between two trials to reach the server: at first, and twice as long after each, up to the second."""
 _CLOSE_S = 5.0
+_KEEPING = "keeping"
 _log = logging.getLogger(__name__)
 
 
@@ -83,6 +85,7 @@ class ValkeyStore:
         self._condemned: set[bytes] = set()
         self._known = _Known(clock)
         self._fault = ""
+        self._faults = FaultLog(f"the KV store {server.name}", clock)
         self._pause_s, self._tries_at_s, self._refused_until_s = _PAUSE_S, 0.0, 0.0
         self._is_closed = False
         self._lock = threading.Lock()
@@ -273,7 +276,9 @@ class ValkeyStore:
         if refused:
             self._refused_until_s = self._clock() + REST_S
             self._counters.num_dropped_blocks += len(refused)
-            _log.warning("the KV store %s keeps nothing for %g s: %s", self._server.name, REST_S, refused[0])
+            self._faults.failed(_KEEPING, f"keeps nothing for {REST_S:g} s: {refused[0]}")
+        else:
+            self._faults.worked(_KEEPING)
         with self._lock:
             for block_hash, value in values.items():
                 if self._pending.get(block_hash) is value:

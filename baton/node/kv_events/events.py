@@ -65,7 +65,8 @@ class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class BlockCounters:
-    """Blocks since the start: those that were told of, and those that nobody is told of because of their salt."""
+    """Blocks since the start: those that were told of, in whatever medium, and those that nobody is told of because of
+    their salt."""
 
     num_stored: int = 0
     num_removed: int = 0
@@ -96,7 +97,7 @@ class PoolEvents:
         if removed := [each for each in changes.removed if each in self._told]:
             self._told.difference_update(removed)
             self.counters.num_removed += len(removed)
-            events.append(BlockRemoved([*map(_as_int, removed)], POOL))
+            events.append(BlockRemoved([*map(as_int, removed)], POOL))
         return events
 
     def _stored(self, run: PublishedRun, fresh: set[bytes]) -> Iterator[BlockStored]:
@@ -111,8 +112,8 @@ class PoolEvents:
     def _event(self, run: PublishedRun, begin: int, end: int) -> BlockStored:
         parent = run.hashes[begin - 1] if begin else run.parent
         return BlockStored(
-            [*map(_as_int, run.hashes[begin:end])],
-            None if parent is None else _as_int(parent),
+            [*map(as_int, run.hashes[begin:end])],
+            None if parent is None else as_int(parent),
             run.token_ids[begin * self._block_size : end * self._block_size],
             self._block_size,
             None,
@@ -141,5 +142,6 @@ def _spans(hashes: Sequence[bytes], told: set[bytes]) -> Iterator[tuple[int, int
             yield first, first + len(others) + 1
 
 
-def _as_int(block_hash: bytes) -> int:
+def as_int(block_hash: bytes) -> int:
+    """A hash as it is published."""
     return int.from_bytes(block_hash[-8:], "big")

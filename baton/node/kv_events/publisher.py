@@ -1,4 +1,4 @@
-"""Publishes the events of a node's KV pool as vLLM's ZMQ publisher does.
+"""Publishes the events of a node's KV pool, and of the tiers below it, as vLLM's ZMQ publisher does.
 
 Owns the sockets, the numbers of batches, and the batches that are kept for those who have missed some. A batch is
 three frames: topic, number in 8 bytes, payload. Numbers begin at 0 with the node, and so does every reader's view,
@@ -24,8 +24,10 @@ import zmq
 
 from baton.engine.cache.block_log import PublishedRun
 from baton.engine.cache.block_pool import CacheChanges
+from baton.engine.cache.tiers import Tier
 from baton.node.kv_events.config import FLAG, KvEventsConfig, listens
 from baton.node.kv_events.events import AllBlocksCleared, BlockCounters, Event, EventBatch, PoolEvents
+from baton.node.kv_events.tier_events import TierEvents, follow
 from baton.wire.errors import InvalidSetting
 from baton.wire.links import LinkSettings, open_socket
 
@@ -52,17 +54,21 @@ class ReplayCounters:
 
 
 class KvEventPublisher:
-    """A `BlockLog` that publishes what it hears. Raises `InvalidSetting` where it cannot listen. `clock`: tells people
-    the time of a batch."""
+    """A `BlockLog` that publishes what it hears. Raises `InvalidSetting` where it cannot listen. `tiers`: below the
+    pool of `num_blocks`. `clock`: tells people the time of a batch."""
 
     def __init__(
         self,
         config: KvEventsConfig,
         block_size: int,
         adapters: Mapping[bytes, str],
+        tiers: Sequence[Tier] = (),
+        num_blocks: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._events = PoolEvents(block_size, adapters)
+        followed = follow(tiers)
+        self._tier_events = TierEvents(followed, num_blocks, self._events.counters) if followed else None
         self._clock = clock
         self._topic = config.topic.encode()
         self._encode = msgspec.msgpack.Encoder().encode
@@ -107,7 +113,10 @@ class KvEventPublisher:
 
     def changed(self, changes: CacheChanges) -> None:
         """Publish what these changes are to others."""
-        if events := self._events.changed(changes):
+        events = self._events.changed(changes)
+        if self._tier_events is not None:
+            events += self._tier_events.behind(events)
+        if events:
             self._publish(events)
 
     def close(self) -> None:

@@ -317,3 +317,26 @@ def test_who_wants_to_know_is_told_once_of_all_that_an_allocation_evicts_while_i
         pool.allocate(2)
     assert len(told) == 1
     pool.check()
+
+
+def test_findable_blocks_are_in_the_order_of_worth() -> None:
+    pool = BlockPool(8)
+    first, second = pool.allocate(3), pool.allocate(2)
+    for number, block_id in enumerate([*first[:2], *second]):
+        pool.publish(block_id, block_hash(number))
+    pool.release(first)
+    pool.release(second)
+    hashes = [block_hash(number) for number in range(4)]
+    by_hash = dict(zip(hashes, [*first[:2], *second], strict=True))
+    assert pool.findable_blocks() == ([], [(by_hash[hashes[number]], hashes[number]) for number in (2, 3, 0, 1)])
+    pool.share([by_hash[hashes[1]], by_hash[hashes[3]]])
+    pool.release([by_hash[hashes[1]]])  # the other one has an owner still
+    reused, others = pool.findable_blocks()
+    assert [known for _, known in reused] == [hashes[3], hashes[1]]
+    assert [known for _, known in others] == [hashes[2], hashes[0]]
+    pool.release([by_hash[hashes[3]]])
+    taken = pool.allocate(8)  # all are evicted, and what was used again before is not so any more
+    for number, block_id in enumerate(taken):
+        pool.publish(block_id, block_hash(number))
+    reused, others = pool.findable_blocks()
+    assert (len(reused), len(others)) == (0, 8)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from baton.engine.cache import host_tier
+from baton.engine.cache.block_changes import BlockChanges
 from baton.engine.cache.host_tier import HostTier
-from baton.engine.cache.store import KvStore, StoredBlock
+from baton.engine.cache.store import KvStore, StoredBlock, TierCounters
 from baton.testing.kv_stores import BLOCK_BYTES, Collected, KvStoreSuite, block_of, hash_of
 
 
@@ -176,3 +177,38 @@ def test_closing_waits_for_the_block_that_is_being_read_and_reads_no_other() -> 
     closing.join(10.0)
     assert not closing.is_alive()
     assert len(held.wait()) == 1
+
+
+def test_it_tells_which_blocks_come_and_leave() -> None:
+    tier, changes = tier_of(2), BlockChanges()
+    tier.put(block_of(1))
+    tier.follow(changes)
+    assert changes.take(9) == [(hash_of(1), True)]
+    for number in (1, 2, 3):
+        tier.put(block_of(number))
+    tier.forget(hash_of(2))
+    tier.forget(hash_of(2))
+    assert changes.take(9) == [(hash_of(1), False), (hash_of(3), True)]  # the second has come and left
+    tier.close()
+
+
+def test_before_the_end_those_come_first_that_would_give_way_last() -> None:
+    tier = tier_of(8)
+    for number in (1, 2, 3, 4, 5):
+        tier.put(block_of(number))
+    for number in (4, 2):
+        tier.lookup([hash_of(number)])
+    last = tier.last_blocks()
+    assert [[each.block_hash[1] for each in part] for part in (last.reused, last.others)] == [[2, 4], [5, 3, 1]]
+    read = last.reused[0].read()
+    assert (read.checksum, read.content.tobytes()) == (block_of(2).checksum, block_of(2).content.tobytes())
+    tier.close()
+
+
+def test_a_block_that_nobody_below_takes_is_lost_and_counted() -> None:
+    takes, counters = [True, False], TierCounters()
+    tier = HostTier(np.zeros((1, BLOCK_BYTES), dtype=np.uint8), lambda block: takes.pop(0), counters)
+    for number in (1, 2, 3):
+        tier.put(block_of(number))
+    assert (known(tier, 1, 2, 3), counters.num_dropped_blocks) == ([3], 1)
+    tier.close()

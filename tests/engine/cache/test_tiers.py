@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -251,3 +252,43 @@ def test_usage_is_that_of_the_emptiest() -> None:
     world = World([], [])
     world.stores[0].usage, world.stores[1].usage = 1.0, 0.25
     assert world.tiers.usage == 0.25
+
+
+@pytest.mark.parametrize("fails", ["lookup", "put", "load"])
+def test_a_tier_that_fails_for_long_is_said_once_to_fail_and_once_to_work(
+    fails: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    world = World([1])
+
+    def use() -> None:
+        world.clock.now_s += REST_S
+        world.lookup(1)
+        world.each[0].put(block_of(1))
+        world.load(1)
+        world.finish()
+
+    world.stores[0].fails = frozenset([fails])
+    for _ in range(20):
+        use()
+    assert (len(caplog.messages), world.each[0].counters.num_rests) == (1, 20)
+    world.stores[0].fails = frozenset()
+    use()
+    use()
+    assert caplog.messages[1:] == ["the KV store a works again"]
+
+
+def test_a_tier_that_gives_nothing_works_again_when_it_gives_something(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    world = World([1])
+    for _ in range(5):
+        late = world.load(1)
+        late.is_given_up = True
+        world.clock.now_s += LATENCY_S
+        assert world.lookup(1) == 0
+        world.clock.now_s += REST_S
+        assert world.lookup(1) == 1
+    assert (len(caplog.messages), world.each[0].counters.num_rests) == (1, 5)
+    world.load(1)
+    world.finish()
+    assert caplog.messages[1:] == ["the KV store a works again"]

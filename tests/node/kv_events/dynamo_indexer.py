@@ -3,8 +3,9 @@
     python3 -m venv /tmp/dynamo && /tmp/dynamo/bin/pip install ai-dynamo-runtime==1.6.1
     python -m tests.node.kv_events.dynamo_indexer --python /tmp/dynamo/bin/python
 
-Prompts fill a small pool several times over. The indexer comes late, so it has to ask for a replay. After each prompt
-it has to know as much of every prompt's beginning as the pool has, and nothing of a salted one. Takes half a minute.
+Prompts fill a small pool several times over, a host tier and a folder. The indexer comes late, so it has to ask for a
+replay. After each prompt it has to know how much of every prompt's beginning the pool has, how much of what follows the
+host tier has, and of what follows that the folder, and nothing of a salted one. Takes half a minute.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ class Indexer:
                     raise
                 time.sleep(0.1)
 
-    def num_known(self, token_ids: tuple[int, ...]) -> int:
-        """Blocks of this prompt's beginning that it believes the node to have."""
-        found = self.ask("/query", model_name="m", token_ids=list(token_ids))["instances"]
-        return int(found.get("1", {"longest_matched": 0})["longest_matched"]) // BLOCK_SIZE
+    def num_known(self, token_ids: tuple[int, ...]) -> list[int]:
+        """How many blocks of this prompt's beginning it believes to be in the pool, there or in the host tier behind
+        that, and there or in the folder behind these."""
+        found = self.ask("/query", model_name="m", token_ids=list(token_ids))["instances"].get("1", {})
+        return [int(found.get(place, 0)) // BLOCK_SIZE for place in ("gpu", "cpu", "disk")]
 
     def close(self) -> None:
         """End it."""
@@ -69,21 +71,41 @@ class Indexer:
         self._process.wait(WAIT_S)
 
 
-def num_cached(node: SmallNode, prompt: Prompt) -> int:
-    """Blocks of this prompt's beginning that the pool has."""
-    cached = set(node.core.cached_hashes())
+def num_held(node: SmallNode, prompt: Prompt) -> list[int]:
+    """The same as it is."""
+    if prompt.cache_salt:
+        return [0, 0, 0]
     hashes = block_hashes(node.engine.fingerprint, prompt, (), BLOCK_SIZE)
-    return next((number for number, each in enumerate(hashes) if each not in cached), len(hashes))
+    ends, end = [], 0
+    for held in (node.hashes, *node.in_tiers(hashes)):
+        while end < len(hashes) and int.from_bytes(hashes[end][-8:], "big") in held:
+            end += 1
+        ends.append(end)
+    return ends
 
 
-def compare(node: SmallNode, indexer: Indexer, prompts: list[Prompt]) -> list[int]:
-    """What the pool has of each prompt, once the indexer says the same."""
-    expected = [0 if prompt.cache_salt else num_cached(node, prompt) for prompt in prompts]
+def compare(node: SmallNode, indexer: Indexer, prompts: list[Prompt]) -> list[list[int]]:
+    """What the node has of each prompt, once the indexer says the same."""
     deadline_s = time.monotonic() + WAIT_S
-    while (known := [indexer.num_known(prompt.token_ids) for prompt in prompts]) != expected:
-        assert time.monotonic() < deadline_s, f"the pool has {expected}, and the indexer knows {known}"
+    while True:
+        node.core.take_cache_changes()
+        expected = [num_held(node, prompt) for prompt in prompts]
+        known = [indexer.num_known(prompt.token_ids) for prompt in prompts]
+        if known == expected:
+            return known
+        assert time.monotonic() < deadline_s, f"the node has {expected}, and the indexer knows {known}"
         time.sleep(0.05)
-    return expected
+
+
+def introduce(node: SmallNode, indexer: Indexer) -> None:
+    """Publish until the indexer has heard of something: it takes ZMQ a moment to connect."""
+    deadline_s = time.monotonic() + WAIT_S
+    prompt = Prompt.of(range(NUM_TOKENS))
+    while not any(indexer.num_known(prompt.token_ids)):
+        assert time.monotonic() < deadline_s, "the indexer hears of nothing"
+        prompt = Prompt.of([100 + node.num_requests, *range(1, NUM_TOKENS)])
+        node.serve(prompt)
+        time.sleep(0.1)
 
 
 def main() -> None:
@@ -92,7 +114,9 @@ def main() -> None:
     parser.add_argument("--python", required=True, help="interpreter that has ai-dynamo-runtime")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        node = SmallNode(make_checkpoint(Path(folder) / "model", "llama"))
+        cache = Path(folder) / "cache"
+        cache.mkdir()
+        node = SmallNode(make_checkpoint(Path(folder) / "model", "llama"), disk=cache)
         indexer = Indexer(arguments.python)
         try:
             prompts = []
@@ -102,8 +126,9 @@ def main() -> None:
                 node.serve(prompts[-1])
                 if number == 1:
                     indexer.register(node)
+                    introduce(node, indexer)
                 elif number > 1:
-                    sys.stdout.write(f"prompt {number}: {compare(node, indexer, prompts)} blocks in pool and indexer\n")
+                    sys.stdout.write(f"prompt {number}: {compare(node, indexer, prompts)} blocks\n")
             sys.stdout.write(f"{node.publisher.replays}, {node.publisher.blocks}\n")
         finally:
             indexer.close()

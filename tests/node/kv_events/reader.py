@@ -6,6 +6,7 @@ It knows no type of Baton. What it does not understand is an error.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import zmq
 
 END = b"\xff" * 8
 WAIT_S = 10.0
+MEDIA = ("GPU", "CPU", "STORAGE")
 _OPTIONAL = {"group_idx", "kv_cache_spec_kind", "extra_keys"}
 _FIELDS = {
     "BlockStored": {"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"},
@@ -36,9 +38,14 @@ class Block:
 
 @dataclass
 class View:
-    """The blocks that somebody has, by hash."""
+    """The blocks that somebody has, by medium and hash."""
 
-    blocks: dict[int, Block] = field(default_factory=dict)
+    media: defaultdict[str, dict[int, Block]] = field(default_factory=lambda: defaultdict(dict))
+
+    @property
+    def blocks(self) -> dict[int, Block]:
+        """Those in the pool."""
+        return self.media["GPU"]
 
     def apply(self, payload: bytes) -> None:
         """Take a batch in."""
@@ -48,12 +55,12 @@ class View:
         for event in events:
             kind = event.pop("type")
             assert _FIELDS[kind] <= set(event) <= _FIELDS[kind] | _OPTIONAL
-            assert event.get("medium", "GPU") == "GPU"
+            assert event.get("medium", "GPU") in MEDIA
             if kind == "AllBlocksCleared":
-                self.blocks.clear()
+                self.media.clear()
             elif kind == "BlockRemoved":
                 for block_hash in event["block_hashes"]:
-                    self.blocks.pop(block_hash, None)
+                    self.media[event["medium"]].pop(block_hash, None)
             else:
                 self._store(event)
 
@@ -61,10 +68,10 @@ class View:
         size, hashes, tokens = event["block_size"], event["block_hashes"], event["token_ids"]
         assert len(tokens) == size * len(hashes)
         extra_keys = event.get("extra_keys") or [None] * len(hashes)
-        parent = event["parent_block_hash"]
+        parent, held = event["parent_block_hash"], self.media[event["medium"]]
         for number, (block_hash, extra) in enumerate(zip(hashes, extra_keys, strict=True)):
             assert 0 <= block_hash < 2**64
-            self.blocks[block_hash] = Block(parent, tuple(tokens[number * size : (number + 1) * size]), extra)
+            held[block_hash] = Block(parent, tuple(tokens[number * size : (number + 1) * size]), extra)
             parent = block_hash
 
 
@@ -98,11 +105,11 @@ class Reader:
             raise TimeoutError("nothing was published")
         return self._subscriber.recv_multipart()
 
-    def catch_up(self) -> None:
+    def catch_up(self, wait_s: float = 0.2) -> None:
         """Take in what is there, and what a replay has behind it."""
         with suppress(TimeoutError):
             while True:
-                self.take(self.receive(wait_s=0.2))
+                self.take(self.receive(wait_s))
         self._take_replay()
 
     def read_until(self, number: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import zmq
 
 from baton.engine.cache.block_log import PublishedRun
 from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.disk import disk_tier
 from baton.engine.cache.hashing import block_hashes
 from baton.node.kv_events import publisher as publishing
 from baton.node.kv_events.config import KvEventsConfig
@@ -23,7 +24,7 @@ from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
 from tests.checkpoints import make_checkpoint
 from tests.node.kv_events.reader import WAIT_S, Reader
-from tests.node.kv_events.small_node import BLOCK_SIZE, CONFIG, SmallNode
+from tests.node.kv_events.small_node import BLOCK_SIZE, CONFIG, NUM_BLOCKS, SmallNode
 
 LARGE_BLOCK = 64
 
@@ -41,8 +42,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_node(checkpoint: Path) -> Iterator[Callable[..., SmallNode]]:
     nodes: list[SmallNode] = []
 
-    def make(config: KvEventsConfig = CONFIG) -> SmallNode:
-        nodes.append(SmallNode(checkpoint, config))
+    def make(config: KvEventsConfig = CONFIG, **more: Any) -> SmallNode:
+        nodes.append(SmallNode(checkpoint, config, **more))
         return nodes[-1]
 
     yield make
@@ -126,6 +127,71 @@ def test_a_readers_view_is_that_of_the_pool_while_blocks_come_and_go(make_node: 
         block = reader.view.blocks[block.parent]
         token_ids = block.token_ids + token_ids
     assert token_ids == (105, *range(1, 40))
+
+
+def hashes_of(node: SmallNode, prompts: Iterable[Prompt]) -> set[bytes]:
+    return {each for one in prompts for each in block_hashes(node.engine.fingerprint, one, (), BLOCK_SIZE)}
+
+
+def agree(node: SmallNode, reader: Reader, prompts: Sequence[Prompt]) -> bool:
+    """Whether the reader, after what has changed, knows of each medium which blocks of these prompts are there."""
+    node.core.take_cache_changes()  # as idle nodes do, a few times a second
+    before = node.in_tiers(hashes_of(node, prompts))
+    reader.catch_up(wait_s=0.02)
+    known = {int.from_bytes(each[-8:], "big") for each in hashes_of(node, prompts)}
+    views = [set(reader.view.media[medium]) & known for medium in ("CPU", "STORAGE")]
+    return views == before and set(reader.view.blocks) & known == node.hashes & known
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, the files of which have four blocks and are written soon."""
+    monkeypatch.setattr(disk_tier, "_FILE_BYTES", 4 * 4096)
+    monkeypatch.setattr(disk_tier, "_LINGER_S", 0.01)
+    return tmp_path
+
+
+def test_a_readers_view_is_that_of_each_tier_after_losses_and_replays(
+    make_node: Callable[..., SmallNode], cache: Path
+) -> None:
+    node = make_node(disk=cache)
+    prompts = [prompt(100 + number, 45) for number in range(12)]
+    with reader_of(node) as reader:  # reads nothing before it is asked for: all that it missed is replayed
+        for number, each in enumerate(prompts):
+            node.serve(each)
+            node.serve(prompt(200 + number, 20, b"tenant"))
+            eventually(lambda: agree(node, reader, prompts))
+        assert all(reader.view.media[medium] for medium in ("GPU", "CPU", "STORAGE"))
+        assert node.publisher.blocks.num_removed > NUM_BLOCKS
+        salted = hashes_of(node, [prompt(200 + number, 20, b"tenant") for number in range(12)])
+        assert not {int.from_bytes(each[-8:], "big") for each in salted} & {
+            each for blocks in reader.view.media.values() for each in blocks
+        }
+        for medium in ("CPU", "STORAGE"):
+            for block_hash, block in reader.view.media[medium].items():
+                assert len(block.token_ids) == BLOCK_SIZE, block_hash
+
+
+def test_what_lay_in_the_folder_is_told_of_when_its_tokens_are_known(
+    make_node: Callable[..., SmallNode], cache: Path
+) -> None:
+    first, second = prompt(1, 45), prompt(2, 45)
+    node = make_node(disk=cache)
+    for each in (first, second, *(prompt(100 + number, 45) for number in range(5))):
+        node.serve(each)
+    eventually(lambda: len(node.in_tiers(hashes_of(node, [first]))[1]) == 5)
+    node.close()
+    again = make_node(disk=cache)
+    eventually(lambda: len(again.in_tiers(hashes_of(again, [first]))[1]) == 5)
+    with reader_of(again) as reader:
+        assert agree(again, reader, [])
+        assert not reader.view.media["STORAGE"]
+        again.serve(first)
+        eventually(lambda: agree(again, reader, [first]))
+        assert reader.view.media["STORAGE"]
+        assert not {int.from_bytes(each[-8:], "big") for each in hashes_of(again, [second])} & set(
+            reader.view.media["STORAGE"]
+        )
 
 
 def test_blocks_of_a_salted_prompt_are_in_the_pool_and_in_no_view(make_node: Callable[..., SmallNode]) -> None:

@@ -1,7 +1,7 @@
 """The disk tier: a `KvStore` in files of a folder, which outlives the node and may be shared with others of its host.
 
-Owns which block is in which file, the memory of blocks that are not written yet, and the threads: one that writes and
-looks after the folder, and few that read. What the format is, and which files give way, is known to the modules beside.
+Owns the memory of blocks that are not written yet, and the threads: one that writes and looks after the folder, and few
+that read. Which block is where, what the format is, and which files give way, is known to the modules beside.
 
 Invariants:
 - no call waits for the disk. What a stalled one cannot take is dropped, and counted;
@@ -25,12 +25,18 @@ from pathlib import Path
 
 import numpy as np
 
+from baton.engine.cache.block_changes import BlockChanges
 from baton.engine.cache.disk.batch_file import MAX_BLOCKS, BatchHeader, DamagedFile, header_of, read_header
+from baton.engine.cache.disk.block_index import BlockIndex
 from baton.engine.cache.disk.folder import CacheFile, CacheFolder, open_file
-from baton.engine.cache.disk.reader import BatchReader, Place
+from baton.engine.cache.disk.reader import BatchReader
+from baton.engine.cache.fault_log import FaultLog
+from baton.engine.cache.last_blocks import LastBlock, TimeLeft
 from baton.engine.cache.store import REST_S, BlockBytes, BlockKind, Landing, StoredBlock, TierCounters
 
 _FILE_BYTES = 2**25
+_MIN_FILES = 8
+"""As many files have room in a folder that is small, or else each would be all that there is."""
 _STAGED_FILES = 2
 """As many full files lie in memory at most: one that is being written, and one that is being filled."""
 _NUM_READERS = 2
@@ -38,6 +44,9 @@ _LINGER_S = 2.0
 """A file that is not full is written after it, and the files of other nodes are looked for."""
 _MAX_WAITING = 256
 _CLOSE_S = 5.0
+_TICK_S = 0.05
+"""So often whoever waits for a slow disk looks how much time is left."""
+_READING, _KEEPING = "reading", "keeping files"
 _log = logging.getLogger(__name__)
 
 
@@ -55,11 +64,12 @@ class DiskTier:
         self._kind = kind
         self._counters = counters
         self._on_evicted = on_evicted
-        self._blocks_per_file = min(MAX_BLOCKS, max(1, _FILE_BYTES // kind.block_bytes))
-        self._staged: dict[bytes, StoredBlock] = {}
+        file_bytes = min(_FILE_BYTES, folder.max_bytes // _MIN_FILES)
+        self._blocks_per_file = min(MAX_BLOCKS, max(1, file_bytes // kind.block_bytes))
+        self._blocks = BlockIndex()
         self._spare: list[BlockBytes] = []
-        self._index: dict[bytes, Place] = {}
-        self._hashes: dict[str, list[bytes]] = {}
+        self._faults = FaultLog("the disk tier")
+        self._time_left_s: TimeLeft = lambda: _CLOSE_S
         self._is_closed = False
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -74,11 +84,15 @@ class DiskTier:
         """How much of its room the files take, those of other nodes and models among them."""
         return self._folder.usage
 
+    def follow(self, changes: BlockChanges) -> None:
+        """Tell `changes` which blocks are there, and which come and leave."""
+        with self._lock:
+            self._blocks.follow(changes)
+
     def lookup(self, hashes: Sequence[bytes]) -> int:
         """How many of these blocks it has, from the first on."""
         with self._lock:
-            known = (each in self._index or each in self._staged for each in hashes)
-            return next((place for place, is_known in enumerate(known) if not is_known), len(hashes))
+            return next((place for place, each in enumerate(hashes) if each not in self._blocks), len(hashes))
 
     def holds(self, block_hash: bytes) -> bool:
         """Whether it has a block."""
@@ -87,16 +101,16 @@ class DiskTier:
     def put(self, block: StoredBlock) -> None:
         """Stage a block for the writing thread, if there is room."""
         with self._work:
-            if self._is_closed or block.block_hash in self._index or block.block_hash in self._staged:
+            if self._is_closed or block.block_hash in self._blocks:
                 return
-            if len(self._staged) >= _STAGED_FILES * self._blocks_per_file:
+            if not self._has_room:
                 self._counters.num_dropped_blocks += 1
                 return
             content = self._spare.pop() if self._spare else np.empty_like(block.content)
             np.copyto(content, block.content)
-            self._staged[block.block_hash] = block._replace(content=content)
-            if len(self._staged) >= self._blocks_per_file:
-                self._work.notify()
+            self._blocks.stage(block._replace(content=content))
+            if len(self._blocks.staged) >= self._blocks_per_file:
+                self._work.notify_all()
 
     def load(self, hashes: Sequence[bytes], landing: Landing) -> None:
         """Have a reading thread hand over these blocks, one after another."""
@@ -108,28 +122,48 @@ class DiskTier:
     def forget(self, block_hash: bytes) -> None:
         """Drop a block. Its file keeps the bytes, and does not bring it back."""
         with self._lock:
-            self._staged.pop(block_hash, None)
-            self._index.pop(block_hash, None)
+            self._blocks.forget(block_hash)
+
+    def keep_last(self, blocks: Sequence[LastBlock], time_left_s: TimeLeft) -> None:
+        """Stage blocks as fast as they are written, while there is time and the disk does not fail, and as many as do
+        not displace each other."""
+        self._time_left_s = time_left_s
+        full = BatchHeader(self._kind, [(b"", 0)] * self._blocks_per_file).num_bytes
+        most, num_failures = self._folder.num_new_files(full) * self._blocks_per_file, self._counters.num_failures
+        with self._lock:
+            new = [each for each in blocks if each.block_hash not in self._blocks]
+        num_left = len(new)
+        for each in new[:most]:
+            with self._work:
+                while (left_s := time_left_s()) > 0 and not self._has_room:
+                    self._work.wait(min(left_s, _TICK_S))
+            if left_s <= 0 or self._counters.num_failures > num_failures:
+                break
+            self.put(each.read())
+            num_left -= 1
+        self._counters.num_dropped_blocks += num_left
+        _log.info("%d blocks go to %s before the end, %d do not", len(new) - num_left, self._folder.path, num_left)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether another block can be staged."""
+        return len(self._blocks.staged) < _STAGED_FILES * self._blocks_per_file
 
     def close(self) -> None:
         """Write what is staged, and end the threads. A disk that stalls is waited for only so long."""
         with self._work:
             self._is_closed = True
             self._work.notify()
-        deadline_s = time.monotonic() + _CLOSE_S
-        self._end_orders()
+        deadline_s = time.monotonic() + min(_CLOSE_S, self._time_left_s())
+        _end_all(self._orders)
         for _ in range(_NUM_READERS):
             with suppress(queue.Full):
                 self._orders.put_nowait(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
-
-    def _end_orders(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                order = self._orders.get_nowait()
-                if order is not None:
-                    order[1].ended()
+        if num_lost := len(self._blocks.staged):
+            self._counters.num_dropped_blocks += num_lost
+            _log.warning("%d blocks were not written to %s before the end", num_lost, self._folder.path)
 
     # the reading threads
 
@@ -155,13 +189,15 @@ class DiskTier:
     def _found(self, block_hash: bytes, reader: BatchReader) -> StoredBlock | None:
         """A block, staged or read. None: it is not there any more, or not as it was."""
         with self._lock:
-            if (staged := self._staged.get(block_hash)) is not None:
+            if (staged := self._blocks.staged.get(block_hash)) is not None:
                 return reader.copied(staged)
-            place = self._index.get(block_hash)
+            place = self._blocks.place_of(block_hash)
         if place is None:
             return None
         try:
-            return reader.read(block_hash, place)
+            block = reader.read(block_hash, place)
+            self._faults.worked(_READING)
+            return block
         except FileNotFoundError:
             self._lose(place.file)
         except DamagedFile as error:
@@ -169,7 +205,7 @@ class DiskTier:
             with suppress(OSError):
                 os.unlink(self._folder.path / place.file)
         except OSError as error:
-            self._failed("reading", error)
+            self._failed(_READING, error)
             self._lose(place.file)
         return None
 
@@ -182,14 +218,10 @@ class DiskTier:
                 self._look()
                 is_over = not self._write_next()
             except Exception as error:  # what is staged after it still wants to be written
-                self._failed("keeping files", error)
-                is_over = self._rests()
-
-    def _rests(self) -> bool:
-        """Leave a disk alone that has failed. True: it is to be closed."""
-        with self._work:
-            self._work.wait_for(lambda: self._is_closed, REST_S)
-            return self._is_closed
+                self._failed(_KEEPING, error)
+                self._counters.num_rests += 1
+                with self._work:  # a disk that has failed is left alone
+                    is_over = self._work.wait_for(lambda: self._is_closed, REST_S)
 
     def _write_next(self) -> bool:
         """Write what is staged; False when nothing is, and nothing will be."""
@@ -213,19 +245,20 @@ class DiskTier:
             header = _header_in(self._folder.path / file.name)
             if header.kind != self._kind:
                 raise DamagedFile("its blocks are of another kind")
-            self._note(file, header, lambda _: True)
+            with self._lock:
+                self._blocks.note(file.name, header, lambda _: True)
         except DamagedFile as error:
             self._damaged(file.name, error)
         except FileNotFoundError:
             pass
         except OSError as error:
-            self._failed("reading", error)
+            self._failed(_READING, error)
 
     def _next_batch(self) -> list[StoredBlock]:
         """Wait for the blocks of a full file, or for `_LINGER_S`."""
         with self._work:
-            self._work.wait_for(lambda: self._is_closed or len(self._staged) >= self._blocks_per_file, _LINGER_S)
-            return list(islice(self._staged.values(), self._blocks_per_file))
+            self._work.wait_for(lambda: self._is_closed or len(self._blocks.staged) >= self._blocks_per_file, _LINGER_S)
+            return list(islice(self._blocks.staged.values(), self._blocks_per_file))
 
     def _write(self, batch: Sequence[StoredBlock]) -> None:
         try:
@@ -235,12 +268,15 @@ class DiskTier:
             self._counters.num_dropped_blocks += len(batch)
             raise
         else:
-            self._note(file, header, self._staged.__contains__)
+            self._faults.worked(_KEEPING)
+            with self._lock:  # what was not forgotten while it was written
+                self._blocks.note(file.name, header, self._blocks.staged.__contains__)
         finally:
             with self._lock:
                 for block in batch:
-                    self._staged.pop(block.block_hash, None)
+                    self._blocks.unstage(block.block_hash)
                     self._spare.append(block.content)
+                self._work.notify_all()
 
     def _make_room(self, num_bytes: int) -> None:
         while file := self._folder.in_the_way(num_bytes):
@@ -251,30 +287,18 @@ class DiskTier:
 
     def _hand_down(self, name: str, on_evicted: Callable[[StoredBlock], object]) -> None:
         with closing(BatchReader(self._folder.path, self._kind.block_bytes)) as reader:
-            for block_hash in self._hashes.get(name, ()):
+            for block_hash in self._blocks.blocks_of(name):
                 block = self._found(block_hash, reader)
                 if block is None:
                     return
                 on_evicted(block)
 
-    # the index
-
-    def _note(self, file: CacheFile, header: BatchHeader, is_wanted: Callable[[bytes], bool]) -> None:
-        """Those blocks of a file can be loaded: of a new one, what was not forgotten while it was written."""
-        with self._lock:
-            noted = self._hashes[file.name] = []
-            for number, (block_hash, checksum) in enumerate(header.entries):
-                if block_hash not in self._index and is_wanted(block_hash):
-                    self._index[block_hash] = Place(file.name, header.block_offset(number), checksum)
-                    noted.append(block_hash)
+    # what is gone
 
     def _lose(self, name: str) -> None:
         """The blocks of a file cannot be loaded any more."""
         with self._lock:
-            for block_hash in self._hashes.pop(name, ()):
-                place = self._index.get(block_hash)
-                if place is not None and place.file == name:
-                    del self._index[block_hash]
+            self._blocks.lose(name)
 
     def _damaged(self, name: str, error: DamagedFile) -> None:
         self._lose(name)
@@ -283,7 +307,15 @@ class DiskTier:
 
     def _failed(self, what: str, error: Exception) -> None:
         self._counters.num_failures += 1
-        _log.warning("the disk tier failed at %s: %s", what, error)
+        self._faults.failed(what, f"failed at {what}: {error}")
+
+
+def _end_all(orders: queue.Queue[tuple[Sequence[bytes], Landing] | None]) -> None:
+    with suppress(queue.Empty):
+        while True:
+            order = orders.get_nowait()
+            if order is not None:
+                order[1].ended()
 
 
 def _header_in(path: Path) -> BatchHeader:

@@ -6,7 +6,8 @@ those of others when it looks (`refresh`), and may delete any. Knows no blocks i
 from one at a time.
 
 Invariants:
-- a file has its name when it is whole. Before that it has a hidden one, and is locked for as long as its writer lives;
+- a file has its name when it is whole. Before that it has a hidden one, and is locked for as long as its writer lives.
+  Without a writer it is deleted, by whoever looks;
 - what lies below the folder under other names is never read and never deleted;
 - no name comes from outside.
 
@@ -83,7 +84,7 @@ class CacheFolder:
         self.path = path
         self.files: dict[str, CacheFile] = {}
         self.num_bytes = 0
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._min_free_bytes = min_free_bytes
         self._writer, self._num_written = secrets.token_hex(8), 0
         self._seen: Sequence[tuple[str, int]] | None = None
@@ -91,7 +92,7 @@ class CacheFolder:
     @property
     def usage(self) -> float:
         """How much of its room is taken."""
-        return self.num_bytes / self._max_bytes
+        return self.num_bytes / self.max_bytes
 
     def refresh(self) -> tuple[list[CacheFile], list[CacheFile]]:
         """Look again, if any folder has changed: files that are new, and files that are gone. Raises `OSError`."""
@@ -107,6 +108,10 @@ class CacheFolder:
             self._add(file)
         self._seen = folders
         return new, gone
+
+    def kinds(self) -> list[str]:
+        """The names of the folders of kinds. Raises `OSError`."""
+        return [name for name, _ in self._folders()]
 
     def write(self, kind: BlockKind, blocks: Sequence[StoredBlock]) -> tuple[CacheFile, BatchHeader]:
         """Write a file for which there is room. Raises `OSError`, and leaves nothing then."""
@@ -130,11 +135,18 @@ class CacheFolder:
         helps."""
         free = os.statvfs(self.path)
         has_space = free.f_bavail * free.f_frsize - num_bytes >= self._min_free_bytes
-        if has_space and self.num_bytes + num_bytes <= self._max_bytes:
+        if has_space and self.num_bytes + num_bytes <= self.max_bytes:
             return None
-        if num_bytes > self._max_bytes or not self.files:
+        if num_bytes > self.max_bytes or not self.files:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         return self._first_to_go()
+
+    def num_new_files(self, num_bytes: int) -> int:
+        """How many new files of so many bytes it takes before they displace each other. May be called at any time."""
+        free = os.statvfs(self.path)
+        room = min(self.max_bytes, self.num_bytes + free.f_bavail * free.f_frsize - self._min_free_bytes)
+        reused = sum(file.num_bytes for file in list(self.files.values()) if file.is_reused)
+        return max(0, int(max(room - reused, _FRESH_SHARE * room)) // num_bytes)
 
     def delete(self, file: CacheFile) -> None:
         """Delete a file, if it is there. Raises `OSError` where that cannot be done."""
@@ -180,9 +192,8 @@ class CacheFolder:
     @contextmanager
     def _unfinished(self, path: Path) -> Iterator[int]:
         """A new locked file, which is deleted where it is not finished."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FRESH_MODE)
+        descriptor = _made(path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield descriptor
         except OSError:
             with suppress(OSError):
@@ -210,11 +221,25 @@ def _is_ours(found: os.stat_result) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE
 
 
+def _made(path: Path) -> int:
+    """A new locked file. Who looks before it is locked takes it for abandoned and deletes it; then it is made again."""
+    while True:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FRESH_MODE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
+        except OSError:
+            with suppress(OSError):
+                os.unlink(path)
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
 def _delete_abandoned(entry: os.DirEntry[str]) -> None:
-    """Delete an unfinished file whose writer is gone: nobody has it locked. An empty one may be locked just now."""
+    """Delete an unfinished file that nobody has locked: its writer is gone, or makes it again (`_made`)."""
     with suppress(OSError):
-        if not entry.stat(follow_symlinks=False).st_size:
-            return
         descriptor = open_file(entry.path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import resource
 import shutil
@@ -10,13 +12,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from baton.engine.cache.block_changes import BlockChanges
 from baton.engine.cache.disk import disk_tier
 from baton.engine.cache.disk.folder import CacheFile, CacheFolder
 from baton.engine.cache.disk.reader import BatchReader, Place
+from baton.engine.cache.last_blocks import LastBlock
 from baton.engine.cache.store import BlockKind, KvStore, StoredBlock
 from baton.testing.kv_stores import BLOCK_BYTES, Collected, KvStoreSuite, block_of, hash_of
 from tests.engine.cache.disk.tiers_on_disk import GIB, KIND, OTHER_KIND, Opened, files_in, until
@@ -28,6 +33,7 @@ ROOT = Path(__file__).parents[4]
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks fill a file, and no file is written before. Nothing rests for long."""
     monkeypatch.setattr(disk_tier, "_FILE_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(disk_tier, "_MIN_FILES", 1)
     monkeypatch.setattr(disk_tier, "_STAGED_FILES", 64)
     monkeypatch.setattr(disk_tier, "_LINGER_S", 60.0)
     monkeypatch.setattr(disk_tier, "REST_S", 0.01)
@@ -70,6 +76,10 @@ def loaded(tier: KvStore, *numbers: int) -> list[int]:
     for number, block in zip(numbers, found, strict=False):
         assert block.content.tobytes() == block_of(number).content.tobytes()
     return list(numbers[: len(found)])
+
+
+def last(*numbers: int) -> list[LastBlock]:
+    return [LastBlock(hash_of(number), partial(block_of, number)) for number in numbers]
 
 
 def filled(path: Path, *numbers: int, kind: BlockKind = KIND) -> list[Path]:
@@ -155,6 +165,19 @@ def test_files_of_all_nodes_take_no_more_than_the_limit(tmp_path: Path) -> None:
                 assert sum(file.stat().st_size for file in files_in(tmp_path)) <= max_bytes
         assert nodes[1].has(1, 2, 28, 29) == [28, 29]
         assert nodes[1].usage == 1.0
+
+
+def test_a_folder_that_is_smaller_than_a_file_should_be_is_used_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_tier, "_FILE_BYTES", 2**25)
+    monkeypatch.setattr(disk_tier, "_MIN_FILES", 8)
+    monkeypatch.setattr(disk_tier, "_STAGED_FILES", 2)
+    tier = Opened(tmp_path, max_bytes=40 * BLOCK_BYTES)
+    tier.keep_last(last(*range(40)), lambda: 10.0)
+    tier.close()
+    assert tier.has(*range(40)) == [*range(35)]  # seven files of five
+    assert tier.counters.num_failures == 0
 
 
 def test_what_gives_way_is_handed_down(tmp_path: Path) -> None:
@@ -258,7 +281,10 @@ def test_deleting_the_folder_is_safe_at_any_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_full_disk_drops_blocks_and_leaves_no_half_of_a_file(tmp_path: Path) -> None:
+def test_a_full_disk_drops_blocks_and_leaves_no_half_of_a_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     filled(tmp_path, 1, 2)
     before = files_in(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -266,13 +292,17 @@ def test_a_full_disk_drops_blocks_and_leaves_no_half_of_a_file(tmp_path: Path) -
         resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK_BYTES, limits[1]))
         try:
             tier.put(block_of(3))
-            until(lambda: tier.counters.num_dropped_blocks)
+            until(lambda: tier.counters.num_rests == 1)
+            tier.put(block_of(4))
+            until(lambda: tier.counters.num_rests == 2)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert (tier.counters.num_failures, tier.counters.num_dropped_blocks) == (1, 1)
+        assert (tier.counters.num_failures, tier.counters.num_dropped_blocks) == (2, 2)
+        assert caplog.messages == ["the disk tier failed at keeping files: [Errno 27] File too large"]
         assert (tier.has(1, 2, 3), files_in(tmp_path)) == ([1, 2], before)
         tier.put(block_of(3))
         until(lambda: tier.has_written(3))
+        assert caplog.messages[1:] == ["the disk tier works again"]
 
 
 @pytest.mark.usefixtures("impatient")
@@ -377,8 +407,7 @@ for number, (module, name, deadly) in enumerate(phases):
 
 @pytest.mark.usefixtures("impatient")
 def test_a_node_that_is_killed_leaves_whole_files_or_none(tmp_path: Path) -> None:
-    """Before the file is locked, in the middle of it, before it has its name, and after. Of the first an empty file
-    stays: another node might be about to lock it."""
+    """Before the file is locked, in the middle of it, before it has its name, and after."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", DYING, str(tmp_path)], check=True, timeout=60, cwd=ROOT, env=environment)
     assert len(files_in(tmp_path)) == 4
@@ -386,7 +415,7 @@ def test_a_node_that_is_killed_leaves_whole_files_or_none(tmp_path: Path) -> Non
         until(lambda: tier.has(3))
         assert tier.has(0, 1, 2, 3) == [3]
         assert loaded(tier, 3) == [3]
-        assert [file.stat().st_size > 0 for file in files_in(tmp_path)] == [False, True]
+        assert len(files_in(tmp_path)) == 1
         assert tier.counters.num_damaged_blocks == 0
         tier.put(block_of(0))
         until(lambda: tier.has_written(0))
@@ -409,3 +438,119 @@ def test_what_is_forgotten_while_it_is_written_stays_forgotten(tmp_path: Path, m
         goes_on.set()
         until(lambda: tier.has_written(2))
         assert tier.has(1, 2) == [2]
+
+
+class Told(BlockChanges):
+    """What a tier has told so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: set[bytes] = set()
+
+    def agrees(self, tier: Opened, *numbers: int) -> bool:
+        for block_hash, has_come in self.take(1000):
+            assert (block_hash in self.blocks) != has_come  # each comes and leaves in turns
+            self.blocks ^= {block_hash}
+        return self.blocks == {hash_of(number) for number in numbers if tier.lookup([hash_of(number)])}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_it_tells_which_blocks_come_and_leave(tmp_path: Path) -> None:
+    with closing(Opened(tmp_path, max_bytes=5 * (BLOCK_BYTES + 100))) as tier, closing(Opened(tmp_path)) as other:
+        tier.put(block_of(1))
+        told = Told()
+        tier.follow(told)
+        assert told.agrees(tier, 1)
+        other.put(block_of(20))
+        until(lambda: tier.has(20) and told.agrees(tier, 1, 20))
+        tier.forget(hash_of(20))
+        tier.put(block_of(20))
+        other.put(block_of(2))
+        for number in (1, 2, 3, 4, 5, 6, 7, 8):  # more than there is room for
+            tier.put(block_of(number))
+            until(lambda: told.agrees(tier, *range(1, 21)))
+        until(lambda: tier.has_written() and other.has_written())
+        shutil.rmtree(files_in(tmp_path)[0].parent)
+        until(lambda: not tier.has(*range(1, 21)) and told.agrees(tier, *range(1, 21)))
+        assert told.blocks == set()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_block_that_cannot_be_written_is_told_to_have_left(tmp_path: Path) -> None:
+    with closing(Opened(tmp_path, max_bytes=10)) as tier:
+        told = Told()
+        tier.follow(told)
+        tier.put(block_of(1))
+        until(lambda: tier.counters.num_dropped_blocks == 1 and not tier.has(1))
+        assert told.agrees(tier, 1)
+        assert told.blocks == set()
+
+
+def test_before_the_end_more_blocks_are_written_than_can_be_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_tier, "_STAGED_FILES", 2)
+    tier = Opened(tmp_path)
+    tier.put(block_of(3))
+    tier.keep_last(last(*range(21)), lambda: 10.0)
+    tier.close()
+    assert (tier.counters.num_dropped_blocks, tier.has_written(*range(21))) == (0, True)
+    with closing(Opened(tmp_path)) as again:
+        until(lambda: again.has_written(*range(21)))
+        assert loaded(again, *range(21)) == [*range(21)]
+
+
+def forbidden() -> StoredBlock:
+    raise AssertionError("there is no time to read it")
+
+
+def test_a_disk_that_stalls_does_not_delay_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_tier, "_STAGED_FILES", 2)
+    monkeypatch.setattr(disk_tier, "_CLOSE_S", 60.0)
+    goes_on, write = threading.Event(), os.writev
+
+    def stalled(descriptor: int, pieces: list[memoryview]) -> int:
+        assert goes_on.wait(10.0)
+        return write(descriptor, pieces)
+
+    monkeypatch.setattr(os, "writev", stalled)
+    tier, times_left = Opened(tmp_path), [0.01] * 8
+    blocks = [*last(*range(4)), *([LastBlock(hash_of(4), forbidden)] * 16)]
+    tier.keep_last(blocks, lambda: times_left.pop() if times_left else 0.0)  # as if somebody asked twice
+    assert tier.counters.num_dropped_blocks == 16
+    assert not times_left
+    tier.close()
+    assert any(thread.is_alive() for thread in tier._threads)  # it was not waited for
+    assert tier.counters.num_dropped_blocks == 20
+    goes_on.set()
+    until(lambda: not any(thread.is_alive() for thread in tier._threads))
+
+
+def test_a_disk_that_fails_is_given_no_more_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(descriptor: int, pieces: list[memoryview]) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(disk_tier, "_STAGED_FILES", 2)
+    monkeypatch.setattr(disk_tier, "REST_S", 60.0)
+    monkeypatch.setattr(os, "writev", failing)
+    tier = Opened(tmp_path)
+    times_left = [1.0] * 200
+    tier.keep_last(last(*range(100)), lambda: times_left.pop() if times_left else 0.0)
+    assert times_left
+    tier.close()
+    assert tier.counters.num_dropped_blocks == 100
+
+
+def test_what_is_written_before_the_end_displaces_neither_itself_nor_what_was_used(tmp_path: Path) -> None:
+    filled(tmp_path, 1, 2)
+    size = files_in(tmp_path)[0].stat().st_size
+    with closing(Opened(tmp_path)) as tier:
+        until(lambda: tier.has(1))
+        assert loaded(tier, 1, 2) == [1, 2]
+    filled(tmp_path, 3, 4)
+    tier = Opened(tmp_path, max_bytes=4 * size)
+    until(lambda: tier.has(1, 3) == [1, 3])
+    tier.keep_last(last(*range(10, 20)), lambda: 10.0)
+    tier.close()
+    assert tier.has(1, 2, 3, 4, *range(10, 20)) == [1, 2, *range(10, 16)]
+    assert tier.counters.num_dropped_blocks == 4

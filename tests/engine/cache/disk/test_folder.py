@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -95,10 +96,29 @@ def test_an_unfinished_file_goes_when_its_writer_has_gone(tmp_path: Path) -> Non
     file = written(folder, 1)
     left = tmp_path / file.folder / ".0123456789abcdef-1.kv"
     left.write_bytes(b"half")
+    left.with_name(".0123456789abcdef-3.kv").touch()  # its writer was killed before it wrote
     with folder._unfinished(left.with_name(".0123456789abcdef-2.kv")) as descriptor:
         os.write(descriptor, b"half")
         folder_of(tmp_path).refresh()
         assert sorted(each.name for each in files_in(tmp_path)) == [".0123456789abcdef-2.kv", Path(file.name).name]
+
+
+def test_a_file_that_was_taken_for_abandoned_before_it_was_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, lock = folder_of(tmp_path), fcntl.flock
+    written(folder, 1)
+
+    def late(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        folder_of(tmp_path).refresh()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    written(folder, 2)
+    assert fcntl.flock is lock
+    assert len(folder_of(tmp_path).refresh()[0]) == 2
+    assert len(files_in(tmp_path)) == 2
 
 
 def test_the_oldest_files_give_way_as_soon_as_there_is_no_room(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Opened(DiskTier):
     def has_written(self, *numbers: int) -> bool:
         """Whether these blocks are in files, and no others wait to be."""
         with self._lock:
-            return not self._staged and all(hash_of(number) in self._index for number in numbers)
+            return not self._blocks.staged and all(hash_of(number) in self._blocks for number in numbers)
 
 
 def until(is_done: Callable[[], object]) -> None:
