@@ -153,6 +153,9 @@ async def test_one_response_at_a_time_continues_a_conversation(server: Server, p
         reply = await send(server, method, path, **members)
         assert (reply.status, reply.error["code"]) == (400, "conversation_locked")
     assert (await fetch(server, "GET", f"{PATH}/{name}/items")).status == 200
+    reading = asyncio.create_task(post(server, conversation=name, store=False))
+    node.emit(await node.expect(Decode), prompts.tokenizer.encode("Well."), finish="complete")
+    assert (await reading).status == 200
     node.emit(leg, prompts.tokenizer.encode("Well."), finish="complete")
     assert (await asking).json()["store"] is True
     assert await texts(server, name) == ["Hi", "Hi", "Well."]
@@ -205,7 +208,8 @@ async def test_a_stream_of_a_conversation_is_resumed_until_something_of_it_is_de
         await send(server, "DELETE", f"{PATH}/{name}/items/{output['id']}")
         assert (await fetch(server, "GET", f"/v1/streams/{event_ids[1]}")).status == 404
         await send(server, "DELETE", f"{PATH}/{name}")
-        assert (await fetch(server, "GET", f"/v1/streams/{event_ids[2]}")).status == 404
+        gone = await fetch(server, "GET", f"/v1/streams/{event_ids[2]}")
+        assert (gone.status, gone.error["code"]) == (404, "stream_not_found")
     streams.close()
 
 

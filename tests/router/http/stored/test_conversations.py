@@ -120,6 +120,7 @@ def test_a_conversation_is_forgotten_some_time_after_its_last_change(
         lambda: put(database, "alice", turn("a", Version("conv", 2))),
     ):
         clock.now_s += KEEP_S * 0.9
+        assert conversations.get("alice", "conv") is not None
         change()
     clock.now_s += KEEP_S * 1.1
     assert conversations.get("alice", "conv") is None

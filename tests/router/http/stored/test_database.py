@@ -60,12 +60,15 @@ def test_the_owner_that_has_most_gives_way_first(database: Database, clock: Cloc
 def test_a_conversation_does_not_push_itself_out_and_what_is_too_large_not_others(
     database: Database, clock: Clock
 ) -> None:
+    put(database, "bob", turn("b"))
     put(database, "alice", turn("a", None, MAX_BYTES // 2))
     clock.now_s += 1
     with pytest.raises(Unfit, match="no room"):
         put(database, "alice", turn("b", "a", MAX_BYTES // 2))
     with pytest.raises(Unfit, match="no room"):
         put(database, "bob", turn("c", None, MAX_BYTES))
+    assert is_stored(database, "bob", "b")
+    assert database.num_evicted == 0
     assert names(Responses(database).until("alice", "a", NO_LIMIT)) == ["a?", "a!"]
 
 
