@@ -61,10 +61,7 @@ class Conversations:
             if number is None:
                 return None
             named = NamedConversation(conversation_id, self._named(owner, number).created_at, metadata)
-            update = "UPDATE conversation SET metadata = ?, digest = ? WHERE number = ?"
-            self._database.link.execute(update, (metadata, named.digest(owner), number))
-            self._database.use(number)
-            self._database.make_room(number)
+            self._database.change_metadata(owner, number, named)
         return named
 
     def delete(self, owner: str, conversation_id: str) -> list[str] | None:

@@ -22,6 +22,8 @@ from baton.router.http.stored.records import Item, ItemRow, Listed, NamedConvers
 
 MAX_ROWS = 2**16
 """Turns, and conversations."""
+_ROW_BYTES = 256
+"""Of a conversation without its metadata, about. It tells who has most where many are empty."""
 _ANONYMOUS = (None, 0, b"", b"")
 _OLDEST = (
     "SELECT number FROM conversation WHERE number != :kept AND owner = (SELECT owner FROM conversation "
@@ -75,10 +77,10 @@ class Database:
         members: tuple[Any, ...] = _ANONYMOUS
         if named is not None:
             members = (named.conversation_id, named.created_at, named.metadata, named.digest(owner))
-        query = "INSERT INTO conversation VALUES (NULL, ?, ?, ?, ?, ?, 0, ?, 0)"
-        begun = self.link.execute(query, (owner, *members, self._clock()))
+        query = "INSERT INTO conversation VALUES (NULL, ?, ?, ?, ?, ?, 0, ?, ?)"
+        begun = self.link.execute(query, (owner, *members, self._clock(), _ROW_BYTES + len(members[2])))
         number = begun.lastrowid or 0
-        self.make_room(number)
+        self._make_room(number)
         return number
 
     def add(self, owner: str, conversation: int, turn: Turn) -> None:
@@ -92,11 +94,22 @@ class Database:
         self.link.executemany("INSERT INTO item VALUES (NULL, ?, ?, ?, ?, ?)", rows)
         self.use(conversation)
         self._count(conversation, turn.num_bytes)
-        self.make_room(conversation)
+        self._make_room(conversation)
 
     def use(self, conversation: int) -> None:
         """From now on it is kept as long as a new one."""
         self.link.execute("UPDATE conversation SET used_at = ? WHERE number = ?", (self._clock(), conversation))
+
+    def change_metadata(self, owner: str, conversation: int, named: NamedConversation) -> None:
+        """Replace the metadata. Raises `Unfit` when there is no room for it."""
+        update = (
+            "UPDATE conversation SET num_bytes = num_bytes - length(metadata) + :new_bytes, metadata = :metadata, "
+            "digest = :digest WHERE number = :number"
+        )
+        values = {"new_bytes": len(named.metadata), "metadata": named.metadata, "digest": named.digest(owner)}
+        self.link.execute(update, {**values, "number": conversation})
+        self.use(conversation)
+        self._make_room(conversation)
 
     def rows(self, turns: Iterable[int], without_output_of: int = 0) -> list[ItemRow]:
         """The items of turns, which are in order. Of one turn those of the output may be left out."""
@@ -189,7 +202,7 @@ class Database:
         update = "UPDATE conversation SET num_bytes = num_bytes + ?, version = version + 1 WHERE number = ?"
         self.link.execute(update, (num_bytes, conversation))
 
-    def make_room(self, kept: int) -> None:
+    def _make_room(self, kept: int) -> None:
         """Forget conversations until the bounds are kept, but for the one with the number `kept`."""
         self._remove_expired(kept)
         while self._is_too_much():

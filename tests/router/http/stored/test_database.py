@@ -57,6 +57,17 @@ def test_the_owner_that_has_most_gives_way_first(database: Database, clock: Cloc
     assert is_stored(database, "bob", "b")
 
 
+def test_metadata_counts_for_who_has_most(database: Database, clock: Clock) -> None:
+    put(database, "bob", turn("b", None, 2**18))
+    conversations = Conversations(database)
+    for number in range(500):
+        clock.now_s += 0.01
+        conversations.begin("alice", f"{number}", b"", [])
+        conversations.change("alice", f"{number}", bytes(9000))
+    assert is_stored(database, "bob", "b")
+    assert conversations.get("alice", "0") is None
+
+
 def test_a_conversation_does_not_push_itself_out_and_what_is_too_large_not_others(
     database: Database, clock: Clock
 ) -> None:
@@ -102,7 +113,7 @@ def test_conversations_that_nobody_uses_give_way_like_others(database: Database,
     conversations = Conversations(database)
     conversations.begin("alice", "first", bytes(9000), [item("x", 2**18)])
     for number in range(500):
-        clock.now_s += 1
+        clock.now_s += 0.01
         conversations.begin("alice", f"{number}", bytes(9000), [])
         assert database.num_bytes <= MAX_BYTES
     assert conversations.get("alice", "first") is None
