@@ -92,23 +92,18 @@ class Database:
         number = self.link.execute("INSERT INTO turn VALUES (NULL, ?, ?, ?, ?, ?, ?)", row).lastrowid or 0
         rows = [(number, each.is_output, each.item_id, each.digest(owner, number), each.content) for each in turn.items]
         self.link.executemany("INSERT INTO item VALUES (NULL, ?, ?, ?, ?, ?)", rows)
-        self.use(conversation)
         self._count(conversation, turn.num_bytes)
-        self._make_room(conversation)
-
-    def use(self, conversation: int) -> None:
-        """From now on it is kept as long as a new one."""
         self.link.execute("UPDATE conversation SET used_at = ? WHERE number = ?", (self._clock(), conversation))
+        self._make_room(conversation)
 
     def change_metadata(self, owner: str, conversation: int, named: NamedConversation) -> None:
         """Replace the metadata. Raises `Unfit` when there is no room for it."""
         update = (
             "UPDATE conversation SET num_bytes = num_bytes - length(metadata) + :new_bytes, metadata = :metadata, "
-            "digest = :digest WHERE number = :number"
+            "digest = :digest, used_at = :now_s WHERE number = :number"
         )
         values = {"new_bytes": len(named.metadata), "metadata": named.metadata, "digest": named.digest(owner)}
-        self.link.execute(update, {**values, "number": conversation})
-        self.use(conversation)
+        self.link.execute(update, {**values, "now_s": self._clock(), "number": conversation})
         self._make_room(conversation)
 
     def rows(self, turns: Iterable[int], without_output_of: int = 0) -> list[ItemRow]:
