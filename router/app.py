@@ -21,6 +21,7 @@ from baton.router.http.docs.serving import add_docs
 from baton.router.http.openai.endpoints import Endpoints
 from baton.router.http.openai.errors import error_body, http_layer_body, retry_after, status_of
 from baton.router.http.openai.replies import json_bytes
+from baton.router.http.openai.stored_conversations import StoredConversations
 from baton.router.http.openai.tokenizing import Tokenizing
 from baton.router.http.operators.admin import Admin
 from baton.router.http.operators.debug_endpoints import DebugEndpoints
@@ -98,6 +99,7 @@ def build_app(
     Admin(endpoints.relay, nodes).add_routes(app)
     Tokenizing(endpoints).add_routes(app)
     endpoints.stored.add_routes(app)
+    StoredConversations(endpoints.stored.store).add_routes(app)
     if streams is not None:
         add_resuming(app, streams)
     if settings.enable_debug_endpoints:

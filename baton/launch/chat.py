@@ -1,4 +1,4 @@
-"""`baton chat`: a conversation with a running router in the terminal.
+"""`baton chat`: a conversation with a running router in the terminal, or one question.
 
 Owns the terminal: its lines, its history and its colours. Does not know the wire format (`baton.launch.api_client`),
 the messages (`baton.launch.conversation`) or what a command does (`baton.launch.chat_commands`). Invariant: no control
@@ -38,6 +38,7 @@ _QUOTE = '"""'
 class ChatSettings:
     """Settings of `baton chat`."""
 
+    question: str = setting("", "asked alone; empty: a conversation", positional=True)
     url: str = setting("http://127.0.0.1:8000", "address of the router")
     model: str = setting("", "name of the model, default the first that the router serves")
     system: str = setting("", "system prompt")
@@ -91,12 +92,15 @@ class Screen:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Talk until the end of the input; returns the exit status. Raises `BatonError` when no model can be found, and in
-    a conversation without a terminal at its first error."""
+    """Answer the question, or talk until the end of the input; returns the exit status. Raises `BatonError` when no
+    model can be found, and without a terminal or with a question at the first error."""
     settings = _parse(arguments)
     client = ApiClient(settings.url, settings.api_key)
     model = settings.model or client.models()[0]
     conversation = Conversation(client, model, settings.system, settings.max_tokens, settings.temperature)
+    if settings.question:
+        Screen(sys.stdout.isatty(), os.environ).show(conversation, settings.question)
+        return 0
     if not sys.stdin.isatty():
         return _answer_lines(conversation)
     _set_up_lines(keep=not settings.no_history)

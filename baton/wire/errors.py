@@ -3,6 +3,7 @@
     BatonError
     ├── InvalidRequest          the client's mistake: answered with a 4xx, never retried
     │   ├── ContextLengthExceeded
+    │   ├── ConversationNotFound
     │   ├── ModelNotFound
     │   ├── ResponseNotFound
     │   ├── StreamNotFound
@@ -70,6 +71,12 @@ class ResponseNotFound(InvalidRequest):
     """The request names a response that is not stored for its API key, or not any more."""
 
     code = "response_not_found"
+
+
+class ConversationNotFound(InvalidRequest):
+    """The request names a conversation, or an item of one, that is not stored for its API key, or not any more."""
+
+    code = "conversation_not_found"
 
 
 class UnsupportedMediaType(InvalidRequest):

@@ -7,6 +7,7 @@ to serve the demo model. A library that cannot be imported raises `ImportError`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Callable
@@ -295,7 +296,7 @@ def pydantic_ai(url: str, model: str) -> None:
 
 
 def openai_agents(url: str, model: str) -> None:
-    """The OpenAI Agents SDK over chat completions and over responses: tools, and an output class."""
+    """The OpenAI Agents SDK over chat completions and over responses: tools, an output class, and a conversation."""
     import agents  # type: ignore[import-not-found]
     import openai
 
@@ -310,6 +311,24 @@ def openai_agents(url: str, model: str) -> None:
         tools.require(agents.Runner.run_sync(agent, QUESTION).final_output)
         agent = agents.Agent(name="Capitals", output_type=Capital, **common)
         _require_capital(agents.Runner.run_sync(agent, CAPITAL_QUESTION).final_output)
+    asyncio.run(_run_session(url, model))
+
+
+async def _run_session(url: str, model: str) -> None:
+    """Turns whose history is a conversation: written by the library, then continued by the server itself."""
+    import agents
+    import openai
+
+    client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+    agent = agents.Agent(name="Capitals", model=agents.OpenAIResponsesModel(model=model, openai_client=client))
+    session = agents.OpenAIConversationsSession(openai_client=client)
+    await agents.Runner.run(agent, CAPITAL_QUESTION, session=session)
+    _require([item["role"] for item in await session.get_items()] == ["user", "assistant"], "the first turn")
+    await agents.Runner.run(agent, CAPITAL_QUESTION, conversation_id=session.session_id)
+    _require(len(await session.get_items()) == 4, "both turns")
+    await session.pop_item()
+    _require(len(await session.get_items()) == 3, "one item less")
+    await session.clear_session()
 
 
 def anthropic(url: str, model: str) -> None:

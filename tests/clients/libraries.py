@@ -85,6 +85,36 @@ def openai_stored_responses(base: str, model: str) -> None:
         raise ValueError("a response that was deleted is found")
 
 
+def openai_conversations(base: str, model: str) -> None:
+    """A conversation with an id of its own: continued whole and streamed, listed in pages, changed and deleted."""
+    import openai
+
+    client = openai.OpenAI(base_url=base, api_key=KEY, max_retries=0)
+    settings: Any = {"model": model, "max_output_tokens": 16}
+    made = client.conversations.create(
+        metadata={"topic": "capitals"}, items=[{"role": "system", "content": "Be brief."}]
+    )
+    first = client.responses.create(input=QUESTION, conversation=made.id, **settings)
+    with client.responses.stream(input="And of Spain?", conversation={"id": made.id}, **settings) as stream:
+        second = stream.get_final_response()
+    _require(second.conversation is not None and second.conversation.id == made.id, "the conversation of a response")
+    items = [*client.conversations.items.list(made.id, order="asc", limit=2)]
+    _require([item.type for item in items] == ["message"] * 5, "what began it, and two questions with their answers")
+    client.conversations.items.create(made.id, items=[{"role": "user", "content": "Thanks."}])
+    _require(client.conversations.update(made.id, metadata={}).metadata == {}, "other metadata")
+    client.conversations.delete(made.id)
+    for ask in (
+        lambda: client.conversations.retrieve(made.id),
+        lambda: client.responses.create(input="And?", conversation=made.id, **settings),
+        lambda: client.responses.retrieve(first.id),
+    ):
+        try:
+            ask()
+        except openai.NotFoundError:
+            continue
+        raise ValueError("a conversation that was deleted is found")
+
+
 def openai_tools(base: str, model: str) -> None:
     """A loop with two tools: each is called once, whole and streamed, and its result goes back; then text is wanted."""
     import openai
@@ -171,6 +201,7 @@ LIBRARIES = {
     "openai: completions": openai_completions,
     "openai: responses": openai_responses,
     "openai: stored responses": openai_stored_responses,
+    "openai: conversations": openai_conversations,
     "openai: models and errors": openai_models_and_errors,
     "openai: tools": openai_tools,
     "langchain-openai": langchain,

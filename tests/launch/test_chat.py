@@ -46,6 +46,14 @@ def test_each_piped_line_is_a_turn_of_one_conversation(endpoint: FakeEndpoint) -
     ]
 
 
+def test_a_question_is_answered_alone(endpoint: FakeEndpoint) -> None:
+    finished = piped(endpoint, "never read\n", "/retry what?", "--system=Be brief.")
+    assert (finished.stdout, finished.returncode) == ("You said /retry what?.\n", 0)
+    assert [roles_and_texts(body) for body in endpoint.bodies] == [[("system", "Be brief."), ("user", "/retry what?")]]
+    refused = piped(endpoint, "", "refuse")
+    assert (refused.stderr, refused.returncode) == ("error: temperature must be at most 2 (HTTP 400)\n", 1)
+
+
 def test_a_piped_conversation_ends_at_an_error(endpoint: FakeEndpoint) -> None:
     finished = piped(endpoint, "refuse\nnever sent\n")
     assert finished.returncode == 1

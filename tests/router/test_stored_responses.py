@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ import pytest
 from openai.types.responses import Response
 
 from baton.router.__main__ import _response_store
-from baton.router.http.access.guard import Guard
-from baton.router.http.access.keys import digest_of
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.openai.stored_responses import StoredResponses
 from baton.router.http.resume.logs import Memory
@@ -30,21 +27,11 @@ from tests.router.conversations import choosing, conversing, doubling, named_eve
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.http_client import Reply, fetch
 from tests.router.rig import MODEL, Server, serving
+from tests.router.storing import RESPONSES, guard_of, post, prompt_of, says, storing
 
-PATH = "/v1/responses"
 TOOL = {"type": "function", "name": "double", "parameters": {"type": "object", "properties": {}}}
 UNKNOWN = "resp_" + "0" * 32
 LIMITS = HttpLimits(max_body_bytes=2**16)
-
-
-@asynccontextmanager
-async def storing(prompts: PromptMaker, database: Database | None = None, **settings: Any) -> AsyncIterator[Server]:
-    store = ResponseStore(database or Database(None, 2**22, 1000.0))
-    try:
-        async with conversing(prompts, stored=StoredResponses(store), **settings) as server:
-            yield server
-    finally:
-        await store.close()
 
 
 @pytest.fixture
@@ -57,22 +44,6 @@ async def server(prompts: PromptMaker) -> AsyncIterator[Server]:
 async def client(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as found:
         yield found
-
-
-async def post(server: Server, headers: dict[str, str] | None = None, **members: Any) -> Reply:
-    body = {"model": MODEL, "input": "Hi"} | members
-    return await fetch(server, "POST", PATH, json.dumps(body).encode(), headers)
-
-
-async def says(server: Server, prompts: PromptMaker, text: str = "Well.") -> FakeNode:
-    """All answers are `text`; the decode node."""
-    _, node = await server.rig.pair(answering(prompts.tokenizer.encode(text), "complete"))
-    return node
-
-
-async def prompt_of(node: FakeNode, prompts: PromptMaker) -> str:
-    leg = await node.expect(Decode)
-    return prompts.tokenizer.decode(leg.prompt.token_ids, skip_special_tokens=False)
 
 
 def is_not_found(reply: Reply) -> bool:
@@ -159,7 +130,7 @@ async def test_a_folder_outlives_the_router(prompts: PromptMaker, tmp_path: Path
         async with conversing(prompts, stored=StoredResponses(store)) as server:
             await says(server, prompts)
             names.append((await post(server, previous_response_id=names[-1] if names else None)).json()["id"])
-            assert (await fetch(server, "GET", f"{PATH}/{names[0]}")).status == 200
+            assert (await fetch(server, "GET", f"{RESPONSES}/{names[0]}")).status == 200
         await store.close()
 
 
@@ -168,7 +139,7 @@ async def test_a_stream_is_stored_when_its_last_event_comes(server: Server, prom
     events = named_events((await post(server, stream=True)).body)
     told = events[-1]["response"]
     assert {event["response"]["store"] for event in events if "response" in event} == {True}
-    reply = await fetch(server, "GET", f"{PATH}/{told['id']}")
+    reply = await fetch(server, "GET", f"{RESPONSES}/{told['id']}")
     assert (reply.status, reply.json()) == (200, told)
     Response.model_validate(reply.json())
 
@@ -188,7 +159,7 @@ async def test_an_answer_that_was_cut_can_be_continued_and_one_that_failed_is_no
     node.script = failing
     events = named_events((await post(server, stream=True)).body)
     failed = events[-1]["response"]
-    assert (await fetch(server, "GET", f"{PATH}/{failed['id']}")).status == 404
+    assert (await fetch(server, "GET", f"{RESPONSES}/{failed['id']}")).status == 404
 
 
 async def test_what_is_not_to_be_stored_is_not(server: Server, prompts: PromptMaker) -> None:
@@ -196,7 +167,7 @@ async def test_what_is_not_to_be_stored_is_not(server: Server, prompts: PromptMa
     first = (await post(server)).json()
     unstored = (await post(server, previous_response_id=first["id"], store=False)).json()
     assert (unstored["store"], unstored["previous_response_id"]) == (False, first["id"])
-    assert (await fetch(server, "GET", f"{PATH}/{unstored['id']}")).status == 404
+    assert (await fetch(server, "GET", f"{RESPONSES}/{unstored['id']}")).status == 404
     assert is_not_found(await post(server, previous_response_id=unstored["id"]))
 
 
@@ -207,43 +178,41 @@ async def test_a_conversation_of_which_a_part_was_deleted_is_not_continued(
     ids: list[str] = []
     for _ in range(3):
         ids.append((await post(server, previous_response_id=ids[-1] if ids else None)).json()["id"])
-    reply = await fetch(server, "DELETE", f"{PATH}/{ids[1]}")
+    reply = await fetch(server, "DELETE", f"{RESPONSES}/{ids[1]}")
     assert reply.json() == {"id": ids[1], "object": "response", "deleted": True}
     assert (await post(server, previous_response_id=ids[0])).status == 200
     for gone in ids[1:]:
         assert is_not_found(await post(server, previous_response_id=gone))
-    assert (await fetch(server, "GET", f"{PATH}/{ids[2]}")).status == 200
-    assert len((await fetch(server, "GET", f"{PATH}/{ids[2]}/input_items")).json()["data"]) == 1
-    assert (await fetch(server, "DELETE", f"{PATH}/{ids[1]}")).status == 404
+    assert (await fetch(server, "GET", f"{RESPONSES}/{ids[2]}")).status == 200
+    assert len((await fetch(server, "GET", f"{RESPONSES}/{ids[2]}/input_items")).json()["data"]) == 1
+    assert (await fetch(server, "DELETE", f"{RESPONSES}/{ids[1]}")).status == 404
 
 
 async def test_the_response_of_another_key_is_as_one_that_never_was(prompts: PromptMaker, tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
     names = ("alice", "bob")
-    path.write_text("".join(f'[{name}]\ngroup = "all"\nsha256 = "{digest_of(name).hex()}"\n' for name in names))
+    guard = guard_of(tmp_path / "keys.toml", *names, settings='group = "all"\n')
     alice, bob = ({"authorization": f"Bearer {name}"} for name in names)
-    async with storing(prompts, guard=Guard(path, "", b"s" * 32)) as server:
+    async with storing(prompts, guard=guard) as server:
         await says(server, prompts)
         own = (await post(server, alice)).json()["id"]
         for method, end in (("GET", ""), ("GET", "/input_items"), ("DELETE", "")):
-            theirs = await fetch(server, method, f"{PATH}/{own}{end}", headers=bob)
-            never = await fetch(server, method, f"{PATH}/{UNKNOWN}{end}", headers=bob)
+            theirs = await fetch(server, method, f"{RESPONSES}/{own}{end}", headers=bob)
+            never = await fetch(server, method, f"{RESPONSES}/{UNKNOWN}{end}", headers=bob)
             assert (theirs.status, theirs.body) == (never.status, never.body)
             assert (theirs.status, theirs.error["code"]) == (404, "response_not_found")
         theirs = await post(server, bob, previous_response_id=own)
         assert is_not_found(theirs)
         assert theirs.body == (await post(server, bob, previous_response_id=UNKNOWN)).body
-        assert (await fetch(server, "GET", f"{PATH}/{own}", headers=alice)).status == 200
+        assert (await fetch(server, "GET", f"{RESPONSES}/{own}", headers=alice)).status == 200
         assert (await post(server, alice, previous_response_id=own)).status == 200
 
 
 async def test_looking_at_stored_responses_counts_as_a_request(prompts: PromptMaker, tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
-    path.write_text(f'[alice]\nrequests_per_minute = 3\nsha256 = "{digest_of("alice").hex()}"\n')
+    guard = guard_of(tmp_path / "keys.toml", "alice", settings="requests_per_minute = 3\n")
     headers = {"authorization": "Bearer alice"}
-    async with storing(prompts, guard=Guard(path, "", b"s" * 32)) as server:
+    async with storing(prompts, guard=guard) as server:
         tries = [("GET", ""), ("GET", "/input_items"), ("DELETE", ""), ("GET", ""), ("DELETE", "")]
-        replies = [await fetch(server, method, f"{PATH}/{UNKNOWN}{end}", headers=headers) for method, end in tries]
+        replies = [await fetch(server, method, f"{RESPONSES}/{UNKNOWN}{end}", headers=headers) for method, end in tries]
         assert [reply.status for reply in replies] == [404, 404, 404, 429, 429]
 
 
@@ -253,7 +222,7 @@ async def test_looking_at_stored_responses_counts_as_a_request(prompts: PromptMa
 ])  # fmt: skip
 async def test_an_id_that_is_none_is_not_found(server: Server, name: str) -> None:
     for method, end in (("GET", ""), ("GET", "/input_items"), ("DELETE", "")):
-        assert (await fetch(server, method, f"{PATH}/{name}{end}")).status == 404
+        assert (await fetch(server, method, f"{RESPONSES}/{name}{end}")).status == 404
 
 
 @pytest.mark.parametrize("value", ["", "../x", "\u0660", "resp_\x00", "r" * 128])
@@ -273,7 +242,7 @@ async def test_input_is_listed_in_pages(server: Server, prompts: PromptMaker) ->
     name = (await post(server, input=asked)).json()["id"]
 
     async def page(query: str) -> Any:
-        reply = await fetch(server, "GET", f"{PATH}/{name}/input_items{query}")
+        reply = await fetch(server, "GET", f"{RESPONSES}/{name}/input_items{query}")
         return reply.json() if reply.status == 200 else reply.error["param"]
 
     def texts(found: Any) -> list[int]:
@@ -299,10 +268,10 @@ async def test_a_stored_response_has_no_log_probabilities_and_no_stream(server: 
     await says(server, prompts)
     told = (await post(server, top_logprobs=1)).json()
     assert told["output"][0]["content"][0]["logprobs"]
-    stored = (await fetch(server, "GET", f"{PATH}/{told['id']}?stream=false")).json()
+    stored = (await fetch(server, "GET", f"{RESPONSES}/{told['id']}?stream=false")).json()
     assert stored["output"][0]["content"][0]["logprobs"] == []
     for query, param in (("stream=true", "stream"), ("include[]=message.output_text.logprobs", "include")):
-        reply = await fetch(server, "GET", f"{PATH}/{told['id']}?{query}")
+        reply = await fetch(server, "GET", f"{RESPONSES}/{told['id']}?{query}")
         assert (reply.status, reply.error["param"]) == (400, param)
 
 
@@ -316,7 +285,7 @@ async def test_a_conversation_is_never_larger_than_a_body(server: Server, prompt
         previous = reply.json()["id"]
     refused = await post(server, previous_response_id=previous)
     assert (refused.status, refused.error["param"]) == (400, "previous_response_id")
-    assert len((await fetch(server, "GET", f"{PATH}/{previous}/input_items")).json()["data"]) == 3
+    assert len((await fetch(server, "GET", f"{RESPONSES}/{previous}/input_items")).json()["data"]) == 3
 
 
 async def test_a_store_that_fails_costs_no_answer(prompts: PromptMaker, caplog: pytest.LogCaptureFixture) -> None:
@@ -324,17 +293,17 @@ async def test_a_store_that_fails_costs_no_answer(prompts: PromptMaker, caplog: 
     async with storing(prompts, database) as server:
         await says(server, prompts)
         first = (await post(server)).json()["id"]
-        database._link.execute("PRAGMA query_only = ON")
+        database.link.execute("PRAGMA query_only = ON")
         whole = (await post(server)).json()
         streamed = named_events((await post(server, stream=True)).body)[-1]["response"]
         for told in (whole, streamed):
             assert (told["status"], told["store"]) == ("completed", False)
             assert told["warnings"] == ["the response is not stored: the store of responses cannot be reached"]
-            assert (await fetch(server, "GET", f"{PATH}/{told['id']}")).status == 404
+            assert (await fetch(server, "GET", f"{RESPONSES}/{told['id']}")).status == 404
         assert (await post(server, previous_response_id=first, store=False)).status == 200
-        database._link.execute("PRAGMA query_only = OFF")
-        database._link.execute("DROP TABLE turn")
-        reply = await fetch(server, "GET", f"{PATH}/{first}")
+        database.link.execute("PRAGMA query_only = OFF")
+        database.link.execute("DROP TABLE turn")
+        reply = await fetch(server, "GET", f"{RESPONSES}/{first}")
         assert (reply.status, reply.error["code"], "retry-after" in reply.headers) == (503, "overloaded", True)
 
 
@@ -350,11 +319,11 @@ async def test_a_response_that_is_deleted_while_it_is_continued_does_not_come_ba
     await server.rig.loses_all_but(DECODE, 1)
     asking = asyncio.create_task(post(server, previous_response_id=first))
     leg = await node.expect(Decode)  # the conversation was read
-    assert (await fetch(server, "DELETE", f"{PATH}/{first}")).status == 200
+    assert (await fetch(server, "DELETE", f"{RESPONSES}/{first}")).status == 200
     node.emit(leg, prompts.tokenizer.encode("Well."), finish="complete")
     told = (await asking).json()
     assert told["warnings"] == ["the response is not stored: the response that it follows is gone"]
-    assert (await fetch(server, "GET", f"{PATH}/{told['id']}")).status == 404
+    assert (await fetch(server, "GET", f"{RESPONSES}/{told['id']}")).status == 404
 
 
 async def test_a_response_that_was_deleted_cannot_be_resumed(prompts: PromptMaker) -> None:
@@ -365,9 +334,9 @@ async def test_a_response_that_was_deleted_cannot_be_resumed(prompts: PromptMake
         event_id = body.split(b"\n")[0].removeprefix(b"id: ").decode()
         name = json.loads(body.split(b"data: ")[1].split(b"\n")[0])["response"]["id"]
         assert (await fetch(server, "GET", f"/v1/streams/{event_id}")).status == 200
-        assert (await fetch(server, "DELETE", f"{PATH}/{name}")).status == 200
+        assert (await fetch(server, "DELETE", f"{RESPONSES}/{name}")).status == 200
         assert (await fetch(server, "GET", f"/v1/streams/{event_id}")).status == 404
-        assert (await fetch(server, "GET", f"{PATH}/{name}")).status == 404
+        assert (await fetch(server, "GET", f"{RESPONSES}/{name}")).status == 404
     streams.close()
 
 
@@ -388,7 +357,7 @@ async def test_a_router_without_a_store_says_so(prompts: PromptMaker, is_strict:
             assert (asked.status, asked.error["param"]) == (400, "store")
         else:
             assert asked.json()["warnings"] == ["store is ignored: this router stores no responses"]
-        assert (await fetch(server, "GET", f"{PATH}/{plain['id']}")).status == 404
+        assert (await fetch(server, "GET", f"{RESPONSES}/{plain['id']}")).status == 404
 
 
 async def test_two_routers_on_one_file_work_together(prompts: PromptMaker, tmp_path: Path) -> None:
@@ -401,5 +370,5 @@ async def test_two_routers_on_one_file_work_together(prompts: PromptMaker, tmp_p
         first = (await post(one)).json()["id"]
         second = (await post(other, previous_response_id=first)).json()["id"]
         assert await prompt_of(node, prompts) == "[user]Hi[assistant]Well.[user]Hi[assistant]"
-        assert (await fetch(one, "DELETE", f"{PATH}/{second}")).status == 200
-        assert (await fetch(other, "GET", f"{PATH}/{second}")).status == 404
+        assert (await fetch(one, "DELETE", f"{RESPONSES}/{second}")).status == 200
+        assert (await fetch(other, "GET", f"{RESPONSES}/{second}")).status == 404

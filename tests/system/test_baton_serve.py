@@ -19,13 +19,18 @@ import pytest
 from tests.system.harness import BLOCK_SIZE, ROOT, START_TIMEOUT_S, wait_until
 from tests.system.serve import Serve, serving
 
+MAX_LOCAL_TOKENS = 64
+"""A turn that lacks no more stays at the decode node, whatever computing is said to take on a busy machine."""
+LONG_QUESTION = f"Tell me a story about a river{', and a boat' * MAX_LOCAL_TOKENS}"
+"""Is handed over."""
 AGENT_PAGE = ROOT / "docs" / "guides" / "tools_and_schemas.md"
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
     """A running `baton serve` on the demo model, with its KV in shared memory."""
-    with serving(tmp_path, "--device", "cpu", "--resumable-streams-s", "60") as program:
+    flags = ("--device", "cpu", "--resumable-streams-s", "60", "--local-prefill-tokens", str(MAX_LOCAL_TOKENS))
+    with serving(tmp_path, *flags) as program:
         yield program
 
 
@@ -71,25 +76,29 @@ def agent_of_the_guide(serve: Serve) -> str:
 
 
 def require_turns_that_build_on_each_other(endpoint: str) -> None:
-    """Each turn has only its own input, and of all before it finds every full block at the node that generated."""
+    """Each turn has only its own input, and of all before it, answers included, finds every full block."""
     client = openai.OpenAI(base_url=f"{endpoint}/v1", api_key="none", max_retries=0)
-    turn: openai.types.responses.Response | None = None
-    num_tokens = 0
-    for asked in ("Tell me a story about a river.", "And then?", "Who was there?"):
-        turn = client.responses.create(
-            model="baton-demo", input=asked, temperature=0, max_output_tokens=40,
-            previous_response_id=None if turn is None else turn.id,
-        )  # fmt: skip
-        assert turn.usage is not None
-        by_node: Any = turn.usage.input_tokens_details.to_dict()["cached_tokens_by_node"]
-        cached = by_node["decode"]
-        assert cached >= (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
-        assert turn.usage.input_tokens > num_tokens
-        num_tokens = turn.usage.total_tokens
-    assert turn is not None
-    assert num_tokens > 4 * BLOCK_SIZE
-    assert len([*client.responses.input_items.list(turn.id)]) == 5
-    client.responses.delete(turn.id)
+    chat = client.conversations.create()
+    turn: openai.types.responses.Response | None
+    for is_named in (False, True):
+        turn, num_tokens = None, 0
+        for asked in (f"{LONG_QUESTION} {is_named}", "And then?", "Who was there?"):
+            follows: Any = {"conversation": chat.id} if is_named else {"previous_response_id": turn and turn.id}
+            turn = client.responses.create(
+                model="baton-demo", input=asked, temperature=0, max_output_tokens=40, **follows
+            )
+            assert turn.usage is not None
+            if num_tokens:  # the first one may share a prefix with anything
+                found: Any = turn.usage.input_tokens_details.to_dict()
+                assert found["cached_tokens"] == found["cached_tokens_by_node"]["decode"]
+                assert found["cached_tokens"] >= (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+            assert turn.usage.input_tokens > num_tokens
+            num_tokens = turn.usage.total_tokens
+        assert turn is not None
+        assert num_tokens > 4 * BLOCK_SIZE
+        assert len([*client.responses.input_items.list(turn.id)]) == 5
+        client.responses.delete(turn.id)
+    client.conversations.delete(chat.id)
 
 
 def test_serve_answers_restarts_a_killed_node_and_leaves_nothing(serve: Serve) -> None:

@@ -32,7 +32,12 @@ PAGE_FILES = frozenset({"/", "/page/files/{name}"})
 RESUME_ROUTE = "/v1/streams/{event_id}"
 RESPONSE_ROUTE = "/v1/responses/{response_id}"
 ITEMS_ROUTE = RESPONSE_ROUTE + "/input_items"
-COUNTED_ROUTES = frozenset({RESUME_ROUTE, RESPONSE_ROUTE, ITEMS_ROUTE})
+CONVERSATION_ROUTE = "/v1/conversations/{conversation_id}"
+CONVERSATION_ITEMS_ROUTE = CONVERSATION_ROUTE + "/items"
+CONVERSATION_ITEM_ROUTE = CONVERSATION_ITEMS_ROUTE + "/{item_id}"
+COUNTED_ROUTES = frozenset({
+    RESUME_ROUTE, RESPONSE_ROUTE, ITEMS_ROUTE, CONVERSATION_ROUTE, CONVERSATION_ITEMS_ROUTE, CONVERSATION_ITEM_ROUTE,
+})  # fmt: skip
 """Generate, read or write as a POST does, and count as one whatever the method is."""
 OPEN_ROUTES = LIFE_ROUTES | PAGE_FILES
 NAME_OF_VARIABLE = "environment"

@@ -112,9 +112,14 @@ ANSWERS: dict[str, _Schema] = {
         top_p=_NUMBER,
     ),
     "DeletedResponse": _object(id=_STRING, object={"const": "response"}, deleted={"const": True}),
+    "Conversation": _object(
+        id=_STRING, object={"const": "conversation"}, created_at=_INTEGER, metadata={"type": "object"}
+    ),
+    "DeletedConversation": _object(id=_STRING, object={"const": "conversation.deleted"}, deleted={"const": True}),
+    "ResponseItem": _object(id=_STRING, type=_STRING),
     "ResponseItems": _object(
         object={"const": "list"},
-        data=_array(_object(id=_STRING, type=_STRING)),
+        data=_array(_ref("ResponseItem")),
         first_id=_NULLABLE_STRING,
         last_id=_NULLABLE_STRING,
         has_more={"type": "boolean"},

@@ -10,8 +10,19 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from baton.router.http.access.guard import ITEMS_ROUTE, RESPONSE_ROUTE
+from baton.router.http.access.guard import (
+    CONVERSATION_ITEM_ROUTE,
+    CONVERSATION_ITEMS_ROUTE,
+    CONVERSATION_ROUTE,
+    ITEMS_ROUTE,
+    RESPONSE_ROUTE,
+)
 from baton.router.http.anthropic.request import CountTokensRequest, MessagesRequest
+from baton.router.http.openai.conversations_request import (
+    ConversationCreate,
+    ConversationItemsCreate,
+    ConversationUpdate,
+)
 from baton.router.http.openai.responses_request import ResponsesRequest
 from baton.router.http.openai.schemas import ChatCompletionRequest, CompletionRequest
 from baton.router.http.openai.tokenizing import DetokenizeRequest, TokenizeRequest
@@ -39,6 +50,7 @@ class RouteDoc:
 _TEXT = (400, 404, 413, 415)
 _GENERATION = (400, 404, 413, 415, 502, 503, 504)
 _STORED = (400, 404, 503)
+_WRITTEN = (400, 404, 413, 415, 503)
 ROUTES: dict[tuple[str, str], RouteDoc] = {
     ("POST", "/v1/chat/completions"): RouteDoc(
         "Answer a conversation", ChatCompletionRequest, "ChatCompletion", streams=True, statuses=_GENERATION
@@ -55,6 +67,24 @@ ROUTES: dict[tuple[str, str], RouteDoc] = {
     ("GET", ITEMS_ROUTE): RouteDoc(
         "The items that a stored response was the answer to", answer="ResponseItems", statuses=_STORED
     ),
+    ("POST", "/v1/conversations"): RouteDoc(
+        "Begin a conversation that is stored", ConversationCreate, "Conversation", statuses=_WRITTEN
+    ),
+    ("GET", CONVERSATION_ROUTE): RouteDoc("A conversation", answer="Conversation", statuses=_STORED),
+    ("POST", CONVERSATION_ROUTE): RouteDoc(
+        "Give a conversation other metadata", ConversationUpdate, "Conversation", statuses=_WRITTEN
+    ),
+    ("DELETE", CONVERSATION_ROUTE): RouteDoc(
+        "Delete a conversation with all that belongs to it", answer="DeletedConversation", statuses=_STORED
+    ),
+    ("GET", CONVERSATION_ITEMS_ROUTE): RouteDoc(
+        "The items of a conversation", answer="ResponseItems", statuses=_STORED
+    ),
+    ("POST", CONVERSATION_ITEMS_ROUTE): RouteDoc(
+        "Add items to a conversation", ConversationItemsCreate, "ResponseItems", statuses=_WRITTEN
+    ),
+    ("GET", CONVERSATION_ITEM_ROUTE): RouteDoc("One item", answer="ResponseItem", statuses=_STORED),
+    ("DELETE", CONVERSATION_ITEM_ROUTE): RouteDoc("Delete one item", answer="Conversation", statuses=_STORED),
     ("GET", "/v1/streams/{event_id}"): RouteDoc(
         "What a stream tells after one of its events", media_type=EVENTS, statuses=_GENERATION
     ),

@@ -133,9 +133,9 @@ class Endpoints:
         """`POST /v1/responses`."""
         times = ClientTimes(received_us=now_us())
         notes = IgnoredFields(self.is_strict)
-        request = await self.stored.continued(http, await _parse(http, ResponsesRequest, notes), notes)
-        make_writer = partial(ResponseWriter, store=self.stored.storing(http, request))
-        return await self._translated(http, request, make_writer, times, notes)
+        request = await _parse(http, ResponsesRequest, notes)
+        async with self.stored.following(http, request, notes) as (whole, store):
+            return await self._translated(http, whole, partial(ResponseWriter, store=store), times, notes)
 
     async def messages(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/messages`, in Anthropic's format."""

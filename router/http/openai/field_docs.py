@@ -79,6 +79,8 @@ REQUEST: Mapping[str, str] = {
 
 RESPONSES: Mapping[str, str] = {
     **REQUEST,
+    "conversation": 'The id of a conversation, alone or as `{"id": ...}`: its items come before `input`, and input and '
+    "output are added to it. See [conversations](#conversations).",
     "include": "`message.output_text.logprobs`; values of tools other than functions are taken and give nothing.",
     "input": "A text, or items: messages of text and, of the user, `input_image` (a `data:` URL), `function_call`, "
     "`function_call_output` and `reasoning`. See [the Responses API](#the-responses-api).",

@@ -228,6 +228,7 @@ def _echoed(request: ResponsesRequest) -> dict[str, Any]:
     """The settings of the request, which every state of the answer repeats."""
     return {
         "background": False,
+        "conversation": None if request.conversation is None else {"id": request.conversation},
         "instructions": request.instructions,
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": None,

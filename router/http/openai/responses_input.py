@@ -46,7 +46,7 @@ class Conversation(NamedTuple):
         try:
             longer = Conversation(self.items, _messages((*earlier, *self.items)))
         except PydanticCustomError as error:
-            raise InvalidRequest(f"an item that input follows {error.message()}", "previous_response_id") from None
+            raise InvalidRequest(f"an item that input follows {error.message()}", "input") from None
         if longer.fault:
             raise InvalidRequest(f"input, with what it follows, {longer.fault}", "input", TOO_LONG)
         return longer
@@ -232,7 +232,7 @@ _ITEMS = [
     _item("function_call_output", {"call_id": _NAME, "output": _CONTENT}),
     _item("reasoning", {}, content=_PARTS, summary=_PARTS),
 ]
-INPUT = {
-    "anyOf": [_TEXT, {"type": "array", "items": {"anyOf": _ITEMS}, "minItems": 1, "maxItems": MAX_MESSAGES}],
-}
+INPUT_ITEMS = {"type": "array", "items": {"anyOf": _ITEMS}, "minItems": 1, "maxItems": MAX_MESSAGES}
+"""The JSON schema of a list of items."""
+INPUT = {"anyOf": [_TEXT, INPUT_ITEMS]}
 """The JSON schema of `input`."""

@@ -75,7 +75,6 @@ RESPONSES: Table = {
     **_OF_OTHER_ENDPOINTS,
     "background": (False,),
     "context_management": ([],),
-    "conversation": (),
     "image": (),
     "prompt": (),
     "stream_options": ({}, {"include_obfuscation": False}, {"include_obfuscation": None}),
@@ -130,6 +129,16 @@ def _read_truncation(value: Any) -> str:
     return "disabled"
 
 
+def _read_conversation(value: Any) -> str:
+    """The id of a conversation, which may stand in an object."""
+    found = value.get("id") if isinstance(value, dict) and value.keys() == {"id"} else value
+    if not isinstance(found, str) or len(found) > MAX_RESPONSE_ID:
+        raise field_error(f"must be an id of at most {MAX_RESPONSE_ID} characters, or an object with it as id")
+    return found
+
+
+_ID = {"type": "string", "maxLength": MAX_RESPONSE_ID}
+_CONVERSATION = {"anyOf": [_ID, {"type": "object", "properties": {"id": _ID}, "required": ["id"]}]}
 _TEXT_CONFIG = {
     "type": "object",
     "properties": {"format": {"anyOf": [TEXT_FORMAT, {"type": "null"}]}, "verbosity": {"type": ["string", "null"]}},
@@ -169,6 +178,7 @@ class ResponsesRequest(GenerationRequest, ToolFields, TranslatedRequest):
 
     input: Annotated[Conversation, PlainValidator(read_input), WithJsonSchema(INPUT)]
     previous_response_id: Annotated[str, Field(max_length=MAX_RESPONSE_ID)] | None = None
+    conversation: Annotated[str, PlainValidator(_read_conversation), WithJsonSchema(_CONVERSATION)] | None = None
     store: bool = True
     instructions: Annotated[str, Field(max_length=MAX_TEXT_CHARS)] | None = None
     tools: ResponsesTools = ()
@@ -191,6 +201,12 @@ class ResponsesRequest(GenerationRequest, ToolFields, TranslatedRequest):
     def _check_size(self) -> ResponsesRequest:
         if self.input.fault:
             raise field_error(self.input.fault, ("input",), TOO_LONG)
+        return self
+
+    @model_validator(mode="after")
+    def _check_what_it_follows(self) -> ResponsesRequest:
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise field_error("may not be sent together with previous_response_id", ("conversation",))
         return self
 
     def grammar_fields(self) -> list[tuple[str, AskedGrammar]]:

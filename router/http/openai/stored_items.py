@@ -1,6 +1,6 @@
 """Items of /v1/responses as they are stored: those of an input get ids and the form in which they are listed.
 
-Knows no store. Invariants: the items that a conversation lists have ids of the router's own, each of them once; read
+Knows no store. Invariants: the items that a list has have ids of the router's own, each of them once; read
 again they are the same messages as before. Log probabilities are not stored.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from baton.router.http.openai.replies import json_bytes
-from baton.router.http.stored.database import Turn
+from baton.router.http.stored.records import Item, Turn, Version
 
 _Item = Mapping[str, Any]
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
@@ -19,17 +19,27 @@ _ASSISTANT = "assistant"
 
 
 def turn_of(
-    response: Mapping[str, Any], items: Sequence[_Item], previous_id: str | None, id_of: Callable[[str], str]
+    response: Mapping[str, Any], items: Sequence[_Item], follows: str | Version | None, id_of: Callable[[str], str]
 ) -> Turn:
     """A response that has ended, and the `items` of its own input, to be stored. `id_of`: see `ReplyHead`."""
+    output = [Item(item["id"], json_bytes(_stored(item)), is_output=True) for item in response["output"]]
+    return Turn(response["id"], follows, (*new_items(items, id_of), *output), json_bytes({**response, "output": []}))
+
+
+def new_items(items: Sequence[_Item], id_of: Callable[[str], str]) -> tuple[Item, ...]:
+    """Items of an input, to be stored."""
     listed = [_listed(item, id_of(f"input {number}")) for number, item in enumerate(items)]
-    output = [_stored(item) for item in response["output"]]
-    return Turn(response["id"], previous_id, json_bytes(listed), json_bytes({**response, "output": output}))
+    return tuple(Item(item["id"], json_bytes(item)) for item in listed)
 
 
-def items_of(turns: Iterable[Turn]) -> list[dict[str, Any]]:
-    """What a response that follows these has before its own input: their input and output, in order."""
-    return [item for turn in turns for item in (*json.loads(turn.items), *json.loads(turn.response)["output"])]
+def response_of(turn: Turn) -> dict[str, Any]:
+    """The response of a turn, as it was told."""
+    return {**json.loads(turn.response), "output": objects_of(item for item in turn.items if item.is_output)}
+
+
+def objects_of(items: Iterable[Item]) -> list[dict[str, Any]]:
+    """Items as they are told."""
+    return [json.loads(item.content) for item in items]
 
 
 def _listed(item: _Item, item_id: str) -> dict[str, Any]:

@@ -1,43 +1,53 @@
 """Responses that are stored, as requests see them: what one follows, and `/v1/responses/{id}`.
 
 Owns these three routes, and the rules: a response is found by the API key that asked for it and by no other, one that
-was deleted, forgotten or never there is all the same, and a conversation of which a part is gone is not continued with
-what is left. Does not know where responses lie.
+was deleted, forgotten or never there is all the same, and what lacks a part is not continued with what is left. A
+conversation is continued by one response at a time. Does not know where responses lie.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from baton.router.http.access.guard import IDENTITY, ITEMS_ROUTE, RESPONSE_ROUTE
+from baton.router.http.access.guard import ITEMS_ROUTE, RESPONSE_ROUTE
 from baton.router.http.openai.fields import REFUSED, UNSUPPORTED
 from baton.router.http.openai.ignored import Ignored, IgnoredFields
 from baton.router.http.openai.replies import ReplyHead
-from baton.router.http.openai.responses_api import StoreResponse, reply_id_of
-from baton.router.http.openai.responses_request import INCLUDABLE, INCLUDE_LOGPROBS, MAX_RESPONSE_ID, ResponsesRequest
-from baton.router.http.openai.stored_items import items_of, turn_of
-from baton.router.http.resume.requests import STREAMS
+from baton.router.http.openai.responses_api import StoreResponse, reply_id_of, response_id_of
+from baton.router.http.openai.responses_request import ResponsesRequest
+from baton.router.http.openai.stored_items import objects_of, response_of, turn_of
+from baton.router.http.openai.stored_pages import check_include, list_of, no_such_item, owner_of, page_of
+from baton.router.http.resume.requests import RESUMED, STREAMS
 from baton.router.http.serving.bodies import BODIES
 from baton.router.http.serving.json_answer import json_answer
 from baton.router.http.serving.limits import limits_of
-from baton.router.http.stored.database import Turn, Unfit
+from baton.router.http.stored.conversations import Read
+from baton.router.http.stored.records import Item, NoSuchItem, Unfit, Version
 from baton.router.http.stored.store import ResponseStore
-from baton.wire.errors import InvalidRequest, ResponseNotFound
+from baton.wire.errors import ConversationNotFound, InvalidRequest, ResponseNotFound
 
 PREVIOUS, PREVIOUS_NOT_FOUND = "previous_response_id", "previous_response_not_found"
-_ID = re.compile(r"resp_[0-9a-f]{32}", re.ASCII)
+CONVERSATION = "conversation"
+CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{32}", re.ASCII)
+_RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}", re.ASCII)
 _STORE = {"store": Ignored("this router stores no responses", (False,))}
-_LIMIT = re.compile(r"[1-9][0-9]?|100", re.ASCII)
-_DEFAULT_LIMIT = "20"
 _TRUE = ("true", "1")
+
+
+class Following(NamedTuple):
+    """A request with what it follows before its own input. `store`: what stores its response, None when it is not to
+    be stored."""
+
+    request: ResponsesRequest
+    store: StoreResponse | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,153 +62,155 @@ class StoredResponses:
         app.router.add_delete(RESPONSE_ROUTE, self.delete)
         app.router.add_get(ITEMS_ROUTE, self.input_items)
 
-    async def continued(self, http: web.Request, request: ResponsesRequest, notes: IgnoredFields) -> ResponsesRequest:
-        """The request with the conversation that it follows before its own input. Raises `InvalidRequest`."""
-        previous_id = request.previous_response_id
-        if self.store is None:
+    @asynccontextmanager
+    async def following(
+        self, http: web.Request, request: ResponsesRequest, notes: IgnoredFields
+    ) -> AsyncIterator[Following]:
+        """What comes before a request is read; until the block ends, nobody else continues its conversation. Raises
+        `InvalidRequest`."""
+        store, conversation_id = self.store, request.conversation
+        if store is None:
             _refuse_to_store(request, notes)
-        if self.store is None or previous_id is None:
-            return request
-        bodies, max_bytes = http.app[BODIES], limits_of(http).max_body_bytes
-        with bodies.place(http) as place:
-            turns = await self._conversation(http, self.store, previous_id, max_bytes)
-            if not turns or turns[0].previous_id is not None:
-                raise InvalidRequest(
-                    "previous_response_id: there is no such response, or one that it follows is gone",
-                    PREVIOUS,
-                    PREVIOUS_NOT_FOUND,
-                )
-            place.add(sum(turn.num_bytes for turn in turns))
-            return await bodies.parse(place, partial(_after, request, turns))
-
-    def storing(self, http: web.Request, request: ResponsesRequest) -> StoreResponse | None:
-        """What stores the response to `request`, None when it is not to be stored."""
-        store = self.store
-        if store is None or not request.store:
-            return None
-
-        async def put(response: dict[str, Any], head: ReplyHead) -> str:
-            make = partial(turn_of, response, request.input.items, request.previous_response_id, head.id_of)
-            try:
-                await store.put(_owner(http), response["id"], make)
-            except Unfit as error:
-                return str(error)
-            return ""
-
-        return put
+            yield Following(request, None)
+        elif conversation_id is None:
+            request = await _after_response(http, store, request)
+            yield Following(request, _storing(http, store, request, request.previous_response_id))
+        elif not request.store:
+            request, _ = await _in_conversation(http, store, request, conversation_id)
+            yield Following(request, None)
+        else:
+            with store.locks.held(owner_of(http), conversation_id, is_resumed=RESUMED in http):
+                request, version = await _in_conversation(http, store, request, conversation_id)
+                yield Following(request, _storing(http, store, request, version))
 
     async def retrieve(self, http: web.Request) -> web.StreamResponse:
         """`GET /v1/responses/{response_id}`."""
-        _check_include(http)
+        check_include(http)
         if http.query.get("stream") in _TRUE:
             raise InvalidRequest("stream: a stored response is told as a whole", "stream", UNSUPPORTED)
         store, response_id = self._named(http)
-        turn = await store.get(_owner(http), response_id)
+        turn = await store.ask(partial(store.responses.get, owner_of(http), response_id))
         if turn is None:
             raise _not_found()
-        return await json_answer(http, await asyncio.to_thread(json.loads, turn.response))
+        return await json_answer(http, await asyncio.to_thread(response_of, turn))
 
     async def delete(self, http: web.Request) -> web.StreamResponse:
         """`DELETE /v1/responses/{response_id}`. Its stream cannot be resumed any more either."""
         store, response_id = self._named(http)
-        if not await store.delete(_owner(http), response_id):
+        if not await store.ask(partial(store.responses.delete, owner_of(http), response_id)):
             raise _not_found()
-        if (streams := http.app.get(STREAMS)) is not None:
-            streams.forget(reply_id_of(response_id))
+        forget_stream(http, response_id)
         return await json_answer(http, {"id": response_id, "object": "response", "deleted": True})
 
     async def input_items(self, http: web.Request) -> web.StreamResponse:
         """`GET /v1/responses/{response_id}/input_items`: the whole conversation before the response, as far as it is
         stored."""
-        _check_include(http)
-        page = _Page.of(http)
+        check_include(http)
+        page = page_of(http)
         store, response_id = self._named(http)
-        # what it follows was read for it, and came with a body as large
-        turns = await self._conversation(http, store, response_id, 2 * limits_of(http).max_body_bytes)
-        if not turns:
+        try:
+            listed = await store.ask(partial(store.responses.listed_input, owner_of(http), response_id, page))
+        except NoSuchItem:
+            raise no_such_item() from None
+        except Unfit as error:
+            raise InvalidRequest(str(error)) from None
+        if listed is None:
             raise _not_found()
-        return await json_answer(http, await asyncio.to_thread(page.listed, turns))
+        return await json_answer(http, await asyncio.to_thread(list_of, listed))
 
     def _named(self, http: web.Request) -> tuple[ResponseStore, str]:
         """The store, and the id that the path names. Raises `ResponseNotFound`."""
         response_id = http.match_info["response_id"]
-        if self.store is None or _ID.fullmatch(response_id) is None:
+        if self.store is None or _RESPONSE_ID.fullmatch(response_id) is None:
             raise _not_found()
         return self.store, response_id
 
-    async def _conversation(
-        self, http: web.Request, store: ResponseStore, response_id: str, max_bytes: int
-    ) -> Sequence[Turn]:
-        if _ID.fullmatch(response_id) is None:
-            return ()
+
+async def _after_response(http: web.Request, store: ResponseStore, request: ResponsesRequest) -> ResponsesRequest:
+    """The request with the responses that it follows before its own input. Raises `InvalidRequest`."""
+    previous_id = request.previous_response_id
+    if previous_id is None:
+        return request
+    items: Sequence[Item] | None = None
+    if _RESPONSE_ID.fullmatch(previous_id) is not None:
+        max_bytes = limits_of(http).max_body_bytes
         try:
-            return await store.conversation(_owner(http), response_id, max_bytes)
+            items = await store.ask(partial(store.responses.until, owner_of(http), previous_id, max_bytes))
         except Unfit as error:
-            raise InvalidRequest(f"{error}: send what matters of it as input", PREVIOUS) from None
+            raise InvalidRequest(f"previous_response_id: {error}", PREVIOUS) from None
+    if items is None:
+        sentence = "previous_response_id: there is no such response, or one that it follows is gone"
+        raise InvalidRequest(sentence, PREVIOUS, PREVIOUS_NOT_FOUND)
+    return await _after(http, request, items)
 
 
-@dataclass(frozen=True, slots=True)
-class _Page:
-    """The part of a list that a request asks for."""
-
-    limit: int
-    is_descending: bool
-    after: str | None
-
-    @classmethod
-    def of(cls, http: web.Request) -> _Page:
-        """Raises `InvalidRequest`."""
-        limit, order, after = http.query.get("limit", _DEFAULT_LIMIT), http.query.get("order", "desc"), None
-        if _LIMIT.fullmatch(limit) is None:
-            raise InvalidRequest("limit must be from 1 to 100", "limit")
-        if order not in ("asc", "desc"):
-            raise InvalidRequest("order must be asc or desc", "order")
-        if len(after := http.query.get("after") or "") > MAX_RESPONSE_ID:
-            raise InvalidRequest("after is no item of this list", "after")
-        return cls(int(limit), order == "desc", after or None)
-
-    def listed(self, turns: Sequence[Turn]) -> dict[str, Any]:
-        """The input of the last of `turns`, which follows the others. Raises `InvalidRequest`."""
-        items = [*items_of(turns[:-1]), *json.loads(turns[-1].items)]
-        if self.is_descending:
-            items.reverse()
-        begin = 0
-        if self.after is not None:
-            begin = 1 + next((at for at, item in enumerate(items) if item["id"] == self.after), len(items))
-            if begin > len(items):
-                raise InvalidRequest("after is no item of this list", "after")
-        data = items[begin : begin + self.limit]
-        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-        return {"object": "list", "data": data, **ends, "has_more": begin + self.limit < len(items)}
+async def _in_conversation(
+    http: web.Request, store: ResponseStore, request: ResponsesRequest, conversation_id: str
+) -> tuple[ResponsesRequest, Version]:
+    """The request with the items of a conversation before its own input. One that resumes its stream gets those of the
+    time when it began. Raises `InvalidRequest`."""
+    found: Read | None = None
+    if CONVERSATION_ID.fullmatch(conversation_id) is not None:
+        resumed, max_bytes = http.get(RESUMED), limits_of(http).max_body_bytes
+        before = "" if resumed is None else response_id_of(resumed.head.stream_id)
+        read = partial(store.conversations.read, owner_of(http), conversation_id, max_bytes, before)
+        try:
+            found = await store.ask(read)
+        except Unfit as error:
+            raise InvalidRequest(f"conversation: {error}", CONVERSATION) from None
+    if found is None:
+        raise no_such_conversation()
+    return await _after(http, request, found.items), found.version
 
 
-def _after(request: ResponsesRequest, turns: Sequence[Turn]) -> ResponsesRequest:
-    return request.model_copy(update={"input": request.input.after(items_of(turns))})
+async def _after(http: web.Request, request: ResponsesRequest, items: Sequence[Item]) -> ResponsesRequest:
+    bodies = http.app[BODIES]
+    with bodies.place(http) as place:
+        place.add(sum(len(item.content) for item in items))
+        return await bodies.parse(
+            place, lambda: request.model_copy(update={"input": request.input.after(objects_of(items))})
+        )
+
+
+def _storing(
+    http: web.Request, store: ResponseStore, request: ResponsesRequest, follows: str | Version | None
+) -> StoreResponse | None:
+    if not request.store:
+        return None
+
+    async def put(response: dict[str, Any], head: ReplyHead) -> str:
+        make = partial(turn_of, response, request.input.items, follows, head.id_of)
+        try:
+            await store.put(owner_of(http), response["id"], make)
+        except Unfit as error:
+            return str(error)
+        return ""
+
+    return put
 
 
 def _refuse_to_store(request: ResponsesRequest, notes: IgnoredFields) -> None:
     """What a router without a store makes of the fields about it. Raises `InvalidRequest`."""
-    if request.previous_response_id is not None:
-        sentence = "previous_response_id is not supported: this router stores no responses, send all items as input"
-        raise InvalidRequest(sentence, PREVIOUS, UNSUPPORTED)
+    for name in (PREVIOUS, CONVERSATION):
+        if getattr(request, name) is not None:
+            sentence = f"{name} is not supported: this router stores no responses, send all items as input"
+            raise InvalidRequest(sentence, name, UNSUPPORTED)
     if request.store and "store" in request.model_fields_set:
         code = notes.ignore("store", True, _STORE)
         if code is not None:
             raise InvalidRequest(f"store {REFUSED[code]}", "store", code)
 
 
-def _check_include(http: web.Request) -> None:
-    for name in (*http.query.getall("include", ()), *http.query.getall("include[]", ())):
-        if name not in INCLUDABLE:
-            raise InvalidRequest(f"include must be one of {', '.join(INCLUDABLE)}", "include")
-        if name == INCLUDE_LOGPROBS:
-            raise InvalidRequest("include: log probabilities are not stored", "include", UNSUPPORTED)
-
-
-def _owner(http: web.Request) -> str:
-    identity = http.get(IDENTITY)
-    return "" if identity is None else identity.name
-
-
 def _not_found() -> ResponseNotFound:
     return ResponseNotFound("there is no such response, or it is no longer stored")
+
+
+def forget_stream(http: web.Request, response_id: str) -> None:
+    """The stream of a response of which something was deleted cannot be resumed any more."""
+    if (streams := http.app.get(STREAMS)) is not None:
+        streams.forget(reply_id_of(response_id))
+
+
+def no_such_conversation() -> ConversationNotFound:
+    """The error about a conversation that was deleted, forgotten or never there."""
+    return ConversationNotFound("there is no such conversation, or it is no longer stored", CONVERSATION)

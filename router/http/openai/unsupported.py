@@ -71,7 +71,6 @@ _IMAGES = "is not supported: images are read as the checkpoint's image processor
 _BEAMS = "is not supported: there is no beam search; send n for several answers"
 REASONS: Mapping[str, str] = {
     "audio": _TEXT,
-    "conversation": "is not supported: send previous_response_id, or the whole conversation as input",
     "early_stopping": _BEAMS,
     "ebnf": _STRUCTURE,
     "format": _STRUCTURE,

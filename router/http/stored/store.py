@@ -12,14 +12,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from baton.router.http.stored.database import Database, Turn, Unfit
+from baton.router.http.stored.conversations import Conversations
+from baton.router.http.stored.database import Database
+from baton.router.http.stored.locks import Locks
+from baton.router.http.stored.records import Turn, Unfit
+from baton.router.http.stored.responses import Responses
 from baton.runtime.threads import StartedThreads
 from baton.wire.errors import Overloaded
 
@@ -34,9 +38,13 @@ _log = logging.getLogger(__name__)
 
 
 class ResponseStore(Collector):
-    """The stored responses of one router."""
+    """The stored responses and conversations of one router. `responses` and `conversations` block, so they are for
+    `ask`."""
 
     def __init__(self, database: Database) -> None:
+        self.responses = Responses(database)
+        self.conversations = Conversations(database)
+        self.locks = Locks()
         self._database = database
         self._thread = StartedThreads(1, "stored responses")
         self._thread.start()
@@ -62,7 +70,7 @@ class ResponseStore(Collector):
         """Store what `make` returns. Raises `Unfit`, which says why it is not stored."""
         try:
             undo = partial(self._forget, owner, response_id)
-            await self._run(lambda: self._database.put(owner, make()), PUT_S, undo)
+            await self._run(lambda: self.responses.put(owner, make()), PUT_S, undo)
         except Overloaded:
             self._num_refused += 1
             raise Unfit("the store of responses cannot be reached") from None
@@ -70,17 +78,9 @@ class ResponseStore(Collector):
             self._num_refused += 1
             raise
 
-    async def get(self, owner: str, response_id: str) -> Turn | None:
-        """The response, None when there is none. Raises `Overloaded`."""
-        return await self._run(partial(self._database.get, owner, response_id), READ_S)
-
-    async def conversation(self, owner: str, response_id: str, max_bytes: int) -> Sequence[Turn]:
-        """As `Database.conversation`. Raises `Overloaded` too."""
-        return await self._run(partial(self._database.conversation, owner, response_id, max_bytes), READ_S)
-
-    async def delete(self, owner: str, response_id: str) -> bool:
-        """Remove a response; whether there was one. Raises `Overloaded`."""
-        return await self._run(partial(self._database.delete, owner, response_id), READ_S)
+    async def ask(self, work: Callable[[], _Result]) -> _Result:
+        """What `work` finds in the database. Raises `Overloaded`, and what `work` raises."""
+        return await self._run(work, READ_S)
 
     def collect(self) -> Iterable[Metric]:
         """How many responses there are, their bytes, and what was not stored."""
@@ -137,7 +137,7 @@ class ResponseStore(Collector):
     def _forget(self, owner: str, response_id: str) -> None:
         """Remove what may have been stored too late; its client was told that it was not."""
         try:
-            self._database.delete(owner, response_id)
+            self.responses.delete(owner, response_id)
         except (sqlite3.Error, OSError) as error:
             _log.error("a response may be stored of which its client was told that it is not: %s", error)
 

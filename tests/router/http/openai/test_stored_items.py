@@ -11,7 +11,7 @@ from openai.types.responses import ResponseItem
 from baton.router.http.openai.replies import ReplyHead
 from baton.router.http.openai.responses_input import read_input
 from baton.router.http.openai.schemas import MAX_MESSAGES
-from baton.router.http.openai.stored_items import items_of, turn_of
+from baton.router.http.openai.stored_items import objects_of, response_of, turn_of
 from baton.wire.errors import InvalidRequest
 
 HEAD = ReplyHead("resp-1", 0, "m")
@@ -48,13 +48,13 @@ def test_a_conversation_that_is_continued_is_the_one_that_was_sent(value: Any) -
     turn = turn_of(RESPONSE, read_input(value).items, None, HEAD.id_of)
     sent = [{"role": "user", "content": value}] if isinstance(value, str) else value
     whole = read_input([*sent, *RESPONSE["output"], {"role": "user", "content": "And then?"}])
-    assert read_input("And then?").after(items_of([turn])).messages == whole.messages
+    assert read_input("And then?").after(objects_of(turn.items)).messages == whole.messages
 
 
 @pytest.mark.parametrize("value", INPUTS)
 def test_items_have_the_form_and_the_ids_by_which_they_are_listed(value: Any) -> None:
     conversation = read_input(value)
-    items = items_of([turn_of(RESPONSE, conversation.items, None, HEAD.id_of)])
+    items = objects_of(turn_of(RESPONSE, conversation.items, None, HEAD.id_of).items)
     for item in items:
         ITEM.validate_python(item)
     assert len({item["id"] for item in items}) == len(conversation.items) + len(RESPONSE["output"])
@@ -62,8 +62,8 @@ def test_items_have_the_form_and_the_ids_by_which_they_are_listed(value: Any) ->
 
 def test_log_probabilities_are_not_stored_and_the_response_keeps_its_own() -> None:
     turn = turn_of(RESPONSE, read_input("Hi").items, None, HEAD.id_of)
-    assert b'logprob"' not in turn.response
-    assert items_of([turn])[2]["content"] == [{**OUTPUT[0], "logprobs": []}]
+    assert response_of(turn)["output"][1]["content"] == [{**OUTPUT[0], "logprobs": []}]
+    assert objects_of(turn.items)[2]["content"] == [{**OUTPUT[0], "logprobs": []}]
     assert OUTPUT[0]["logprobs"] is LOGPROBS
 
 

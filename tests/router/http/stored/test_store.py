@@ -13,7 +13,8 @@ from functools import partial
 import pytest
 
 from baton.router.http.stored import store as module
-from baton.router.http.stored.database import Database, Turn, Unfit
+from baton.router.http.stored.database import Database
+from baton.router.http.stored.records import Turn, Unfit
 from baton.router.http.stored.store import ResponseStore
 from baton.wire.errors import Overloaded
 
@@ -29,11 +30,11 @@ class Disk(Database):
         self.runs.set()
         self.is_broken = False
 
-    def put(self, owner: str, turn: Turn) -> None:
+    def add(self, owner: str, conversation: int, turn: Turn) -> None:
         self.runs.wait(PATIENCE_S)
         if self.is_broken:
             raise sqlite3.OperationalError("disk I/O error")
-        super().put(owner, turn)
+        super().add(owner, conversation, turn)
 
 
 @asynccontextmanager
@@ -46,8 +47,12 @@ async def storing(disk: Disk) -> AsyncIterator[ResponseStore]:
         await store.close()
 
 
+async def get(store: ResponseStore, name: str) -> Turn | None:
+    return await store.ask(partial(store.responses.get, "alice", name))
+
+
 async def put(store: ResponseStore, name: str) -> None:
-    await store.put("alice", name, partial(Turn, name, None, b"[]", b"{}"))
+    await store.put("alice", name, partial(Turn, name, None, (), b"{}"))
 
 
 def figure(store: ResponseStore, name: str) -> float:
@@ -60,8 +65,8 @@ async def test_it_says_how_much_is_stored() -> None:
         await put(store, "a")
         assert figure(store, "baton:stored_responses") == 1
         assert 0 < figure(store, "baton:stored_response_bytes") < 2**20
-        assert await store.delete("alice", "a")
-        assert await store.get("alice", "a") is None
+        assert await store.ask(partial(store.responses.delete, "alice", "a"))
+        assert await get(store, "a") is None
         assert figure(store, "baton:stored_responses") == 0
         assert figure(store, "baton:responses_not_stored") == 0
 
@@ -91,13 +96,13 @@ async def test_an_answer_waits_only_so_long_and_is_not_stored_afterwards(monkeyp
         with pytest.raises(Unfit, match="cannot be reached"):
             await put(store, "late")
         with pytest.raises(Overloaded):  # at once, while the disk stands
-            await store.get("alice", "before")
+            await get(store, "before")
         disk.runs.set()
         async with asyncio.timeout(PATIENCE_S):
             while store._is_stuck:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-        assert await store.get("alice", "before") is not None
-        assert await store.get("alice", "late") is None
+        assert await get(store, "before") is not None
+        assert await get(store, "late") is None
 
 
 async def test_only_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,12 +129,12 @@ async def test_what_nobody_waits_for_any_more_counts_until_it_is_done(monkeypatc
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         with pytest.raises(Overloaded):
-            await store.get("alice", "a")
+            await get(store, "a")
         disk.runs.set()
         async with asyncio.timeout(PATIENCE_S):
             while store._num_queued:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-        assert await store.get("alice", "a") is not None
+        assert await get(store, "a") is not None
 
 
 async def test_what_is_too_old_is_removed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
