@@ -45,6 +45,8 @@ _FOLDER, _NO_FOLDER = "with a folder", "without one"
 _NO_CACHES = ("--prefill-policy", "least_loaded", "--decode-policy", "least_loaded")
 _PEER_PORT = 8100
 _PEER_START_S = 400.0
+_SAVE_S = 2.0
+"""The peer saves behind its answer."""
 _NEW = 40
 _WARMING = (64, 128, 256, 512, 1000, 1000)
 """Prompts from which nodes learn what prompts cost."""
@@ -86,6 +88,16 @@ class Server:
         chance = random.Random(99)
         for num_tokens in _WARMING:
             self.ask(fresh(chance, num_tokens), 4)
+
+    def forget(self, other: Sequence[int]) -> None:
+        """Have its pool forget what it has, by another prompt of its size if need be; host memory has it then."""
+        if self.relay is not None:
+            self.ask(other)
+            return
+        self._signal(signal.SIGCONT)
+        time.sleep(_SAVE_S)
+        self.client.post(f"http://127.0.0.1:{_PEER_PORT}/reset_prefix_cache", cast_to=object)
+        self._signal(signal.SIGSTOP)
 
     def _signal(self, number: int) -> None:
         for process in self.processes:
@@ -233,10 +245,7 @@ def memory(arguments: argparse.Namespace) -> None:
             prompt, other = fresh(chance, arguments.first), fresh(chance, arguments.first)
             for name, server in servers.items():
                 times["nobody has it"][name].append(server.ask(prompt)[0])
-                if server.processes:
-                    server.client.post(f"http://127.0.0.1:{_PEER_PORT}/reset_prefix_cache", cast_to=object)
-                else:
-                    server.ask(other)
+                server.forget(other)
                 times["in host memory"][name].append(server.ask(prompt)[0])
     cells = {
         f"{arguments.model.name}, {arguments.first:,} tokens: {state}": {
