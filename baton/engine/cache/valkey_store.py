@@ -8,7 +8,8 @@ and a load ends at the first block that is missing: a prompt that nobody has see
 
 Invariants:
 - no call waits for the server. What it cannot take is dropped, and counted;
-- the reading thread takes a few blocks of each load in turn, so that nobody waits for another one's long prompt;
+- the reading thread takes a few blocks of each load in turn, so that nobody waits for another one's long prompt. At
+  first it takes very few, and then twice as many each time: how soon a load begins says how far the server is away;
 - after a fault all calls fail at once until the writing thread has reached the server again: no request is a trial.
 """
 
@@ -27,7 +28,9 @@ from baton.engine.cache.fault_log import FaultLog
 from baton.engine.cache.store import REST_S, Landing, StoredBlock, TierCounters
 from baton.engine.cache.valkey_server import ServerFault, ValkeyServer, decoded, encoded
 
-_BATCH_BYTES = 2**23
+_FIRST_BYTES, _BATCH_BYTES = 2**18, 2**23
+"""What is asked for at once, at the beginning of a load and at most. A node does not load what begins so late that it
+would have computed a tenth meanwhile, and with large pieces that would be every short prefix."""
 _PENDING_BYTES = 2**28
 _MAX_WAITING = 256
 _MAX_KNOWN = 2**16
@@ -44,6 +47,7 @@ _log = logging.getLogger(__name__)
 class _Order(NamedTuple):
     hashes: Sequence[bytes]
     landing: Landing
+    num_at_once: int
 
 
 class _Known:
@@ -79,7 +83,8 @@ class ValkeyStore:
         self._server = server
         self._counters = counters
         self._clock = clock
-        self._num_at_once = max(1, _BATCH_BYTES // server.kind.block_bytes)
+        self._most_at_once = max(1, _BATCH_BYTES // server.kind.block_bytes)
+        self._first_at_once = min(self._most_at_once, max(1, _FIRST_BYTES // server.kind.block_bytes))
         self._max_pending = max(1, _PENDING_BYTES // server.kind.block_bytes)
         self._pending: dict[bytes, memoryview] = {}
         self._condemned: set[bytes] = set()
@@ -132,7 +137,7 @@ class ValkeyStore:
     def load(self, hashes: Sequence[bytes], landing: Landing) -> None:
         """Have the reading thread hand over these blocks, one after another. Raises `ServerFault`."""
         self._require_server()
-        self._enqueue(_Order(hashes, landing))
+        self._enqueue(_Order(hashes, landing, self._first_at_once))
 
     def forget(self, block_hash: bytes) -> None:
         """Have the writing thread remove a block from the server."""
@@ -199,22 +204,22 @@ class ValkeyStore:
         rest: Sequence[bytes] = ()
         try:
             if not (self._fault or order.landing.is_over):
-                rest = self._deliver(*order)
+                rest = self._deliver(order)
         except ServerFault as fault:
             self._failed(fault)
         except Exception:  # whatever became of the landing, others wait for this thread
             _log.exception("a load from %s failed", self._server.name)
         if rest:
-            self._enqueue(order._replace(hashes=rest))
+            self._enqueue(_Order(rest, order.landing, min(2 * order.num_at_once, self._most_at_once)))
         else:
             order.landing.ended()
 
-    def _deliver(self, hashes: Sequence[bytes], landing: Landing) -> Sequence[bytes]:
-        """Hand over the first of these blocks; those that are to come in another turn."""
-        for block in self._blocks(hashes[: self._num_at_once]):
-            if block is None or not landing.arrived(block):
+    def _deliver(self, order: _Order) -> Sequence[bytes]:
+        """Hand over the first blocks of a load; those that are to come in another turn."""
+        for block in self._blocks(order.hashes[: order.num_at_once]):
+            if block is None or not order.landing.arrived(block):
                 return ()
-        return hashes[self._num_at_once :]
+        return order.hashes[order.num_at_once :]
 
     def _blocks(self, hashes: Sequence[bytes]) -> list[StoredBlock | None]:
         """Each of these blocks, from memory if it is not written yet."""
@@ -253,7 +258,7 @@ class ValkeyStore:
         jobs: list[bytes | None] = []
         with suppress(queue.Empty):
             jobs.append(self._jobs.get(timeout=_TICK_S))
-            while len(jobs) < self._num_at_once:
+            while len(jobs) < self._most_at_once:
                 jobs.append(self._jobs.get_nowait())
         return [each for each in jobs if each is not None]
 

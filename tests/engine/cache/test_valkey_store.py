@@ -188,6 +188,25 @@ def test_a_short_load_does_not_wait_for_the_end_of_a_long_one(
     assert order[:4] == [2, 3, 0, 1]
 
 
+def test_a_load_begins_with_few_blocks_and_takes_more_each_time(
+    own_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(valkey_store, "_FIRST_BYTES", 2 * BLOCK_BYTES)
+    asked: list[int] = []
+
+    class Noting(Collected):
+        def arrived(self, block: StoredBlock) -> bool:
+            asked.append(own_server.count("getrange"))
+            return super().arrived(block)
+
+    with node(own_server) as first, node(own_server, first.kind) as second:
+        first.keep(*range(16))
+        landing = Noting()
+        second.store.load([hash_of(number) for number in range(16)], landing)
+        assert are(landing.wait(), *range(16))
+    assert list(dict.fromkeys(asked)) == [2, 6, 14, 16]
+
+
 def test_what_the_server_takes_too_slowly_is_dropped_and_counted(
     own_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
