@@ -13,9 +13,7 @@ handoffs and steps in flight are together exactly the owners that the pool has c
 Choices of one prompt can be asked for together: it is computed, or received, once. The forks become requests with their
 first tokens; they share the prompt's full blocks and have a copy of the last one.
 
-Scheduling is asynchronous where the runner allows it: a step is launched while the one before it is computed. At most
-one for each stage is in flight, one more on a device, and one less between two calls of `step` (see
-`baton.engine.steps_in_flight`).
+Where the runner allows it a step is launched while the one before it is computed (`baton.engine.steps_in_flight`).
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.engine.cache.block_log import BlockLog, PublishedRun
+from baton.engine.cache.block_log import BlockLog
 from baton.engine.cache.block_pool import BlockPool, BlockTable, CacheChanges
 from baton.engine.cache.offload import KvOffload
 from baton.engine.held_blocks import HeldBlocks, Reservation
@@ -34,7 +32,7 @@ from baton.engine.new_requests import NewRequests
 from baton.engine.runner.base import Runner
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.reading import Reading
-from baton.engine.scheduler.request import Request, choices_of
+from baton.engine.scheduler.request import Awaited, Request, choices_of
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import RequestOutput, Step
 from baton.engine.scheduler.step_costs import StepCosts
@@ -205,7 +203,7 @@ class EngineCore:
             return None
         block_table, num_cached_tokens = taken
         self._scheduler.blocks.give_away(block_table[num_cached_tokens // self._scheduler.limits.block_size :])
-        return self._held.reserve(key, block_table, num_cached_tokens, self._scheduler.limits.block_size)
+        return self._held.reserve(key, block_table, num_cached_tokens, self._scheduler.limits.block_size, hashes)
 
     def add_reserved(
         self,
@@ -283,13 +281,15 @@ class EngineCore:
             return None
         return self._held.lend(key, self._new_requests.block_hashes(prompt, (), self._scheduler.limits.block_size))
 
-    def keep(self, key: RequestKey, prompt: Prompt) -> None:
-        """The KV of `prompt` lies in the blocks that were reserved under `key`: they go into the prefix cache."""
-        size = self._scheduler.limits.block_size
-        hashes = self._new_requests.block_hashes(prompt, (), size)
-        if self._block_log is not None:
-            self._block_log.published(PublishedRun(prompt, 0, None, hashes, prompt.token_ids[: len(hashes) * size]))
-        self._held.keep(key, hashes)
+    def publish(self, reservation: Reservation, prompt: Prompt, blocks: range) -> None:
+        """The KV of these full blocks of `prompt` has come: the prefix cache has them, and they are held still."""
+        self._held.publish(reservation, prompt, blocks, self._scheduler.limits.block_size)
+
+    def hold_back(self, key: RequestKey, awaited: Awaited) -> None:
+        """Admit a request that has just been added only when what it waits for is over. It holds nobody up."""
+        request = self._scheduler.requests.get(key)
+        if request is not None:
+            request.awaited = awaited
 
     def block_table(self, key: RequestKey) -> Sequence[int]:
         """Blocks of a live request, or those held under this key, in sequence order; empty when there are neither."""
@@ -369,7 +369,7 @@ class EngineCore:
     def log_blocks(self, log: BlockLog) -> None:
         """Have `log` follow the prefix cache, which is empty still."""
         self._block_log = log
-        self._scheduler.blocks.on_published = log.published
+        self._scheduler.blocks.on_published = self._held.on_published = log.published
 
     def cached_hashes(self) -> list[bytes]:
         """All findable prefix blocks."""

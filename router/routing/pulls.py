@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.router.nodes.registry import Node
-from baton.wire.pulls import Pulled
+from baton.wire.pulls import AwaitedPrefix, Pulled
 
 FIRST_BYTES_PER_S = 256e6
 FIRST_OVERHEAD_S = 0.01
@@ -22,20 +23,38 @@ LEFT_ALONE_S = 10.0
 _MAX_PAIRS = 4096
 ARRIVED, REFUSED, FAILED, LATE, CANCELLED = RESULTS = ("arrived", "refused", "failed", "late", "cancelled")
 """What a pull ends with: the prefix is there; its holder has nothing of it any more; a node could not, or is lost; it
-took longer than a pull may; nobody wants it."""
+took longer than a pull may; nobody wants it. All but the first may have brought a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPull:
     """`source` holds the first `num_tokens` of a prompt, which `target` is to compute and of which it has
-    `num_known`. `expected_s`: how long copying the rest takes; `bound_s`: how long it is waited for."""
+    `num_known`. `expected_s`: how long copying the rest takes. It is waited for `patience_s`, and `token_s` longer for
+    each token that has come: what computing one takes at least."""
 
     source: Node
     target: Node
     num_tokens: int
     num_known: int
     expected_s: float
-    bound_s: float
+    patience_s: float
+    token_s: float
+
+    @property
+    def bound_s(self) -> float:
+        """How long it is waited for at most."""
+        return self.patience_s + self.token_s * (self.num_tokens - self.num_known)
+
+    def awaited_as(self, number: int) -> AwaitedPrefix:
+        """What the target is told of a pull with this attempt number."""
+        return AwaitedPrefix(number, self.patience_s, self.token_s)
+
+
+class ExpectedPull(NamedTuple):
+    """The seconds that a pull takes, and those of them before anything has come."""
+
+    total_s: float
+    overhead_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +85,12 @@ class PullRecords:
         self.expected_s = self.took_s = 0.0
         self._pairs: dict[tuple[str, str], _Pair] = {}
 
-    def expected_of(self, source: Node, target: Node, num_bytes: int, now_s: float) -> float | None:
-        """The seconds that a pull between the two takes. None: not now."""
+    def expected_of(self, source: Node, target: Node, num_bytes: int, now_s: float) -> ExpectedPull | None:
+        """What a pull between the two takes. None: not now."""
         pair = self._pairs.get((source.node_id, target.node_id), _Pair())
-        return None if now_s < pair.avoided_until_s else pair.overhead_s + pair.byte_s * num_bytes
+        if now_s < pair.avoided_until_s:
+            return None
+        return ExpectedPull(pair.overhead_s + pair.byte_s * num_bytes, pair.overhead_s)
 
     def arrived(self, planned: PlannedPull, pulled: Pulled, took_s: float) -> PulledPrefix:
         """A pull has brought its prefix, so long after it was asked for."""
@@ -85,7 +106,7 @@ class PullRecords:
         return PulledPrefix(pulled.num_tokens, planned.source.node_id, took_s, num_new)
 
     def ended(self, planned: PlannedPull, result: str, now_s: float) -> None:
-        """A pull has brought nothing."""
+        """A pull has not brought all of it."""
         self.results[result] += 1
         if result in (FAILED, LATE):
             self._pair_of(planned).avoided_until_s = now_s + LEFT_ALONE_S

@@ -16,9 +16,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from baton.wire.messages import DECODE, PREFILL
 from tests.checkpoints import make_checkpoint
 from tests.engine.offload_time import SHAPES
 from tests.system.harness import Relay, start_relay
+from tests.system.parallel_grid import say
 from tests.system.pull_trial import BOUND_S, EAGER_ROUTER
 from tests.system.reference import make_prompt
 
@@ -76,14 +78,13 @@ def main() -> None:
                 Path(folder),
                 prefill=(flags, flags),
                 decode=(flags,),
-                router=("--local-prefill-tokens", "0", "--decode-policy", "round_robin", "--prefill-policy", "round_robin"),
+                router=("--local-prefill-tokens", "0", *(f"--{role}-policy=round_robin" for role in (PREFILL, DECODE))),
                 router_script=(EAGER_ROUTER, str(BOUND_S)),
             )
             try:
                 relay.ask(make_prompt(64, 1), 1)
                 for num_tokens in options.num_tokens:
-                    print(transport, measure(relay, num_tokens, options.rounds), flush=True)
-                print({r: relay.router.metrics().value("prefix_pulls_total", result=r) for r in ("arrived","refused","failed","late","cancelled")})
+                    say(f"{transport} {measure(relay, num_tokens, options.rounds)}")
                 relay.stop()
             finally:
                 relay.close()
