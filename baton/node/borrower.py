@@ -145,7 +145,7 @@ class PrefixBorrower:
         self._notices.sort()
         for key in [key for key, wait in self._waits.items() if wait.is_late(now_s)]:
             self.cancel(key)
-            self._failures.append((key, DeadlineExceeded("what has not come of the prefix is computed sooner")))
+            self._failures.append((key, DeadlineExceeded("the rest of the prefix is computed sooner than it comes")))
 
     def take_arrived(self) -> list[Arrived]:
         """What has come since the last call, and somebody waits for."""
