@@ -13,10 +13,11 @@ from baton.engine.cache.hashing import block_hashes
 from baton.router.routing.prefix_ways import RISKED, PrefixWays
 from baton.router.routing.pulls import ARRIVED, CANCELLED, FAILED, LATE, REFUSED, PullRecords
 from baton.wire.errors import DeadlineExceeded, RequestFailed, TransferFailed
-from baton.wire.messages import DECODE, PREFILL, Cancel, Decode, Failed, HandedOver, Prefill
+from baton.wire.messages import DECODE, PREFILL, Cancel, Decode, Failed, HandedOver, Prefill, live_key
 from baton.wire.prompt import Prompt
 from baton.wire.pulls import Lend, Pull, Pulled
 from baton.wire.step_cost import StepCost
+from tests.router.eager_ways import EagerWays
 from tests.router.fake_node import FINGERPRINT, LAYOUT, STATUS, FakeNode
 from tests.router.rig import Call, Rig, relaying
 
@@ -226,3 +227,25 @@ async def test_a_request_pulls_once() -> None:
         assert (await stage.holder.expect(Prefill)).awaited is None
         assert not other.has(Lend)
         assert stage.results() == {CANCELLED: 1}
+
+
+async def test_a_holder_that_has_a_leg_of_the_request_is_looked_after_because_of_that() -> None:
+    """The pull of its KV neither hides the leg nor takes it along when it is over."""
+    async with relaying(ways=EagerWays(PullRecords(), 60.0)) as rig:
+        prefill = await rig.join(PREFILL, status=STATUS, can_pull=True)
+        decode = await rig.join(DECODE, status=STATUS, peer_address=ADDRESS)
+        decode.report_cache(b"".join(hashes(128)))
+        await rig.has_heard(decode)
+        call = rig.call(PROMPT)
+        leg, lend = await decode.expect(Decode), await decode.expect(Lend)
+        await prefill.expect(Prefill)
+        holder = rig.registry.get(decode.hello.epoch)
+        assert holder is not None
+        expected = {lend.handoff_id: live_key(lend.handoff_id, leg.attempt)}
+        assert holder.live_keys == expected
+        decode.send(HandedOver(decode.hello.epoch, lend.handoff_id, lend.attempt, 0))
+        assert await prefill.expect(Cancel) == Cancel(lend.handoff_id, lend.attempt)
+        assert holder.live_keys == expected
+        await call.cancel()
+        await rig.settle()
+        assert holder.live_keys == {}
