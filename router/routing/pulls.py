@@ -19,7 +19,8 @@ FIRST_BYTES_PER_S = 256e6
 FIRST_OVERHEAD_S = 0.01
 """Of a pair that has no pull yet: a slow network, so that the first one disappoints nobody."""
 _NEWEST_SHARE = 0.25
-LEFT_ALONE_S = 10.0
+LEFT_ALONE_S, LONGEST_ALONE_S = 10.0, 300.0
+"""After the first pull that failed or was late; each further one doubles it, and one that arrives begins anew."""
 _MAX_PAIRS = 4096
 ARRIVED, REFUSED, FAILED, LATE, CANCELLED = RESULTS = ("arrived", "refused", "failed", "late", "cancelled")
 """What a pull ends with: the prefix is there; its holder has nothing of it any more; a node could not, or is lost; it
@@ -72,6 +73,7 @@ class PulledPrefix:
 class _Pair:
     byte_s: float = 1 / FIRST_BYTES_PER_S
     overhead_s: float = FIRST_OVERHEAD_S
+    left_alone_s: float = LEFT_ALONE_S
     avoided_until_s: float = 0.0
 
 
@@ -100,6 +102,7 @@ class PullRecords:
         self.expected_s += planned.expected_s
         self.took_s += took_s
         pair, transfer_s = self._pair_of(planned), pulled.transfer_us / 1e6
+        pair.left_alone_s = LEFT_ALONE_S
         if pulled.num_bytes:
             pair.byte_s += _NEWEST_SHARE * (transfer_s / pulled.num_bytes - pair.byte_s)
         pair.overhead_s += _NEWEST_SHARE * (max(0.0, took_s - transfer_s) - pair.overhead_s)
@@ -109,7 +112,9 @@ class PullRecords:
         """A pull has not brought all of it."""
         self.results[result] += 1
         if result in (FAILED, LATE):
-            self._pair_of(planned).avoided_until_s = now_s + LEFT_ALONE_S
+            pair = self._pair_of(planned)
+            pair.avoided_until_s = now_s + pair.left_alone_s
+            pair.left_alone_s = min(2 * pair.left_alone_s, LONGEST_ALONE_S)
 
     def _pair_of(self, planned: PlannedPull) -> _Pair:
         names = planned.source.node_id, planned.target.node_id

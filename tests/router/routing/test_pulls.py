@@ -65,6 +65,18 @@ def test_a_pair_whose_pull_brought_nothing_is_left_alone_for_a_while(result: str
     assert records.expected_of(SOURCE, OTHER, MIB, 100.0) is not None
 
 
+def test_a_pair_whose_pulls_keep_bringing_nothing_is_left_alone_for_longer() -> None:
+    records, now_s = PullRecords(), 100.0
+    for alone_s in (10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0):
+        records.ended(PLANNED, LATE, now_s)
+        assert records.expected_of(SOURCE, TARGET, MIB, now_s + alone_s - 0.1) is None
+        now_s += alone_s
+        assert records.expected_of(SOURCE, TARGET, MIB, now_s) is not None
+    records.arrived(PLANNED, pulled(MIB, 1000), took_s=0.004)
+    records.ended(PLANNED, LATE, now_s)
+    assert records.expected_of(SOURCE, TARGET, MIB, now_s + LEFT_ALONE_S) is not None
+
+
 @pytest.mark.parametrize("result", [REFUSED, CANCELLED])
 def test_what_is_nobodys_fault_is_not(result: str) -> None:
     records = PullRecords()
