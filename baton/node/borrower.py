@@ -58,10 +58,12 @@ class Arrived:
 
 @dataclass(slots=True)
 class _Borrowed:
-    """The blocks for a prefix, of which the first `num_blocks` are in the prefix cache."""
+    """The blocks for a prefix, of which the first `num_blocks` are in the prefix cache, and `num_known_blocks` were
+    there before."""
 
     prompt: Prompt
     reservation: Reservation
+    num_known_blocks: int
     num_blocks: int
 
 
@@ -120,8 +122,8 @@ class PrefixBorrower:
             generations=reservation.missing_generations,
             has_firsts=False,
         )
-        num_cached_blocks = len(reservation.block_table) - len(reservation.missing_block_ids)
-        self._borrowed[key] = _Borrowed(order.prompt, reservation, num_cached_blocks)
+        num_known_blocks = len(reservation.block_table) - len(reservation.missing_block_ids)
+        self._borrowed[key] = _Borrowed(order.prompt, reservation, num_known_blocks, num_known_blocks)
         self._wanted.add(key)
         self._thread.post(GrantBlocks(blocks, PrefillPeer(order.node_id, order.epoch, order.address)))
 
@@ -161,8 +163,7 @@ class PrefixBorrower:
         key, borrowed = notice.key, self._borrowed[notice.key]
         match notice:
             case Verified():
-                num_cached = len(borrowed.reservation.block_table) - len(borrowed.reservation.missing_block_ids)
-                self._publish(borrowed, num_cached + notice.num_blocks)
+                self._publish(borrowed, borrowed.num_known_blocks + notice.num_blocks)
             case Delivered():
                 self._publish(borrowed, len(borrowed.reservation.hashes))
                 del self._borrowed[key]
