@@ -36,6 +36,7 @@ from baton.kvtransfer.commands import (
     GrantBlocks,
     Released,
     ReservedBlocks,
+    Verified,
     WaitForRoom,
 )
 from baton.kvtransfer.receiving_end import ReceivingEnd
@@ -181,6 +182,8 @@ class DecodeLeg:
                     self._deliver(notice)
                 case Failed():
                     self._fail_handoff(notice)
+                case Verified():
+                    pass  # of prefixes alone, which no leg has
                 case Released():
                     self._forget(notice.key)
                     self._core.handoffs.release(notice.key)

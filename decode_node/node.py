@@ -35,13 +35,14 @@ def make_decode(
 
 
 def _open_leg(engine: Engine, ends: Ends) -> tuple[SharingLeg, str]:
-    """Decode nodes that go on with requests of this one dial its address; it has none where nothing but nixl may carry
-    KV, which would take a second agent."""
-    received = ends.receive(ends.transports)
-    end, address = ends.send(source_settings(ends.transports))
+    """Nodes that take KV of this one dial its address. It has none where nothing but nixl may carry KV and it lends no
+    prefixes: that would take a second agent."""
+    own, pulls = ends.transports, ends.pulls
+    received = ends.receive(own)
+    end, address = ends.send(own if own.choice == NIXL and pulls else source_settings(own))
     borrower, lender = PrefixBorrower(engine.core, received), PrefixLender(engine.core, end)
-    leg = SharingLeg(make_decode(engine, borrower.rest, lender.rest), lender, borrower)
-    return leg, "" if ends.transports.choice == NIXL else address
+    leg = make_decode(engine, borrower.rest, lender.rest)
+    return SharingLeg(leg, lender, borrower if pulls else None), "" if own.choice == NIXL and not pulls else address
 
 
 DECODE_ROLE = Role(DECODE, RECEIVER, _open_leg)

@@ -79,6 +79,10 @@ class ArrivedBlocks:
             if not self._collect() or time.monotonic() >= end_s:
                 return
 
+    def has(self, index: int, checksum: int) -> bool:
+        """Whether this block has arrived, and its bytes have that checksum."""
+        return self._found.get(index) == checksum
+
     def damaged(self, checksums: Sequence[int]) -> list[int]:
         """Indexes of blocks whose bytes do not match. `checksums` has one entry for each block of the grant."""
         return [index for index, found in sorted(self._found.items()) if found != checksums[index]]

@@ -150,6 +150,15 @@ class CancelReceiving:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """Of a handoff without first tokens: the first `num_blocks` of its blocks hold verified KV, and nobody writes into
+    them any more."""
+
+    key: RequestKey
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Delivered:
     """The blocks hold verified KV of the prompt since `ready_us`. `firsts` are the tokens that the sender sampled, one
     of each choice in their order."""
@@ -171,7 +180,7 @@ class Failed:
 
 
 ReceivingCommand: TypeAlias = WaitForRoom | GrantBlocks | CancelReceiving
-ReceivingNotice: TypeAlias = Delivered | Failed | Released
+ReceivingNotice: TypeAlias = Verified | Delivered | Failed | Released
 """Every granted handoff ends with exactly one of `Delivered` and `Released`. One that still waits for room ends with
-neither.
+neither. `Verified` may come before it, with more blocks each time.
 """

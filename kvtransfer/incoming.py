@@ -56,6 +56,9 @@ class IncomingHandoff:
         self._life = Lifecycle(_R.WAITING, RECEIVING_MOVES, now_s)
         self._blocks = ReservedBlocks(key, 0, 0, b"", (), ())
         self.arrived = ArrivedBlocks(0, checksums=False)
+        self.num_verified_blocks = 0
+        """From the first one on, of a prefix whose sender tells checksums before its Commit."""
+        self._told: dict[int, int] = {}
         self._writers: dict[ProcessIdentity, Writer] = {}
         self._round = 0
         self._next_recheck_s = 0.0
@@ -132,12 +135,17 @@ class IncomingHandoff:
 
     def take_pushed(self, pushed: Pushed, now_s: float) -> None:
         """Record blocks that the sender reports as written. Raises `InvalidMessage` for blocks outside the grant."""
-        if self.receiver is None or not self.receiver.is_silent:
+        if self.receiver is None or not (self.receiver.is_silent or pushed.checksums):
             return
         if any(index >= self.num_blocks for index in pushed.indexes):
             raise InvalidMessage("blocks were pushed that the grant does not have")
+        if pushed.checksums and (self._blocks.has_firsts or len(pushed.checksums) != len(pushed.indexes)):
+            raise InvalidMessage("blocks were pushed with other checksums than one for each block of a prefix")
         if self.state is _R.GRANTED:
-            self.arrived.note(pushed.indexes)
+            if self.receiver.is_silent:
+                self.arrived.note(pushed.indexes)
+            for index, checksum in zip(pushed.indexes, pushed.checksums, strict=False):
+                self._told.setdefault(index, checksum)
             self.renew(now_s)
 
     def take_commit(self, commit: Commit, clock_s: float) -> str:
@@ -149,6 +157,8 @@ class IncomingHandoff:
         epochs = (self._facts.epoch, self.connection.peer.epoch)
         if objection := _objection_to(commit, self._blocks, epochs):
             return objection
+        if any(commit.checksums[index] != checksum for index, checksum in self._told.items()):
+            return "the commit names other checksums than before"
         self.commit = commit
         if self.receiver is not None and self.receiver.is_silent:
             self.arrived.note_rest()
@@ -161,10 +171,20 @@ class IncomingHandoff:
         """Compute checksums of the blocks that have arrived, until `end_s` (see `ArrivedBlocks.hash`)."""
         self.arrived.hash(checksums, self._blocks.block_ids, end_s)
 
+    def verify_more(self) -> bool:
+        """Whether more blocks from the first one on are what the sender said than before."""
+        first = self.num_verified_blocks
+        while (checksum := self._told.get(self.num_verified_blocks)) is not None:
+            if not self.arrived.has(self.num_verified_blocks, checksum):
+                break
+            self.num_verified_blocks += 1
+        return self.num_verified_blocks > first
+
     @property
     def may_resend(self) -> bool:
-        """Whether the sender may be asked to push damaged blocks again."""
-        return self._round < _MAX_RESENDS
+        """Whether the sender may be asked to push damaged blocks again. Not once some are in use: it could write into
+        those too."""
+        return self._round < _MAX_RESENDS and not self.num_verified_blocks
 
     def request_resend(self, damaged: Sequence[int], now_s: float) -> Resend:
         """The message that asks the sender to push damaged blocks again."""

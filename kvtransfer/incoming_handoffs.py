@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from baton.kvtransfer.commands import Delivered, Failed, GrantBlocks, NoticeSink, ReceivingNotice, Released
+from baton.kvtransfer.commands import Delivered, Failed, GrantBlocks, NoticeSink, ReceivingNotice, Released, Verified
 from baton.kvtransfer.facts import ReceivingFacts
 from baton.kvtransfer.incoming import IncomingHandoff
 from baton.kvtransfer.leases import LeaseTable
@@ -128,6 +128,11 @@ class IncomingHandoffs:
         for handoff in self:
             if handoff.connection is connection and handoff.state is ReceivingState.GRANTED:
                 self.fail(handoff, f"the connection to prefill node {connection.peer.node_id} broke", now_s)
+
+    def tell_verified(self, handoff: IncomingHandoff) -> None:
+        """Say how much of a prefix is there, if that is more than before."""
+        if handoff.verify_more():
+            self._notices.put(Verified(handoff.key, handoff.num_verified_blocks))
 
     def deliver(self, handoff: IncomingHandoff, commit: Commit, now_s: float, clock_s: float) -> None:
         """Deliver a handoff whose blocks are all verified."""

@@ -135,11 +135,12 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class Pushed:
     """P -> D: the blocks of the grant at `indexes` are written. Sent where D cannot notice by itself that blocks
-    arrive.
+    arrive, and of a prefix that D takes block by block: only then with `checksums`, one for each, as in `Commit`.
     """
 
     handoff: HandoffName
     indexes: BlockIds
+    checksums: U64s = ()
 
 
 @dataclass(frozen=True, slots=True)

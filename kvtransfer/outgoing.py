@@ -181,12 +181,15 @@ class OutgoingHandoff:
             self._checksums[move.index] = checksum
 
     def pushed(self, report: PushReport) -> Pushed | None:
-        """The message about pushed blocks, for a receiver that cannot notice arrivals by itself; None if it is not
-        needed.
+        """The message about pushed blocks, for a receiver that cannot notice arrivals by itself, or uses them before
+        the last has come; None if it is not needed.
         """
-        if self.peer is None or self.grant is None or not self._is_verified or not self.peer.sender.is_silent:
+        if self.peer is None or self.grant is None or not self._is_verified:
             return None
-        return Pushed(self.grant.handoff, tuple(move.index for move in report.moves))
+        if not (self.peer.sender.is_silent or self._is_prefix):
+            return None
+        checksums = tuple(report.checksums) if self._is_prefix else ()
+        return Pushed(self.grant.handoff, tuple(move.index for move in report.moves), checksums)
 
     def commit(self, now_s: float, clock_s: float) -> Commit | None:
         """The Commit message, once everything was pushed; None before. `clock_s`: the current time."""
@@ -260,10 +263,16 @@ class OutgoingHandoff:
         ]
         while moves:
             is_whole = layers is not None or not self._is_verified
-            size = len(moves) if is_whole else _job_size(len(moves), self._facts.layout.block_bytes)
+            block_bytes = self._facts.layout.block_bytes
+            size = len(moves) if is_whole else _job_size(len(moves), block_bytes, is_prefix=self._is_prefix)
             self._num_jobs += 1
             self._pusher.submit(PushJob(self.key, peer.sender, moves[:size], layers), now_s)
             moves = moves[size:]
+
+    @property
+    def _is_prefix(self) -> bool:
+        """Whether no token is sampled behind what is handed over, and its receiver only caches it."""
+        return self._finish is not None and not self._finish.firsts
 
     @property
     def _is_verified(self) -> bool:
@@ -271,8 +280,10 @@ class OutgoingHandoff:
         return self._facts.checksum != NONE
 
 
-def _job_size(num_blocks: int, block_bytes: int) -> int:
-    """How many blocks the next job takes: half of what is left, and at least a few megabytes. The receiver verifies one
-    job while the next is pushed, so little is left to verify after the last one.
+def _job_size(num_blocks: int, block_bytes: int, *, is_prefix: bool) -> int:
+    """How many of so many blocks the next job takes: half of them, and at least a few megabytes. The receiver verifies
+    one job while the next is pushed, so little is left to verify after the last one. Of a prefix each job can be used
+    when it has come, so it takes no more.
     """
-    return max(num_blocks // 2, -(-_MIN_JOB_BYTES // block_bytes))
+    least = -(-_MIN_JOB_BYTES // block_bytes)
+    return least if is_prefix else max(num_blocks // 2, least)

@@ -194,6 +194,7 @@ class ReceivingSide:
         for handoff in sorted(awaited, key=lambda handoff: handoff.commit is None):
             if not handoff.arrived.is_hashed and time.monotonic() < end_s:
                 handoff.hash(self._checksums, end_s)
+            self._handoffs.tell_verified(handoff)
             if handoff.commit is not None and not handoff.arrived.num_missing and handoff.arrived.is_hashed:
                 self._conclude(handoff, handoff.commit, now_s)
         return awaited
@@ -211,8 +212,9 @@ class ReceivingSide:
             self.counters.num_resends += 1
             self.connections.send(handoff.connection, handoff.request_resend(damaged, now_s))
         else:
+            often = ", and others are in use" if handoff.num_verified_blocks else ", twice"
             self._handoffs.fail(
-                handoff, f"{len(damaged)} of {len(commit.checksums)} blocks arrived damaged, twice", now_s
+                handoff, f"{len(damaged)} of {len(commit.checksums)} blocks arrived damaged{often}", now_s
             )
 
     def _renew(self, now_s: float) -> None:

@@ -1,7 +1,7 @@
 """The role of a prefill node: it sends KV, and its pool is closed to the writes of peers.
 
 What it takes of other nodes, prefixes that they have cached, it writes into its pool itself: by transports that hand it
-the bytes, whatever transport its own KV leaves by.
+the bytes. With nixl its pool is open to peers, unless it is told to take no prefixes.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def _open_leg(engine: Engine, ends: Ends) -> tuple[SharingLeg, str]:
     """Its first port is the one at which decode nodes dial it, whatever else it listens at."""
     end, address = ends.send(ends.transports)
     lender, by = PrefixLender(engine.core, end), pulling_settings(ends.transports)
-    if by is None or engine.memory.is_divided:
-        _log.info("no prefixes are pulled here: not by %s, nor into pools of ranks", ends.transports.choice)
+    if by is None or engine.memory.is_divided or not ends.pulls:
+        if ends.pulls:
+            _log.info("no prefixes are pulled here: not by %s, nor into pools of ranks", ends.transports.choice)
         return SharingLeg(make_prefill(engine, lender.rest), lender, None), address
     borrower = PrefixBorrower(engine.core, ends.receive(by))
     return SharingLeg(make_prefill(engine, lender.rest), lender, borrower), address

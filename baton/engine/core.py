@@ -11,9 +11,7 @@ handoffs and steps in flight are together exactly the owners that the pool has c
 Choices of one prompt can be asked for together: it is computed, or received, once. The forks become requests with their
 first tokens; they share the prompt's full blocks and have a copy of the last one.
 
-Scheduling is asynchronous where the runner allows it: a step is launched while the one before it is computed. At most
-one for each stage is in flight, one more on a device, and one less between two calls of `step` (see
-`baton.engine.steps_in_flight`).
+Where the runner allows it a step is launched while the one before it is computed (`baton.engine.steps_in_flight`).
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from baton.engine.new_requests import NewRequests
 from baton.engine.runner.base import Runner
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.reading import Reading
-from baton.engine.scheduler.request import choices_of
+from baton.engine.scheduler.request import Awaited, choices_of
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import RequestOutput, Step
 from baton.engine.scheduler.step_costs import StepCosts
@@ -149,6 +147,12 @@ class EngineCore:
         """Begin with what a request of these parameters needs before it can be computed: its grammar."""
         self._new_requests.prepare(params)
 
+    def hold_back(self, key: RequestKey, awaited: Awaited) -> None:
+        """Admit a request that has just been added only when what it waits for is over. It holds nobody up."""
+        request = self._scheduler.requests.get(key)
+        if request is not None:
+            request.awaited = awaited
+
     def abort(self, key: RequestKey) -> bool:
         """Drop a request or a fork in any state and release its blocks. Blocks held under its key are not released.
         Returns False when there is no such request.
@@ -215,7 +219,7 @@ class EngineCore:
     def log_blocks(self, log: BlockLog) -> None:
         """Have `log` follow the prefix cache, which is empty still."""
         self._block_log = log
-        self._scheduler.blocks.on_published = log.published
+        self._scheduler.blocks.on_published = self._held.on_published = log.published
 
     def cached_hashes(self) -> list[bytes]:
         """All findable prefix blocks."""

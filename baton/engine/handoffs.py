@@ -7,7 +7,7 @@ travels, or when a step is computed.
 The blocks of a request pass to a handoff when it was added with `first_token_only`: they are held until another node
 has them. The blocks of a handoff pass to a request in `add_reserved`: another node has written the KV. `hand_over` is
 the way back: the blocks of a request that generates are held for a handoff, and another node goes on with it. `lend`
-and `keep` are the same for a prefix without a request: blocks of the prefix cache are held, and reserved ones become
+and `publish` are the same for a prefix without a request: blocks of the prefix cache are held, and reserved ones become
 part of it.
 """
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.engine.cache.block_log import PublishedRun
 from baton.engine.cache.block_pool import BlockPool, BlockTable
 from baton.engine.held_blocks import HeldBlocks, Reservation
 from baton.engine.new_requests import NewRequests
@@ -99,7 +98,7 @@ class Handoffs:
             return None
         block_table, num_cached_tokens = taken
         self._blocks.give_away(block_table[num_cached_tokens // self._limits.block_size :])
-        return self._held.reserve(key, block_table, num_cached_tokens, self._limits.block_size)
+        return self._held.reserve(key, block_table, num_cached_tokens, self._limits.block_size, hashes)
 
     def add_reserved(
         self,
@@ -178,13 +177,9 @@ class Handoffs:
             return None
         return self._held.lend(key, self._new_requests.block_hashes(prompt, (), self._limits.block_size))
 
-    def keep(self, key: RequestKey, prompt: Prompt) -> None:
-        """The KV of `prompt` lies in the blocks that were reserved under `key`: they go into the prefix cache."""
-        size = self._limits.block_size
-        hashes = self._new_requests.block_hashes(prompt, (), size)
-        if self._blocks.on_published is not None:
-            self._blocks.on_published(PublishedRun(prompt, 0, None, hashes, prompt.token_ids[: len(hashes) * size]))
-        self._held.keep(key, hashes)
+    def publish(self, reservation: Reservation, prompt: Prompt, blocks: range) -> None:
+        """The KV of these full blocks of `prompt` has come: the prefix cache has them, and they are held still."""
+        self._held.publish(reservation, prompt, blocks, self._limits.block_size)
 
     def block_table(self, key: RequestKey) -> Sequence[int]:
         """Blocks of a live request, or those held under this key, in sequence order; empty when there are neither."""

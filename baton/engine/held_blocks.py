@@ -7,10 +7,12 @@ the caller's lease, or where the blocks come from and go to.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from baton.engine.cache.block_log import PublishedRun
 from baton.engine.cache.block_pool import BlockPool, BlockTable, pack_blocks
+from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 
 
@@ -19,7 +21,8 @@ class Reservation:
     """Blocks held for KV that another node will write.
 
     `block_table` covers all tokens; the blocks of its first `num_cached_tokens` tokens hold their KV already. The
-    others, with their generations, are in `missing_block_ids` and `missing_generations`, in sequence order.
+    others, with their generations, are in `missing_block_ids` and `missing_generations`, in sequence order. `hashes`:
+    of all full blocks.
     """
 
     key: RequestKey
@@ -27,12 +30,14 @@ class Reservation:
     num_cached_tokens: int
     missing_block_ids: tuple[int, ...]
     missing_generations: tuple[int, ...]
+    hashes: Sequence[bytes] = ()
 
 
 class HeldBlocks:
-    """Block tables by key, each with an owner of its own in `pool`."""
+    """Block tables by key, each with an owner of its own in `pool`. `on_published`: hears of published blocks."""
 
     def __init__(self, pool: BlockPool) -> None:
+        self.on_published: Callable[[PublishedRun], None] | None = None
         self._pool = pool
         self._tables: dict[RequestKey, BlockTable] = {}
         self._reserved: set[RequestKey] = set()  # of those, the ones whose KV is still to come
@@ -65,13 +70,15 @@ class HeldBlocks:
         self._tables[key] = block_table
         self._counts.update(block_table)
 
-    def reserve(self, key: RequestKey, block_table: BlockTable, num_cached: int, block_size: int) -> Reservation:
+    def reserve(
+        self, key: RequestKey, block_table: BlockTable, num_cached: int, block_size: int, hashes: Sequence[bytes] = ()
+    ) -> Reservation:
         """As `hold`; the KV behind the first `num_cached` tokens is still to come."""
         self.hold(key, block_table)
         self._reserved.add(key)
         missing = tuple(block_table[num_cached // block_size :])
         generations = tuple(self._pool.generation(block_id) for block_id in missing)
-        return Reservation(key, block_table, num_cached, missing, generations)
+        return Reservation(key, block_table, num_cached, missing, generations, hashes)
 
     def lend(self, key: RequestKey, hashes: Sequence[bytes]) -> BlockTable | None:
         """Hold the blocks of the longest prefix of `hashes` that is cached. None when nothing of it is."""
@@ -82,13 +89,15 @@ class HeldBlocks:
         self.hold(key, cached)
         return cached
 
-    def keep(self, key: RequestKey, hashes: Sequence[bytes]) -> None:
-        """The KV of the blocks that were reserved under `key` has come: release them, findable by their `hashes`."""
-        block_table = self.give(key)
-        if block_table is not None:
-            for block_id, block_hash in zip(block_table, hashes, strict=False):  # the last block may not be full
-                self._pool.publish(block_id, block_hash)
-            self._pool.release(block_table)
+    def publish(self, reservation: Reservation, prompt: Prompt, blocks: range, block_size: int) -> None:
+        """The KV of these full blocks of a reservation for `prompt` has come: they can be found, and stay held."""
+        first, end, hashes = blocks.start, blocks.stop, reservation.hashes
+        for place in blocks:
+            self._pool.publish(reservation.block_table[place], hashes[place])
+        if self.on_published is not None:
+            parent = hashes[first - 1] if first else None
+            token_ids = prompt.token_ids[first * block_size : end * block_size]
+            self.on_published(PublishedRun(prompt, first, parent, hashes[first:end], token_ids))
 
     def give(self, key: RequestKey) -> BlockTable | None:
         """The blocks of `key`, which the caller owns now; None when there are none."""

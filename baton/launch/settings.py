@@ -158,6 +158,9 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
         # late prompts have another place to go to, or are refused: the goal between tokens need not be given up
         prefill = dataclasses.replace(prefill, goal_ttft_ms=0.0)
         decode = dataclasses.replace(decode, goal_ttft_ms=0.0)
+    if {router.prefill_policy, router.decode_policy} != {"prefix"}:  # its router never asks for any
+        prefill = dataclasses.replace(prefill, enable_prefix_pulls=False)
+        decode = dataclasses.replace(decode, enable_prefix_pulls=False)
     return Deployment(serve, router, prefill, decode, num_prefill)
 
 

@@ -177,6 +177,9 @@ class EngineLoop:
         for heard in self._routers.receive(now_s):
             self._serve(heard, now_s)
         self._leg.poll(now_s)
+        # before a step, which may be long: the router counts how long a prefix takes, and frees who lends it
+        self._report_failures()
+        self._report_arrived()
         self._step(now_s)
         self._report_failures()
         self._report_cache()
@@ -266,6 +269,9 @@ class EngineLoop:
         changes = self._core.take_cache_changes()
         if changes.stored or changes.removed:
             self._routers.send_cache_changes(changes.stored, changes.removed)
-        # behind what has changed: the router then knows where to send the request that a prefix was pulled for
-        for arrived in self._leg.take_arrived():
-            self._routers.send_pulled(arrived)
+
+    def _report_arrived(self) -> None:
+        if arrived := self._leg.take_arrived():
+            self._report_cache()
+            for each in arrived:
+                self._routers.send_pulled(each)

@@ -41,6 +41,6 @@ def mixed_role(preference: str, make_prefill: MakePrefill, make_decode: MakeDeco
         borrower, lender = PrefixBorrower(engine.core, received), PrefixLender(engine.core, end)
         prefill = make_prefill(engine, lender.rest, counters)
         decode = make_decode(engine, borrower.rest, lender.rest, prefill.take_notice, prefill.keys, counters)
-        return SharingLeg(MixedLeg(prefill, decode), lender, borrower), address
+        return SharingLeg(MixedLeg(prefill, decode), lender, borrower if ends.pulls else None), address
 
     return Role(DECODE, RECEIVER, open_leg, preference)

@@ -93,7 +93,7 @@ class NodePool:
             settings.lease_s,
             checksum,
         )
-        return Ends(transfers, transports, facts, engine.num_blocks, parts.watch)
+        return Ends(transfers, transports, facts, engine.num_blocks, parts.watch, pulls=settings.enable_prefix_pulls)
 
     def close(self) -> None:
         """Close data sockets and processes, then the pool's memory."""
@@ -101,8 +101,8 @@ class NodePool:
 
 
 class Ends:
-    """Opens each end once; both run until they are closed. `transports`: those of the node. Whichever is opened first
-    has the node's first port."""
+    """Opens each end once; both run until they are closed. `transports`: those of the node. `pulls`: it takes prefixes
+    from other nodes, and lends them. Whichever is opened first has the node's first port."""
 
     def __init__(
         self,
@@ -111,8 +111,10 @@ class Ends:
         facts: SendingFacts,
         num_blocks: int,
         watch: Callable[[str], Beat],
+        *,
+        pulls: bool = True,
     ) -> None:
-        self.transports = transports
+        self.transports, self.pulls = transports, pulls
         self._transfers, self._facts, self._num_blocks, self._watch = transfers, facts, num_blocks, watch
         self._num_ports_taken = 0
         self._opened = ExitStack()

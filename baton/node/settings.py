@@ -69,6 +69,11 @@ class NodeSettings(EngineSettings):
     lease_s: float = _transfer(
         10.0, "seconds after which blocks held for a silent peer are released", allowed=Range(0.1, 86_400)
     )
+    enable_prefix_pulls: bool = _transfer(
+        True,
+        "copy prefixes of prompts from nodes that have them cached, and lend them; of use where the router chooses "
+        "nodes of both roles by prefix",
+    )
     kv_events_config: str = setting(
         "",
         "tell routers and indexers what the prefix cache holds, as vLLM's JSON; "

@@ -2,7 +2,8 @@
 
 Owns nothing but the three: the leg of the role, prefixes that are lent, and prefixes that are borrowed, which a node
 may not be able to. All of them use the same engine and the same ends; each is shown the notices of its own handoffs
-(`baton.node.notices`).
+(`baton.node.notices`). A request for which a prefix is borrowed is the leg's from the beginning: it stands in its place
+in the engine's queue, and is held back there until the prefix has come.
 
 Invariant: a key is of one of them at most.
 """
@@ -59,9 +60,12 @@ class SharingLeg:
                 raise InvalidMessage("this node takes no prefixes")
             self._borrower.begin(request)
             return
-        if any(key in self._lender.keys or key in self._borrowed for key in choice_keys(request)):
+        key, *forks = choice_keys(request)
+        if any(each in self._lender.keys or each in self._borrowed for each in (key, *forks)):
             raise InvalidMessage("this attempt of the request is a pull")
         self._leg.begin(request, now_s)
+        if request.awaited is not None and self._borrower is not None:
+            self._borrower.hold_back(key, request.awaited, now_s)
 
     def lend(self, order: Lend, now_s: float) -> int:
         """Hand over what is cached of a prompt's beginning. How many tokens; 0: none."""
@@ -94,7 +98,7 @@ class SharingLeg:
         """Take the notices of all. Raises `BatonError` when transfers cannot go on."""
         self._lender.poll()
         if self._borrower is not None:
-            self._borrower.poll()
+            self._borrower.poll(now_s)
         self._leg.poll(now_s)
 
     def watch(self, step: Step) -> LayerStored | None:

@@ -13,7 +13,7 @@ from typing import Annotated
 from baton.wire.codec import U32, U64, Bounds, Codec, Id128, Length, Packed, TokenIds
 from baton.wire.layout import KvLayout
 from baton.wire.prompt import Prompt
-from baton.wire.pulls import Lend, Pull, Pulled
+from baton.wire.pulls import AwaitedPrefix, Lend, Pull, Pulled
 from baton.wire.sampling import MAX_TOP_LOGPROBS, DecodingParams
 from baton.wire.step_cost import StepCost
 from baton.wire.tiers import TierUsages, TokensByTier
@@ -176,7 +176,7 @@ class Prefill:
 
     `forks` are the handoff ids of further choices of the same prompt, which share this leg and the handoff. The i-th
     one, counted from 1, samples with the number of a choice that is i above the one in `params`. The media of the
-    prompt have their payload.
+    prompt have their payload. `awaited`: the prefix that is pulled for it.
     """
 
     handoff_id: Id128
@@ -187,6 +187,7 @@ class Prefill:
     decode_epoch: U64
     output_ids: TokenIds = ()
     forks: _Forks = ()
+    awaited: AwaitedPrefix | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -216,6 +217,7 @@ class Decode:
     prefill_peer: PrefillPeer | None
     output_ids: TokenIds = ()
     forks: _Forks = ()
+    awaited: AwaitedPrefix | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -15,6 +15,18 @@ from baton.wire.prompt import Prompt
 _Name = Annotated[str, Length(128)]
 _Count = Annotated[int, Bounds(0, 2**40)]
 _Attempt = Annotated[int, Bounds(1, 10**6)]
+_Seconds = Annotated[float, Bounds(0, 1e6)]
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedPrefix:
+    """A part of a leg, for the node that computes its prompt: wait for the pull of this attempt number, from now on for
+    `patience_s`, and `token_s` longer for each token that has come. Then compute what is missing. A `Cancel` of that
+    number ends the wait too."""
+
+    attempt: _Attempt
+    patience_s: _Seconds
+    token_s: _Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +44,7 @@ class Lend:
 @dataclass(frozen=True, slots=True)
 class Pull:
     """Router -> node: take the KV of `prompt` from the node of that name, life and address, which holds it, into the
-    prefix cache. The answer is `Pulled`, or `Failed`."""
+    prefix cache. The answer is `Pulled`, or `Failed`, where some of it may have come."""
 
     handoff_id: Id128
     attempt: _Attempt

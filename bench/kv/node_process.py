@@ -70,6 +70,8 @@ class _Told:
                 self._told.put((notice.key, time.monotonic(), notice.reason or "the request ended"))
             case commands.Delivered() | commands.Released():
                 self._told.put((notice.key, time.monotonic(), ""))
+            case commands.Verified():
+                pass  # there are no prefixes
 
     def wait_for(self, key: RequestKey, thread: TransferThread[Any]) -> float:
         """When it was told. Raises `RequestFailed`."""

@@ -145,18 +145,19 @@ def listens(receiver: Receiver) -> bool:
 
 
 def source_settings(settings: TransportSettings) -> TransportSettings:
-    """The settings with which a decode node hands KV over itself: as it would be without nixl, because its agent is the
-    receivers'."""
+    """The settings with which a decode node hands KV over itself, where it is to have no second agent of nixl: as it
+    would be without."""
     choice = {AUTO: SHM, NIXL: ZMQ}.get(settings.choice, settings.choice)
     return replace(settings, choice=choice)
 
 
 def pulling_settings(settings: TransportSettings) -> TransportSettings | None:
-    """The settings with which a prefill node takes prefixes from other nodes: by transports whose receiver writes into
-    the pool itself, because peers only read that pool. None: there are none, since agents of nixl and groups of nccl
-    go one way."""
-    choice = {AUTO: SHM, SHM: SHM, ZMQ: ZMQ}.get(settings.choice)
-    return None if choice is None else replace(settings, choice=choice)
+    """The settings with which a prefill node takes prefixes from other nodes. Unless nixl is asked for, peers only read
+    its pool, and its receivers write into it. An agent of nixl and a group of nccl go one way: it has one more of them
+    then. None: by a package's transport there may be none."""
+    if settings.plugged is not None:
+        return None
+    return replace(settings, choice=SHM) if settings.choice == AUTO else settings
 
 
 def open_receivers(

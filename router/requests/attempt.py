@@ -23,6 +23,7 @@ from baton.router.routing.goals import Goals
 from baton.router.routing.placement import Route
 from baton.wire.messages import Cancel, Decode, Prefill, PrefillPeer, live_key
 from baton.wire.prompt import Prompt
+from baton.wire.pulls import AwaitedPrefix
 from baton.wire.sampling import DecodingParams
 
 STANDS_S = 10.0
@@ -59,13 +60,14 @@ class RelayRequest:
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One try at a request. `output_ids`: what was emitted in earlier attempts. `forks`: the handoff ids of further
-    choices, with the next numbers, that begin with it."""
+    choices, with the next numbers, that begin with it. `awaited`: what the node that computes the prompt waits for."""
 
     handoff_id: bytes
     number: int
     request: RelayRequest
     output_ids: tuple[int, ...] = ()
     forks: tuple[bytes, ...] = ()
+    awaited: AwaitedPrefix | None = None
 
     def prefill_leg(self, decode: Node) -> Prefill:
         """The message for the prefill node; `decode` is the node that gets the KV."""
@@ -78,6 +80,7 @@ class Attempt:
             decode_epoch=decode.epoch,
             output_ids=self.output_ids,
             forks=self.forks,
+            awaited=self.awaited,
         )
 
     def decode_leg(self, prefill: Node | None) -> Decode:
@@ -92,6 +95,7 @@ class Attempt:
             prefill_peer=peer,
             output_ids=self.output_ids,
             forks=self.forks,
+            awaited=self.awaited if prefill is None else None,
         )
 
 

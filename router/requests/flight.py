@@ -90,7 +90,7 @@ class Flight:
         self._retries = Retries(
             self.handoff_id, context.routing, context.node_wait, context.max_attempts, self._start_attempt, self.fail
         )
-        self._pull = PrefixPull(self.handoff_id, context.sender, context.pulls, self._retries.begin)
+        self._pull = PrefixPull(self.handoff_id, context.sender, context.pulls)
         self._moves = RequestMoves(self.handoff_id, request, self._output, context.sender, context.routing)
         overdue = DeadlineExceeded(f"the request took longer than {context.timeout_s:g} s")
         self._deadline = asyncio.get_running_loop().call_later(context.timeout_s, self.fail, overdue)
@@ -146,7 +146,7 @@ class Flight:
         if legs.awaits_first:
             legs.first_came(asyncio.get_running_loop().time())
         if self._cached.awaits_more:
-            self._cached.note(event, is_of_decode=is_of_decode)
+            self._cached.note(event, is_of_decode=is_of_decode, pulled=self._pull.tokens)
         if output.prompt is not None and output.awaits_prompt:
             if not (is_of_decode and legs.prefill_runs):
                 # the node that computes the prompt sends in order, so a message of the prompt was lost on its way
@@ -178,7 +178,7 @@ class Flight:
     def on_failed(self, failed: Failed, epoch: int) -> None:
         """The node of that epoch reports that an attempt failed."""
         self._moves.heard(failed.attempt)
-        self._pull.failed(failed.attempt)
+        self._pull.failed(failed)
         legs, is_transfer = self._legs, failed.code == TransferFailed.code
         if legs is None or failed.attempt != self._output.attempt or not self._needs(epoch):
             return  # an earlier attempt, or a leg that is over: the other leg goes on without it
@@ -342,26 +342,25 @@ class Flight:
             computes_all=output.awaits_prompt,
             confinement=self._retries.confinement,
             may_refuse=output.attempt == 1 and not output_ids,
-            may_pull=output.attempt == 1 and not self._pull.target_epoch and not siblings,
-            pulled_at=self._pull.target_epoch,
+            may_pull=output.attempt == 1 and not siblings,
         )
         route = context.routing.choose(asked, now_s)
-        if route.pull is not None:
-            self._pull.begin(route.pull, request.prompt, output.reserve_attempt())
-            return
         self._retries.begins_at(route)
         forks = tuple(sibling.handoff_id for sibling in siblings)
-        attempt = Attempt(self.handoff_id, output.attempt, request, output_ids, forks)
+        pull_number = 0 if route.pull is None else output.reserve_attempt()
+        awaited = None if route.pull is None else route.pull.awaited_as(pull_number)
+        attempt = Attempt(self.handoff_id, output.attempt, request, output_ids, forks, awaited)
         sent_us = now_us()  # before they leave: a node may begin at once
         for flight, legs in zip((self, *siblings), send_legs(context.sender, route, attempt, now_s), strict=True):
             flight._take_legs(legs, route, sent_us)
+        if route.pull is not None:
+            self._pull.begin(route.pull, request.prompt, pull_number)
 
     def _take_legs(self, legs: Legs, route: Route, sent_us: int) -> None:
         output, counters = self._output, self._context.counters
         nodes = [route.decode] if route.prefill is None else [route.prefill, route.decode]
         output.times.legs_sent(sent_us, *(node.hello.clock for node in nodes))
-        num_pulled = self._pull.num_new_at(nodes[0].epoch)
-        self._cached.begin(output.attempt, is_split=route.prefill is not None, num_pulled=num_pulled)
+        self._cached.begin(output.attempt, is_split=route.prefill is not None)
         self._legs = legs
         prefill_node = "" if route.prefill is None else route.prefill.node_id
         self.trace.attempt_sent(sent_us, prefill_node, route.decode.node_id)
@@ -371,6 +370,7 @@ class Flight:
 
     def _cancel_legs(self) -> None:
         self._moves.end()
+        self._pull.end()
         self._retries.is_over()
         if self._legs is not None:
             self._legs.cancel(asyncio.get_running_loop().time())
@@ -379,6 +379,5 @@ class Flight:
     def _stop(self) -> None:
         self._deadline.cancel()
         self._retries.stop()
-        self._pull.end()
         self._end_pause()
         self._cancel_legs()

@@ -190,33 +190,35 @@ class CachedTokens:
         self.awaits_more = False
         self._is_first_attempt = False
         self._is_split = False
-        self._num_pulled = 0
         self._pool = ""
-        self._other_places: list[tuple[str, int]] = []
+        self._tiers: list[tuple[str, int]] = []
+        self._pulled = range(0)
 
-    def begin(self, attempt: int, *, is_split: bool, num_pulled: int = 0) -> None:
-        """An attempt begins. `is_split`: a prefill node computes its prompt. `num_pulled`: tokens of it that were
-        copied to the node that computes it."""
+    def begin(self, attempt: int, *, is_split: bool) -> None:
+        """An attempt begins. `is_split`: a prefill node computes its prompt."""
         self._is_first_attempt = attempt == 1
         self.awaits_more = self._is_first_attempt or not self._pool
-        self._is_split, self._num_pulled = is_split, num_pulled
+        self._is_split = is_split
 
     def by_place(self, num_cached_tokens: int) -> dict[str, int]:
         """Where so many cached tokens came from: the prefix cache of the role that computed the rest, `PEER`, or a tier
         of a KV store by its name. Places that gave none are left out."""
         found, num_left = Counter[str](), num_cached_tokens
-        for place, num_tokens in self._other_places:
+        for place, num_tokens in self._tiers:
             found[place] += min(num_left, num_tokens)
             num_left -= min(num_left, num_tokens)
-        found[self._pool] += num_left
+        num_pulled = len(range(self._pulled.start, min(num_left, self._pulled.stop)))
+        found[PEER] += num_pulled
+        found[self._pool] += num_left - num_pulled
         return {place: count for place, count in reversed(found.items()) if count}
 
-    def note(self, event: TokenEvent, *, is_of_decode: bool) -> None:
-        """Take an event of the attempt that began last."""
+    def note(self, event: TokenEvent, *, is_of_decode: bool, pulled: range = range(0)) -> None:
+        """Take an event of the attempt that began last. `pulled`: the tokens of the prompt that were to be copied to
+        the node that computes it. Of those that it has cached, these have come."""
         if not self._pool:
             self._pool = PREFILL if self._is_split else DECODE
-            tiers = [(each.tier, each.num_tokens) for each in reversed(event.tiers or ())]
-            self._other_places = [*tiers, (PEER, self._num_pulled)]
+            self._tiers = [(each.tier, each.num_tokens) for each in reversed(event.tiers or ())]
+            self._pulled = pulled
         if not self._is_first_attempt:
             self.awaits_more = False
         elif self._is_split and event.index == 0:

@@ -49,7 +49,7 @@ class Route:
     how long that is expected to take. `is_kept`: the decode node computes it although a prefill node could, because
     that serves the goals. `ttft_s`: when the first token is expected, where that is to be compared with what comes of
     it; 0: it is not. `late_s`: in so many seconds it could be expected to meet its goals, 0: it can now. `is_slow`: the
-    goal between tokens is missed. `pull`: what the node that computes the prompt is to have first."""
+    goal between tokens is missed. `pull`: what the node that computes the prompt is to have before."""
 
     decode: Node
     prefill: Node | None

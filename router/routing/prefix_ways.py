@@ -7,9 +7,9 @@ what is new. That holds up the streams of the decode node, so what it costs each
 came later by it.
 
 Another way than computing is taken only where it is expected to be sooner by `SURELY`: predictions err, and nothing may
-be slower than computing by more than that. So a pull that brings nothing, whatever the reason, is waited for no longer
-than `RISKED` of what computing takes, and none is begun that is expected to take longer. There is no bound in tokens.
-Without cost models nothing changes.
+be slower than computing by more than that. So a pull is waited for no longer than `RISKED` of what computing takes, and
+as long again as computing what has come would have taken; none is begun that is expected to take longer. What has come
+by then is used. There is no bound in tokens. Without cost models nothing changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from baton.router.routing.pulls import PlannedPull, PullRecords
 SURELY = 0.9
 """The share of the time for computing that another way takes at most."""
 RISKED = 0.1
-"""The share of the time for computing that a pull may take."""
+"""The share of the time for computing for which a pull may bring nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,17 @@ class PrefixWays:
         source, num_tokens, num_known = found
         layout = computes.hello.layout
         num_bytes = (num_tokens - num_known) // layout.block_size * layout.block_bytes
-        expected_s = self.records.expected_of(source, computes, num_bytes, comparison.predictions.now_s)
-        bound_s = RISKED * comparison.compute_s
-        if expected_s is None or expected_s > bound_s:
+        expected = self.records.expected_of(source, computes, num_bytes, comparison.predictions.now_s)
+        if expected is None:
+            return None
+        patience_s, token_s = RISKED * comparison.compute_s, comparison.token_s(num_known)
+        planned = PlannedPull(source, computes, num_tokens, num_known, expected.total_s, patience_s, token_s)
+        if expected.overhead_s > patience_s or expected.total_s > planned.bound_s:
             return None
         rest_s = comparison.with_cached_s(num_tokens)
-        planned = PlannedPull(source, computes, num_tokens, num_known, expected_s, bound_s)
-        return max(comparison.wait_s, expected_s) + rest_s, replace(route, pull=planned)
+        return max(comparison.wait_s, expected.total_s) + rest_s, replace(
+            route, pull=planned, prompt_s=rest_s, ttft_s=0.0
+        )
 
 
 class _Comparison:
@@ -98,6 +102,11 @@ class _Comparison:
     def with_cached_s(self, num_cached: int) -> float:
         """How long the node computes if it has so many tokens."""
         return self.predictions.compute_s(self.computes, self.prompt.num_tokens, num_cached, self.prompt.tpot_s)[0]
+
+    def token_s(self, place: int) -> float:
+        """How long the node computes for the token at that place, its share of a step left out. Later ones take more:
+        they attend to more."""
+        return self.predictions.cost_of(self.computes).tokens_s(1, place)
 
     def stay(self, route: Route) -> tuple[float, Route] | None:
         """Until the first token if the decode node computes what is new to it, and what that costs its streams. None

@@ -35,8 +35,7 @@ class RouteRequest:
 
     `computes_all`: whoever computes the prompt computes all of it, whatever it has cached. `confinement`: the only
     nodes that may compute anything of it but further tokens. `may_refuse`: nothing was done for it yet. `may_pull`:
-    some of it may be copied to a node first. `pulled_at`: the epoch of the node that has had a copy, which computes it
-    if it still can; 0: none.
+    some of it may be copied to the node that computes it.
     """
 
     model: str
@@ -50,7 +49,6 @@ class RouteRequest:
     confinement: Confinement | None = None
     may_refuse: bool = False
     may_pull: bool = False
-    pulled_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +109,6 @@ class Routing:
             decodes, prefills = self._confined(asked.confinement, decodes, prefills)
         if not decodes:
             raise NoNode("no decode node is available")
-        if asked.pulled_at:  # it is a node of one role, or of both
-            decodes = [node for node in decodes if node.epoch == asked.pulled_at] or decodes
-            prefills = [node for node in prefills if node.epoch == asked.pulled_at] or prefills
         return decodes, prefills
 
     def another_decode(

@@ -120,11 +120,11 @@ class Meter:
         num_blocks = max(1, MOST_AT_ONCE_BYTES // offload.block_bytes)
         while num_blocks:
             keys.append(self._new_key())
-            if self.core.reserve(keys[-1], Prompt.of(fresh(chance, num_blocks * _BLOCK_SIZE))) is None:
+            if self.core.handoffs.reserve(keys[-1], Prompt.of(fresh(chance, num_blocks * _BLOCK_SIZE))) is None:
                 num_blocks //= 2
             time.sleep(pause_s)
         for key in keys:
-            self.core.release(key)
+            self.core.handoffs.release(key)
 
     @property
     def num_loaded(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -305,3 +306,84 @@ def test_a_prefix_comes_without_first_tokens_and_no_other_handoff_does() -> None
     assert "first token" in side.handoff.take_commit(replace(COMMIT, firsts=(first_token(A),)), 2.0)
     assert side.handoff.take_commit(replace(COMMIT, firsts=()), 2.0) == ""
     assert side.handoff.state is ReceivingState.COMMITTED
+
+
+class KnownChecksums:
+    """The checksum of a block of the pool is its number and 100, or what `wrong` says."""
+
+    max_blocks = 8
+
+    def __init__(self) -> None:
+        self.wrong: dict[int, int] = {}
+
+    def begin(self, block_ids: Sequence[int]) -> Any:
+        return SimpleNamespace(take=lambda: [self.wrong.get(block_id, 100 + block_id) for block_id in block_ids])
+
+
+NAME = HandoffName(*A)
+PREFIX = replace(BLOCKS, num_tokens=16, forks=(), has_firsts=False, block_ids=(3, 7, 2), generations=(5, 6, 4))
+ALL = replace(COMMIT, num_tokens=16, generations=(5, 6, 4), checksums=(103, 107, 102), firsts=())
+
+
+def prefix(checksums: KnownChecksums, *arrived: int) -> Side:
+    """A granted prefix, of which some blocks have arrived."""
+    side = Side()
+    side.handoff.reserve(PREFIX, side.connection, 2.0)
+    side.handoff.grant(3.0)
+    arrive(side, checksums, *arrived)
+    return side
+
+
+def arrive(side: Side, checksums: KnownChecksums, *indexes: int) -> None:
+    side.handoff.take_blocks(indexes, 3.0)
+    side.handoff.hash(cast(Any, checksums), math.inf)
+
+
+def test_of_a_prefix_blocks_count_as_soon_as_they_and_all_before_them_are_what_was_sent() -> None:
+    checksums = KnownChecksums()
+    side = prefix(checksums, 1)
+    handoff = side.handoff
+    handoff.take_pushed(Pushed(NAME, (0, 1), (103, 107)), 3.5)
+    assert (handoff.verify_more(), handoff.num_verified_blocks) == (False, 0)
+    arrive(side, checksums, 0, 2)
+    assert (handoff.verify_more(), handoff.num_verified_blocks) == (True, 2)
+    assert (handoff.verify_more(), handoff.num_verified_blocks) == (False, 2)
+    handoff.take_pushed(Pushed(NAME, (2,), (102,)), 3.5)
+    assert (handoff.verify_more(), handoff.num_verified_blocks) == (True, 3)
+    assert handoff.take_commit(ALL, 4.0) == ""
+
+
+def test_behind_a_damaged_block_of_a_prefix_none_counts() -> None:
+    checksums = KnownChecksums()
+    checksums.wrong[7] = 1
+    side = prefix(checksums, 0, 1, 2)
+    side.handoff.take_pushed(Pushed(NAME, (0, 1, 2), (103, 107, 102)), 3.5)
+    assert (side.handoff.verify_more(), side.handoff.num_verified_blocks) == (True, 1)
+
+
+def test_a_sender_is_not_asked_again_where_it_could_write_into_blocks_that_are_in_use() -> None:
+    checksums = KnownChecksums()
+    side = prefix(checksums, 0)
+    assert side.handoff.may_resend
+    side.handoff.take_pushed(Pushed(NAME, (0,), (103,)), 3.5)
+    side.handoff.verify_more()
+    assert not side.handoff.may_resend
+
+
+def test_a_sender_cannot_take_back_what_it_has_said_of_a_block() -> None:
+    side = prefix(KnownChecksums(), 0, 1, 2)
+    side.handoff.take_pushed(Pushed(NAME, (0,), (103,)), 3.5)
+    side.handoff.take_pushed(Pushed(NAME, (0,), (1,)), 3.6)
+    assert "other checksums" in side.handoff.take_commit(replace(ALL, checksums=(1, 107, 102)), 4.0)
+    assert side.handoff.take_commit(ALL, 4.0) == ""
+
+
+@pytest.mark.parametrize("pushed", [Pushed(NAME, (0,), (1, 2)), Pushed(NAME, (0, 1), (1,)), Pushed(NAME, (7,), (1,))])
+def test_checksums_are_one_for_each_block_of_the_grant(pushed: Pushed) -> None:
+    with pytest.raises(InvalidMessage):
+        prefix(KnownChecksums()).handoff.take_pushed(pushed, 3.5)
+
+
+def test_no_other_handoff_has_checksums_before_its_commit() -> None:
+    with pytest.raises(InvalidMessage, match="of a prefix"):
+        Side().granted().handoff.take_pushed(Pushed(NAME, (0,), (103,)), 3.5)

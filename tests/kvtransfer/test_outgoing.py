@@ -356,3 +356,22 @@ def test_a_receiver_that_notices_nothing_by_itself_is_told_what_was_pushed() -> 
     side = Side(checksum=NONE)
     side.accept()
     assert side.handoff.pushed(report) is None, "nobody verifies"
+
+
+def test_who_uses_a_prefix_as_it_comes_is_told_what_was_pushed_and_its_checksums() -> None:
+    report = PushReport(A, [Move(0, 51, 3, 5), Move(1, 52, 7, 6)], (1, 2), "")
+    for is_silent in (True, False):
+        side = Side()
+        side.sender.is_silent = is_silent
+        side.handoff.finish(FinishHandoff(A, TABLE, (), 2.5), 3.0)
+        side.accept()
+        assert side.handoff.pushed(report) == Pushed(GRANT.handoff, (0, 1), (1, 2))
+
+
+def test_a_prefix_is_pushed_in_jobs_of_a_few_megabytes_each_of_which_can_be_used() -> None:
+    layout = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=64, head_dim=512)])  # blocks of 1 MiB
+    blocks = tuple(range(10))
+    side = Side(layout=layout, num_tokens=40)
+    side.handoff.finish(FinishHandoff(A, TABLE, (), 2.5), 3.0)
+    side.accept(replace(GRANT, num_tokens=40, num_cached_tokens=0, block_ids=blocks, generations=blocks))
+    assert [len(job.moves) for job in side.pusher.jobs] == [4, 4, 2]

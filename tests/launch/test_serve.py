@@ -438,3 +438,9 @@ def test_each_of_several_routers_has_an_address_for_its_metrics(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"Baton ready at {endpoint.url}"
     assert lines[1:3] == [f"metrics of router-{number}: http://127.0.0.1:{42000 + number}/metrics" for number in (0, 1)]
+
+
+@pytest.mark.parametrize(("words", "pulls"), [("", True), ("--decode-policy least_loaded", False)])
+def test_nodes_open_nothing_for_pulls_that_their_router_never_asks_for(words: str, pulls: bool) -> None:
+    deployment = resolve_serve(words.split(), {})
+    assert (deployment.prefill.enable_prefix_pulls, deployment.decode.enable_prefix_pulls) == (pulls, pulls)

@@ -69,8 +69,10 @@ def receiving_end() -> tuple[ReceivingEnd, Thread, Notices]:
 
 def cache(core: EngineCore, prompt: Prompt, key: RequestKey) -> None:
     """Put the whole blocks of a prompt into the prefix cache."""
-    assert core.handoffs.reserve(key, prompt) is not None
-    core.handoffs.keep(key, prompt)
+    reservation = core.handoffs.reserve(key, prompt)
+    assert reservation is not None
+    core.handoffs.publish(reservation, prompt, range(prompt.num_tokens // SIZE))
+    core.handoffs.release(key)
 
 
 def lend(key: RequestKey, prompt: Prompt = PROMPT) -> Lend:

@@ -355,14 +355,17 @@ def test_what_was_read_is_told_before_the_tokens_and_fails_its_request_if_it_is_
     assert rig.told == (["read", "tokens"] if is_valid else ["tokens"])
 
 
-def test_a_node_answers_how_much_it_lends_and_tells_of_a_prefix_behind_what_its_cache_has_gained(rig: Rig) -> None:
+def test_a_node_answers_how_much_it_lends_and_tells_of_a_prefix_before_a_step_behind_what_its_cache_has_gained(
+    rig: Rig,
+) -> None:
     order = Lend(b"h" * 16, 2, Prompt((1, 2)), "e", 5)
     router, leg = Sharing(order, Drain(starts_again=False)), LendingLeg(rig.core)
     leg.arrived.append(Arrived(RequestKey(b"h" * 16, 3), 8, HandoffFigures(2, 80, 10, 5)))
     rig.core.take_cache_changes = lambda: CacheChanges([bytes(16)], [])  # type: ignore[method-assign]
+    rig.core.add(KEY, Prompt.of([1, 2, 3]), DecodingParams(max_tokens=1))
     with Stopper(30.0) as stopper:
         loop_of(rig, leg, router, stopper).run(lambda: None)
-    assert router.said[:3] == [(order, 4), "cache", 8]
+    assert router.said[:4] == [(order, 4), "cache", 8, "tokens"]
 
 
 class Sharing(Asking):
@@ -373,6 +376,9 @@ class Sharing(Asking):
 
     def send_cache_changes(self, stored: Sequence[bytes], removed: Sequence[bytes]) -> None:
         self.said.append("cache")
+
+    def send_tokens(self, events: Sequence[TokenEvent]) -> None:
+        self.said.append("tokens")
 
     def send_pulled(self, arrived: Arrived) -> None:
         self.said.append(arrived.num_tokens)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -13,7 +14,10 @@ import zmq
 
 from baton.decode_node.node import DECODE_ROLE
 from baton.engine.runner.kv_memory import SharedRegion
-from baton.kvtransfer.transports.registry import pulling_settings, source_settings
+from baton.kvtransfer.process_identity import this_process
+from baton.kvtransfer.receiving_end import ReceivingEnd
+from baton.kvtransfer.sending_end import SendingEnd
+from baton.kvtransfer.transports.registry import TransportSettings, pulling_settings, source_settings
 from baton.kvtransfer.write_proof import WriteProof
 from baton.node.mixed import mixed_role
 from baton.node.pool import Context, Ends, NodeParts, NodePool
@@ -119,3 +123,29 @@ def test_a_prefill_node_is_dialled_at_its_port_and_takes_prefixes_by_the_next(co
     finally:
         ends.close()
         pool.close()
+
+
+@pytest.mark.parametrize("choice", ["shm", "nixl"])
+@pytest.mark.parametrize("pulls", [True, False])
+def test_a_node_opens_for_pulls_what_they_take_and_no_more(context: Context, choice: str, *, pulls: bool) -> None:
+    """Without them a prefill node has no receiving end, and with nixl no decode node has a second agent."""
+    engine, opened = cast(Any, MagicMock()), list[str]()
+    engine.memory.is_divided = False
+
+    def receive(by: TransportSettings) -> ReceivingEnd:
+        opened.append(f"receive {by.choice}")
+        return ReceivingEnd(MagicMock(), MagicMock(), MagicMock())
+
+    def send(by: TransportSettings) -> tuple[SendingEnd, str]:
+        opened.append(f"send {by.choice}")
+        return SendingEnd(MagicMock(), MagicMock(), MagicMock()), "address"
+
+    transports = TransportSettings(choice, context, "127.0.0.1", links.LinkSettings(), this_process())
+    ends = cast(Any, SimpleNamespace(transports=transports, pulls=pulls, receive=receive, send=send))
+    prefill, _ = PREFILL_ROLE.open_leg(engine, ends)
+    assert (prefill.can_pull, opened) == (pulls, [f"send {choice}", *[f"receive {choice}"] * pulls])
+    opened.clear()
+    decode, address = DECODE_ROLE.open_leg(engine, ends)
+    by = choice if pulls else source_settings(transports).choice
+    assert (decode.can_pull, opened) == (pulls, [f"receive {choice}", f"send {by}"])
+    assert address == ("" if choice == "nixl" and not pulls else "address")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from baton.node.lender import PrefixLender
 from baton.node.sharing_leg import SharingLeg
 from baton.wire.errors import InvalidMessage, RequestFailed
 from baton.wire.messages import Decode, HandoffFigures
+from baton.wire.pulls import AwaitedPrefix
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.node.sharing import PROMPT, cache, lend, make_core, pull, receiving_end, sending_end
@@ -71,6 +73,17 @@ def test_an_attempt_is_a_pull_or_a_leg_and_never_both() -> None:
             stage.leg.begin(leg_of(key), 0.0)
     stage.leg.begin(leg_of(C), 0.0)
     assert stage.calls == ["begin"]
+
+
+def test_a_leg_that_is_pulled_for_is_held_back_where_the_node_can_pull() -> None:
+    for can_pull in (True, False):
+        stage = Stage(can_pull=can_pull)
+        stage.core.add(A, PROMPT, DecodingParams(max_tokens=1))
+        stage.leg.begin(replace(leg_of(A), awaited=AwaitedPrefix(2, 1.0, 0.0)), 5.0)
+        assert stage.core.awaits_readiness == can_pull
+        stage.leg.poll(6.0)
+        assert not stage.core.awaits_readiness
+        assert [key for key, _ in stage.leg.take_failures()] == [RequestKey(A.handoff_id, 2)] * can_pull + [C]
 
 
 def test_a_cancel_reaches_whatever_has_that_key() -> None:

@@ -28,4 +28,4 @@ class EagerWays(PrefixWays):
         if found is None:
             return route
         source, num_tokens, num_known = found
-        return replace(route, pull=PlannedPull(source, target, num_tokens, num_known, 0.0, self._bound_s))
+        return replace(route, pull=PlannedPull(source, target, num_tokens, num_known, 0.0, self._bound_s, 0.0))

@@ -20,9 +20,9 @@ HELD = 32
 ASKED_S = 3.0
 
 
-def conversation(*, overlaps: bool = False) -> tuple[World, Client]:
+def conversation(*, overlaps: bool = False, peers_write: bool = False) -> tuple[World, Client]:
     """A world in which the second turn is asked at `ASKED_S`, when the first is long over."""
-    world, second = World(11, 1, 1, peers_write=False, overlaps=overlaps), Client(1, TURN, 6)
+    world, second = World(11, 1, 1, peers_write=peers_write, overlaps=overlaps), Client(1, TURN, 6)
     world.clock.at(0.1, partial(world.ask, Client(0, PROMPT, 24)))
     world.clock.at(ASKED_S, partial(world.ask, second))
     world.disturbed(ASKED_S, is_cause=False)  # it is not over before
@@ -31,6 +31,14 @@ def conversation(*, overlaps: bool = False) -> tuple[World, Client]:
 
 def results(world: World) -> dict[str, int]:
     return dict(world.router.relay.pulls.results)
+
+
+def num_found(world: World) -> float:
+    """Tokens of both prompts that the prefill node found in its cache."""
+    samples = [sample for metric in world.nodes["P1"].leg.metrics() for sample in metric.samples]
+    found = [each.value for each in samples if each.labels.get("source") == "local_cache_hit"]
+    assert found
+    return found[0]
 
 
 def at_the_pull(world: World, happen: Callable[[], None]) -> None:
@@ -111,3 +119,18 @@ def test_a_prefix_that_arrives_damaged_twice_is_computed() -> None:
     world.blocks.plan = damaged
     world.run()
     assert (second.error, results(world)) == ("", {"failed": 1})
+    assert num_found(world) == 8
+
+
+@pytest.mark.parametrize(
+    ("fault", "peers_write", "result"),
+    [(Fault(0), False, "late"), (Fault(flipped_bits=(3,)), False, "failed"), (Fault(0), True, "failed")],
+)
+def test_what_came_of_a_prefix_is_used_and_the_rest_is_computed(
+    fault: Fault, *, peers_write: bool, result: str
+) -> None:
+    world, second = conversation(peers_write=peers_write)
+    world.blocks.plan = lambda number, key, move: fault if (key.attempt, move.index) == (2, 3) else Fault()
+    world.run()
+    assert (second.error, results(world)) == ("", {result: 1})
+    assert num_found(world) == 8 + 3 * 4

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import baton.kvtransfer.incoming
+import baton.kvtransfer.outgoing
 import baton.kvtransfer.pusher
 import baton.kvtransfer.receiving
 from baton.kvtransfer.messages import ProcessIdentity
@@ -531,6 +532,7 @@ class World:
             (baton.kvtransfer.incoming, "is_gone", self.is_gone),
             (baton.kvtransfer.receiving, "_SLICE_S", _NEVER_S),
             (baton.kvtransfer.pusher, "_SLICE_S", _NEVER_S),
+            (baton.kvtransfer.outgoing, "_MIN_JOB_BYTES", 1),
             (inboxes, "MAX_DUE", _INBOX_BOUND),
             (moves, "AHEAD_TOKENS", _AHEAD_TOKENS),
             (secrets, "token_bytes", self.chance.randbytes),

@@ -4,7 +4,8 @@ A conversation of two turns at a time: the KV of the first answer lies at its de
 the node that is to compute the second turn (`eager_router.py`: whether it is worth it does not count). At first
 undisturbed over each transport and between the nodes that can; then with a holder that pushes a block each `PUSH_S`,
 of which the holder or the taker gets SIGKILL or SIGSTOP in the middle. Every turn has the tokens of transformers and
-ends in time, and at the end every block of every node that lives is free or cached. Writes a line for each.
+ends in time, what had come of the prefix is used, and at the end every block of every node that lives is free or
+cached. Writes a line for each.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from tests.checkpoints import make_checkpoint
 from tests.system.harness import Node, Relay, start_relay, wait_until
@@ -91,6 +94,7 @@ def undisturbed(model: Path, transport: str) -> None:
             trying.relay.settle()
         metrics = trying.relay.router.metrics()
         took = metrics.value("prefix_pull_tokens_total")
+        assert trying.results() == {"arrived": 5}, trying.results()
         say(f"{transport}: decode to prefill: {trying.results()}, {took} tokens")
 
 
@@ -105,6 +109,7 @@ def of_mixed(model: Path, transport: str) -> None:
             prompt = trying.first_turn(seed)
             trying.require(prompt, relay.ask(prompt, NUM_TOKENS).token_ids)
             relay.settle()
+        assert trying.results()["arrived"] > 0, trying.results()
         say(f"{transport}: between mixed nodes: {trying.results()}")
 
 
@@ -130,7 +135,7 @@ def with_fault(model: Path, transport: str, role: str, number: signal.Signals, b
         took_s = time.monotonic() - began_s
         trying.require(prompt, tokens)
         assert took_s < LATE_S, f"{took_s:.1f} s"
-        results = trying.results()
+        results, num_found = trying.results(), found(relay)
         if number == signal.SIGSTOP:
             victim.signal(signal.SIGCONT)
             relay.wait_for_members()
@@ -138,7 +143,20 @@ def with_fault(model: Path, transport: str, role: str, number: signal.Signals, b
         trying.require(prompt, relay.ask(prompt, NUM_TOKENS).token_ids)
         relay.settle()
         what = f"{transport}: {number.name} of the {role} node"
-        say(f"{what}: {results}, answered in {took_s:.1f} s, then {trying.results()}")
+        assert num_found > 0 or role == "prefill", "what came before was not used"
+        say(f"{what}: {results}, {num_found} tokens used, answered in {took_s:.1f} s, then {trying.results()}")
+
+
+def found(relay: Relay) -> int:
+    """Tokens of prompts that prefill nodes have found in their caches."""
+    return sum(
+        node.metrics().value("prompt_tokens_by_source_total", source="local_cache_hit") for node in running(relay)
+    )
+
+
+def running(relay: Relay) -> list[Node]:
+    """The prefill nodes that can be asked."""
+    return [node for node in relay.prefills if psutil.Process(node.process.pid).status() != psutil.STATUS_STOPPED]
 
 
 def takers(relay: Relay) -> list[Node]:

@@ -59,6 +59,7 @@ from baton.wire.messages import (
     Welcome,
 )
 from baton.wire.prompt import Prompt
+from baton.wire.pulls import AwaitedPrefix
 from baton.wire.sampling import DecodingParams
 from baton.wire.tiers import TierTokens, TierUsage
 
@@ -99,6 +100,7 @@ SAMPLES: tuple[tuple[Codec, Any], ...] = (
     (ROUTER_TO_NODE, Prefill(b"h" * 16, 1, SALTED, PARAMS, "decode-1", 8, (), (b"i" * 16, b"j" * 16))),
     (ROUTER_TO_NODE, Prefill(b"h" * 16, 1, Prompt((1, 5, 5), b"", (IMAGE,)), PARAMS, "decode-1", 8)),
     (ROUTER_TO_NODE, Decode(b"h" * 16, 1, SALTED, PARAMS, PrefillPeer("p", 1, "tcp://127.0.0.1:5"), (4, 5))),
+    (ROUTER_TO_NODE, Decode(b"h" * 16, 1, SALTED, PARAMS, None, awaited=AwaitedPrefix(2, 0.5, 1e-4))),
     (ROUTER_TO_NODE, Cancel(b"h" * 16, 1000)),
     (NODE_TO_ROUTER, Hello("decode", "d", 1, "f", LAYOUT, "", "http://x", 64, 1024, 8, STATUS, "0a1b2c3d", 9, "5e6f")),
     (NODE_TO_ROUTER, Heartbeat(1, STATUS)),
@@ -118,6 +120,7 @@ SAMPLES: tuple[tuple[Codec, Any], ...] = (
     (SENDER_TO_RECEIVER, PeerRefusal("model differs")),
     (SENDER_TO_RECEIVER, Commit(NAME, 1, 2, 40, b"d" * 16, (1, 2), (3, 4), (EVENT, EVENT), 1, 250)),
     (SENDER_TO_RECEIVER, Pushed(NAME, (0, 1, 9))),
+    (SENDER_TO_RECEIVER, Pushed(NAME, (0, 1), (2**64 - 1, 0))),
     (SENDER_TO_RECEIVER, Revoked(NAME, "gone", False, True)),
     (SENDER_TO_RECEIVER, Renew(())),
 )

@@ -84,6 +84,15 @@ class Matcher(Protocol):
         ...
 
 
+class Awaited(Protocol):
+    """What makes the beginning of a prompt come into the prefix cache, from elsewhere."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come that is worth waiting for."""
+        ...
+
+
 class BlockCopy(NamedTuple):
     """A copy of all that block `source` holds into block `target`."""
 
@@ -125,7 +134,8 @@ class Request:
     `forks` are there until the first token is sampled. With `is_wanted` false only they are wanted of it, and it leaves
     then. `block_copy` is to be made by its first step: the source, which it holds until then, has the KV that belongs
     into the last block of its table. `matcher` is there for parameters with a grammar.
-    With a `load` it waits for KV: a store's thread writes into blocks of its table behind what is computed.
+    With a `load` it waits for KV: a store's thread writes into blocks of its table behind what is computed. Before it
+    has blocks it may wait for KV that is `awaited` in the prefix cache.
 
     `first_due_s`, `last_due_s`: when its first and its last token have to be there for its goals to be met, see
     `baton.engine.scheduler.step_bound`; the second is None until there is a first token, and -inf when that was late.
@@ -155,6 +165,7 @@ class Request:
     block_copy: BlockCopy | None = None
     matcher: Matcher | None = None
     load: Load | None = None
+    awaited: Awaited | None = None
     first_due_s: float = math.inf
     last_due_s: float | None = None
     turn_s: float = 0.0
@@ -179,6 +190,8 @@ class Request:
     def is_ready(self) -> bool:
         """Whether it can be admitted as soon as there is room: its grammar, if it has one, is compiled, and it does not
         wait for KV."""
+        if self.awaited is not None and not self.awaited.is_over:
+            return False
         return (self.matcher is None or self.matcher.is_ready) and (self.load is None or self.load.is_over)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,6 +43,21 @@ def admitted(*requests: Request) -> LiveRequests:
 
 def waiting(live: LiveRequests) -> list[RequestKey]:
     return [each.key for each in live.waiting]
+
+
+def test_a_request_that_is_held_back_keeps_its_turn_and_holds_nobody_up() -> None:
+    live, prefix, first = LiveRequests(), SimpleNamespace(is_over=False), request(A)
+    for each in (first, request(B)):
+        live.add(each)
+    first.awaited = prefix
+    for found in (live.first_waiting, live.first_without_blocks):
+        assert found is not None
+        assert found.key == B
+    assert live.awaits_readiness
+    prefix.is_over = True
+    live.add(request(C))
+    assert live.first_waiting is not None
+    assert (live.first_waiting.key, live.awaits_readiness) == (A, False)
 
 
 def test_a_running_request_has_a_row_and_each_of_its_forks_one() -> None:

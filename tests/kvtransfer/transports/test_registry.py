@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -368,7 +370,16 @@ def test_a_pool_that_peers_only_read_is_not_offered_to_them_though_its_ranks_sha
         memory.close()
 
 
-@pytest.mark.parametrize("choice", ["nixl", "nccl"])
-def test_prefixes_do_not_come_by_what_goes_one_way(context: zmq.Context[zmq.Socket[bytes]], choice: str) -> None:
+@pytest.mark.parametrize("choice", ["shm", "zmq", "nixl", "nccl"])
+def test_prefixes_come_by_what_was_asked_for_and_by_default_into_a_closed_pool(
+    context: zmq.Context[zmq.Socket[bytes]], choice: str
+) -> None:
     settings = TransportSettings(choice, context, "127.0.0.1", LinkSettings(), this_process())
+    assert pulling_settings(settings) == settings
+    assert pulling_settings(replace(settings, choice="auto")) == replace(settings, choice="shm")
+
+
+def test_prefixes_do_not_come_by_a_transport_of_a_package(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    plugged = cast(Any, SimpleNamespace(name="other"))
+    settings = TransportSettings("other", context, "127.0.0.1", LinkSettings(), this_process(), plugged=plugged)
     assert pulling_settings(settings) is None

@@ -171,10 +171,10 @@ def test_times_are_kept_though_their_token_is_a_repetition_or_early() -> None:
     assert (output.times.first, output.times.second) == (first, second)
 
 
-def _noted(event: TokenEvent, *, is_split: bool = True, num_pulled: int = 0) -> CachedTokens:
+def _noted(event: TokenEvent, *, is_split: bool = True, pulled: range = range(0)) -> CachedTokens:
     cached = CachedTokens()
-    cached.begin(1, is_split=is_split, num_pulled=num_pulled)
-    cached.note(event, is_of_decode=not is_split)
+    cached.begin(1, is_split=is_split)
+    cached.note(event, is_of_decode=not is_split, pulled=pulled)
     return cached
 
 
@@ -182,24 +182,34 @@ def test_cached_tokens_are_of_the_pool_that_had_them_the_peer_they_came_from_or_
     loaded = replace(_event(0, 5, cached=160), tiers=(TierTokens("host", 64), TierTokens("disk", 16)))
     assert _noted(loaded).by_place(160) == {"prefill": 80, "host": 64, "disk": 16}
     assert _noted(loaded, is_split=False).by_place(160) == {"decode": 80, "host": 64, "disk": 16}
-    assert _noted(loaded, num_pulled=64).by_place(160) == {"prefill": 16, "peer": 64, "host": 64, "disk": 16}
-    assert _noted(_event(0, 5, cached=64), num_pulled=64).by_place(64) == {"peer": 64}
+    assert _noted(loaded, pulled=range(16, 80)).by_place(160) == {"prefill": 16, "peer": 64, "host": 64, "disk": 16}
+    assert _noted(_event(0, 5, cached=64), pulled=range(64)).by_place(64) == {"peer": 64}
     assert _noted(_event(0, 5)).by_place(0) == CachedTokens().by_place(0) == {}
 
 
-@given(st.lists(st.integers(0, 99), max_size=3), st.integers(0, 99), st.integers(0, 99))
+@pytest.mark.parametrize(("cached", "places"), [(16, {"prefill": 16}), (48, {"prefill": 16, "peer": 32})])
+def test_of_a_pull_counts_what_has_come(cached: int, places: dict[str, int]) -> None:
+    """It was late, or failed: behind the first 16 tokens there is a part of the 64 that were asked for, or nothing."""
+    assert _noted(_event(0, 5, cached=cached), pulled=range(16, 80)).by_place(cached) == places
+
+
+@given(
+    st.lists(st.integers(0, 99), max_size=3),
+    st.builds(range, st.integers(0, 50), st.integers(0, 99)),
+    st.integers(0, 99),
+)
 def test_places_have_together_what_was_cached_whatever_a_node_says(
-    tiers: list[int], num_pulled: int, cached: int
+    tiers: list[int], pulled: range, cached: int
 ) -> None:
     said = tuple(TierTokens(name, count) for name, count in zip(("host", "peer", "disk"), tiers, strict=False))
-    places = _noted(replace(_event(0, 5, cached=cached), tiers=said), num_pulled=num_pulled).by_place(cached)
+    places = _noted(replace(_event(0, 5, cached=cached), tiers=said), pulled=pulled).by_place(cached)
     assert sum(places.values()) == cached
     assert all(count > 0 for count in places.values())
 
 
 def test_places_are_those_of_the_first_report_and_what_later_attempts_find_changes_nothing() -> None:
     cached = CachedTokens()
-    cached.begin(1, is_split=True, num_pulled=32)
+    cached.begin(1, is_split=True)
     cached.begin(2, is_split=False)  # of the first attempt nothing came
     assert cached.awaits_more
     cached.note(_event(0, 5, attempt=2, cached=48), is_of_decode=True)

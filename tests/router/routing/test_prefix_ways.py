@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.router.nodes.registry import Node
 from baton.router.routing.placement import Route
@@ -53,7 +55,9 @@ def test_beside_streams_that_it_would_hold_up_what_is_missing_is_pulled_from_the
     assert (route.pull.source, route.pull.target) == (decode, prefill)
     assert (route.pull.num_known, route.pull.num_tokens) == (5 * SIZE, HISTORY * SIZE)
     whole_s = COST.prompt_s(NUM_TOKENS - 5 * SIZE, 5 * SIZE, 512, 0, 0)
-    assert route.pull.bound_s == pytest.approx(RISKED * whole_s)
+    assert route.pull.patience_s == pytest.approx(RISKED * whole_s)
+    assert route.pull.token_s == pytest.approx(COST.tokens_s(1, 5 * SIZE))
+    assert route.prompt_s == pytest.approx(COST.prompt_s(10 * SIZE, HISTORY * SIZE, 512, 0, 0))
 
 
 def test_no_stream_is_slowed_beyond_its_goal() -> None:
@@ -79,7 +83,7 @@ def test_another_way_is_taken_only_where_it_is_surely_sooner() -> None:
         ways_taken.add(route.pull is not None)
         if route.pull is not None:
             rest_s = COST.prompt_s(NUM_TOKENS - num_cached * SIZE, num_cached * SIZE, 512, 0, 0)
-            assert route.pull.expected_s + rest_s <= SURELY * route.pull.bound_s / RISKED
+            assert route.pull.expected_s + rest_s <= SURELY * route.pull.patience_s / RISKED
     assert ways_taken == {True, False}
 
 
@@ -128,15 +132,43 @@ def test_who_was_late_with_a_pull_is_left_alone_for_a_while() -> None:
     assert ways.choose(Route(decode, prefill), PROMPT, [prefill, decode], 6.0).pull is not None
 
 
-def test_no_pull_is_begun_that_is_expected_to_take_longer_than_it_may() -> None:
-    """Although it would be sooner than computing: it would be given up, for nothing."""
-    prefill, decode, ways = node(PREFILL, 5), node(DECODE, HISTORY, num_legs=6), PrefixWays(PullRecords())
+@pytest.mark.parametrize("is_overhead", [False, True])
+def test_a_pull_may_take_long_if_it_brings_something_meanwhile(*, is_overhead: bool) -> None:
+    """What takes time before anything has come is given up where it exceeds the patience, and not begun."""
+    prefill, decode, ways = node(PREFILL, 5), node(DECODE, HISTORY, num_legs=200), PrefixWays(PullRecords())
     planned = choose(Route(decode, prefill), ways=ways).pull
     assert planned is not None
-    for took_s, is_begun in ((0.9 * planned.bound_s, True), (1.1 * planned.bound_s, False)):
-        for _ in range(40):
-            ways.records.arrived(planned, Pulled(1, bytes(16), 2, NUM_TOKENS, 0, 0), took_s)
+    limit_s = planned.patience_s if is_overhead else 0.85 * planned.patience_s / RISKED
+    num_bytes = (HISTORY - 5) * LAYOUT.block_bytes
+    for took_s, is_begun in ((0.5 * limit_s, True), (1.1 * limit_s, False)):
+        transfer_us = 0 if is_overhead else round(took_s * 1e6)
+        for _ in range(60):
+            ways.records.arrived(planned, Pulled(1, bytes(16), 2, NUM_TOKENS, num_bytes, transfer_us), took_s)
         assert (choose(Route(decode, prefill), ways=ways).pull is not None) == is_begun
+
+
+@given(
+    share=st.floats(0.0, 1.0),
+    num_known=st.integers(0, HISTORY - 1),
+    pair_s=st.floats(0.0, 1e-6),
+    wait_s=st.floats(0, 2),
+)
+def test_whenever_a_wait_ends_the_rest_is_computed_in_time(
+    share: float, num_known: int, pair_s: float, wait_s: float
+) -> None:
+    """Whatever share of a prefix has come when it was waited for as long as it may: with what is computed then it is
+    not later than computing all by more than `RISKED`."""
+    cost = replace(COST, prompt_pair_s=pair_s)
+    prefill, decode = node(PREFILL, num_known, cost), node(DECODE, HISTORY, cost, num_legs=6)
+    prefill.prompts.add(wait_s, 0.0)
+    planned = choose(Route(decode, prefill)).pull
+    if planned is not None:
+        num_come = int(share * (HISTORY - num_known)) * SIZE
+        waited_s = planned.patience_s + num_come * planned.token_s
+        first = num_known * SIZE + num_come
+        whole_s = cost.prompt_s(NUM_TOKENS - num_known * SIZE, num_known * SIZE, 512, 0, 0)
+        rest_s = cost.prompt_s(NUM_TOKENS - first, first, 512, 0, 0)
+        assert waited_s + rest_s <= wait_s + whole_s + RISKED * (wait_s + whole_s) + 1e-9
 
 
 def test_a_request_that_would_be_late_is_not_where_it_need_not_be_computed() -> None:
