@@ -15,7 +15,6 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -116,17 +115,16 @@ def _follow(channel: Channel, on_pool: OnPool) -> None:
     _require_same_checkpoint(basis, begin.fingerprint)
     channel.send(Here(), _SAY_S)
     _require(orders.next(_BEGIN_S), Meet)
-    with ExitStack() as opened:
-        follower, tiers = _prepared(channel, orders, basis, begin, shard, on_pool)
-        if tiers is not None:
-            opened.callback(tiers.close)
-        channel.send(Ready(), _SAY_S)
-        next_order: NextOrder = partial(orders.next, None)
-        if shard.num_stages > 1 and basis.device.is_asynchronous:
-            next_order = OrdersAhead(next_order, _ORDERS_OF_A_STEP * (shard.num_stages + 1)).next
-        while not isinstance(order := next_order(), Stop):
-            if tiers is None or not tiers.take(order):
-                follower.compute(_require(order, Compute))
+    follower, tiers = _prepared(channel, orders, basis, begin, shard, on_pool)
+    channel.send(Ready(), _SAY_S)
+    next_order: NextOrder = partial(orders.next, None)
+    if shard.num_stages > 1 and basis.device.is_asynchronous:
+        next_order = OrdersAhead(next_order, _ORDERS_OF_A_STEP * (shard.num_stages + 1)).next
+    while not isinstance(order := next_order(), Stop):
+        if tiers is None or not tiers.take(order):
+            follower.compute(_require(order, Compute))
+    if tiers is not None:  # after a failure, which is to be said at once, what they have not kept is lost
+        tiers.close()
 
 
 class OrdersAhead:
