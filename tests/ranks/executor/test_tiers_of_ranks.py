@@ -25,6 +25,7 @@ from baton.engine.settings import OWN, EngineSettings
 from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
 from tests.checkpoints import make_checkpoint
+from tests.engine.cache.disk.tiers_on_disk import until
 from tests.engine.test_core import prompt
 from tests.engine.test_offloading import ALL_CACHED, PROMPTS, all_answers, answers, engine_of
 from tests.ranks.executor.thread_ranks import ThreadExecutor, built
@@ -92,16 +93,18 @@ def test_a_block_that_is_damaged_at_one_rank_is_computed_and_is_whole_again(
 ) -> None:
     hits: list[int] = []
     for life in range(2):
-        with ranks_of(checkpoint, kv_disk=str(tmp_path), **KINDS[kind]) as (engine, _):
+        with ranks_of(checkpoint, kv_disk=str(tmp_path), **KINDS[kind]) as (engine, executor):
+            hashes = block_hashes(engine.fingerprint, Prompt.of(PROMPTS[0]), (), 8)
+            for each in (offload_of(engine)._pool, executor.pools[1]) if life else ():
+                until(lambda each=each, hashes=hashes: each.tiers.names(hashes))  # type: ignore[misc]  # it looks at files
             for turn in range(1 + life):
                 found, num_cached = answers(engine.core, f"first {turn}", PROMPTS[0])
                 hits.append(num_cached)
                 assert found == expected[0]
                 answers(engine.core, f"other {turn}", FILLS_THE_POOL)
-            fourth = block_hashes(engine.fingerprint, Prompt.of(PROMPTS[0]), (), 8)[3]
         if life == 0:
             folder, _ = tmp_path.iterdir()  # of one rank
-            damage(folder, fourth)
+            damage(folder, hashes[3])
     assert hits == [0, 24, 40]
 
 
