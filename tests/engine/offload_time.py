@@ -4,6 +4,7 @@
     python -m tests.engine.offload_time --shapes small --dtype float32 --num-tokens 64 256 1024 4096
     python -m tests.engine.offload_time --shapes small --kv-disk FOLDER  # from files that are not in the page cache
     python -m tests.engine.offload_time --kv-store-url redis://127.0.0.1:6379/0
+    python -m tests.engine.offload_time --shapes small --tensor-parallel-size 2 --rank-pools own
 
 Each round computes a prompt that nobody has seen, with and without a tier; has others push it out of the pool, while
 the longest step says what saving costs; and asks for it twice again, each time pushed out before: once it is loaded
@@ -30,8 +31,9 @@ import pytest
 from baton.engine.build import build_engine
 from baton.engine.cache import load_choice
 from baton.engine.core import EngineCore
-from baton.engine.runner.kv_memory import allocate_private
-from baton.engine.settings import VALKEY, EngineSettings
+from baton.engine.runner.kv_memory import allocate_private, allocate_shared
+from baton.engine.settings import AUTO, OWN, SHARED, VALKEY, EngineSettings
+from baton.ranks.executor.choose import open_executor
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -78,11 +80,11 @@ def model_of(folder: Path, shapes: str, max_position: int) -> str:
 class Meter:
     """Serves prompts on one engine, whose pool has room for one of them."""
 
-    def __init__(self, model: str, num_tokens: int, dtype: str, **tier: Any) -> None:
-        settings = EngineSettings(
-            model=model, load_format="dummy", num_blocks=num_tokens // 16 + 3, dtype=dtype, **tier
-        )
-        engine = build_engine(settings, allocate_private)
+    def __init__(self, model: str, num_tokens: int, **chosen: Any) -> None:
+        settings = EngineSettings(model=model, load_format="dummy", num_blocks=num_tokens // 16 + 3, **chosen)
+        allocate = allocate_shared if settings.num_ranks > 1 else allocate_private
+        engine = build_engine(settings, allocate, open_executor=open_executor)
+        self._executor = engine.executor
         engine.learn_costs()
         self.core: EngineCore = engine.core
         self.longest_step_ms = 0.0
@@ -101,6 +103,11 @@ class Meter:
             if not outputs:
                 time.sleep(_WAIT_S)
         return 1000 * (time.perf_counter() - begun_s)
+
+    def close(self) -> None:
+        """End the engine."""
+        self.core.close()
+        self._executor.close()
 
 
 def cool(folder: str) -> None:
@@ -121,10 +128,10 @@ def cooled(meter: Meter, prompt: Sequence[int], tier: Mapping[str, Any]) -> floa
     return meter.time_ms(prompt)
 
 
-def measure(model: str, num_tokens: int, num_rounds: int, dtype: str, tier: Mapping[str, Any]) -> None:
-    """Print the medians for prompts of so many tokens, one of which no cache has."""
+def measure(model: str, num_tokens: int, num_rounds: int, common: Mapping[str, Any], tier: Mapping[str, Any]) -> None:
+    """Print the medians for prompts of so many tokens, one of which no cache has. `common`: of both engines."""
     chance = random.Random(1)
-    plain, tiered = Meter(model, num_tokens, dtype), Meter(model, num_tokens, dtype, **tier)
+    plain, tiered = Meter(model, num_tokens, **common), Meter(model, num_tokens, **common, **tier)
     found = defaultdict[str, list[float]](list)
     for number in range(num_rounds + 1):
         prompt, *others = ([chance.randrange(300) for _ in range(num_tokens + 1)] for _ in range(3))
@@ -147,7 +154,8 @@ def measure(model: str, num_tokens: int, num_rounds: int, dtype: str, tier: Mapp
     for tier_used in tiered.core.offload.tiers:
         sys.stdout.write(f"    {tier_used.name}: {tier_used.counters}\n")
     sys.stdout.flush()
-    tiered.core.close()
+    plain.close()
+    tiered.close()
 
 
 def main() -> int:
@@ -160,7 +168,12 @@ def main() -> int:
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--kv-disk", metavar="FOLDER", help="measure the disk tier in this folder")
     parser.add_argument("--kv-store-url", metavar="URL", help="measure the shared store on this server")
+    for name in ("tensor", "pipeline"):
+        parser.add_argument(f"--{name}-parallel-size", type=int, default=1)
+    parser.add_argument("--rank-pools", choices=(AUTO, SHARED, OWN), default=AUTO)
     arguments = parser.parse_args()
+    names = ("dtype", "tensor_parallel_size", "pipeline_parallel_size", "rank_pools")
+    common = {name: getattr(arguments, name) for name in names}
     tier: dict[str, Any] = {"kv_offloading_size": arguments.gib}
     if arguments.kv_disk:
         tier = {"kv_disk": arguments.kv_disk, "kv_disk_size": arguments.gib}
@@ -169,7 +182,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = model_of(Path(folder), arguments.shapes, 2 * max(arguments.num_tokens))
         for num_tokens in arguments.num_tokens:
-            measure(model, num_tokens, arguments.rounds, arguments.dtype, tier)
+            measure(model, num_tokens, arguments.rounds, common, tier)
     return 0
 
 
