@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from baton.engine.cache.tiered_pool import Load, TieredPool
-from baton.ranks.executor.messages import BeginLoad, Came, Drop, EndLoad, Evicted, Order, Report, Save
+from baton.ranks.executor.messages import BeginLoad, Came, Drop, EndLoad, Evicted, Order, Report, Save, Saved
 from baton.ranks.executor.part_progress import PartProgress
 from baton.runtime.channel import ChannelBroken
 
@@ -37,6 +37,7 @@ class FollowingTiers:
                 self._pool.evicted(zip(order.block_ids, order.hashes, strict=True))
             case Save():
                 self._pool.save(order.block_ids)
+                self._say(Saved(order.number))
             case Drop():
                 self._pool.drop(order.block_ids)
             case BeginLoad():

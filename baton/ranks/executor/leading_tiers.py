@@ -14,7 +14,8 @@ by which they are told of steps. So every rank does the same between the same tw
   once (`Came`). Computing the block again makes it whole, since each rank puts what it has not.
 
 Another node's writes are in no order with these orders. So what a handoff overwrites is dropped, not saved, and blocks
-of a load that a rank may still write are waited for. A rank that is gone ends the node, whatever is going on here.
+that a rank may still save or load are waited for, which are those of a step or a load that was given up. A rank that is
+gone ends the node, whatever is going on here.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Protocol
 
 from baton.device.base import STEP_TIMEOUT_S, DeviceFailed
 from baton.engine.cache.tiered_pool import Load, Progress, TieredPool
-from baton.ranks.executor.messages import BeginLoad, Came, Drop, EndLoad, Evicted, Order, Save
+from baton.ranks.executor.messages import BeginLoad, Came, Drop, EndLoad, Evicted, Order, Save, Saved
 from baton.ranks.executor.part_progress import PartProgress
 
 _LOOK_S = 0.2
@@ -42,7 +43,7 @@ class OtherRanks(Protocol):
         """Send an order to all of them. Raises `DeviceFailed`."""
         ...
 
-    def hear(self, of_tiers: Callable[[int, Came], None]) -> None:
+    def hear(self, of_tiers: Callable[[int, Came | Saved], None]) -> None:
         """Have `of_tiers` called with what a rank reports, and its number from 1 on."""
         ...
 
@@ -67,7 +68,8 @@ class LeadingTiers:
         self._untold: dict[int, bytes] = {}
         self._numbers = count(1)
         self._loads: dict[int, RanksLoad] = {}
-        ranks.hear(self._came)
+        self._saves: dict[int, BlocksInUse] = {}
+        ranks.hear(self._heard)
 
     @property
     def has_unsaved(self) -> bool:
@@ -84,18 +86,20 @@ class LeadingTiers:
     def save(self, block_ids: Iterable[int]) -> None:
         """A step is about to write into these blocks."""
         if unsaved := self._take_unsaved(block_ids):
-            self._tell(Save(unsaved))
+            number = next(self._numbers)
+            self._saves[number] = BlocksInUse(unsaved, range(1, self._num_ranks))
+            self._tell(Save(number, unsaved))
             self._own.save(unsaved)
 
     def give_away(self, block_ids: Iterable[int]) -> None:
-        """Another node is about to write into these blocks: wait until no rank loads into them, and save nothing."""
+        """Another node is about to write into these blocks: wait until no rank uses them any more, and save nothing."""
         block_ids = set(block_ids)
         if dropped := self._take_unsaved(block_ids):
             self._tell(Drop(dropped))
             self._own.drop(dropped)
-        for load in list(self._loads.values()):
-            if not load.block_ids.isdisjoint(block_ids):
-                self._wait_for(load)
+        for in_use in (*list(self._saves.values()), *[load.in_use for load in list(self._loads.values())]):
+            if not in_use.is_over and not in_use.block_ids.isdisjoint(block_ids):
+                self._wait_for(in_use)
 
     def load(self, hashes: Sequence[bytes], block_ids: Sequence[int], progress: Progress) -> RanksLoad:
         """Have all ranks load blocks. Nobody else writes into `block_ids` until the load was closed."""
@@ -125,21 +129,50 @@ class LeadingTiers:
         self._tell(EndLoad(number))
         self._forget(number)
 
-    def _came(self, rank: int, came: Came) -> None:
+    def _heard(self, rank: int, report: Came | Saved) -> None:
         """A rank reports, on another thread."""
-        if (load := self._loads.get(came.load)) is not None:
-            load.part(rank, came.num_blocks, came.has_ended, came.is_damaged)
-            self._forget(came.load)
+        if isinstance(report, Saved):
+            if (in_use := self._saves.get(report.number)) is not None and in_use.done_by(rank):
+                del self._saves[report.number]
+        elif (load := self._loads.get(report.load)) is not None:
+            load.part(rank, report.num_blocks, report.has_ended, report.is_damaged)
+            self._forget(report.load)
 
     def _forget(self, number: int) -> None:
         load = self._loads.get(number)
-        if load is not None and load.is_closed and load.is_written:
+        if load is not None and load.is_closed and load.in_use.is_over:
             self._loads.pop(number, None)  # the other thread may have come first
 
-    def _wait_for(self, load: RanksLoad) -> None:
+    def _wait_for(self, in_use: BlocksInUse) -> None:
         with self._ranks.within(STEP_TIMEOUT_S):
-            while not load.wait_written(_LOOK_S):
+            while not in_use.wait(_LOOK_S):
                 self._ranks.require_alive()
+
+
+class BlocksInUse:
+    """Blocks that some ranks may still read or write by what they were told."""
+
+    def __init__(self, block_ids: Iterable[int], ranks: Iterable[int]) -> None:
+        self.block_ids = frozenset(block_ids)
+        self.ranks = set(ranks)
+        self._news = threading.Condition()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no rank uses them any more."""
+        return not self.ranks
+
+    def done_by(self, rank: int) -> bool:
+        """That rank does not use them any more; whether none does."""
+        with self._news:
+            self.ranks.discard(rank)
+            self._news.notify_all()
+            return self.is_over
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until no rank uses them; whether that is so."""
+        with self._news:
+            return self._news.wait_for(lambda: self.is_over, timeout_s)
 
 
 class RanksLoad:
@@ -149,13 +182,12 @@ class RanksLoad:
     def __init__(
         self, block_ids: Sequence[int], progress: Progress, num_ranks: int, on_closed: Callable[[], None]
     ) -> None:
-        self.block_ids = frozenset(block_ids)
+        self.in_use = BlocksInUse(block_ids, range(num_ranks))
         self.is_closed = False
         self._progress = progress
         self._on_closed = on_closed
-        self._news = threading.Condition()
+        self._lock = threading.Lock()
         self._num_blocks = [0] * num_ranks
-        self._writing = set(range(num_ranks))
         self._num_whole = 0
         self._own: Load | None = None
         self._own_part = PartProgress(partial(self.part, 0))
@@ -165,22 +197,16 @@ class RanksLoad:
         """Whether nobody need wait for it any longer."""
         return self._progress.is_over
 
-    @property
-    def is_written(self) -> bool:
-        """Whether no rank writes into the blocks any more."""
-        return not self._writing
-
     def begin(self, own: TieredPool, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
         """Begin this rank's part."""
         self._own = own.load(hashes, block_ids, self._own_part)
 
     def part(self, rank: int, num_blocks: int, has_ended: bool, is_damaged: bool) -> None:
         """A rank has so many blocks, from the first one on. Called from any thread."""
-        with self._news:
+        with self._lock:
             self._num_blocks[rank] = num_blocks
             if has_ended:
-                self._writing.discard(rank)
-                self._news.notify_all()
+                self.in_use.done_by(rank)
             if not self.is_closed:
                 self._note(is_damaged=is_damaged)
 
@@ -190,21 +216,16 @@ class RanksLoad:
         while self._num_whole < min(self._num_blocks):
             self._progress.arrived(self._num_whole)
             self._num_whole += 1
-        ended = [count for rank, count in enumerate(self._num_blocks) if rank not in self._writing]
+        ended = [count for rank, count in enumerate(self._num_blocks) if rank not in self.in_use.ranks]
         if ended and self._num_whole >= min(ended):
             self._progress.ended()  # one rank has no more, and no other need go on
 
     def close(self) -> int:
         """Take nothing any more. How many blocks, from the first one on, are there at all ranks."""
-        with self._news:
+        with self._lock:
             self.is_closed = True
         if self._own is not None:
             self._own.close()
         self._own_part.ended()
         self._on_closed()
         return self._num_whole
-
-    def wait_written(self, timeout_s: float) -> bool:
-        """Wait until no rank writes into the blocks any more; whether that is so."""
-        with self._news:
-            return self._news.wait_for(lambda: self.is_written, timeout_s)

@@ -95,8 +95,10 @@ class Evicted(Message, frozen=True):
 
 
 class Save(Message, frozen=True):
-    """Driver: the next step writes into these blocks. What an evicted one holds goes to the rank's tiers."""
+    """Driver: the next step writes into these blocks. What an evicted one holds goes to the rank's tiers. The rank says
+    when that is done (`Saved`)."""
 
+    number: int
     block_ids: tuple[int, ...]
 
 
@@ -148,6 +150,12 @@ class Came(Message, frozen=True):
     is_damaged: bool
 
 
+class Saved(Message, frozen=True):
+    """Rank: it has carried out this `Save`, and reads its blocks no more."""
+
+    number: int
+
+
 class Ready(Message, frozen=True):
     """Rank: it computes what it is told from now on."""
 
@@ -160,7 +168,7 @@ class Failed(Message, frozen=True):
 
 
 Order: TypeAlias = Begin | Meet | UsePool | Compute | Evicted | Save | Drop | BeginLoad | EndLoad | Stop
-Report: TypeAlias = Here | Loaded | Room | Ready | Came | Failed
+Report: TypeAlias = Here | Loaded | Room | Ready | Came | Saved | Failed
 
 
 class Channel(baton.runtime.channel.Channel[Order | Report | Posted]):

@@ -47,6 +47,7 @@ from baton.ranks.executor.messages import (
     Ready,
     Report,
     Room,
+    Saved,
     Stop,
 )
 from baton.ranks.executor.spread import Spread
@@ -121,7 +122,7 @@ class Ranks:
         self._closing = threading.Event()
         self._ends_process, self._calls_hang = False, calls_hang
         self._aborts: list[Callable[[], None]] = []
-        self._of_tiers: Callable[[int, Came], None] = _nobody
+        self._of_tiers: Callable[[int, Came | Saved], None] = _nobody
         self._call: _Call | None = None
         self._news = threading.Condition()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -173,7 +174,7 @@ class Ranks:
         """Send an order to all other ranks. Raises `RankFailed`."""
         self._tell(self._ranks, order)
 
-    def hear(self, of_tiers: Callable[[int, Came], None]) -> None:
+    def hear(self, of_tiers: Callable[[int, Came | Saved], None]) -> None:
         """Have `of_tiers` called, by the thread, with what a rank reports of its tiers, and with its number."""
         self._of_tiers = of_tiers
 
@@ -341,7 +342,7 @@ class Ranks:
                 self._posted[report.group, report.key] = report.value
                 self._news.notify_all()
             return None
-        if isinstance(report, Came):
+        if isinstance(report, Came | Saved):
             self._of_tiers(rank.number, report)
             return None
         if not isinstance(report, Here | Loaded | Room | Ready):
@@ -352,8 +353,8 @@ class Ranks:
         return None
 
 
-def _nobody(number: int, came: Came) -> None:
-    """Nothing is loaded."""
+def _nobody(number: int, report: Came | Saved) -> None:
+    """Nothing is saved or loaded."""
 
 
 def _rank(number: int, process: StartedRank, settings: EngineSettings) -> _Rank:

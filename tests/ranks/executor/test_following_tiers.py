@@ -10,7 +10,7 @@ from baton.engine.cache.tiered_pool import TieredPool
 from baton.engine.cache.tiers import Tier, Tiers
 from baton.ranks.executor import following_tiers
 from baton.ranks.executor.following_tiers import FollowingTiers
-from baton.ranks.executor.messages import BeginLoad, Came, Compute, Drop, EndLoad, Evicted, Report, Save
+from baton.ranks.executor.messages import BeginLoad, Came, Compute, Drop, EndLoad, Evicted, Report, Save, Saved
 from baton.runtime.channel import ChannelBroken
 from baton.testing.kv_stores import block_of, hash_of
 from tests.engine.cache.test_offload import Pool
@@ -35,7 +35,8 @@ def test_evicted_blocks_are_saved_or_dropped_as_the_driver_says() -> None:
     rank.pool.blocks[1] = 7
     assert rank.tiers.take(Evicted((1, 2), (hash_of(7), hash_of(8))))
     assert rank.tiers.take(Drop((2,)))
-    assert rank.tiers.take(Save((1, 2)))
+    assert rank.tiers.take(Save(4, (1, 2)))
+    assert rank.said == [Saved(4)]
     assert (rank.store.blocks[hash_of(7)].content == 7).all()
     assert hash_of(8) not in rank.store.blocks
     assert not rank.tiers.take(Compute((), b"", (), b""))
@@ -49,7 +50,7 @@ def test_what_a_load_overwrites_is_saved_before() -> None:
     rank.store.give(rank.store.orders[0])
     assert (rank.store.blocks[hash_of(7)].content == 7).all()
     rank.tiers.take(EndLoad(5))
-    rank.tiers.take(Save((3, 0)))
+    rank.tiers.take(Save(6, (3, 0)))
     assert not rank.store.blocks[hash_of(8)].content.any()
     assert (rank.store.blocks[hash_of(7)].content == 7).all(), "the block of a load is not what was evicted"
 

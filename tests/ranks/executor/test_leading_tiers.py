@@ -13,7 +13,7 @@ from baton.engine.cache.store import TierCounters
 from baton.engine.cache.tiered_pool import TieredPool
 from baton.engine.cache.tiers import Tier, Tiers
 from baton.ranks.executor.leading_tiers import LeadingTiers, RanksLoad
-from baton.ranks.executor.messages import BeginLoad, Came, Drop, EndLoad, Evicted, Order, Save
+from baton.ranks.executor.messages import BeginLoad, Came, Drop, EndLoad, Evicted, Order, Save, Saved
 from baton.testing.kv_stores import block_of, hash_of
 from tests.engine.cache.test_offload import Pool
 from tests.engine.scheduler.stores import TestStore
@@ -26,7 +26,7 @@ class Others:
 
     def __init__(self) -> None:
         self.orders: list[Order] = []
-        self.report: Callable[[int, Came], None] = lambda number, came: None
+        self.report: Callable[[int, Came | Saved], None] = lambda number, report: None
         self.is_waited_for = threading.Event()
         self.failure = ""
 
@@ -35,7 +35,7 @@ class Others:
             raise DeviceFailed(self.failure)
         self.orders.append(order)
 
-    def hear(self, of_tiers: Callable[[int, Came], None]) -> None:
+    def hear(self, of_tiers: Callable[[int, Came | Saved], None]) -> None:
         self.report = of_tiers
 
     def require_alive(self) -> None:
@@ -90,7 +90,7 @@ def test_ranks_hear_of_evicted_blocks_before_these_are_saved_and_of_others_not()
     driver.tiers.save([1, 3])
     driver.tiers.give_away([0, 2])
     assert not driver.tiers.has_unsaved
-    assert driver.others.orders == [Evicted((0, 1), (hash_of(7), hash_of(8))), Save((1,)), Drop((0,))]
+    assert driver.others.orders == [Evicted((0, 1), (hash_of(7), hash_of(8))), Save(1, (1,)), Drop((0,))]
     assert (hash_of(8) in driver.store.blocks, hash_of(7) in driver.store.blocks) == (True, False)
 
 
@@ -105,7 +105,7 @@ def test_what_a_load_has_written_over_here_may_be_unsaved_at_another_rank() -> N
         Evicted((0,), (hash_of(7),)),
         BeginLoad(1, tuple(hash_of(each) for each in (1, 2, 3)), (0, 1, 2)),
         EndLoad(1),
-        Save((0,)),
+        Save(2, (0,)),
     ]
     assert driver.store.blocks[hash_of(7)].content.any() == 0
 
@@ -121,7 +121,7 @@ def test_a_load_comes_as_far_as_at_the_slowest_rank() -> None:
     driver.came(2, 3, has_ended=True)
     assert (driver.progress.places, load.is_over) == ([0, 1], False)
     driver.came(1, 3, has_ended=True)
-    assert (driver.progress.places, load.is_over, load.is_written) == ([0, 1, 2], True, True)
+    assert (driver.progress.places, load.is_over, load.in_use.is_over) == ([0, 1, 2], True, True)
     assert load.close() == 3
 
 
@@ -133,7 +133,7 @@ def test_a_load_is_over_when_one_rank_has_no_more(is_damaged: bool) -> None:
     driver.came(1, 1, has_ended=True, is_damaged=is_damaged)
     assert not load.is_over
     driver.came(2, 2)
-    assert (load.is_over, load.is_written, driver.progress.is_damaged) == (True, False, is_damaged)
+    assert (load.is_over, load.in_use.is_over, driver.progress.is_damaged) == (True, False, is_damaged)
     assert load.close() == 1
     driver.came(2, 3, has_ended=True)
     assert (driver.progress.places, load.close()) == ([0], 1), "what comes after the end does not count"
@@ -152,6 +152,21 @@ def test_blocks_go_to_another_node_when_no_rank_writes_into_them() -> None:
     giving.join(0.05)
     assert giving.is_alive()
     driver.came(2, 0, has_ended=True)
+    giving.join(_WAIT_S)
+    assert not giving.is_alive()
+
+
+def test_blocks_go_to_another_node_when_every_rank_has_saved_them() -> None:
+    driver = Driver()
+    driver.tiers.evicted([(0, hash_of(7)), (1, hash_of(8))])
+    driver.tiers.save([0])
+    driver.others.report(1, Saved(1))
+    giving = threading.Thread(target=driver.tiers.give_away, args=([0],))
+    giving.start()
+    assert driver.others.is_waited_for.wait(_WAIT_S)
+    giving.join(0.05)
+    assert giving.is_alive()
+    driver.others.report(2, Saved(1))
     giving.join(_WAIT_S)
     assert not giving.is_alive()
 

@@ -37,7 +37,7 @@ from baton.ranks.executor.following_tiers import FollowingTiers
 from baton.ranks.executor.leading import Led
 from baton.ranks.executor.leading_tiers import LeadingTiers
 from baton.ranks.executor.meeting import stage_group
-from baton.ranks.executor.messages import Came, Channel, Compute, Order, Report
+from baton.ranks.executor.messages import Came, Channel, Compute, Order, Report, Saved
 from baton.ranks.executor.mp import MpExecutor
 from baton.ranks.executor.passages import (
     NO_PAIRS,
@@ -113,7 +113,7 @@ class ThreadExecutor:
         self._computing: list[Future[Any]] = []
         self.pools: dict[int, TieredPool] = {}
         self.tiers: dict[int, FollowingTiers] = {}
-        self._of_tiers: Callable[[int, Came], None] = lambda number, came: None
+        self._of_tiers: Callable[[int, Came | Saved], None] = lambda number, report: None
         self._num_entered = 0
         self._are_ready = False
         self.passages: Passages | None = None
@@ -172,7 +172,7 @@ class ThreadExecutor:
 
     def _open_tiers(self, number: int, pool: TieredPool) -> None:
         def say(report: Report) -> None:
-            assert isinstance(report, Came)
+            assert isinstance(report, Came | Saved)
             self._of_tiers(number, report)
 
         self.pools[number], self.tiers[number] = pool, FollowingTiers(pool, say)
@@ -180,7 +180,7 @@ class ThreadExecutor:
     def with_other_ranks(self, own: TieredPool) -> PoolTiers:
         return LeadingTiers(own, self, self._settings.num_ranks) if self._settings.divides_pool else own
 
-    def hear(self, of_tiers: Callable[[int, Came], None]) -> None:
+    def hear(self, of_tiers: Callable[[int, Came | Saved], None]) -> None:
         self._of_tiers = of_tiers
 
     def tell_all(self, order: Order) -> None:
