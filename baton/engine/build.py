@@ -32,7 +32,7 @@ from baton.engine.model_shard import (
     Basis,
     ModelShard,
     attention_of,
-    checkpoint_fingerprint,
+    fingerprint_of,
     gpu_room,
     load_shard,
     node_memory,
@@ -48,7 +48,7 @@ from baton.engine.models.model_costs import pair_in_tokens
 from baton.engine.models.ops.native_ops import NativeOps
 from baton.engine.models.shard import Shard
 from baton.engine.native.loans import CoreLoans
-from baton.engine.offloading import StoreOpener, kind_of, only_tier, open_offload, tiers_opener
+from baton.engine.offloading import StoreOpener, only_tier, open_pool, tiers_opener
 from baton.engine.pool_size import (
     BlockSize,
     DividedBlocks,
@@ -77,7 +77,6 @@ from baton.engine.structured.vocabulary import Vocabulary, is_large
 from baton.engine.text.tokenizer_digest import tokenizer_digest
 from baton.runtime.settings import require_allowed
 from baton.wire.errors import InvalidSetting
-from baton.wire.fingerprint import with_quantization
 
 OpenExecutor: TypeAlias = Callable[[Basis, int], Executor]
 """The ranks of an engine with this basis, running; the number: of the threads of each. Raises `InvalidSetting`, and
@@ -131,9 +130,10 @@ def build_engine(
     """Load the checkpoint and build an engine around it.
 
     `allocate` gives the memory of a KV pool in host memory. `open_executor`: without it the engine has one rank.
-    `proposer`: guesses tokens; None: as the settings say. `open_store`: opens the KV store of an only rank; None: as
-    the settings say. `adapters`: their folders, by their names. Sets the number of torch threads of this process.
-    Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up."""
+    `proposer`: guesses tokens; None: as the settings say. `open_store`: opens the KV store below a pool that is not
+    divided among ranks; None: as the settings say. `adapters`: their folders, by their names. Sets the number of torch
+    threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up.
+    """
     require_allowed(settings)
     proposer = proposer or proposer_of(settings.speculative_config)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
@@ -146,6 +146,8 @@ def build_engine(
         basis = open_basis(settings, num_threads)
         settings = basis.settings
         config, device = basis.config, basis.device
+        if open_store is not None and settings.divides_pool:
+            raise InvalidSetting("a store that a program brings is for one pool, and here each rank has its own")
         if adapters:
             require_adaptable(basis)
         grammars = _grammars(basis.folder, config)
@@ -168,12 +170,11 @@ def build_engine(
         runner = _runner(basis, model, sampler, attention, memory, executor, costs, progress.graphs)
         executor.ready()
         runner.warm_up()
-        kv_dtype = model.layout.dtype if model.layout.has_scales else ""
-        fingerprint = with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
+        fingerprint = fingerprint_of(basis, model)
         offload = None
         if open_tiers is not None:
-            kind = kind_of(fingerprint, memory.layout, _computed_by(basis, model, attention))
-            offload = open_offload(settings, memory, kind, open_tiers, basis.capacity.max_chunk, costs)
+            pool = executor.with_other_ranks(open_pool(basis, model, attention, memory, open_tiers))
+            offload = KvOffload(pool, settings.block_size, basis.capacity.max_chunk, lambda: costs.cost)
         core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer, offload)
         opened.callback(core.close)
         grammars.finish_loading()
@@ -217,13 +218,6 @@ def _require_batch_invariance(model: ModelShard, attention: AttentionChoice) -> 
     else:
         return
     raise InvalidSetting(f"--batch-invariant cannot be promised here: {reason}")
-
-
-def _computed_by(basis: Basis, model: ModelShard, attention: AttentionChoice) -> str:
-    """What the rounding of KV depends on, beside the model."""
-    kernels = "torch" if basis.kernels is None else basis.kernels.level
-    parts = basis.device.torch_device.type, kernels, attention.name, type(model.decoder).__name__, basis.settings.dtype
-    return " ".join(parts)
 
 
 def _block_size(settings: EngineSettings, model: ModelShard) -> BlockSize:

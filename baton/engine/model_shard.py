@@ -55,6 +55,7 @@ from baton.engine.runner.sampler import Sampler
 from baton.engine.settings import OWN, SHARED, EngineSettings
 from baton.runtime.process import return_freed_memory
 from baton.wire.errors import InvalidSetting
+from baton.wire.fingerprint import with_quantization
 from baton.wire.images import PromptImage
 from baton.wire.layout import KvLayout
 
@@ -128,6 +129,12 @@ def checkpoint_fingerprint(basis: Basis) -> str:
     if basis.settings.load_format == DUMMY:
         return dummy_fingerprint(basis.config, basis.device.torch_device.type)
     return model_fingerprint(basis.folder, basis.config)
+
+
+def fingerprint_of(basis: Basis, model: ModelShard) -> str:
+    """Equal where the KV of a prompt means the same: of the checkpoint, with what is quantized while it is loaded."""
+    kv_dtype = model.layout.dtype if model.layout.has_scales else ""
+    return with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
 
 
 def node_memory(settings: EngineSettings) -> HostMemory:

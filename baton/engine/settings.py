@@ -74,8 +74,8 @@ class EngineSettings:
     )
     kv_offloading_size: float = _cache(
         0.0,
-        "GiB of host memory for KV that no longer fits the KV pool; it comes back from there, and is not computed "
-        "again; 0: none",
+        "GiB of host memory, of all ranks together, for KV that no longer fits the KV pool; it comes back from there, "
+        "and is not computed again; 0: none",
         allowed=Range(0, 2**20),
     )
     kv_disk: str = _cache(

@@ -4,14 +4,18 @@ Owns the framing, and descriptors that travel with a message. A message is msgpa
 class; whatever else comes is a `ChannelBroken`. Which messages there are is the subclass's knowledge.
 
 Every send and every receive has a deadline, unless a receive is told to wait on: that ends with the other process.
+Several threads may send, while one receives.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import struct
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -48,6 +52,7 @@ class Channel(Generic[MessageT]):
         self._socket = end
         self._closed_by = closed_by
         self._descriptors: list[int] = []
+        self._sending = threading.Lock()
 
     def fileno(self) -> int:
         """The descriptor of the socket, for `select`."""
@@ -66,15 +71,26 @@ class Channel(Generic[MessageT]):
     def send_encoded(self, frame: bytes, timeout_s: float, descriptors: Sequence[int] = ()) -> None:
         """Send a message that is encoded already, with `descriptors` beside its first byte. Raises `ChannelBroken`
         after `timeout_s` seconds."""
+        deadline_s, rest = time.monotonic() + timeout_s, memoryview(frame)
         try:
-            self._socket.settimeout(timeout_s)
-            if descriptors:
-                # the first byte carries them
-                socket.send_fds(self._socket, [frame[:1]], descriptors)
-                frame = frame[1:]
-            self._socket.sendall(frame)
+            with self._sending:
+                while num_sent := self._write(rest, descriptors, deadline_s):
+                    rest, descriptors = rest[num_sent:], ()
         except OSError as error:
             raise ChannelBroken(f"{self._closed_by} takes no messages: {error}") from None
+
+    def _write(self, rest: memoryview, descriptors: Sequence[int], deadline_s: float) -> int:
+        """Wait until something can be sent, and send it. How many bytes; the first one carries descriptors. Raises
+        `OSError`."""
+        while rest:
+            with contextlib.suppress(BlockingIOError, TimeoutError):
+                if descriptors:
+                    return socket.send_fds(self._socket, [rest[:1]], descriptors, socket.MSG_DONTWAIT)
+                # without the timeout of the socket, which is that of whoever receives
+                return self._socket.send(rest, socket.MSG_DONTWAIT)
+            if not select.select([], [self._socket], [], max(0.0, deadline_s - time.monotonic()))[1]:
+                raise TimeoutError("timed out")
+        return 0
 
     @property
     def is_readable(self) -> bool:

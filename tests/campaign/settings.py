@@ -176,8 +176,6 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
     kinds = tuple(flags.kinds.split(","))
     if unknown := set(kinds) - set(ALL_KINDS):
         parser.error(f"no such kind of fault: {', '.join(sorted(unknown))}; there are {', '.join(ALL_KINDS)}")
-    if flags.tiers != NO_TIERS and flags.tensor_parallel_size > 1:
-        parser.error("--tiers: only nodes of one rank have some")
     seed = flags.seed or random.SystemRandom().randrange(1, 10**6)
     rng = random.Random(f"layout {seed}")
     layout = f"{rng.randint(2, 4)}P{rng.randint(2, 4)}D" if flags.layout == _DRAWN else flags.layout

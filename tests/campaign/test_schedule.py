@@ -97,5 +97,3 @@ def test_what_is_below_pools_is_hit_where_there_is_something() -> None:
     assert {fault.target for fault in plans["valkey"] if fault.link == "store"} == {"tiers"}
     without_mounts = plan(parse([*flags, "disk"]), has_private_shm=False)
     assert "kv-read-only" not in {fault.kind for fault in without_mounts}
-    with pytest.raises(SystemExit):
-        parse([*flags, "disk", "--tensor-parallel-size", "2"])

@@ -33,12 +33,13 @@ from baton.bench.numbers import number
 from baton.engine.build import build_engine
 from baton.engine.cache import load_choice
 from baton.engine.cache.host_tier import HostTier
-from baton.engine.cache.offload import MOST_AT_ONCE_BYTES
 from baton.engine.cache.store import BlockKind, Landing, StoredBlock
+from baton.engine.cache.tiered_pool import MOST_AT_ONCE_BYTES
 from baton.engine.core import EngineCore
 from baton.engine.offloading import StoreOpener
-from baton.engine.runner.kv_memory import allocate_private
-from baton.engine.settings import VALKEY, EngineSettings
+from baton.engine.runner.kv_memory import allocate_private, allocate_shared
+from baton.engine.settings import AUTO, OWN, SHARED, VALKEY, EngineSettings
+from baton.ranks.executor.choose import open_executor
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -98,8 +99,10 @@ class Meter:
     def __init__(self, settings: EngineSettings, num_tokens: int, open_store: StoreOpener | None = None) -> None:
         before = set(threading.enumerate())
         settings = replace(settings, num_blocks=num_tokens // _BLOCK_SIZE + 3)
-        engine = build_engine(settings, allocate_private, open_store=open_store)
+        allocate = allocate_shared if settings.num_ranks > 1 else allocate_private
+        engine = build_engine(settings, allocate, open_executor=open_executor, open_store=open_store)
         engine.learn_costs()
+        self._executor = engine.executor
         self.core: EngineCore = engine.core
         self.threads = set(threading.enumerate()) - before
         self._numbers = count()
@@ -130,6 +133,11 @@ class Meter:
     def num_loaded(self) -> int:
         """Tokens that have come from its tiers."""
         return 0 if self.core.offload is None else self.core.offload.counters.num_loaded_tokens
+
+    def close(self) -> None:
+        """End the engine."""
+        self.core.close()
+        self._executor.close()
 
     def _new_key(self) -> RequestKey:
         return RequestKey.numbered(next(self._numbers))
@@ -205,7 +213,7 @@ def cases_of(plain: Meter, settings: EngineSettings, most: int, gib: float, exit
     server = Meter(replace(settings, kv_store=VALKEY, kv_store_url=url), most)
     paced = {
         name: Meter(settings, most, partial(PacedStore, share * block_s, int(gib * 2**30)))
-        for name, share in _PACES.items()
+        for name, share in (_PACES if settings.num_ranks == 1 else {}).items()
     }
     return [
         Case("memory", memory, _nothing),
@@ -246,7 +254,7 @@ def loads(settings: EngineSettings, arguments: argparse.Namespace) -> None:
             for case in cases:
                 measure(case, prompt[: num_tokens + 1], found, shares)
         for meter in meters:
-            meter.core.close()
+            meter.close()
     names = [case.name for case in cases]
     cells = {f"{arguments.shapes}, {each:,} tokens": _row(each, names, found, shares) for each in arguments.num_tokens}
     report("prefix", cells, [[*key, *times] for key, times in found.items()], arguments.to)
@@ -306,6 +314,9 @@ def settings_of(folder: str, arguments: argparse.Namespace) -> EngineSettings:
         dtype=arguments.dtype,
         num_threads=arguments.num_threads,
         block_size=_BLOCK_SIZE,
+        tensor_parallel_size=arguments.tensor_parallel_size,
+        pipeline_parallel_size=arguments.pipeline_parallel_size,
+        rank_pools=arguments.rank_pools,
     )
 
 
@@ -316,6 +327,9 @@ def parser_of(program: str, text: str | None, num_tokens: Sequence[int], num_thr
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--num-tokens", type=int, nargs="+", default=num_tokens)
     parser.add_argument("--num-threads", type=int, default=num_threads, help="of an engine; 0: all cores")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--pipeline-parallel-size", type=int, default=1)
+    parser.add_argument("--rank-pools", choices=(AUTO, SHARED, OWN), default=AUTO)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gib", type=float, default=1.0, help="room of a tier")
     add_to(parser)

@@ -13,14 +13,15 @@ import pytest
 
 from baton import LLM, SamplingParams
 from baton.engine.build import Engine, build_engine
-from baton.engine.cache import load_choice, offload, tiers
+from baton.engine.cache import load_choice, tiers
 from baton.engine.cache.hashing import block_hashes
 from baton.engine.cache.host_tier import HostTier
 from baton.engine.cache.store import Landing, StoredBlock
+from baton.engine.cache.tiered_pool import TieredPool
 from baton.engine.core import EngineCore
 from baton.engine.handoffs import FirstToken
 from baton.engine.offloading import StoreOpener
-from baton.engine.runner.kv_memory import allocate_private, allocate_shared
+from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.settings import EngineSettings
 from baton.runtime.plugins import KV_STORES
 from baton.wire.errors import InvalidSetting
@@ -191,7 +192,7 @@ def test_without_being_told_of_evictions_nothing_would_come_back(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the comparisons above are worth."""
-    monkeypatch.setattr(offload.KvOffload, "evicted", lambda self, blocks: None)
+    monkeypatch.setattr(TieredPool, "evicted", lambda self, blocks: None)
     with engine_of(checkpoint, kv_offloading_size=0.01) as (_, core):
         all_answers(core)
         assert core.offload is not None
@@ -322,17 +323,15 @@ def test_a_faulty_store_costs_no_token_and_no_block(
         ({"kv_disk": "/nowhere/at/all"}, "--kv-disk /nowhere/at/all is no folder for files: No such"),
         ({"kv_disk": "/proc/self/fdinfo"}, "--kv-disk /proc/self/fdinfo is no folder for files: "),
         ({"kv_disk_size": 1.0}, "--kv-disk-size 1 needs a folder: --kv-disk PATH"),
-        ({"kv_disk": "/tmp", "tensor_parallel_size": 2}, "--kv-disk is for nodes of one rank"),
-        ({"kv_offloading_size": 0.01, "tensor_parallel_size": 2}, "one rank, and this one has 2"),
     ],
     ids=str,
 )
 def test_a_tier_that_cannot_be_is_refused_with_one_line(
     checkpoint: Path, settings: dict[str, Any], reason: str
 ) -> None:
-    allocate = allocate_shared if "tensor_parallel_size" in settings else allocate_private
+    chosen = EngineSettings(model=str(checkpoint), num_threads=1, num_blocks=9, **settings)
     with pytest.raises(InvalidSetting, match=reason) as caught:
-        build_engine(EngineSettings(model=str(checkpoint), num_threads=1, num_blocks=9, **settings), allocate)
+        build_engine(chosen, allocate_private)
     assert "\n" not in str(caught.value)
 
 
@@ -369,7 +368,6 @@ def test_the_store_of_an_installed_package_serves(
             "granite of the package acme is no KvStore: it has no close, forget, holds, load, lookup, put, usage",
         ),
         ("granite", {"enable_prefix_caching": False}, "--kv-store .* needs --enable-prefix-caching"),
-        ("granite", {"tensor_parallel_size": 2}, "--kv-store is for nodes of one rank"),
     ],
 )
 def test_a_store_that_cannot_be_is_refused_with_one_line(

@@ -7,6 +7,7 @@ from prometheus_client.core import Metric
 
 from baton.engine.cache.offload import KvOffload
 from baton.engine.cache.store import TierCounters
+from baton.engine.cache.tiered_pool import TieredPool
 from baton.engine.cache.tiers import Tier, Tiers
 from baton.engine.scheduler.step import RequestOutput, SampledToken
 from baton.node.metrics import HandoffTimes, OffloadCollector, StepCounters
@@ -58,7 +59,7 @@ def test_each_tier_of_a_kv_store_has_figures_of_its_own() -> None:
     host = Tier("host", TestStore(usage=0.5), TierCounters(num_stored_blocks=3, num_loaded_blocks=2))
     counters = TierCounters(num_dropped_blocks=4, num_damaged_blocks=5, num_failures=6, num_silent_loads=7, num_rests=8)
     disk = Tier("disk", TestStore(usage=0.25), counters)
-    offload = KvOffload(Tiers([host, disk]), SlotBytes(Device(4)), 4, 64, lambda: None)
+    offload = KvOffload(TieredPool(Tiers([host, disk]), SlotBytes(Device(4))), 4, 64, lambda: None)
     shown = values(OffloadCollector(offload).collect())
     assert shown["kv_tier_blocks_total host stored"] == 3
     assert shown["kv_tier_bytes_total host loaded"] == 2 * 32

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.engine.cache.offload import KvOffload
 from baton.engine.cache.store import TierCounters
+from baton.engine.cache.tiered_pool import TieredPool
 from baton.engine.cache.tiers import Tier, Tiers
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.launch.settings import ServeSettings
@@ -120,13 +121,13 @@ async def test_every_metric_of_the_router_is_documented(prompts: PromptMaker) ->
 def test_every_metric_of_the_nodes_is_documented() -> None:
     costs = StepCosts()
     costs.cost = StepCost(1e-3, 1e-4, 1e-8, 1e-4, 1e-8)
-    tier = Tier("disk", TestStore(), TierCounters())
+    pool = TieredPool(Tiers([Tier("disk", TestStore(), TierCounters())]), SlotBytes(Device(4)))
     with open_relay(peers_write=True, overlaps=False) as relay:
         for node, section in ((relay.prefill, "Prefill nodes"), (relay.decode, "Decode nodes")):
             families = [
                 *NodeCollector(lambda: STATUS, costs, node.leg.metrics).collect(),
                 *LinkCollector(_Link()).collect(),
-                *OffloadCollector(KvOffload(Tiers([tier]), SlotBytes(Device(4)), 4, 64, lambda: None)).collect(),
+                *OffloadCollector(KvOffload(pool, 4, 64, lambda: None)).collect(),
                 *_watchdog().collect(),
                 *_kv_events(),
             ]

@@ -86,12 +86,18 @@ class LoadProgress:
     def __init__(self, plan: LoadPlan, patience_s: float, most_s: float, arrivals: Arrivals) -> None:
         self.plan = plan
         self.num_blocks = 0
+        self.is_damaged = self.has_ended = False
         self.took: dict[str, tuple[int, float, float]] = {}
         self._patience_s = patience_s
         self._most_s = most_s
         self._arrivals = arrivals
         self._begun_s = arrivals.clock()
         self._earned_before_s = arrivals.earned_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody need wait for it any longer."""
+        return self.has_ended or self.is_late
 
     @property
     def is_late(self) -> bool:
@@ -122,6 +128,14 @@ class LoadProgress:
         self.num_blocks += 1
         self._arrivals.last_s = self._arrivals.clock()
         self._arrivals.earned_s += self.plan.compute_s / len(self.plan.tiers)
+
+    def damaged(self) -> None:
+        """The next block came with wrong bytes."""
+        self.is_damaged = True
+
+    def ended(self) -> None:
+        """No more blocks come, in time or not."""
+        self.has_ended = True
 
 
 class LoadChoice:

@@ -17,6 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from baton.engine.cache.offload import PoolTiers
+from baton.engine.cache.tiered_pool import TieredPool
 from baton.engine.models.collectives import Collectives
 from baton.engine.models.shard import Shard
 from baton.engine.runner.forward import ForwardPass
@@ -87,6 +89,10 @@ class Executor(Protocol):
     def take_transfer_ends(self) -> Mapping[Shard, tuple[socket.socket, socket.socket]]:
         """After `share_memory`, where ranks have pools of their own: for each other rank a socket by which it is told
         what to receive of other nodes' KV, and one by which it is told what to send. The caller closes them."""
+        ...
+
+    def with_other_ranks(self, own: TieredPool) -> PoolTiers:
+        """After `ready`: the pool and tiers of this rank, together with those of every other rank that has its own."""
         ...
 
     def ready(self) -> None:

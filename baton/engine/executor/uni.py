@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 
+from baton.engine.cache.tiered_pool import TieredPool
 from baton.engine.executor.base import StreamShape
 from baton.engine.model_shard import Basis
 from baton.engine.models.shard import WHOLE, Shard
@@ -39,6 +40,10 @@ class UniExecutor:
     def take_transfer_ends(self) -> Mapping[Shard, tuple[socket.socket, socket.socket]]:
         """Nothing: there are no other ranks."""
         return {}
+
+    def with_other_ranks(self, own: TieredPool) -> TieredPool:
+        """`own`: there are no other ranks."""
+        return own
 
     def ready(self) -> None:
         """Nothing to tell: there are no other ranks."""

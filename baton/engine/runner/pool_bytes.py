@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from baton.device.choose import open_stream
-from baton.engine.cache.offload import PoolBytes
 from baton.engine.cache.store import BlockBytes
+from baton.engine.cache.tiered_pool import PoolBytes
 from baton.engine.runner.kv_memory import KvMemory
 
 
@@ -66,7 +66,7 @@ class DevicePoolBytes:
 
 
 def pool_bytes(memory: KvMemory) -> PoolBytes:
-    """The bytes of the blocks of `memory`, which is not divided among ranks."""
+    """The bytes of what lies in `memory`: its blocks, or this rank's part of them."""
     if isinstance(memory.blocks, torch.Tensor):
         return DevicePoolBytes(memory.blocks)
     return HostPoolBytes(memory.blocks)

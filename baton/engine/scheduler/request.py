@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from baton.engine.cache.block_pool import BlockTable, pack_blocks
-from baton.engine.cache.offload import Load
+from baton.engine.cache.offload import PoolLoad
 from baton.engine.scheduler.first_tokens import FirstTokens
 from baton.engine.scheduler.reading import Reading, ReadSpan
 from baton.wire.prompt import Prompt
@@ -164,7 +164,7 @@ class Request:
     is_wanted: bool = True
     block_copy: BlockCopy | None = None
     matcher: Matcher | None = None
-    load: Load | None = None
+    load: PoolLoad | None = None
     awaited: Awaited | None = None
     first_due_s: float = math.inf
     last_due_s: float | None = None

@@ -86,6 +86,53 @@ class Compute(Message, frozen=True):
     is_recorded: bool = False
 
 
+class Evicted(Message, frozen=True):
+    """Driver: the prefix cache does not find these blocks any more by these hashes. Their content is there until a step
+    or a load writes into them."""
+
+    block_ids: tuple[int, ...]
+    hashes: tuple[bytes, ...]
+
+
+class Save(Message, frozen=True):
+    """Driver: the next step writes into these blocks. What an evicted one holds goes to the rank's tiers. The rank says
+    when that is done (`Saved`)."""
+
+    number: int
+    block_ids: tuple[int, ...]
+
+
+class SaveLast(Message, frozen=True):
+    """Driver: nothing is computed any more. For so many seconds the rank's tiers are to keep these blocks, of which
+    the first `num_reused` were used again. The rank says when that is done (`Saved`)."""
+
+    number: int
+    seconds: float
+    block_ids: tuple[int, ...]
+    hashes: tuple[bytes, ...]
+    num_reused: int
+
+
+class Drop(Message, frozen=True):
+    """Driver: another node may write into these blocks, at any moment. What they hold is lost."""
+
+    block_ids: tuple[int, ...]
+
+
+class BeginLoad(Message, frozen=True):
+    """Driver: load the blocks of these hashes from the rank's tiers, each into the block at the same place."""
+
+    load: int
+    hashes: tuple[bytes, ...]
+    block_ids: tuple[int, ...]
+
+
+class EndLoad(Message, frozen=True):
+    """Driver: write nothing more for this load."""
+
+    load: int
+
+
 class Stop(Message, frozen=True):
     """Driver: the rank has to end."""
 
@@ -104,6 +151,22 @@ class Room(Message, frozen=True):
     num_blocks: int
 
 
+class Came(Message, frozen=True):
+    """Rank: so many blocks of a load, from the first one on, are in its pool and were found right. `has_ended`: it
+    writes nothing more for it; said once, at the latest after `EndLoad`. `is_damaged`: the next block was wrong."""
+
+    load: int
+    num_blocks: int
+    has_ended: bool
+    is_damaged: bool
+
+
+class Saved(Message, frozen=True):
+    """Rank: it has carried out this `Save` or `SaveLast`, and reads its blocks no more."""
+
+    number: int
+
+
 class Ready(Message, frozen=True):
     """Rank: it computes what it is told from now on."""
 
@@ -115,8 +178,8 @@ class Failed(Message, frozen=True):
     is_own: bool
 
 
-Order: TypeAlias = Begin | Meet | UsePool | Compute | Stop
-Report: TypeAlias = Here | Loaded | Room | Ready | Failed
+Order: TypeAlias = Begin | Meet | UsePool | Compute | Evicted | Save | SaveLast | Drop | BeginLoad | EndLoad | Stop
+Report: TypeAlias = Here | Loaded | Room | Ready | Came | Saved | Failed
 
 
 class Channel(baton.runtime.channel.Channel[Order | Report | Posted]):

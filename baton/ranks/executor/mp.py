@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from baton.device.base import Device, DeviceFailed
+from baton.engine.cache.offload import PoolTiers
+from baton.engine.cache.tiered_pool import TieredPool
 from baton.engine.executor.base import StreamShape
 from baton.engine.models.shard import Shard
 from baton.engine.runner.forward import ForwardPass
@@ -20,6 +22,7 @@ from baton.engine.runner.model_runner import RunnerArguments
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.leading import LeadingRunner, Led
+from baton.ranks.executor.leading_tiers import LeadingTiers
 from baton.ranks.executor.meeting import MEET_TIMEOUT_S
 from baton.ranks.executor.messages import Loaded, Ready, UsePool
 from baton.ranks.executor.passages import Incoming, Passages, incoming_from
@@ -121,6 +124,11 @@ class MpExecutor:
         them."""
         taken, self._transfer_ends = self._transfer_ends, {}
         return taken
+
+    def with_other_ranks(self, own: TieredPool) -> PoolTiers:
+        """`own` where all ranks share that pool; else it leads the pools and tiers of the others."""
+        divides = self._settings.divides_pool
+        return LeadingTiers(own, self.leader, self._settings.num_ranks) if divides else own
 
     def ready(self) -> None:
         """Wait until all ranks are prepared. Raises `DeviceFailed` after `LOAD_TIMEOUT_S` seconds."""

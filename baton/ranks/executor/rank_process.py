@@ -1,7 +1,8 @@
 """The process of one rank of an engine that is not the first.
 
 Started by `baton.ranks.executor.ranks`, told what to do over a socket. Loads its share, attends over the KV memory that
-the driver shares with it, and computes one order after another until it is told to stop, or until the driver is gone.
+the driver shares with it or over its own, and carries out one order after another until it is told to stop, or until
+the driver is gone.
 Its standard output stays empty. Whatever fails is said once, to the driver, and ends the process with status 1.
 """
 
@@ -20,6 +21,7 @@ from typing import TypeAlias, TypeVar
 
 from baton.device.base import Device
 from baton.device.memory import read_memory
+from baton.engine.attention.choose import AttentionChoice
 from baton.engine.attention.paged_kv import PagedKv
 from baton.engine.model_shard import (
     Basis,
@@ -33,10 +35,12 @@ from baton.engine.model_shard import (
     stream_of,
 )
 from baton.engine.models.shard import Shard
+from baton.engine.offloading import open_pool, tiers_opener
 from baton.engine.runner.forward import decoded_pass
 from baton.engine.runner.kv_memory import KvMemory, mapped_kv, own_kv_memory
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.following import Follower, RankModel
+from baton.ranks.executor.following_tiers import FollowingTiers
 from baton.ranks.executor.meeting import RankOrders
 from baton.ranks.executor.messages import (
     Begin,
@@ -62,6 +66,8 @@ from baton.wire.errors import BatonError, Refused
 _BEGIN_S = 120.0
 _PREPARE_S = 1800.0
 _SAY_S = 5.0
+_ORDERS_OF_A_STEP = 4
+"""One to compute it, and those about blocks that come before it."""
 _log = logging.getLogger(__name__)
 
 
@@ -109,13 +115,16 @@ def _follow(channel: Channel, on_pool: OnPool) -> None:
     _require_same_checkpoint(basis, begin.fingerprint)
     channel.send(Here(), _SAY_S)
     _require(orders.next(_BEGIN_S), Meet)
-    follower = _prepared(channel, orders, basis, begin, shard, on_pool)
+    follower, tiers = _prepared(channel, orders, basis, begin, shard, on_pool)
     channel.send(Ready(), _SAY_S)
     next_order: NextOrder = partial(orders.next, None)
     if shard.num_stages > 1 and basis.device.is_asynchronous:
-        next_order = OrdersAhead(next_order, shard.num_stages + 1).next
+        next_order = OrdersAhead(next_order, _ORDERS_OF_A_STEP * (shard.num_stages + 1)).next
     while not isinstance(order := next_order(), Stop):
-        follower.compute(_require(order, Compute))
+        if tiers is None or not tiers.take(order):
+            follower.compute(_require(order, Compute))
+    if tiers is not None:  # after a failure, which is to be said at once, what they have not kept is lost
+        tiers.close()
 
 
 class OrdersAhead:
@@ -160,7 +169,7 @@ def _require_same_checkpoint(basis: Basis, expected: str) -> None:
 
 def _prepared(
     channel: Channel, orders: RankOrders, basis: Basis, begin: Begin, shard: Shard, on_pool: OnPool
-) -> Follower:
+) -> tuple[Follower, FollowingTiers | None]:
     """What the driver does for rank 0 in `build_engine`, in the same order."""
     meet = orders.meeting, begin.nonce
     world = join_stage(shard, *meet, begin.stage_host, basis.device)
@@ -173,13 +182,14 @@ def _prepared(
     if before is not None and basis.measures_room:
         channel.send(Room(gpu_room(basis, model, choice, before, None)), _SAY_S)
     use = _require(orders.next(_PREPARE_S), UsePool)
-    limits, blocks = basis.limits, None
+    limits, blocks, tiers = basis.limits, None, None
     if use.num_bytes:
         paged = _mapped(channel, model, shard, use.num_bytes)
     else:
         memory = _own(channel, basis.device, model, shard, use.num_blocks, on_pool)
         paged, blocks = memory.paged, memory.paged.blocks
         limits = replace(limits, spare_block=memory.spare_block)
+        tiers = _tiers(channel, basis, model, choice, memory)
     stream = stream_of(basis, model, shard)
     ends = NO_PASSAGES if stream is None else taken_ends(shard, stream, channel.take_descriptor, pairs)
     attention = choice.build(paged)
@@ -187,7 +197,7 @@ def _prepared(
     follower = Follower(RankModel(model.decoder, attention, run, blocks), basis.device, limits, world, ends)
     if basis.records_steps:
         follower.record_graphs()
-    return follower
+    return follower, tiers
 
 
 def _mapped(channel: Channel, model: ModelShard, shard: Shard, num_bytes: int) -> PagedKv:
@@ -197,6 +207,17 @@ def _mapped(channel: Channel, model: ModelShard, shard: Shard, num_bytes: int) -
         return mapped_kv(model.layout, model.own, shard, num_bytes, descriptor)
     finally:
         os.close(descriptor)
+
+
+def _tiers(
+    channel: Channel, basis: Basis, model: ModelShard, choice: AttentionChoice, memory: KvMemory
+) -> FollowingTiers | None:
+    """The tiers below a pool of this rank alone, if the settings want any."""
+    open_tiers = tiers_opener(basis.settings)
+    if open_tiers is None:
+        return None
+    pool = open_pool(basis, model, choice, memory, open_tiers)
+    return FollowingTiers(pool, lambda report: channel.send(report, _SAY_S))
 
 
 def _own(

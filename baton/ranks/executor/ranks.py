@@ -36,6 +36,7 @@ from baton.engine.settings import EngineSettings
 from baton.ranks.executor.meeting import MEET_TIMEOUT_S, Meeting, groups_of
 from baton.ranks.executor.messages import (
     Begin,
+    Came,
     Channel,
     Failed,
     Here,
@@ -46,6 +47,7 @@ from baton.ranks.executor.messages import (
     Ready,
     Report,
     Room,
+    Saved,
     Stop,
 )
 from baton.ranks.executor.spread import Spread
@@ -73,15 +75,13 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(slots=True)
 class _Rank:
-    """`saying`: held while something is sent to it; the driver and the thread both do while ranks meet. `standing_s`:
-    for how long it has been known to stand still, as the thread has counted."""
+    """`standing_s`: for how long it has been known to stand still, as the thread has counted."""
 
     number: int
     name: str
     shard: Shard
     process: StartedRank
     channel: Channel
-    saying: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     standing_s: float = 0.0
 
 
@@ -122,6 +122,7 @@ class Ranks:
         self._closing = threading.Event()
         self._ends_process, self._calls_hang = False, calls_hang
         self._aborts: list[Callable[[], None]] = []
+        self._of_tiers: Callable[[int, Came | Saved], None] = _nobody
         self._call: _Call | None = None
         self._news = threading.Condition()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -168,6 +169,14 @@ class Ranks:
     def tell(self, order: Order) -> None:
         """Send an order to all other ranks of the last stage. Raises `RankFailed`."""
         self._tell([rank for rank in self._ranks if rank.shard.is_last_stage], order)
+
+    def tell_all(self, order: Order) -> None:
+        """Send an order to all other ranks. Raises `RankFailed`."""
+        self._tell(self._ranks, order)
+
+    def hear(self, of_tiers: Callable[[int, Came | Saved], None]) -> None:
+        """Have `of_tiers` called, by the thread, with what a rank reports of its tiers, and with its number."""
+        self._of_tiers = of_tiers
 
     def hand_out(self, order: Order, descriptors_of: Callable[[Shard, StartedRank], Sequence[int]]) -> None:
         """Send an order to every rank, with the descriptors for its shard. Raises `RankFailed`."""
@@ -227,8 +236,7 @@ class Ranks:
 
     def _send(self, rank: _Rank, frame: bytes, descriptors: Sequence[int] = ()) -> None:
         try:
-            with rank.saying:
-                rank.channel.send_encoded(frame, STEP_TIMEOUT_S, descriptors)
+            rank.channel.send_encoded(frame, STEP_TIMEOUT_S, descriptors)
         except ChannelBroken as error:
             raise self.reason_of(error) from None
 
@@ -255,7 +263,7 @@ class Ranks:
         frame = Channel.encode(posted)
         for rank in self._ranks:
             if rank.number != poster and posted.group in groups_of(rank.shard):
-                with contextlib.suppress(ChannelBroken), rank.saying:  # its end is noticed where it is read
+                with contextlib.suppress(ChannelBroken):  # its end is noticed where it is read
                     rank.channel.send_encoded(frame, _SAY_S)
 
     def _await_posted(self, group: str, key: str) -> bytes:
@@ -334,12 +342,19 @@ class Ranks:
                 self._posted[report.group, report.key] = report.value
                 self._news.notify_all()
             return None
+        if isinstance(report, Came | Saved):
+            self._of_tiers(rank.number, report)
+            return None
         if not isinstance(report, Here | Loaded | Room | Ready):
             return False, f"{who} said {type(report).__name__}, which only a driver says"
         with self._news:
             self._reported[type(report)][rank.number] = report
             self._news.notify_all()
         return None
+
+
+def _nobody(number: int, report: Came | Saved) -> None:
+    """Nothing is saved or loaded."""
 
 
 def _rank(number: int, process: StartedRank, settings: EngineSettings) -> _Rank:

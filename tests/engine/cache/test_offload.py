@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from baton.engine.cache.load_choice import LEAST_BYTES_PER_S, LoadPlan
-from baton.engine.cache.offload import KvOffload, Load
+from baton.engine.cache.offload import KvOffload
 from baton.engine.cache.store import LATENCY_S, BlockBytes, TierCounters
+from baton.engine.cache.tiered_pool import Load, TieredPool
 from baton.engine.cache.tiers import Tier, Tiers
 from baton.testing.kv_stores import BLOCK_BYTES, block_of, hash_of
 from tests.engine.scheduler.stores import Clock, TestStore
@@ -39,11 +40,14 @@ def offload_of(pool: Pool, clock: Clock | None = None, *stores: TestStore) -> Kv
     """The engine's side of these stores, or of one; what computing takes is not known."""
     clock = clock or Clock()
     tiers = [Tier(str(place), store, TierCounters(), clock) for place, store in enumerate(stores or [TestStore()])]
-    return KvOffload(Tiers(tiers), pool, 4, 64, lambda: None, clock)
+    return KvOffload(TieredPool(Tiers(tiers), pool), 4, 64, lambda: None, clock)
 
 
 def load_of(offload: KvOffload, numbers: Sequence[int], block_ids: Sequence[int]) -> Load:
-    return offload.load(LoadPlan(["test"] * len(numbers), 0.0, 0.0), [hash_of(each) for each in numbers], block_ids)
+    plan, hashes = LoadPlan(["test"] * len(numbers), 0.0, 0.0), [hash_of(each) for each in numbers]
+    load = offload.load(plan, hashes, block_ids)
+    assert isinstance(load, Load)
+    return load
 
 
 def test_a_block_that_came_is_not_written_again_whatever_the_store_says() -> None:

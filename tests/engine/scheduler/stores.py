@@ -11,6 +11,7 @@ import numpy as np
 
 from baton.engine.cache.offload import KvOffload
 from baton.engine.cache.store import BlockBytes, Landing, StoredBlock, TierCounters
+from baton.engine.cache.tiered_pool import TieredPool
 from baton.engine.cache.tiers import Tier, Tiers
 from baton.wire.step_cost import StepCost
 from tests.engine.scheduler.simulation import Device
@@ -174,4 +175,4 @@ def offload_of(store: TestStore, device: Device, clock: Clock | None = None, cos
     """The engine's side of `store`, with the blocks of `device`, whose steps have this cost as far as it knows."""
     clock = clock or Clock()
     tiers = Tiers([Tier("test", store, TierCounters(), clock)])
-    return KvOffload(tiers, SlotBytes(device), device.block_size, 64, lambda: cost, clock)
+    return KvOffload(TieredPool(tiers, SlotBytes(device)), device.block_size, 64, lambda: cost, clock)

@@ -10,6 +10,7 @@ from baton.engine.cache.block_pool import BlockPool
 from baton.engine.cache.hashing import extend_hashes
 from baton.engine.cache.offload import KvOffload
 from baton.engine.cache.store import StoredBlock, TierCounters, checksum_of
+from baton.engine.cache.tiered_pool import TieredPool
 from baton.engine.cache.tiers import Tier, Tiers
 from baton.engine.scheduler.request import BlockCopy, Request
 from baton.engine.scheduler.request_blocks import RequestBlocks
@@ -102,7 +103,7 @@ def test_tokens_of_an_earlier_output_are_no_prompt_of_a_tier_either() -> None:
     resumed = Request(B, Prompt.of(range(100, 106)), DecodingParams(), b"root", 999, range(106, 114))
     stores, clock = [TestStore(), TestStore()], Clock()
     tiers = Tiers([Tier(str(place), store, TierCounters(), clock) for place, store in enumerate(stores)])
-    offload = KvOffload(tiers, SlotBytes(Device(4)), 4, 64, lambda: None, clock)
+    offload = KvOffload(TieredPool(tiers, SlotBytes(Device(4))), 4, 64, lambda: None, clock)
     blocks = RequestBlocks(BlockPool(8, on_evicted=offload.evicted), 4, has_states=False, offload=offload)
     hashes: list[bytes] = []
     extend_hashes(hashes, resumed.token_ids, 4, b"root", ())

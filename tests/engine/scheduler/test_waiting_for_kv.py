@@ -366,7 +366,7 @@ def test_blocks_that_another_node_will_write_are_saved_when_they_are_reserved() 
 
 
 def test_of_blocks_that_another_node_will_write_only_so_many_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.engine.cache.offload.MOST_AT_ONCE_BYTES", 3 * 32)
+    monkeypatch.setattr("baton.engine.cache.tiered_pool.MOST_AT_ONCE_BYTES", 3 * 32)
     rig = Rig()
     rig.serve("first", PROMPT)
     assert rig.simulation.reserve("delivered", list(range(100, 130)))

@@ -20,6 +20,7 @@ import torch
 
 from baton.device.host import HostDevice
 from baton.engine.build import Engine, build_engine
+from baton.engine.cache import load_choice, tiers
 from baton.engine.models.config import load_config
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.loading import load_weights
@@ -66,12 +67,17 @@ def build() -> Iterator[Build]:
         engine.executor.close()
 
 
-def answer(engine: Engine, number: int = 1) -> list[int]:
-    engine.core.add(key_of(number), Prompt.of([*range(7, 29)]), DecodingParams(temperature=0.0, max_tokens=5))
+def answer(engine: Engine, number: int = 1, first: int = 7) -> list[int]:
+    ask(engine, number, first)
     found = []
     while engine.core.has_work:
         found += [token_id for output in engine.core.step() for token_id in output.token_ids]
     return found
+
+
+def ask(engine: Engine, number: int, first: int) -> None:
+    prompt = Prompt.of([*range(first, first + 22)])
+    engine.core.add(key_of(number), prompt, DecodingParams(temperature=0.0, max_tokens=5))
 
 
 def repeat(call: Callable[[], None], for_s: float) -> None:
@@ -86,28 +92,40 @@ def ranks_of(engine: Engine) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in engine.executor.pids]
 
 
-def test_processes_compute_together_and_one_that_is_killed_ends_all(tmp_path: Path, build: Build) -> None:
+def test_processes_compute_together_and_one_that_is_killed_ends_all(
+    tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((load_choice, "LATENCY_S"), (load_choice, "TOLERANCE_S"), (tiers, "LATENCY_S")):
+        monkeypatch.setattr(module, name, 60.0)
     # quantized while they load: each of two ranks has whole groups of inputs
     folder = make_checkpoint(tmp_path / "model", "llama", changes={"hidden_size": 128})
-    # each of them has a pool of its own, and does for handoffs what it is told
-    engine, alone = (build(folder, size, quantization="int8", rank_pools=OWN) for size in (2, 1))
+    # each of them has a pool of its own, with a tier below it, and does for handoffs what it is told
+    common = {"quantization": "int8", "rank_pools": OWN, "num_blocks": 9}
+    engine, alone = build(folder, 2, kv_offloading_size=0.001, **common), build(folder, 1, **common)
     ((shard, ends),) = engine.executor.take_transfer_ends().items()
     assert (shard, engine.memory.is_divided, alone.memory.is_divided) == (Shard(1, 2), True, False)
     channel = TransferChannel(ends[0], "rank 1")
     channel.send(TransferBegin("127.0.0.1", "", "decode"), END_S)
     channel.send(Listen(("zmq",)), END_S)
     assert isinstance(channel.receive(END_S), Listening)
-    assert answer(engine) == answer(alone)
+    for number, first in enumerate((7, 60, 7)):
+        assert answer(engine, number, first) == answer(alone, number, first)
+    assert engine.core.offload is not None
+    assert engine.core.offload.counters.num_loaded_tokens > 0
     each_round = engine.executor.watched(lambda: None)
     each_round()
     (rank,) = ranks_of(engine)
+    rank.suspend()
+    ask(engine, 3, 60)
+    assert (engine.core.step(), engine.core.awaits_readiness) == ([], True), "it loads, and waits for that rank"
     rank.kill()
+    engine.core.abort(key_of(3))
     # nothing to compute: the next rounds of the node say it
     with pytest.raises(RankFailed, match=r"^rank 1 of 2 was killed by SIGKILL$"):
         repeat(each_round, END_S)
     # and a step does
     with pytest.raises(RankFailed, match=r"^rank 1 of 2 was killed by SIGKILL$"):
-        answer(engine, 2)
+        answer(engine, 4, 80)
     engine.executor.close()
     assert not rank.is_running()
     for end in ends:

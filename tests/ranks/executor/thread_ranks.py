@@ -19,10 +19,13 @@ from torch import Tensor
 
 from baton.device.base import Device
 from baton.engine.build import Engine, build_engine
+from baton.engine.cache.offload import PoolTiers
+from baton.engine.cache.tiered_pool import TieredPool
 from baton.engine.executor.base import StreamShape
 from baton.engine.model_shard import Basis, attention_of, load_shard, open_basis, recorded_pass, stream_of
 from baton.engine.models.collectives import Collectives
 from baton.engine.models.shard import Shard
+from baton.engine.offloading import open_pool, tiers_opener
 from baton.engine.runner.forward import ForwardPass, decoded_pass
 from baton.engine.runner.kv_memory import KvMemory, allocate_shared, mapped_kv, own_kv_memory
 from baton.engine.runner.model_runner import ModelRunner, RunnerArguments
@@ -30,9 +33,11 @@ from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.following import Follower, RankModel
+from baton.ranks.executor.following_tiers import FollowingTiers
 from baton.ranks.executor.leading import Led
+from baton.ranks.executor.leading_tiers import LeadingTiers
 from baton.ranks.executor.meeting import stage_group
-from baton.ranks.executor.messages import Channel, Compute, Order
+from baton.ranks.executor.messages import Came, Channel, Compute, Order, Report, Saved
 from baton.ranks.executor.mp import MpExecutor
 from baton.ranks.executor.passages import (
     NO_PAIRS,
@@ -102,10 +107,13 @@ class ThreadExecutor:
         self._shards = [Shard.of_process(number, *sizes) for number in range(1, settings.num_ranks)]
         self._threads = [ThreadPoolExecutor(1) for _ in self._shards]
         self._followers = [
-            thread.submit(self._follower, shard, settings)
-            for shard, thread in zip(self._shards, self._threads, strict=True)
+            thread.submit(self._follower, number, shard, settings)
+            for number, (shard, thread) in enumerate(zip(self._shards, self._threads, strict=True), 1)
         ]
-        self._computing: list[Future[None]] = []
+        self._computing: list[Future[Any]] = []
+        self.pools: dict[int, TieredPool] = {}
+        self.tiers: dict[int, FollowingTiers] = {}
+        self._of_tiers: Callable[[int, Came | Saved], None] = lambda number, report: None
         self._num_entered = 0
         self._are_ready = False
         self.passages: Passages | None = None
@@ -120,14 +128,17 @@ class ThreadExecutor:
     def _pairs(self, shard: Shard, device: Device) -> Pairs:
         return NO_PAIRS
 
-    def _follower(self, shard: Shard, settings: EngineSettings) -> Follower:
+    def _follower(self, number: int, shard: Shard, settings: EngineSettings) -> Follower:
         basis = open_basis(settings, 1)
         collectives, pairs = self._collectives(shard), self._pairs(shard, basis.device)
         model = load_shard(basis, shard, collectives, None)
         choice = attention_of(basis, model, shard)
         memory, passages = self.memory.result(_WAIT_S)
         if memory.is_divided:
-            paged = own_kv_memory(model.layout, model.own, shard, memory.num_blocks, basis.device).paged
+            own = own_kv_memory(model.layout, model.own, shard, memory.num_blocks, basis.device)
+            paged = own.paged
+            if (open_tiers := tiers_opener(settings)) is not None:
+                self._open_tiers(number, open_pool(basis, model, choice, own, open_tiers))
             assert own_layout(model.layout, shard.kv) == model.own
         else:
             assert memory.descriptor is not None
@@ -158,6 +169,27 @@ class ThreadExecutor:
         self.orders.append(Channel.encode(order))
         self._num_entered -= 1
         self._tell(order, lambda shard: shard.is_last_stage)
+
+    def _open_tiers(self, number: int, pool: TieredPool) -> None:
+        def say(report: Report) -> None:
+            assert isinstance(report, Came | Saved)
+            self._of_tiers(number, report)
+
+        self.pools[number], self.tiers[number] = pool, FollowingTiers(pool, say)
+
+    def with_other_ranks(self, own: TieredPool) -> PoolTiers:
+        return LeadingTiers(own, self, self._settings.num_ranks) if self._settings.divides_pool else own
+
+    def hear(self, of_tiers: Callable[[int, Came | Saved], None]) -> None:
+        self._of_tiers = of_tiers
+
+    def tell_all(self, order: Order) -> None:
+        self._computing += [
+            thread.submit(self.tiers[number].take, _as_read(order)) for number, thread in enumerate(self._threads, 1)
+        ]
+
+    def require_alive(self) -> None:
+        """Threads do not end."""
 
     def _tell(self, order: Order, is_told: Callable[[Shard], bool]) -> None:
         assert isinstance(order, Compute)
@@ -216,6 +248,8 @@ class ThreadExecutor:
             thread.shutdown()
         for computing in self._computing:
             computing.result()
+        for tiers in self.tiers.values():
+            tiers.close()
         for end in self._ends:
             end.close()
         if self.passages is not None:
@@ -258,6 +292,12 @@ def built(
     assert isinstance(found, ThreadExecutor)
     assert not isinstance(found, MpExecutor)
     return made, found
+
+
+def _as_read(order: Order) -> Order:
+    read = Channel.decoder.decode(Channel.encode(order)[4:])
+    assert isinstance(read, Order)
+    return read
 
 
 def orders_of(executor: ThreadExecutor) -> list[Compute]:
