@@ -84,9 +84,11 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays to the end: no garbage collection has to look at it. The loggers of torch
-    hand on what they are told: pytest would else attach its handlers to each of fifty, six times a test."""
+    """What was imported and collected stays to the end: no garbage collection has to look at it, and garbage in cycles
+    is little, so that it may wait. The loggers of torch hand on what they are told: pytest would else attach its
+    handlers to each of fifty, six times a test."""
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.propagate = True
