@@ -7,7 +7,6 @@ import importlib
 import inspect
 import math
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -46,15 +45,14 @@ CLASSES = {f"{each.__module__}.{each.__name__}": each for each in settings_class
 each_class = pytest.mark.parametrize("settings_class", CLASSES.values(), ids=CLASSES)
 
 
-@cache
 def parser_of(settings_class: type[Any]) -> CommandParser:
     parser = CommandParser(prog="baton")
     add_flags(parser, settings_class)
     return parser
 
 
-def parsed(settings_class: type[Any], field: dataclasses.Field[Any], text: str) -> Any:
-    flags = parser_of(settings_class).parse([f"--{field.name.replace('_', '-')}={text}"])
+def parsed(parser: CommandParser, settings_class: type[Any], field: dataclasses.Field[Any], text: str) -> Any:
+    flags = parser.parse([f"--{field.name.replace('_', '-')}={text}"])
     value = getattr(resolve(settings_class, flags, {}), field.name)
     return value[0] if isinstance(value, tuple) else value
 
@@ -70,19 +68,21 @@ def test_the_numbers_of_every_program_are_looked_at() -> None:
 
 @each_class
 def test_a_number_says_what_it_may_be(settings_class: type[Any]) -> None:
+    parser = parser_of(settings_class)
     for field, kind in numbers_of(settings_class):
         allowed: Range = field.metadata["allowed"]
         assert allowed != ANY, field.name
         default: Any = field.default
         assert default in (None, ()) or default in allowed, field.name
         least = beside(allowed.least, 1, kind) if allowed.excludes_least else kind(allowed.least)
-        assert parsed(settings_class, field, repr(least)) == least, field.name
+        assert parsed(parser, settings_class, field, repr(least)) == least, field.name
         most = allowed.most if math.isinf(allowed.most) else kind(allowed.most)
-        assert parsed(settings_class, field, repr(most)) == most, field.name
+        assert parsed(parser, settings_class, field, repr(most)) == most, field.name
 
 
 @each_class
 def test_no_other_number_is_taken(settings_class: type[Any]) -> None:
+    parser = parser_of(settings_class)
     for field, kind in numbers_of(settings_class):
         allowed: Range = field.metadata["allowed"]
         below = allowed.least if allowed.excludes_least else beside(allowed.least, -1, kind)
@@ -91,7 +91,7 @@ def test_no_other_number_is_taken(settings_class: type[Any]) -> None:
             wrong += [repr(beside(allowed.most, 1, kind)), "inf", "1e400", "9" * 5000]
         for text in wrong:
             with pytest.raises(InvalidSetting, match=f"^--{field.name.replace('_', '-')}: ") as caught:
-                parsed(settings_class, field, text)
+                parsed(parser, settings_class, field, text)
             assert len(str(caught.value)) < 300
             assert "\n" not in str(caught.value)
 
