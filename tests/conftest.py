@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
@@ -82,5 +84,21 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays to the end: no garbage collection has to look at it."""
+    """What was imported and collected stays to the end: no garbage collection has to look at it, and garbage in cycles
+    is little, so that it may wait. The loggers of torch hand on what they are told: pytest would else attach its
+    handlers to each of fifty, six times a test."""
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Of a test that goes well, the process that counts is told one thing instead of five: it has passed."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True

@@ -126,7 +126,7 @@ def resolve(
 
 def require_allowed(settings: Any) -> None:
     """Raise `InvalidSetting` for a number that its field does not allow: for settings that nothing was parsed into."""
-    for field, _ in _fields(type(settings)):
+    for field in dataclasses.fields(settings):
         _require_allowed(getattr(settings, field.name), field, f"--{field.name.replace('_', '-')}")
 
 
@@ -145,7 +145,7 @@ def read_file(path: str) -> dict[str, Any]:
 
 def check_file_keys(path: str, *classes: type[Any]) -> None:
     """Raise `InvalidSetting` when the file names a setting that none of `classes` has."""
-    known = {field.name for settings_class in classes for field, _ in _fields(settings_class)}
+    known = {field.name for settings_class in classes for field in dataclasses.fields(settings_class)}
     for key in read_file(path):
         if key not in known:
             raise InvalidSetting(f"--config {path}: unknown setting {key!r}")
@@ -154,7 +154,7 @@ def check_file_keys(path: str, *classes: type[Any]) -> None:
 def as_flags(settings: Any) -> list[str]:
     """The command-line arguments that rebuild `settings`, apart from secrets: what a launcher passes to its child."""
     arguments: list[str] = []
-    for field, _ in _fields(type(settings)):
+    for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if value == field.default or value is None or field.metadata["secret"]:
             continue
@@ -173,7 +173,7 @@ def as_flags(settings: Any) -> list[str]:
 
 def secret_environment(settings: Any) -> dict[str, str]:
     """What a launcher adds to the environment of its child, beside `as_flags`."""
-    secrets = [field.name for field, _ in _fields(type(settings)) if field.metadata["secret"]]
+    secrets = [field.name for field in dataclasses.fields(settings) if field.metadata["secret"]]
     return {f"{ENVIRONMENT_PREFIX}{name.upper()}": value for name in secrets if (value := getattr(settings, name))}
 
 

@@ -37,7 +37,7 @@ from tests.request_keys import key_of
 MAX_NUM_SEQS = 6
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama"])
+@pytest.fixture(scope="module")
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / request.param
     return make_checkpoint(folder, request.param, changes={"head_dim": 64})
@@ -123,7 +123,9 @@ class Traffic:
             core.check()
 
 
-@pytest.mark.parametrize(("seed", "num_blocks"), [(0, 12), (1, 200)])
+@pytest.mark.parametrize(
+    ("checkpoint", "seed", "num_blocks"), [("qwen3", 0, 12), ("llama", 1, 200)], indirect=["checkpoint"]
+)
 def test_asynchronous_and_recorded_steps_equal_plain_ones(checkpoint: Path, seed: int, num_blocks: int) -> None:
     plain, emulated = Traffic(seed), Traffic(seed)
     with engine(checkpoint, "cpu", num_blocks=num_blocks) as built:
@@ -141,6 +143,7 @@ def test_asynchronous_and_recorded_steps_equal_plain_ones(checkpoint: Path, seed
     assert emulated.tokens == plain.tokens
 
 
+@pytest.mark.parametrize("checkpoint", ["llama"], indirect=True)
 def test_requests_of_adapters_are_preempted_forked_and_computed_ahead_like_others(
     checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ def opened(model: Path, folder: Path, *, has_prefill: bool, name: str) -> Iterat
         relay.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where the demo model is served by a prefill node and a decode node."""
     folder = tmp_path_factory.mktemp("demo-relay")

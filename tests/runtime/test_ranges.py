@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -32,23 +33,25 @@ def _module_of(path: Path) -> Any:
     return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
-def numbers() -> list[Any]:
-    found = []
-    for each in settings_classes():
-        hints = get_type_hints(each)
-        for field in dataclasses.fields(each):
-            kind = next((kind for kind in (float, int) if kind.__name__ in str(hints[field.name])), None)
-            if kind is not None:
-                found.append(pytest.param(each, field, kind, id=f"{each.__module__}.{each.__name__}.{field.name}"))
-    return found
+def numbers_of(settings_class: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], type[Any]]]:
+    hints = get_type_hints(settings_class)
+    for field in dataclasses.fields(settings_class):
+        kind = next((kind for kind in (float, int) if kind.__name__ in str(hints[field.name])), None)
+        if kind is not None:
+            yield field, kind
 
 
-NUMBERS = numbers()
+CLASSES = {f"{each.__module__}.{each.__name__}": each for each in settings_classes()}
+each_class = pytest.mark.parametrize("settings_class", CLASSES.values(), ids=CLASSES)
 
 
-def parsed(settings_class: type[Any], field: dataclasses.Field[Any], text: str) -> Any:
+def parser_of(settings_class: type[Any]) -> CommandParser:
     parser = CommandParser(prog="baton")
     add_flags(parser, settings_class)
+    return parser
+
+
+def parsed(parser: CommandParser, settings_class: type[Any], field: dataclasses.Field[Any], text: str) -> Any:
     flags = parser.parse([f"--{field.name.replace('_', '-')}={text}"])
     value = getattr(resolve(settings_class, flags, {}), field.name)
     return value[0] if isinstance(value, tuple) else value
@@ -59,36 +62,38 @@ def beside(number: float, direction: float, kind: type[Any]) -> Any:
 
 
 def test_the_numbers_of_every_program_are_looked_at() -> None:
-    classes = {each.values[0].__name__ for each in NUMBERS}
-    assert {"ServeSettings", "RouterSettings", "MixedNodeSettings", "RankSettings", "ServeBenchSettings"} <= classes
+    names = {each.__name__ for each in CLASSES.values()}
+    assert {"ServeSettings", "RouterSettings", "MixedNodeSettings", "RankSettings", "ServeBenchSettings"} <= names
 
 
-@pytest.mark.parametrize(("settings_class", "field", "kind"), NUMBERS)
-def test_a_number_says_what_it_may_be(
-    settings_class: type[Any], field: dataclasses.Field[Any], kind: type[Any]
-) -> None:
-    allowed: Range = field.metadata["allowed"]
-    assert allowed != ANY
-    default: Any = field.default
-    assert default in (None, ()) or default in allowed
-    least = beside(allowed.least, 1, kind) if allowed.excludes_least else kind(allowed.least)
-    assert parsed(settings_class, field, repr(least)) == least
-    most = allowed.most if math.isinf(allowed.most) else kind(allowed.most)
-    assert parsed(settings_class, field, repr(most)) == most
+@each_class
+def test_a_number_says_what_it_may_be(settings_class: type[Any]) -> None:
+    parser = parser_of(settings_class)
+    for field, kind in numbers_of(settings_class):
+        allowed: Range = field.metadata["allowed"]
+        assert allowed != ANY, field.name
+        default: Any = field.default
+        assert default in (None, ()) or default in allowed, field.name
+        least = beside(allowed.least, 1, kind) if allowed.excludes_least else kind(allowed.least)
+        assert parsed(parser, settings_class, field, repr(least)) == least, field.name
+        most = allowed.most if math.isinf(allowed.most) else kind(allowed.most)
+        assert parsed(parser, settings_class, field, repr(most)) == most, field.name
 
 
-@pytest.mark.parametrize(("settings_class", "field", "kind"), NUMBERS)
-def test_no_other_number_is_taken(settings_class: type[Any], field: dataclasses.Field[Any], kind: type[Any]) -> None:
-    allowed: Range = field.metadata["allowed"]
-    below = allowed.least if allowed.excludes_least else beside(allowed.least, -1, kind)
-    wrong = [repr(below), "-inf", "nan", "many"]
-    if not math.isinf(allowed.most):
-        wrong += [repr(beside(allowed.most, 1, kind)), "inf", "1e400", "9" * 5000]
-    for text in wrong:
-        with pytest.raises(InvalidSetting, match=f"^--{field.name.replace('_', '-')}: ") as caught:
-            parsed(settings_class, field, text)
-        assert len(str(caught.value)) < 300
-        assert "\n" not in str(caught.value)
+@each_class
+def test_no_other_number_is_taken(settings_class: type[Any]) -> None:
+    parser = parser_of(settings_class)
+    for field, kind in numbers_of(settings_class):
+        allowed: Range = field.metadata["allowed"]
+        below = allowed.least if allowed.excludes_least else beside(allowed.least, -1, kind)
+        wrong = [repr(below), "-inf", "nan", "many"]
+        if not math.isinf(allowed.most):
+            wrong += [repr(beside(allowed.most, 1, kind)), "inf", "1e400", "9" * 5000]
+        for text in wrong:
+            with pytest.raises(InvalidSetting, match=f"^--{field.name.replace('_', '-')}: ") as caught:
+                parsed(parser, settings_class, field, text)
+            assert len(str(caught.value)) < 300
+            assert "\n" not in str(caught.value)
 
 
 def test_settings_that_were_not_parsed_are_checked_too() -> None:

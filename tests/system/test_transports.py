@@ -30,17 +30,18 @@ from tests.system.reference import LOGPROB_TOLERANCE, Expected, Reference, make_
 _LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 10)
 _NUM_TOKENS, _NEW = 16, (3, 1, 4, 1)
 _AGENT = "baton.kvtransfer.transports.nixl.agent"
-_RANKS, _STAGES = ("--tensor-parallel-size", "2"), ("--pipeline-parallel-size", "2")
+_RANKS = ("--tensor-parallel-size", "2")
 _RELAYS = (
-    ("shm", "cpu", "llama", "int8", (), ()),
-    ("shm", "emulated", "qwen2", "auto", (), ()),
-    ("zmq", "cpu", "mistral", "int4", (), ()),
-    ("zmq", "emulated", "llama", "auto", (), _STAGES),
-    ("nixl", "cpu", "qwen3", "auto", (), ()),
-    ("nixl", "emulated", "mistral", "auto", _RANKS, ()),
-    ("nccl", "emulated", "qwen3", "auto", (), ()),
+    ("shm", "cpu", "llama", "int8", ()),
+    ("shm", "emulated", "qwen2", "auto", ()),
+    ("zmq", "cpu", "mistral", "int4", ()),
+    ("zmq", "emulated", "llama", "auto", ()),
+    ("nixl", "cpu", "qwen3", "auto", ()),
+    ("nixl", "emulated", "mistral", "auto", _RANKS),
+    ("nccl", "emulated", "qwen3", "auto", ()),
 )
-"""Transport, device, family, quantization, and the ranks of the prefill node and of the decode node."""
+"""Transport, device, family, quantization, and the ranks of the prefill node. Ranks of decode nodes, and stages, are in
+`shared_relay/test_ranks.py`."""
 _FLAGS = ("--max-num-batched-tokens", "40")
 _EAGER_ROUTER = (str(Path(__file__).with_name("eager_router.py")), "60")
 _NUM_AGENTS, _NUM_DEATHS = 4, 2
@@ -72,13 +73,11 @@ def require_equal(answer: Expected, expected: Expected) -> None:
 
 
 @contextlib.contextmanager
-def relaying(
-    folder: Path, model: Path, *flags: str, prefill: Sequence[str] = (), decode: Sequence[str] = ()
-) -> Iterator[Relay]:
+def relaying(folder: Path, model: Path, *flags: str, prefill: Sequence[str] = ()) -> Iterator[Relay]:
     """A relay of two nodes with these flags, in which every prompt is handed over, and everything is pulled that can
     be. It ends well and leaves nothing."""
     both, router = (*flags, *_FLAGS), ("--local-prefill-tokens", "0")
-    nodes = {"prefill": ((*both, *prefill),), "decode": ((*both, *decode),)}
+    nodes = {"prefill": ((*both, *prefill),), "decode": (both,)}
     relay = start_relay(model, folder, **nodes, router=router, router_script=_EAGER_ROUTER)
     try:
         yield relay
@@ -92,14 +91,13 @@ def found_tokens(relay: Relay) -> int:
     return relay.prefills[0].metrics().value("prompt_tokens_by_source_total", source="local_cache_hit")
 
 
-@pytest.mark.parametrize(("transport", "device", "family", "quantization", "prefill", "decode"), _RELAYS)
+@pytest.mark.parametrize(("transport", "device", "family", "quantization", "prefill"), _RELAYS)
 def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does(
     transport: str,
     device: str,
     family: str,
     quantization: str,
     prefill: Sequence[str],
-    decode: Sequence[str],
     checkpoints: Checkpoints,
     references: Callable[[str], Reference],
     tmp_path: Path,
@@ -111,7 +109,7 @@ def test_a_relay_over_this_transport_answers_token_by_token_as_transformers_does
         reference = Reference(dequantized(folder, tmp_path / "dequantized", quantization))
     prompts = [make_prompt(length, 7) for length in _LENGTHS]
     flags = ("--kv-transport", transport, "--device", device, "--quantization", quantization)
-    with relaying(tmp_path, folder, *flags, prefill=prefill, decode=decode) as relay:
+    with relaying(tmp_path, folder, *flags, prefill=prefill) as relay:
         for prompt in prompts:
             answer, transfer = ask(relay.client, prompt)
             require_equal(answer, reference.greedy(prompt, _NUM_TOKENS, answer.token_ids))

@@ -21,10 +21,11 @@ from baton.wire.step_cost import SMALLEST_CHUNK, StepCost, StepWork
 TRUE = StepCost(1e-3, 2e-4, 5e-8, 1e-4, 2e-8)
 PAIR = TRUE.prompt_pair_s / TRUE.prompt_token_s
 KEY, PARAMS = RequestKey.numbered(0), DecodingParams()
+TOKEN_IDS = tuple(range(10_000))
 
 
 def share(start: int, num_tokens: int, *images: PromptImage) -> ScheduledRequest:
-    prompt = Prompt.of(range(start + num_tokens), media=images)
+    prompt = Prompt(TOKEN_IDS[: start + num_tokens], media=images)
     return ScheduledRequest(KEY, start, num_tokens, prompt.token_ids, prompt, (), PARAMS, True)
 
 

@@ -65,7 +65,8 @@ def _require_valid(document: dict[str, Any]) -> None:
 
 async def test_the_document_is_valid(document: dict[str, Any]) -> None:
     _require_valid(document)
-    document["components"]["schemas"]["ChatCompletionRequest"]["properties"]["n"]["default"] = "many"
+    request = {"type": "object", "properties": {"n": {"type": "integer", "default": "many"}}}
+    document |= {"paths": {}, "components": {"schemas": {"Request": request}}}  # the validator does look at defaults
     with pytest.raises(AssertionError, match="'many'"):
         _require_valid(document)
 

@@ -28,7 +28,7 @@ LLAMA_DECODE = (
 ROUND_ROBIN = ("--prefill-policy", "round_robin", "--decode-policy", "round_robin", "--local-prefill-tokens", "0")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def llama_relay(
     checkpoints: Checkpoints, relays: list[Relay], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Relay]:

@@ -10,7 +10,7 @@ import pytest
 from tests.kvtransfer.transports.nixl.nixl_pair import NixlPair, preserved_environment
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def nodes() -> Iterator[NixlPair]:
     """64 blocks of 512 KiB on either side."""
     pair = NixlPair(64, 2**19)
