@@ -38,6 +38,7 @@ from baton.runtime.events import Ready, parse_event
 from baton.runtime.watchdog import INTERPRETER_WATCHDOG
 from baton.wire.errors import InvalidSetting, Refused
 from baton.wire.messages import DECODE, Hello, Leaving, Refusal, Welcome
+from tests.engine.cache.disk.tiers_on_disk import until
 from tests.free_port import free_port
 from tests.node.conftest import LAYOUT, FakeRouter
 from tests.node.kv_events.reader import Reader
@@ -215,11 +216,13 @@ def test_a_node_publishes_kv_events_where_it_is_told_to(
     def ask() -> str:
         hello = router.receive()
         router.send(Welcome(1))
-        with Reader(config["endpoint"], config["replay_endpoint"]) as reader:
-            assert [number for number, _ in reader.replay(0)] == [0]
-        with urllib.request.urlopen(f"{hello.http_address}/metrics", timeout=WAIT_S) as answer:
-            text: str = answer.read().decode()
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            with Reader(config["endpoint"], config["replay_endpoint"]) as reader:
+                until(lambda: [number for number, _ in reader.replay(0)] == [0])
+            with urllib.request.urlopen(f"{hello.http_address}/metrics", timeout=WAIT_S) as answer:
+                text: str = answer.read().decode()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
         return text
 
     config = {name: f"tcp://127.0.0.1:{free_port()}" for name in ("endpoint", "replay_endpoint")}
