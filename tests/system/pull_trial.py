@@ -2,7 +2,7 @@
 
 A conversation of two turns at a time: the KV of the first answer lies at its decode node, so the router copies it to
 the node that is to compute the second turn (`eager_router.py`: whether it is worth it does not count). At first
-undisturbed over each transport and between the nodes that can; then with a holder that pushes a block each `PUSH_S`,
+undisturbed over each transport and between the nodes that can, and with KV of other kinds; then with a holder that pushes a block each `PUSH_S`,
 of which the holder or the taker gets SIGKILL or SIGSTOP in the middle. Every turn has the tokens of transformers and
 ends in time, what had come of the prefix is used, and at the end every block of every node that lives is free or
 cached. Writes a line for each.
@@ -21,7 +21,9 @@ from pathlib import Path
 
 import psutil
 
-from tests.checkpoints import make_checkpoint
+from baton import LLM, SamplingParams
+from tests.checkpoints import make_checkpoint, write_tokenizer
+from tests.engine.models.families import COMMON, make_model
 from tests.system.harness import Node, Relay, start_relay, wait_until
 from tests.system.parallel_grid import say
 from tests.system.reference import Reference, make_prompt
@@ -35,6 +37,8 @@ LATE_S = 20.0
 NUM_HISTORY, NUM_ANSWER, NUM_NEW, NUM_TOKENS = 70, 300, 20, 24
 RESULTS = ("arrived", "refused", "failed", "late", "cancelled")
 NODE = ("--lease-s", "3")
+KINDS = ("qwen3-next", "lfm2", "deepseek-v3", "gemma3", "gpt-oss")
+"""States of two kinds, latents, windows, sinks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,25 @@ def of_mixed(model: Path, transport: str) -> None:
         say(f"{transport}: between mixed nodes: {trying.results()}")
 
 
+def of_kind(folder: Path, family: str, flags: Sequence[str], **settings: str) -> None:
+    """KV of another kind: the tokens are those of one engine that computes all."""
+    make_model(folder, family, {**COMMON, "max_position_embeddings": 1024, "vocab_size": 320})
+    write_tokenizer(folder, 320, 1024)
+    all_flags = (*NODE, "--kv-transport", "shm", *flags)
+    engine = LLM(str(folder), num_blocks=64, num_threads=1, **settings)
+    with trial(folder, (all_flags,), (all_flags,)) as trying:
+        for seed in range(3):
+            prompt = make_prompt(NUM_HISTORY, seed)
+            for num_tokens in (NUM_ANSWER, NUM_TOKENS):
+                params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+                answer = trying.relay.ask(prompt, num_tokens).token_ids
+                assert answer == tuple(engine.generate([list(prompt)], params)[0].token_ids), "other tokens"
+                trying.relay.settle()
+                prompt = (*prompt, *answer, *make_prompt(NUM_NEW, seed))
+        assert trying.results() == {"arrived": 3}, trying.results()
+        say(f"{family}, {' '.join(flags) or 'auto'}: {trying.results()}")
+
+
 def with_fault(model: Path, transport: str, role: str, number: signal.Signals, bound_s: float) -> None:
     """The holder ("decode") or the taker ("prefill") gets a signal when some blocks have been pushed."""
     flags = (*NODE, "--kv-transport", transport)
@@ -167,7 +190,7 @@ def takers(relay: Relay) -> list[Node]:
 def main() -> None:
     """Run all, or what is named."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.pull_trial", description=__doc__)
-    parser.add_argument("--only", choices=("undisturbed", "mixed", "faults"))
+    parser.add_argument("--only", choices=("undisturbed", "mixed", "kinds", "faults"))
     parser.add_argument("--transports", default="shm,zmq,nixl")
     options = parser.parse_args()
     transports = options.transports.split(",")
@@ -178,6 +201,10 @@ def main() -> None:
                 undisturbed(model, transport)
             if options.only in (None, "mixed"):
                 of_mixed(model, transport)
+        for family in KINDS if options.only in (None, "kinds") else ():
+            of_kind(Path(folder) / family, family, ())
+        if options.only in (None, "kinds"):
+            of_kind(Path(folder) / "fp8", "llama", ("--kv-cache-dtype", "fp8"), kv_cache_dtype="fp8")
         for transport in transports if options.only in (None, "faults") else ():
             for role in ("decode", "prefill"):
                 with_fault(model, transport, role, signal.SIGKILL, BOUND_S)
