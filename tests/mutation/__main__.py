@@ -42,6 +42,7 @@ _TIERS = (
     *("tiers", "offload", "load_choice", "host_tier", "last_blocks", "block_changes", "fault_log"),
     *("valkey_store", "valkey_server"),
 )
+_OVER_TIERS = ("tests/engine/test_shared_store.py", "tests/engine/test_offloading.py", "tests/node/kv_events")
 _STORED = ("tests/router/test_stored_conversations.py", "tests/router/test_stored_responses.py")
 _SHARING = ("lender", "borrower", "sharing_leg", "notices")
 AREAS: dict[str, tuple[list[str], list[str]]] = {
@@ -54,7 +55,7 @@ AREAS: dict[str, tuple[list[str], list[str]]] = {
     "kvtransfer": (["kvtransfer"], ["tests/kvtransfer", *_SCHEDULES]),
     "kv tiers": (
         [*(f"baton/engine/cache/{name}.py" for name in _TIERS), "baton/engine/cache/disk"],
-        ["tests/engine/cache", "tests/engine/test_shared_store.py", "tests/engine/test_offloading.py"],
+        ["tests/engine/cache", "tests/engine/scheduler/test_waiting_for_kv.py", *_OVER_TIERS],
     ),
     "kv sharing": (
         [*(f"baton/node/{name}.py" for name in _SHARING), "baton/node/kv_events"],

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import create_autospec
 
 import pytest
 
 from baton.kvtransfer.commands import CancelReceiving, CancelSending, Delivered, Failed, Released
 from baton.node.borrower import PrefixBorrower
 from baton.node.lender import PrefixLender
+from baton.node.loop import Leg
 from baton.node.sharing_leg import SharingLeg
 from baton.wire.errors import InvalidMessage, RequestFailed
 from baton.wire.messages import Decode, HandoffFigures
@@ -114,3 +116,14 @@ def test_a_node_that_cannot_pull_says_so_and_lends() -> None:
         stage.leg.begin(pull(A), 0.0)
     assert stage.leg.lend(lend(A), 0.0) == 8
     assert stage.leg.take_arrived() == []
+
+
+@pytest.mark.parametrize("name", ["hand_over", "watch", "applied", "sent", "lost", "fail", "metrics"])
+def test_what_is_of_the_leg_alone_is_passed_on(name: str) -> None:
+    inner = create_autospec(Leg, instance=True)
+    arguments = {"hand_over": ("order", 1.0), "watch": ("step",), "sent": (1.0,), "fail": (A, "error", 1.0)}
+    passed = arguments.get(name, () if name == "metrics" else ("what", 1.0))
+    answer = getattr(SharingLeg(inner, Stage().lender, None), name)(*passed)
+    method = getattr(inner, name)
+    method.assert_called_once_with(*passed)
+    assert answer is (None if name in ("sent", "lost", "fail") else method.return_value)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from baton.engine.cache.load_choice import LEAST_BYTES_PER_S, LoadPlan
-from baton.engine.cache.offload import KvOffload, Load
+from baton.engine.cache.offload import KvOffload, Load, OffloadCounters
 from baton.engine.cache.store import LATENCY_S, BlockBytes, TierCounters
 from baton.engine.cache.tiers import Tier, Tiers
 from baton.testing.kv_stores import BLOCK_BYTES, block_of, hash_of
@@ -103,3 +103,18 @@ def test_of_several_tiers_only_that_is_left_alone_which_was_late() -> None:
     assert offload.plan([hash_of(1)], 0, 5) is not None
     assert offload.plan([hash_of(2)], 0, 5) is None
     assert (offload.counters.num_late_loads, offload.tiers[1].counters.num_silent_loads) == (1, 1)
+
+
+def test_what_is_overwritten_is_saved_once_unless_a_tier_has_it() -> None:
+    stores = [TestStore(), TestStore({hash_of(2): block_of(2)})]
+    offload = offload_of(Pool(), None, *stores)
+    assert offload.counters == OffloadCounters(*[0] * 10)
+    offload.evicted([(0, hash_of(1)), (1, hash_of(2))])
+    offload.overwriting([0, 1])
+    offload.overwriting([0, 1])
+    assert (offload.counters.num_stored_blocks, offload.counters.num_dropped_blocks) == (1, 0)
+    assert list(stores[0].blocks) == [hash_of(1)]
+    stores[0].fails = stores[1].fails = frozenset(["put"])
+    offload.evicted([(0, hash_of(3))])
+    offload.overwriting([0])
+    assert (offload.counters.num_stored_blocks, offload.counters.num_dropped_blocks) == (1, 1)

@@ -376,6 +376,25 @@ def test_a_load_that_nobody_waits_for_is_not_read(tmp_path: Path) -> None:
         assert landing.wait() == []
 
 
+def test_what_is_being_loaded_at_the_end_ends_behind_its_block(tmp_path: Path) -> None:
+    class Closing(Collected):
+        """Closes the tier before it has taken its first block."""
+
+        def arrived(self, block: StoredBlock) -> bool:
+            closing.start()
+            until(lambda: tier._is_closed)
+            return super().arrived(block)
+
+    tier = Opened(tmp_path)
+    closing, landing = threading.Thread(target=tier.close), Closing()
+    tier.put(block_of(1))
+    tier.put(block_of(2))
+    tier.load([hash_of(1), hash_of(2)], landing)
+    assert [each.block_hash for each in landing.wait()] == [hash_of(1)]
+    closing.join(10.0)
+    assert not closing.is_alive()
+
+
 DYING = """
 import fcntl, os, signal, sys
 from pathlib import Path
