@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from baton.engine.cache.load_choice import LEAST_BYTES_PER_S, LoadPlan
-from baton.engine.cache.offload import KvOffload, Load, OffloadCounters
+from baton.engine.cache.offload import MOST_AT_ONCE_BYTES, KvOffload, Load, OffloadCounters
 from baton.engine.cache.store import LATENCY_S, BlockBytes, TierCounters
 from baton.engine.cache.tiers import Tier, Tiers
 from baton.testing.kv_stores import BLOCK_BYTES, block_of, hash_of
@@ -118,3 +118,24 @@ def test_what_is_overwritten_is_saved_once_unless_a_tier_has_it() -> None:
     offload.evicted([(0, hash_of(3))])
     offload.overwriting([0])
     assert (offload.counters.num_stored_blocks, offload.counters.num_dropped_blocks) == (1, 1)
+
+
+def test_of_large_blocks_that_are_given_away_one_is_saved() -> None:
+    offload = offload_of(Pool(2 * MOST_AT_ONCE_BYTES), None, store := TestStore())
+    offload.evicted([(number, hash_of(number)) for number in range(3)])
+    offload.give_away([0, 1, 2])
+    assert list(store.blocks) == [hash_of(0)]
+    assert (offload.counters.num_stored_blocks, offload.counters.num_dropped_blocks) == (1, 2)
+    assert not offload.has_unsaved
+
+
+def test_tokens_that_are_asked_for_and_found_are_those_of_whole_blocks() -> None:
+    offload = offload_of(Pool(), None, TestStore({hash_of(1): block_of(1)}))
+    hashes = [hash_of(each) for each in (1, 2, 3)]
+    plan = offload.plan(hashes, 0, 13)
+    assert plan is not None
+    load = offload.load(plan, hashes[:1], [0])
+    assert load.arrived(block_of(1))
+    load.ended()
+    assert offload.end(load) == ["0"]
+    assert (offload.counters.num_queried_tokens, offload.counters.num_loaded_tokens) == (12, 4)

@@ -180,6 +180,17 @@ def test_a_folder_that_is_smaller_than_a_file_should_be_is_used_too(
     assert tier.counters.num_failures == 0
 
 
+def test_a_folder_with_room_for_two_blocks_has_one_in_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_tier, "_MIN_FILES", 8)
+    with closing(Opened(tmp_path, max_bytes=2 * (72 + BLOCK_BYTES))) as tier:
+        for number in (1, 2, 3):
+            tier.put(block_of(number))
+            until(lambda: tier.has_written(number))
+        assert tier.has(1, 2, 3) == [2, 3]
+
+
 def test_what_gives_way_is_handed_down(tmp_path: Path) -> None:
     below: list[StoredBlock] = []
 
@@ -226,6 +237,20 @@ def test_a_damaged_file_is_not_taken_over(tmp_path: Path, damage: str, caplog: p
         assert tier.has(1, 2, 3, 4) == [1, 2]
         assert tier.counters.num_damaged_blocks == 1
         assert str(bad) in caplog.text
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(path: Path) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    filled(tmp_path, 1)
+    monkeypatch.setattr(disk_tier, "open_file", failing)
+    with closing(Opened(tmp_path)) as tier:
+        until(lambda: tier.counters.num_failures)
+        assert (tier.has(1), tier.counters.num_damaged_blocks) == ([], 0)
+    assert caplog.messages == ["the disk tier failed at reading: [Errno 5] broken"]
 
 
 def test_a_flipped_byte_costs_its_file_and_nothing_else(tmp_path: Path) -> None:

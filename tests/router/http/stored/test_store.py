@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sqlite3
 import threading
@@ -136,6 +137,24 @@ async def test_what_nobody_waits_for_any_more_counts_until_it_is_done(monkeypatc
             while store._num_queued:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert await get(store, "a") is not None
+
+
+async def test_what_fails_when_nobody_waits_any_more_is_no_riddle_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    disk = Disk()
+    async with storing(disk) as store:
+        disk.runs.clear()
+        disk.is_broken = True
+        leaving = asyncio.create_task(put(store, "a"))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        disk.runs.set()
+        async with asyncio.timeout(PATIENCE_S):
+            while store._num_queued:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+    del leaving
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_what_is_too_old_is_removed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
