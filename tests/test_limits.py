@@ -1,5 +1,5 @@
-"""Each wait ends, and each queue, table, message and buffer is bounded: what modules say about it at their top is no more
-than a program can bear, and nothing is bounded to nothing."""
+"""Each wait ends, and each queue, table, message and buffer is bounded: what modules say about it at their top is no
+more than a program can bear, and nothing is bounded to nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ import pytest
 import baton
 
 _ROOT = Path(baton.__file__).parent
-_PLACES = ("kvtransfer/**/*.py", "engine/cache/**/*.py", "node/**/*.py", "router/routing/pulls.py", "router/http/stored/*.py")
+_PLACES = (
+    *("kvtransfer/**/*.py", "engine/cache/**/*.py", "node/**/*.py"),
+    *("router/routing/pulls.py", "router/http/stored/*.py"),
+)
 _LONGEST_S, _LONGEST_TURN_S, _LONGEST_LOOK_S = 60.0, 0.01, 1.0
 _MOST, _MOST_REMEMBERED, _MOST_BYTES, _MOST_UNDER_WAY_BYTES = 4096, 2**16, 2**26, 2**28
 _REMEMBERED = ("HASHES", "KNOWN", "LIVE", "ROWS")

@@ -15,9 +15,7 @@ def test_blocks_are_told_by_event_and_replays_by_end() -> None:
         blocks.num_stored, blocks.num_removed, blocks.num_private = 2, 3, 4
         replays.num_whole, replays.num_cut, replays.num_abandoned = 5, 6, 7
         families = [*KvEventCollector(publisher).collect()]
-    told = {
-        (sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples
-    }
+    told = {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
     assert told == {
         ("baton:kv_event_batches_total",): 1,
         ("baton:kv_event_blocks_total", "stored"): 2,

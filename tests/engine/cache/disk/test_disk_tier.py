@@ -187,7 +187,7 @@ def test_a_folder_with_room_for_two_blocks_has_one_in_each_file(
     with closing(Opened(tmp_path, max_bytes=2 * (72 + BLOCK_BYTES))) as tier:
         for number in (1, 2, 3):
             tier.put(block_of(number))
-            until(lambda: tier.has_written(number))
+            until(tier.has_written)
         assert tier.has(1, 2, 3) == [2, 3]
 
 
