@@ -34,7 +34,7 @@ class Stage:
         inner = SimpleNamespace(
             num_live=1,
             live_keys=lambda: [C],
-            begin=lambda request, now_s: self.calls.append("begin"),
+            begin=lambda request, now_s: self.calls.append(("begin", request, now_s)),
             cancel=lambda key, now_s: self.calls.append(("cancel", key)),
             cancel_all=lambda now_s, owner: self.calls.append(("cancel_all", owner)),
             poll=lambda now_s: self.calls.append("poll"),
@@ -71,8 +71,8 @@ def test_an_attempt_is_a_pull_or_a_leg_and_never_both() -> None:
     for key in (A, B):
         with pytest.raises(InvalidMessage, match="is a pull"):
             stage.leg.begin(leg_of(key), 0.0)
-    stage.leg.begin(leg_of(C), 0.0)
-    assert stage.calls == ["begin"]
+    stage.leg.begin(leg_of(C), 1.0)
+    assert stage.calls == [("begin", leg_of(C), 1.0)]
 
 
 def test_a_cancel_reaches_whatever_has_that_key() -> None:

@@ -155,6 +155,12 @@ def test_a_decode_node_that_knows_little_of_prompts_is_not_taken_to_be_fast() ->
     assert route.prompt_s == pytest.approx(COST.prompt_s(10 * SIZE, HISTORY * SIZE, 512, 0, 0))
 
 
+def test_a_node_that_does_not_know_its_costs_has_those_of_its_route() -> None:
+    prefill, decode, other = node(PREFILL, 0, None), node(DECODE, 0), node(PREFILL, 0, replace(COST, step_s=1.0))
+    route = PrefixWays(PullRecords()).choose(Route(decode, prefill), PROMPT, [other, prefill, decode], 0.0)
+    assert route.prompt_s == pytest.approx(COST.prompt_s(NUM_TOKENS, 0, 512, 0, 0))
+
+
 def test_without_cost_models_nothing_changes() -> None:
     prefill, decode = node(PREFILL, 5, None), node(DECODE, HISTORY, None)
     route = Route(decode, prefill)
