@@ -8,6 +8,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -99,8 +100,8 @@ def test_a_folder_that_is_imported_by_a_link_is_copied_and_traced(
         imported = copy / "baton" / "room" / "program.py"
         assert imported.resolve() == (copy / "room" / "program.py").resolve()
         tracing = Tracing(copy, ["room/program.py"])
-        protocol = tracing.pytest_runtest_protocol(SimpleNamespace(nodeid="test"))  # type: ignore[arg-type]
+        protocol = tracing.pytest_runtest_protocol(cast("pytest.Item", SimpleNamespace(nodeid="test")))
         next(protocol)
         runpy.run_path(str(imported))
-        protocol.close()
+        assert next(protocol, "over") == "over"
     assert tracing.traced.lines == {"room/program.py": {1: [0]}}

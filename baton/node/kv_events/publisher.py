@@ -191,9 +191,7 @@ class _Replays:
                     raise zmq.Again
                 self._link.send_multipart((reader, b"", self._topic, number, payload))
             self._link.send_multipart((reader, b"", b"", END_OF_REPLAY, b""))
-        except zmq.ContextTerminated:
-            raise
-        except zmq.ZMQError:  # the reader has left, or takes nothing
+        except zmq.ZMQError:  # the reader has left, or takes nothing; or this publisher ends
             self.counters.num_abandoned += 1
             return
         self.counters.num_whole += is_whole

@@ -120,6 +120,14 @@ def test_what_is_overwritten_is_saved_once_unless_a_tier_has_it() -> None:
     assert (offload.counters.num_stored_blocks, offload.counters.num_dropped_blocks) == (1, 1)
 
 
+def test_nothing_is_saved_behind_the_end() -> None:
+    offload = offload_of(Pool(), None, store := TestStore())
+    offload.evicted([(0, hash_of(1))])
+    offload.close()
+    offload.overwriting([0])
+    assert (store.is_closed, store.num_puts, offload.has_unsaved) == (True, 0, False)
+
+
 def test_of_large_blocks_that_are_given_away_one_is_saved() -> None:
     offload = offload_of(Pool(2 * MOST_AT_ONCE_BYTES), None, store := TestStore())
     offload.evicted([(number, hash_of(number)) for number in range(3)])

@@ -253,6 +253,23 @@ def test_a_file_that_cannot_be_read_is_not_taken_over(
     assert caplog.messages == ["the disk tier failed at reading: [Errno 5] broken"]
 
 
+def test_a_file_that_cannot_be_read_any_more_is_not_looked_into_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(reader: BatchReader, block_hash: bytes, place: Place) -> StoredBlock:
+        raise OSError(errno.EIO, "broken")
+
+    (file,) = filled(tmp_path, 1, 2)
+    monkeypatch.setattr(BatchReader, "read", failing)
+    with closing(Opened(tmp_path)) as tier:
+        until(lambda: tier.has_written(1, 2))
+        assert loaded(tier, 1, 2) == []
+        assert tier.has(1, 2) == []
+        assert (tier.counters.num_failures, tier.counters.num_damaged_blocks) == (1, 0)
+        assert caplog.messages == ["the disk tier failed at reading: [Errno 5] broken"]
+    assert file.exists()
+
+
 def test_a_flipped_byte_costs_its_file_and_nothing_else(tmp_path: Path) -> None:
     good, bad = filled(tmp_path, 1, 2, 3, 4)
     change(bad, 96 + BLOCK_BYTES + 7)
