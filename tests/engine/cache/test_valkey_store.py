@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -267,6 +268,20 @@ def test_a_server_that_died_fails_calls_at_once_and_is_used_again_when_it_is_bac
         first.keep(2)
         assert are(first.loaded(2), 2)
     assert caplog.text.count("is not used until it can be reached: ConnectionError") == 1
+
+
+def test_who_has_nothing_to_write_waits(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_looks, look = count(), ValkeyStore._next_jobs
+
+    def counted(store: ValkeyStore) -> list[bytes]:
+        next(num_looks)
+        return look(store)
+
+    monkeypatch.setattr(valkey_store, "_TICK_S", 10.0)
+    monkeypatch.setattr(ValkeyStore, "_next_jobs", counted)
+    with node(server):
+        time.sleep(0.05)
+        assert next(num_looks) <= 2
 
 
 def test_trials_become_rarer(own_server: RunningServer) -> None:
