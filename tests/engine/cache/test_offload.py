@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.last_blocks import LastBlock, TimeLeft
 from baton.engine.cache.load_choice import LEAST_BYTES_PER_S, LoadPlan
 from baton.engine.cache.offload import MOST_AT_ONCE_BYTES, KvOffload, Load, OffloadCounters
 from baton.engine.cache.store import LATENCY_S, BlockBytes, TierCounters
@@ -126,6 +128,22 @@ def test_nothing_is_saved_behind_the_end() -> None:
     offload.close()
     offload.overwriting([0])
     assert (store.is_closed, store.num_puts, offload.has_unsaved) == (True, 0, False)
+
+
+def test_before_the_end_what_was_used_again_is_kept_first() -> None:
+    class Lasting(TestStore):
+        def keep_last(self, blocks: Sequence[LastBlock], time_left_s: TimeLeft) -> None:
+            kept.extend(each.read().block_hash for each in blocks)
+
+    kept: list[bytes] = []
+    blocks = BlockPool(4)
+    for number, block_id in enumerate(blocks.allocate(3)):
+        blocks.publish(block_id, hash_of(number))
+        blocks.release([block_id])
+    blocks.share(found := blocks.lookup([hash_of(1)]))
+    blocks.release(found)
+    offload_of(Pool(), None, Lasting()).save(blocks, lambda: 1.0)
+    assert kept == [hash_of(each) for each in (1, 2, 0)]
 
 
 def test_of_large_blocks_that_are_given_away_one_is_saved() -> None:

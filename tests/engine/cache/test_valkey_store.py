@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.cache import valkey_store
+from baton.engine.cache import valkey_server, valkey_store
 from baton.engine.cache.store import BlockKind, KvStore, StoredBlock, TierCounters, checksum_of
 from baton.engine.cache.valkey_server import ServerFault, server_at
 from baton.engine.cache.valkey_store import ValkeyStore
@@ -372,6 +372,13 @@ def test_who_is_not_let_in_is_told_why_without_the_password(
     for text in (str(caught.value), caplog.text):
         assert reason in text
         assert "horse" not in text
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [("NOAUTH log in first", "ServerFault NOAUTH"), ("unknown command 'HORSE", "ServerFault")]
+)
+def test_of_what_a_server_says_a_leading_code_is_told(said: str, told: str) -> None:
+    assert valkey_server._reason(ServerFault(said)) == told
 
 
 def test_tls_needs_a_certificate_that_is_trusted_and_that_names_the_host(server: RunningServer) -> None:

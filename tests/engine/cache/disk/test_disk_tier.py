@@ -580,7 +580,11 @@ def test_a_disk_that_stalls_does_not_delay_the_end(tmp_path: Path, monkeypatch: 
     tier.keep_last(blocks, lambda: times_left.pop() if times_left else 0.0)  # as if somebody asked twice
     assert tier.counters.num_dropped_blocks == 16
     assert not times_left
-    tier.close()
+    waits_s: list[float] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "join", lambda _, timeout: waits_s.append(timeout))
+        tier.close()
+    assert waits_s == [0.0] * len(tier._threads)
     assert any(thread.is_alive() for thread in tier._threads)  # it was not waited for
     assert tier.counters.num_dropped_blocks == 20
     goes_on.set()

@@ -184,6 +184,7 @@ def test_files_of_other_models_share_the_room(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, 2)
     folder.refresh()
     written(folder, 2)
+    assert folder.kinds() == sorted(each.digest.hex() for each in (KIND, OTHER_KIND))
     assert evicted(folder, 1) == [file.name]
 
 
