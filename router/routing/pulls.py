@@ -19,7 +19,7 @@ FIRST_BYTES_PER_S = 256e6
 FIRST_OVERHEAD_S = 0.01
 """Of a pair that has no pull yet: a slow network, so that the first one disappoints nobody."""
 _NEWEST_SHARE = 0.25
-LEFT_ALONE_S, LONGEST_ALONE_S = 10.0, 300.0
+LEFT_ALONE_S, LONGEST_ALONE_S = 10.0, 60.0
 """After the first pull that failed or was late; each further one doubles it, and one that arrives begins anew."""
 _MAX_PAIRS = 4096
 ARRIVED, REFUSED, FAILED, LATE, CANCELLED = RESULTS = ("arrived", "refused", "failed", "late", "cancelled")

@@ -38,14 +38,41 @@ _ROUTER = [
     *(f"tests/router/requests/test_{name}.py" for name in ("inbox", "moves", "output", "relay", "retries")),
     "tests/router/test_prompt_logprobs.py",
 ]
+_LIMITS = "tests/test_limits.py"
+_TIERS = (
+    *("tiers", "offload", "load_choice", "host_tier", "last_blocks", "block_changes", "fault_log"),
+    *("valkey_store", "valkey_server"),
+)
+_OVER_TIERS = ("tests/engine/test_shared_store.py", "tests/engine/test_offloading.py", "tests/node/kv_events")
+_STORED = ("tests/router/test_stored_conversations.py", "tests/router/test_stored_responses.py")
+_SHARING = ("lender", "borrower", "sharing_leg", "notices")
 AREAS: dict[str, tuple[list[str], list[str]]] = {
-    "baton/engine/cache": (["baton/engine/cache"], ["tests/engine/cache", "tests/engine/scheduler", *_SCHEDULES]),
+    "baton/engine/cache": (
+        ["baton/engine/cache"],
+        ["tests/engine/cache", "tests/engine/scheduler", _LIMITS, *_SCHEDULES],
+    ),
     "baton/engine/scheduler": (["baton/engine/scheduler"], ["tests/engine/scheduler", *_ENGINE, *_SCHEDULES]),
     "router/requests/output": (
         ["router/requests/output.py", "router/http/resume"],
         ["tests/router/http/resume", *_ROUTER, *_SCHEDULES],
     ),
-    "kvtransfer": (["kvtransfer"], ["tests/kvtransfer", *_SCHEDULES]),
+    "kvtransfer": (["kvtransfer"], ["tests/kvtransfer", _LIMITS, *_SCHEDULES]),
+    "kv tiers": (
+        [*(f"baton/engine/cache/{name}.py" for name in _TIERS), "baton/engine/cache/disk"],
+        ["tests/engine/cache", "tests/engine/scheduler/test_waiting_for_kv.py", _LIMITS, *_OVER_TIERS],
+    ),
+    "kv sharing": (
+        [*(f"baton/node/{name}.py" for name in _SHARING), "baton/node/kv_events"],
+        [*(f"tests/node/test_{name}.py" for name in _SHARING), "tests/node/kv_events", _LIMITS],
+    ),
+    "kv pulls": (
+        ["router/routing/prefix_ways.py", "router/routing/pulls.py", "router/requests/prefix_pull.py"],
+        ["tests/router/routing", "tests/router/requests/test_prefix_pull.py", "tests/router/health", _LIMITS],
+    ),
+    "stored responses": (
+        ["router/http/stored", "router/http/openai/stored_*.py"],
+        ["tests/router/http/stored", "tests/router/http/openai/test_stored_items.py", _LIMITS, *_STORED],
+    ),
 }
 """By its name, what is changed, and the tests that may see it."""
 Place = tuple[str, Mutant]
@@ -73,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run(area: str, options: argparse.Namespace) -> None:
     with working_copy() as copy:
         files, tests = _files(copy, AREAS[area][0]), AREAS[area][1]
-        saved = options.to / f"trace-{area.replace('/', '-')}.json"
+        saved = options.to / f"trace-{area.replace('/', '-').replace(' ', '-')}.json"
         traced = read_trace(saved) if options.resume and saved.exists() else trace(copy, tests, files)
         saved.write_text(json.dumps(asdict(traced)))
         _say(f"{area}: {len(traced.tests)} tests, left out because they failed: {traced.failed}")

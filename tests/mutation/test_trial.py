@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import runpy
+import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from tests.mutation import trial
 from tests.mutation.operators import Mutant, mutants_of
-from tests.mutation.traced import Traced
-from tests.mutation.trial import ROOT, Trials, trace
+from tests.mutation.traced import Traced, Tracing
+from tests.mutation.trial import ROOT, Trials, trace, working_copy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process that forks needs Linux")
 
@@ -80,3 +85,23 @@ def test_a_mutant_is_killed_by_a_test_or_stays(copy: Path, traced: Traced) -> No
 def test_a_mutant_that_never_ends_is_ended(copy: Path, traced: Traced) -> None:
     with closing(Trials(copy, traced, max_test_s=10.0, slack_s=0.2)) as trials:
         assert trials.verdict("program.py", mutant("x -= 1")).outcome == "timeout"
+
+
+def test_a_folder_that_is_imported_by_a_link_is_copied_and_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("room", "baton"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "room" / "program.py").write_text("x = 1\n")
+    (tmp_path / "baton" / "room").symlink_to("../room")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    monkeypatch.setattr(trial, "ROOT", tmp_path)
+    with working_copy() as copy:
+        imported = copy / "baton" / "room" / "program.py"
+        assert imported.resolve() == (copy / "room" / "program.py").resolve()
+        tracing = Tracing(copy, ["room/program.py"])
+        protocol = tracing.pytest_runtest_protocol(cast("pytest.Item", SimpleNamespace(nodeid="test")))
+        next(protocol)
+        runpy.run_path(str(imported))
+        assert next(protocol, "over") == "over"
+    assert tracing.traced.lines == {"room/program.py": {1: [0]}}

@@ -39,14 +39,15 @@ class Tracing:
 
     def __init__(self, root: Path, files: Collection[str]) -> None:
         self.traced = Traced()
-        self._names = {str(root / file): file for file in files}
+        # some folders are imported by a link
+        self._files = {str(path): file for file in files for path in (root / file, root / "baton" / file)}
         self._lines: dict[str, set[int]] = {}
         self._failed = False
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """One test, with its fixtures."""
-        self._lines, self._failed = {name: set() for name in self._names}, False
+        self._lines, self._failed = {file: set() for file in self._files.values()}, False
         begin_s = time.perf_counter()
         threading.settrace(self._call)
         sys.settrace(self._call)
@@ -68,15 +69,16 @@ class Tracing:
         number = len(self.traced.tests)
         self.traced.tests.append(test)
         self.traced.seconds.append(seconds)
-        for name, lines in self._lines.items():
-            known = self.traced.lines.setdefault(self._names[name], {})
+        for file, lines in self._lines.items():
+            known = self.traced.lines.setdefault(file, {})
             for line in tuple(lines):
                 known.setdefault(line, []).append(number)
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
-        lines = self._lines.get(frame.f_code.co_filename)
-        if lines is None:
+        file = self._files.get(frame.f_code.co_filename)
+        if file is None:
             return None
+        lines = self._lines[file]
 
         def line(frame: FrameType, event: str, argument: Any) -> Any:
             lines.add(frame.f_lineno)

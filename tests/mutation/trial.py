@@ -60,9 +60,9 @@ def working_copy() -> Iterator[Path]:
         names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
         compiled = [str(path.relative_to(ROOT)) for path in ROOT.glob(_COMPILED)]
         for name in filter(None, [*names, *compiled]):
-            if (ROOT / name).is_file():
+            if os.path.lexists(ROOT / name):
                 (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, Path(folder) / name)
+                shutil.copy2(ROOT / name, Path(folder) / name, follow_symlinks=False)
         yield Path(folder)
 
 

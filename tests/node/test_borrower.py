@@ -184,6 +184,7 @@ def test_what_fails_is_told_once_and_held_until_nobody_can_write() -> None:
     notices.put(Released(A))
     borrower.poll(0.0)
     assert (core.status().num_held_blocks, core.cached_hashes(), borrower.take_failures()) == (0, [], [])
+    assert list(borrower.keys) == []
 
 
 def test_what_nobody_waits_for_any_more_is_kept_if_it_comes_and_not_told() -> None:

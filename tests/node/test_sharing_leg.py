@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import create_autospec
 
 import pytest
 
 from baton.kvtransfer.commands import CancelReceiving, CancelSending, Delivered, Failed, Released
 from baton.node.borrower import PrefixBorrower
 from baton.node.lender import PrefixLender
+from baton.node.loop import Leg
 from baton.node.sharing_leg import SharingLeg
 from baton.wire.errors import InvalidMessage, RequestFailed
 from baton.wire.messages import Decode, HandoffFigures
@@ -34,7 +36,7 @@ class Stage:
         inner = SimpleNamespace(
             num_live=1,
             live_keys=lambda: [C],
-            begin=lambda request, now_s: self.calls.append("begin"),
+            begin=lambda request, now_s: self.calls.append(("begin", request, now_s)),
             cancel=lambda key, now_s: self.calls.append(("cancel", key)),
             cancel_all=lambda now_s, owner: self.calls.append(("cancel_all", owner)),
             poll=lambda now_s: self.calls.append("poll"),
@@ -71,8 +73,8 @@ def test_an_attempt_is_a_pull_or_a_leg_and_never_both() -> None:
     for key in (A, B):
         with pytest.raises(InvalidMessage, match="is a pull"):
             stage.leg.begin(leg_of(key), 0.0)
-    stage.leg.begin(leg_of(C), 0.0)
-    assert stage.calls == ["begin"]
+    stage.leg.begin(leg_of(C), 1.0)
+    assert stage.calls == [("begin", leg_of(C), 1.0)]
 
 
 def test_a_leg_that_is_pulled_for_is_held_back_where_the_node_can_pull() -> None:
@@ -127,3 +129,14 @@ def test_a_node_that_cannot_pull_says_so_and_lends() -> None:
         stage.leg.begin(pull(A), 0.0)
     assert stage.leg.lend(lend(A), 0.0) == 8
     assert stage.leg.take_arrived() == []
+
+
+@pytest.mark.parametrize("name", ["hand_over", "watch", "applied", "sent", "lost", "fail", "metrics"])
+def test_what_is_of_the_leg_alone_is_passed_on(name: str) -> None:
+    inner = create_autospec(Leg, instance=True)
+    arguments = {"hand_over": ("order", 1.0), "watch": ("step",), "sent": (1.0,), "fail": (A, "error", 1.0)}
+    passed = arguments.get(name, () if name == "metrics" else ("what", 1.0))
+    answer = getattr(SharingLeg(inner, Stage().lender, None), name)(*passed)
+    method = getattr(inner, name)
+    method.assert_called_once_with(*passed)
+    assert answer is (None if name in ("sent", "lost", "fail") else method.return_value)

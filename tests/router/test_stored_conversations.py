@@ -279,6 +279,11 @@ async def test_what_cannot_be_meant_is_refused_by_name(
         assert (reply.status, reply.error["param"] if param else None) == (400, param)
 
 
+async def test_a_list_does_not_go_on_behind_what_is_no_item_of_it(server: Server) -> None:
+    reply = await fetch(server, "GET", f"{PATH}/{await begin(server, items=[USER])}/items?after={ITEM_ID}")
+    assert (reply.status, reply.error["param"]) == (400, "after")
+
+
 async def test_a_conversation_is_never_larger_than_a_body_where_it_is_continued(
     server: Server, prompts: PromptMaker
 ) -> None:

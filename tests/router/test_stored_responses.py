@@ -18,6 +18,7 @@ from baton.router.http.openai.stored_responses import StoredResponses
 from baton.router.http.resume.logs import Memory
 from baton.router.http.resume.streams import Streams
 from baton.router.http.serving.limits import HttpLimits
+from baton.router.http.stored import responses
 from baton.router.http.stored.database import Database
 from baton.router.http.stored.store import ResponseStore
 from baton.router.settings import RouterSettings
@@ -286,6 +287,20 @@ async def test_a_conversation_is_never_larger_than_a_body(server: Server, prompt
     refused = await post(server, previous_response_id=previous)
     assert (refused.status, refused.error["param"]) == (400, "previous_response_id")
     assert len((await fetch(server, "GET", f"{RESPONSES}/{previous}/input_items")).json()["data"]) == 3
+
+
+async def test_a_chain_that_is_too_long_is_neither_continued_nor_listed(
+    server: Server, prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await says(server, prompts)
+    first = (await post(server)).json()["id"]
+    second = (await post(server, previous_response_id=first)).json()["id"]
+    monkeypatch.setattr(responses, "MAX_TURNS", 1)
+    for refused in (
+        await post(server, previous_response_id=second),
+        await fetch(server, "GET", f"{RESPONSES}/{second}/input_items"),
+    ):
+        assert (refused.status, responses.TOO_LONG in refused.error["message"]) == (400, True)
 
 
 async def test_a_store_that_fails_costs_no_answer(prompts: PromptMaker, caplog: pytest.LogCaptureFixture) -> None:

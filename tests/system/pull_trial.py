@@ -2,10 +2,10 @@
 
 A conversation of two turns at a time: the KV of the first answer lies at its decode node, so the router copies it to
 the node that is to compute the second turn (`eager_router.py`: whether it is worth it does not count). At first
-undisturbed over each transport and between the nodes that can, and with KV of other kinds; then with a holder that pushes a block each `PUSH_S`,
-of which the holder or the taker gets SIGKILL or SIGSTOP in the middle. Every turn has the tokens of transformers and
-ends in time, what had come of the prefix is used, and at the end every block of every node that lives is free or
-cached. Writes a line for each.
+undisturbed over each transport and between the nodes that can, and with KV of other kinds; then with a holder that
+pushes a block each `PUSH_S`, of which the holder or the taker gets SIGKILL or SIGSTOP in the middle. Every turn has the
+tokens of transformers and ends in time, what had come of the prefix is used, and at the end every block of every node
+that lives is free or cached. Writes a line for each.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -117,7 +118,7 @@ def of_mixed(model: Path, transport: str) -> None:
         say(f"{transport}: between mixed nodes: {trying.results()}")
 
 
-def of_kind(folder: Path, family: str, flags: Sequence[str], **settings: str) -> None:
+def of_kind(folder: Path, family: str, flags: Sequence[str], **settings: Any) -> None:
     """KV of another kind: the tokens are those of one engine that computes all."""
     make_model(folder, family, {**COMMON, "max_position_embeddings": 1024, "vocab_size": 320})
     write_tokenizer(folder, 320, 1024)

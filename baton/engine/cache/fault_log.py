@@ -35,5 +35,5 @@ class FaultLog:
 
     def worked(self, what: str) -> None:
         """It did `what`."""
-        if self._faults and self._faults.pop(what, None) is not None and not self._faults:
+        if self._faults.pop(what, None) is not None and not self._faults:
             _log.info("%s works again", self._name)

@@ -37,7 +37,6 @@ REPLAY_S = 10.0
 """The longest that a replay takes; whoever reads more slowly does not get all of it."""
 STALL_MS = 1_000
 """How long the reader of a replay may take nothing."""
-_TICK_MS = 1_000
 _MAX_REQUEST_BYTES = 4_096
 """Of what readers send: topics, and numbers of batches."""
 _MAX_QUEUED_REPLAY = 100
@@ -121,7 +120,7 @@ class KvEventPublisher:
 
     def close(self) -> None:
         """End the thread and close the sockets. What was not sent yet is lost."""
-        self._link.close(0)
+        self._link.close()
         self._context.term()  # which ends the thread, and waits for its socket
 
     def _publish(self, events: Sequence[Event]) -> None:
@@ -173,12 +172,11 @@ class _Replays:
     def _run(self) -> None:
         try:
             while True:
-                if self._link.poll(_TICK_MS):
-                    self._answer(self._link.recv_multipart())
+                self._answer(self._link.recv_multipart())
         except zmq.ContextTerminated:
             pass
         finally:
-            self._link.close(0)
+            self._link.close()
 
     def _answer(self, request: Sequence[bytes]) -> None:
         """[reader, "", first number] gets [reader, "", topic, number, payload] for each batch, then an end with no
@@ -193,9 +191,7 @@ class _Replays:
                     raise zmq.Again
                 self._link.send_multipart((reader, b"", self._topic, number, payload))
             self._link.send_multipart((reader, b"", b"", END_OF_REPLAY, b""))
-        except zmq.ContextTerminated:
-            raise
-        except zmq.ZMQError:  # the reader has left, or takes nothing
+        except zmq.ZMQError:  # the reader has left, or takes nothing; or this publisher ends
             self.counters.num_abandoned += 1
             return
         self.counters.num_whole += is_whole

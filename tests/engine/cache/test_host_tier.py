@@ -83,6 +83,18 @@ def test_what_was_used_again_gives_way_when_more_was_used_since() -> None:
     tier.close()
 
 
+def test_of_what_was_used_again_that_gives_way_first_that_was_not_used_for_longest() -> None:
+    tier = tier_of(4)
+    for number in (1, 2, 3, 4):
+        tier.put(block_of(number))
+    for number in (1, 2, 1, 3):
+        assert tier.lookup([hash_of(number)]) == 1
+    for number in (5, 6):
+        tier.put(block_of(number))
+    assert known(tier, *range(9)) == [1, 3, 5, 6]
+    tier.close()
+
+
 def test_a_block_that_was_used_again_can_be_forgotten() -> None:
     tier = tier_of(2)
     tier.put(block_of(1))

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.last_blocks import LastBlock, TimeLeft
 from baton.engine.cache.load_choice import LEAST_BYTES_PER_S, LoadPlan
 from baton.engine.cache.offload import KvOffload
 from baton.engine.cache.store import LATENCY_S, BlockBytes, TierCounters
-from baton.engine.cache.tiered_pool import Load, TieredPool
+from baton.engine.cache.tiered_pool import MOST_AT_ONCE_BYTES, Load, OffloadCounters, TieredPool
 from baton.engine.cache.tiers import Tier, Tiers
 from baton.testing.kv_stores import BLOCK_BYTES, block_of, hash_of
 from tests.engine.scheduler.stores import Clock, TestStore
@@ -107,3 +109,64 @@ def test_of_several_tiers_only_that_is_left_alone_which_was_late() -> None:
     assert offload.plan([hash_of(1)], 0, 5) is not None
     assert offload.plan([hash_of(2)], 0, 5) is None
     assert (offload.counters.num_late_loads, offload.tiers[1].counters.num_silent_loads) == (1, 1)
+
+
+def test_what_is_overwritten_is_saved_once_unless_a_tier_has_it() -> None:
+    stores = [TestStore(), TestStore({hash_of(2): block_of(2)})]
+    offload = offload_of(Pool(), None, *stores)
+    assert offload.counters == OffloadCounters(*[0] * 10)
+    offload.evicted([(0, hash_of(1)), (1, hash_of(2))])
+    offload.overwriting([0, 1])
+    offload.overwriting([0, 1])
+    assert (offload.counters.num_stored_blocks, offload.counters.num_dropped_blocks) == (1, 0)
+    assert list(stores[0].blocks) == [hash_of(1)]
+    stores[0].fails = stores[1].fails = frozenset(["put"])
+    offload.evicted([(0, hash_of(3))])
+    offload.overwriting([0])
+    assert (offload.counters.num_stored_blocks, offload.counters.num_dropped_blocks) == (1, 1)
+
+
+def test_nothing_is_saved_behind_the_end() -> None:
+    offload = offload_of(Pool(), None, store := TestStore())
+    offload.evicted([(0, hash_of(1))])
+    offload.close()
+    offload.overwriting([0])
+    assert (store.is_closed, store.num_puts, offload.has_unsaved) == (True, 0, False)
+
+
+def test_before_the_end_what_was_used_again_is_kept_first() -> None:
+    class Lasting(TestStore):
+        def keep_last(self, blocks: Sequence[LastBlock], time_left_s: TimeLeft) -> None:
+            kept.extend(each.read().block_hash for each in blocks)
+
+    kept: list[bytes] = []
+    blocks = BlockPool(4)
+    for number, block_id in enumerate(blocks.allocate(3)):
+        blocks.publish(block_id, hash_of(number))
+        blocks.release([block_id])
+    blocks.share(found := blocks.lookup([hash_of(1)]))
+    blocks.release(found)
+    offload_of(Pool(), None, Lasting()).save(blocks, lambda: 1.0)
+    assert kept == [hash_of(each) for each in (1, 2, 0)]
+
+
+def test_of_large_blocks_that_are_given_away_one_is_saved() -> None:
+    offload = offload_of(Pool(2 * MOST_AT_ONCE_BYTES), None, store := TestStore())
+    offload.evicted([(number, hash_of(number)) for number in range(3)])
+    offload.give_away([0, 1, 2])
+    assert list(store.blocks) == [hash_of(0)]
+    assert (offload.counters.num_stored_blocks, offload.counters.num_dropped_blocks) == (1, 2)
+    assert not offload.has_unsaved
+
+
+def test_tokens_that_are_asked_for_and_found_are_those_of_whole_blocks() -> None:
+    offload = offload_of(Pool(), None, TestStore({hash_of(1): block_of(1)}))
+    hashes = [hash_of(each) for each in (1, 2, 3)]
+    plan = offload.plan(hashes, 0, 13)
+    assert plan is not None
+    load = offload.load(plan, hashes[:1], [0])
+    assert isinstance(load, Load)
+    assert load.arrived(block_of(1))
+    load.ended()
+    assert offload.end(load) == ["0"]
+    assert (offload.counters.num_queried_tokens, offload.counters.num_loaded_tokens) == (12, 4)

@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from baton.engine.cache.block_changes import BlockChanges
 from baton.engine.cache.host_tier import HostTier
 from baton.engine.cache.store import LATENCY_S, REST_S, KvStore, Landing, TierCounters
 from baton.engine.cache.tiers import Tier, Tiers
@@ -252,6 +253,29 @@ def test_usage_is_that_of_the_emptiest() -> None:
     world = World([], [])
     world.stores[0].usage, world.stores[1].usage = 1.0, 0.25
     assert world.tiers.usage == 0.25
+
+
+@pytest.mark.parametrize(("said", "usage"), [(-0.5, 0.0), (0.5, 0.5), (1.5, 1.0)])
+def test_usage_is_a_share_whatever_a_store_says(said: float, usage: float) -> None:
+    world = World([])
+    world.stores[0].usage = said
+    assert world.each[0].usage == usage
+    world.stores[0].fails = frozenset(["lookup"])
+    world.lookup(1)
+    assert world.each[0].usage == 0.0, "it is left alone"
+
+
+def test_a_tier_tells_what_it_has_if_it_can_and_is_not_left_alone() -> None:
+    host = HostTier(np.zeros((2, BLOCK_BYTES), dtype=np.uint8))
+    host.put(block_of(1))
+    tier, changes = Tier("host", host, TierCounters()), BlockChanges()
+    assert tier.follow(changes)
+    assert changes.take(10) == [(hash_of(1), True)]
+    tier.gave(Landed(), block_of(1), is_wanted=False)
+    tier.forget(hash_of(1))
+    assert not tier.follow(changes)
+    assert not World([]).each[0].follow(changes)
+    tier.close()
 
 
 @pytest.mark.parametrize("fails", ["lookup", "put", "load"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.cache import valkey_store
+from baton.engine.cache import valkey_server, valkey_store
 from baton.engine.cache.store import BlockKind, KvStore, StoredBlock, TierCounters, checksum_of
 from baton.engine.cache.valkey_server import ServerFault, server_at
 from baton.engine.cache.valkey_store import ValkeyStore
@@ -288,6 +289,20 @@ def test_a_server_that_died_fails_calls_at_once_and_is_used_again_when_it_is_bac
     assert caplog.text.count("is not used until it can be reached: ConnectionError") == 1
 
 
+def test_who_has_nothing_to_write_waits(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_looks, look = count(), ValkeyStore._next_jobs
+
+    def counted(store: ValkeyStore) -> list[bytes]:
+        next(num_looks)
+        return look(store)
+
+    monkeypatch.setattr(valkey_store, "_TICK_S", 10.0)
+    monkeypatch.setattr(ValkeyStore, "_next_jobs", counted)
+    with node(server):
+        time.sleep(0.05)
+        assert next(num_looks) <= 2
+
+
 def test_trials_become_rarer(own_server: RunningServer) -> None:
     clock = Clock()
     own_server.kill()
@@ -376,6 +391,13 @@ def test_who_is_not_let_in_is_told_why_without_the_password(
     for text in (str(caught.value), caplog.text):
         assert reason in text
         assert "horse" not in text
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [("NOAUTH log in first", "ServerFault NOAUTH"), ("unknown command 'HORSE", "ServerFault")]
+)
+def test_of_what_a_server_says_a_leading_code_is_told(said: str, told: str) -> None:
+    assert valkey_server._reason(ServerFault(said)) == told
 
 
 def test_tls_needs_a_certificate_that_is_trusted_and_that_names_the_host(server: RunningServer) -> None:

@@ -28,6 +28,12 @@ def test_what_vllm_is_configured_with_is_understood() -> None:
     assert {name: getattr(config, name) for name in asked} == asked
 
 
+def test_what_is_not_said_is_as_in_vllm() -> None:
+    config = read_config(json.dumps({**ON, "endpoint": "tcp://*:65535"}))
+    assert config is not None
+    assert (config.buffer_steps, config.hwm, config.max_queue_size, config.topic) == (10_000, 100_000, 100_000, "")
+
+
 def test_nobody_hears_of_anything_unless_it_is_asked_for() -> None:
     for text in ("", "{}", '{"topic": "kv"}', json.dumps({**ON, "publisher": "null"})):
         assert read_config(text) is None
@@ -46,7 +52,7 @@ def test_nobody_hears_of_anything_unless_it_is_asked_for() -> None:
         {"publisher": "nats"},
         {"endpoint": "5557"},
         {"endpoint": "ipc:///tmp/events"},
-        {"endpoint": "tcp://*:70000"},
+        {"endpoint": "tcp://*:65536"},
         {"replay_endpoint": "tcp://indexer:5558"},
         {"buffer_steps": 0},
         {"hwm": -1},

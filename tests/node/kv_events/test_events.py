@@ -111,18 +111,20 @@ def test_blocks_of_a_prompt_with_a_salt_are_nobodys_business() -> None:
 
 
 def test_media_of_a_block_are_its_extra_keys_with_their_place_in_it() -> None:
-    pixels = bytes(range(3 * 4)), bytes(3 * 4)
+    pixels = bytes(range(3 * 4)), bytes(3 * 4), bytes(range(1, 13))
     images = [
-        PromptImage(place, 4, digest_of(2, 2, each), each, 2, 2) for place, each in zip((2, 6), pixels, strict=True)
+        PromptImage(place, 4, digest_of(2, 2, each), each, 2, 2) for place, each in zip((2, 6, 12), pixels, strict=True)
     ]
-    run = run_of(0, 3, Prompt.of(PLAIN.token_ids, media=images))
+    run = run_of(0, 5, Prompt.of(PLAIN.token_ids, media=images))
     view = View()
     view.apply(payload_of(*told(PoolEvents(SIZE, {}), run)))
-    first, second = (image.digest.hex() for image in images)
-    assert [view.blocks[number].extra_keys for number in range(3)] == [
+    first, second, third = (image.digest.hex() for image in images)
+    assert [view.blocks[number].extra_keys for number in range(5)] == [
         [[first, 2]],
         [[first, -2], [second, 2]],
         [[second, -2]],
+        [[third, 0]],
+        None,
     ]
 
 

@@ -19,7 +19,7 @@ from baton.engine.cache.disk import disk_tier
 from baton.engine.cache.hashing import block_hashes
 from baton.node.kv_events import publisher as publishing
 from baton.node.kv_events.config import KvEventsConfig
-from baton.node.kv_events.publisher import KvEventPublisher
+from baton.node.kv_events.publisher import KvEventPublisher, ReplayCounters
 from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
 from tests.checkpoints import make_checkpoint
@@ -297,7 +297,22 @@ def test_a_reader_that_does_not_take_its_replay_is_given_up(
             assert len([*reader.replay(390)]) == 11
     finally:
         stalled.destroy(0)
-    eventually(lambda: publisher.replays.num_abandoned == 1)
+    eventually(lambda: publisher.replays == ReplayCounters(num_whole=1, num_abandoned=1))
+
+
+def test_a_replay_takes_only_so_long(
+    make_publisher: Callable[..., KvEventPublisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "REPLAY_S", 0.0)
+    publisher = make_publisher()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        reader = context.socket(zmq.DEALER)
+        reader.connect(publisher.replay_endpoint)
+        reader.send_multipart([b"", bytes(8)])
+        eventually(lambda: publisher.replays == ReplayCounters(num_abandoned=1))
+    finally:
+        context.destroy(0)
 
 
 def test_a_place_that_is_taken_is_refused(make_publisher: Callable[..., KvEventPublisher]) -> None:
@@ -321,3 +336,27 @@ def test_an_indexer_of_another_machine_is_dialled(make_publisher: Callable[..., 
         assert indexer.recv_multipart()[0] == b"kv@pod@model"
     finally:
         context.destroy(0)
+
+
+def test_a_request_for_a_replay_is_short(make_publisher: Callable[..., KvEventPublisher]) -> None:
+    """Who sends more is cut off: nobody has to say who they are."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        reader = context.socket(zmq.DEALER)
+        cut_off = reader.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        reader.connect(make_publisher().replay_endpoint)
+        reader.send_multipart([b"", bytes(5_000)])
+        assert cut_off.poll(int(WAIT_S * 1000))
+    finally:
+        context.destroy(0)
+
+
+def test_it_listens_at_an_address_of_ipv6_where_there_is_one(make_publisher: Callable[..., KvEventPublisher]) -> None:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            pass
+    except OSError:
+        with pytest.raises(InvalidSetting):
+            make_publisher(endpoint="tcp://[::1]:0")
+    else:
+        assert make_publisher(endpoint="tcp://[::1]:0").endpoint.startswith("tcp://[::1]:")

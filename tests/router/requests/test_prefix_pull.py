@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -143,9 +146,19 @@ async def test_a_node_that_waits_no_longer_says_so_and_uses_what_has_come() -> N
         assert (stage.results(), stage.rig.relay.counters.num_retries) == ({LATE: 1}, 0)
 
 
-async def test_the_router_takes_a_pull_back_that_cannot_be_worth_it_any_more() -> None:
-    async with lending(QUICK) as stage:
+async def test_the_router_takes_a_pull_back_that_cannot_be_worth_it_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, deadlines = asyncio.get_running_loop(), list[Callable[[], None]]()
+    call_later = loop.call_later
+
+    def noting(delay_s: float, callback: Callable[..., None], *arguments: Any) -> asyncio.TimerHandle:
+        deadlines.extend([partial(callback, *arguments)] * (arguments == (LATE,)))
+        return call_later(delay_s, callback, *arguments)
+
+    monkeypatch.setattr(loop, "call_later", noting)
+    async with lending() as stage:
         pull = await stage.pulling()
+        (pass_deadline,) = deadlines
+        pass_deadline()
         await stage.taken_back()
         stage.prefill.send(Pulled(stage.prefill.hello.epoch, pull.handoff_id, pull.attempt, NUM_HELD, 10**6, 5000))
         await stage.ends_well()
@@ -164,9 +177,12 @@ async def test_an_answer_that_comes_too_late_is_cancelled() -> None:
 async def test_a_pull_that_fails_costs_no_attempt() -> None:
     async with lending() as stage:
         pull = await stage.pulling()
-        stage.prefill.send(Failed(pull.handoff_id, pull.attempt, TransferFailed.code, "as the test says"))
+        for reason in ("as the test says", "again"):
+            stage.prefill.send(Failed(pull.handoff_id, pull.attempt, TransferFailed.code, reason))
         await stage.taken_back()
+        await stage.rig.has_heard(stage.prefill)
         await stage.ends_well()
+        assert not stage.prefill.has(Prefill)
         assert (stage.results(), stage.rig.relay.counters.num_retries) == ({FAILED: 1}, 0)
 
 

@@ -41,9 +41,9 @@ def choose(route: Route, *others: Node, prompt: KnownPrompt = PROMPT, ways: Pref
 
 
 def test_the_next_turn_stays_at_an_idle_decode_node_that_has_computed_the_last_answer() -> None:
-    prefill, decode = node(PREFILL, 5), node(DECODE, HISTORY)
-    route = choose(Route(decode, prefill))
-    assert (route.decode, route.prefill, route.pull) == (decode, None, None)
+    prefill, decode, ways = node(PREFILL, 5), node(DECODE, HISTORY), PrefixWays(PullRecords())
+    route = choose(Route(decode, prefill), ways=ways)
+    assert (route.decode, route.prefill, route.pull, ways.records.num_stays) == (decode, None, None, 1)
     assert route.prompt_s == pytest.approx(COST.prompt_s(10 * SIZE, HISTORY * SIZE, 512, 0, 0))
 
 
@@ -63,6 +63,7 @@ def test_beside_streams_that_it_would_hold_up_what_is_missing_is_pulled_from_the
 def test_no_stream_is_slowed_beyond_its_goal() -> None:
     prefill, decode = node(PREFILL, 5), node(DECODE, HISTORY, num_legs=1)
     assert choose(Route(decode, prefill)).prefill is None
+    assert PROMPT.tpot_s == 0.0, "nobody has a goal who does not say so"
     route = choose(Route(decode, prefill), prompt=replace(PROMPT, tpot_s=0.003))
     assert (route.prefill, route.pull is None) == (prefill, False)
 
@@ -92,7 +93,8 @@ def test_the_prefix_comes_from_who_has_most_of_it_and_may_lend() -> None:
     leaving, ejected = node(PREFILL, 250, is_leaving=True), node(DECODE, 250, is_ejected=True)
     silent = node(DECODE, 250)
     silent.hello = replace(silent.hello, peer_address="")
-    route = choose(Route(decode, prefill), node(PREFILL, 100), leaving, holder, ejected, silent)
+    holey = node(PREFILL, 0, cached_hashes={HASHES[200]})
+    route = choose(Route(decode, prefill), node(PREFILL, 100), leaving, holder, ejected, silent, holey)
     assert route.pull is not None
     assert (route.pull.source, route.pull.num_tokens) == (holder, 200 * SIZE)
 
@@ -127,6 +129,7 @@ def test_who_was_late_with_a_pull_is_left_alone_for_a_while() -> None:
     prefill, decode, ways = node(PREFILL, 5), node(DECODE, HISTORY, num_legs=6), PrefixWays(PullRecords())
     planned = choose(Route(decode, prefill), ways=ways).pull
     assert planned is not None
+    assert ways.records.num_stays == 0
     ways.records.ended(planned, "late", -5.0)
     assert choose(Route(decode, prefill), ways=ways).pull is None
     assert ways.choose(Route(decode, prefill), PROMPT, [prefill, decode], 6.0).pull is not None
@@ -182,6 +185,12 @@ def test_a_decode_node_that_knows_little_of_prompts_is_not_taken_to_be_fast() ->
     prefill, decode = node(PREFILL, 5), node(DECODE, HISTORY, StepCost(0.0, 1e-9, 0.0, 0.0, 0.0))
     route = choose(Route(decode, prefill))
     assert route.prompt_s == pytest.approx(COST.prompt_s(10 * SIZE, HISTORY * SIZE, 512, 0, 0))
+
+
+def test_a_node_that_does_not_know_its_costs_has_those_of_its_route() -> None:
+    prefill, decode, other = node(PREFILL, 0, None), node(DECODE, 0), node(PREFILL, 0, replace(COST, step_s=1.0))
+    route = PrefixWays(PullRecords()).choose(Route(decode, prefill), PROMPT, [other, prefill, decode], 0.0)
+    assert route.prompt_s == pytest.approx(COST.prompt_s(NUM_TOKENS, 0, 512, 0, 0))
 
 
 def test_without_cost_models_nothing_changes() -> None:

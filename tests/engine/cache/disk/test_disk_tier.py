@@ -180,6 +180,17 @@ def test_a_folder_that_is_smaller_than_a_file_should_be_is_used_too(
     assert tier.counters.num_failures == 0
 
 
+def test_a_folder_with_room_for_two_blocks_has_one_in_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_tier, "_MIN_FILES", 8)
+    with closing(Opened(tmp_path, max_bytes=2 * (72 + BLOCK_BYTES))) as tier:
+        for number in (1, 2, 3):
+            tier.put(block_of(number))
+            until(tier.has_written)
+        assert tier.has(1, 2, 3) == [2, 3]
+
+
 def test_what_gives_way_is_handed_down(tmp_path: Path) -> None:
     below: list[StoredBlock] = []
 
@@ -226,6 +237,37 @@ def test_a_damaged_file_is_not_taken_over(tmp_path: Path, damage: str, caplog: p
         assert tier.has(1, 2, 3, 4) == [1, 2]
         assert tier.counters.num_damaged_blocks == 1
         assert str(bad) in caplog.text
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(path: Path) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    filled(tmp_path, 1)
+    monkeypatch.setattr(disk_tier, "open_file", failing)
+    with closing(Opened(tmp_path)) as tier:
+        until(lambda: tier.counters.num_failures)
+        assert (tier.has(1), tier.counters.num_damaged_blocks) == ([], 0)
+    assert caplog.messages == ["the disk tier failed at reading: [Errno 5] broken"]
+
+
+def test_a_file_that_cannot_be_read_any_more_is_not_looked_into_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(reader: BatchReader, block_hash: bytes, place: Place) -> StoredBlock:
+        raise OSError(errno.EIO, "broken")
+
+    (file,) = filled(tmp_path, 1, 2)
+    monkeypatch.setattr(BatchReader, "read", failing)
+    with closing(Opened(tmp_path)) as tier:
+        until(lambda: tier.has_written(1, 2))
+        assert loaded(tier, 1, 2) == []
+        assert tier.has(1, 2) == []
+        assert (tier.counters.num_failures, tier.counters.num_damaged_blocks) == (1, 0)
+        assert caplog.messages == ["the disk tier failed at reading: [Errno 5] broken"]
+    assert file.exists()
 
 
 def test_a_flipped_byte_costs_its_file_and_nothing_else(tmp_path: Path) -> None:
@@ -376,6 +418,26 @@ def test_a_load_that_nobody_waits_for_is_not_read(tmp_path: Path) -> None:
         assert landing.wait() == []
 
 
+def test_what_is_being_loaded_at_the_end_ends_behind_its_block(tmp_path: Path) -> None:
+    class Closing(Collected):
+        """Closes the tier before it has taken its first block."""
+
+        def arrived(self, block: StoredBlock) -> bool:
+            if not self.blocks:
+                closing.start()
+                until(lambda: tier._is_closed)
+            return super().arrived(block)
+
+    tier = Opened(tmp_path)
+    closing, landing = threading.Thread(target=tier.close), Closing()
+    tier.put(block_of(1))
+    tier.put(block_of(2))
+    tier.load([hash_of(1), hash_of(2)], landing)
+    assert [each.block_hash for each in landing.wait()] == [hash_of(1)]
+    closing.join(10.0)
+    assert not closing.is_alive()
+
+
 DYING = """
 import fcntl, os, signal, sys
 from pathlib import Path
@@ -519,7 +581,11 @@ def test_a_disk_that_stalls_does_not_delay_the_end(tmp_path: Path, monkeypatch: 
     tier.keep_last(blocks, lambda: times_left.pop() if times_left else 0.0)  # as if somebody asked twice
     assert tier.counters.num_dropped_blocks == 16
     assert not times_left
-    tier.close()
+    waits_s: list[float] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "join", lambda _, timeout: waits_s.append(timeout))
+        tier.close()
+    assert waits_s == [0.0] * len(tier._threads)
     assert any(thread.is_alive() for thread in tier._threads)  # it was not waited for
     assert tier.counters.num_dropped_blocks == 20
     goes_on.set()

@@ -164,12 +164,27 @@ def test_use_and_order_outlive_the_node(tmp_path: Path) -> None:
     assert evicted(again, 1) == [files[1].name]
 
 
+@pytest.mark.parametrize(("num_files", "num_new"), [(3, 0), (10, 7), (15, 12)])
+def test_new_files_displace_neither_each_other_nor_what_was_loaded_from(
+    tmp_path: Path, num_files: int, num_new: int
+) -> None:
+    folder = folder_of(tmp_path)
+    for number in range(3):
+        load_from(folder, written(folder, number))
+    again = folder_of(tmp_path, num_files)
+    again.refresh()
+    assert again.num_new_files(FILE_BYTES) == num_new
+    free = os.statvfs(tmp_path)
+    assert folder_of(tmp_path, num_files, free.f_blocks * free.f_frsize).num_new_files(FILE_BYTES) == 0
+
+
 def test_files_of_other_models_share_the_room(tmp_path: Path) -> None:
     other = folder_of(tmp_path)
     file = written(other, 1, age=9, kind=OTHER_KIND)
     folder = folder_of(tmp_path, 2)
     folder.refresh()
     written(folder, 2)
+    assert folder.kinds() == sorted(each.digest.hex() for each in (KIND, OTHER_KIND))
     assert evicted(folder, 1) == [file.name]
 
 

@@ -41,6 +41,18 @@ def test_reading_marks_a_file_as_used(tmp_path: Path) -> None:
     assert (found.st_mode & 0o777, found.st_mtime > 1) == (0o400, True)
 
 
+def test_what_was_read_of_a_file_is_dropped_from_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, other = *places(tmp_path, 1, 2), *places(tmp_path, 3)
+    advice: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *said: advice.append(said))
+    with closing(BatchReader(tmp_path, BLOCK_BYTES)) as reader:
+        for number, place in ((1, first), (2, second), (3, other)):
+            reader.read(hash_of(number), place)
+    assert advice == [(0, 0, os.POSIX_FADV_DONTNEED)] * 2
+
+
 @pytest.mark.parametrize("at", [0, BLOCK_BYTES // 2, BLOCK_BYTES - 1])
 def test_a_flipped_bit_is_found(tmp_path: Path, at: int) -> None:
     (place,) = places(tmp_path, 1)

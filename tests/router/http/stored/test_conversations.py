@@ -138,6 +138,7 @@ def test_only_so_many_items_are_added(conversations: Conversations, monkeypatch:
 @pytest.mark.parametrize("way", ["conversation", "item"])
 def test_nothing_is_left_in_the_files_of_what_was_deleted(tmp_path: Path, way: str) -> None:
     database = Database(tmp_path, MAX_BYTES, KEEP_S)
+    database.expire()  # what an earlier life may have left is gone
     conversations = Conversations(database)
     conversations.begin("alice", "conv", SECRET if way == "conversation" else b"{}", [])
     database_item = item(SECRET.decode())

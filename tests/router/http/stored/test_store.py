@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sqlite3
 import threading
@@ -62,6 +63,7 @@ def figure(store: ResponseStore, name: str) -> float:
 
 async def test_it_says_how_much_is_stored() -> None:
     async with storing(Disk()) as store:
+        assert {sample.value for metric in store.collect() for sample in metric.samples} == {0}
         await put(store, "a")
         assert figure(store, "baton:stored_responses") == 1
         assert 0 < figure(store, "baton:stored_response_bytes") < 2**20
@@ -88,10 +90,10 @@ async def test_a_disk_that_fails_is_counted_each_time_and_logged_once_until_it_w
 
 
 async def test_an_answer_waits_only_so_long_and_is_not_stored_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PUT_S", 0.01)
     disk = Disk()
     async with storing(disk) as store:
         await put(store, "before")
+        monkeypatch.setattr(module, "PUT_S", 0.01)
         disk.runs.clear()
         with pytest.raises(Unfit, match="cannot be reached"):
             await put(store, "late")
@@ -137,6 +139,24 @@ async def test_what_nobody_waits_for_any_more_counts_until_it_is_done(monkeypatc
         assert await get(store, "a") is not None
 
 
+async def test_what_fails_when_nobody_waits_any_more_is_no_riddle_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    disk = Disk()
+    async with storing(disk) as store:
+        disk.runs.clear()
+        disk.is_broken = True
+        leaving = asyncio.create_task(put(store, "a"))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        disk.runs.set()
+        async with asyncio.timeout(PATIENCE_S):
+            while store._num_queued:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+    del leaving
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
 async def test_what_is_too_old_is_removed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_EXPIRE_EVERY_S", 0.001)
     database = Database(None, 2**20, 0.0)
@@ -148,3 +168,16 @@ async def test_what_is_too_old_is_removed_by_itself(monkeypatch: pytest.MonkeyPa
         while figure(store, "baton:stored_responses"):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     await store.close()
+
+
+async def test_closing_lets_what_runs_finish() -> None:
+    disk = Disk()
+    store = ResponseStore(disk)
+    disk.runs.clear()
+    running = asyncio.create_task(put(store, "a"))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(0.02, disk.runs.set)
+    await store.close()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        disk.link.execute("SELECT 1")
+    await running
