@@ -32,7 +32,7 @@ LEAST_BYTES_PER_S = 2**28
 """A load may take `LATENCY_S` and the bytes of all open loads at this rate, while nobody knows what computing takes."""
 _NEWEST_SHARE = 0.3
 _PACE_BLOCKS, _SLOW_PACE = 4, 1.05
-"""After so many blocks it is seen how fast they come, and from which share of the time for computing on that is slow."""
+"""After so many blocks it is seen how fast they come, and which share of the time for computing is slow."""
 
 
 class LoadPlan(NamedTuple):
