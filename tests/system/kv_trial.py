@@ -72,6 +72,8 @@ class Server:
         """Seconds to the first token, and all tokens; when this returns, nothing is in flight."""
         self._signal(signal.SIGCONT)
         extra = {"return_token_ids": True, "ignore_eos": True}
+        if self.relay is not None:
+            extra["detokenize"] = False  # tokens of random weights may be no text for long
         begun_s = time.monotonic()
         with self.client.completions.create(
             model=self.model, prompt=list(prompt), max_tokens=num_tokens, temperature=0.0, stream=True, extra_body=extra

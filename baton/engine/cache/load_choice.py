@@ -9,7 +9,8 @@ another chance after a bad spell.
 
 Invariant: a load is over when it has taken `PATIENCE` of what computing its blocks takes, and as long again as
 computing those that came would have taken. So a request that waited in vain is that much later, whatever a store does.
-Loads that wait before it count like its own, because a store may take one after another.
+Loads that wait before it count like its own, because a store may take one after another. A load whose blocks come more
+slowly than they are computed is over as soon as that is seen.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ FADES_S = 30.0
 LEAST_BYTES_PER_S = 2**28
 """A load may take `LATENCY_S` and the bytes of all open loads at this rate, while nobody knows what computing takes."""
 _NEWEST_SHARE = 0.3
+_PACE_BLOCKS, _SLOW_PACE = 4, 1.05
+"""After so many blocks it is seen how fast they come, and which share of the time for computing is slow."""
 
 
 class LoadPlan(NamedTuple):
@@ -101,9 +104,21 @@ class LoadProgress:
 
     @property
     def is_late(self) -> bool:
-        """Whether it has taken longer than it may."""
+        """Whether it has taken longer than it may, or will."""
         earned_s = min(self._arrivals.earned_s - self._earned_before_s, self._most_s)
-        return self._arrivals.clock() - self._begun_s >= self._patience_s + earned_s
+        return self._arrivals.clock() - self._begun_s >= self._patience_s + earned_s or self._is_slow
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether computing what has not come is sooner than waiting for it, as fast as blocks have come so far."""
+        num_left = len(self.plan.tiers) - self.num_blocks
+        # blocks come in bursts: in the middle of one, the time before it would count for too few of them
+        if not num_left or self.num_blocks < _PACE_BLOCKS or self.waited_s < TOLERANCE_S or not self.plan.compute_s:
+            return False
+        took = list(self.took.values())
+        pace_s = sum([others_s for _, _, others_s in took]) / max(1, self.num_blocks - len(took))
+        block_s = self.plan.compute_s / len(self.plan.tiers)
+        return pace_s > _SLOW_PACE * block_s and num_left * (pace_s - block_s) > TOLERANCE_S
 
     @property
     def taken_s(self) -> float:

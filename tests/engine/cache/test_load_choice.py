@@ -194,6 +194,25 @@ def test_blocks_that_come_slower_than_they_are_computed_are_not_waited_for() -> 
     assert progress.num_blocks <= 3
 
 
+@pytest.mark.parametrize("share", [0.7, 0.95, 1.02, 1.14, 1.4])
+@pytest.mark.parametrize("burst", [1, 8])
+def test_how_fast_blocks_come_says_whether_to_wait_where_the_end_of_a_prompt_takes_longest(
+    share: float, burst: int
+) -> None:
+    """The last token takes three times as long as the first one."""
+    cost = StepCost(0.0, TOKEN_S, TOKEN_S / 500, 0.0, 0.0)
+    rig, num_blocks = Rig(cost), 100
+    compute_s = cost.tokens_s(num_blocks * BLOCK_SIZE, 0)
+    progress, begun_s, block_s = rig.begin(num_blocks), rig.clock.now_s, share * compute_s / num_blocks
+    while progress.num_blocks < num_blocks and not progress.is_late:
+        if rig.clock.now_s - begun_s >= (progress.num_blocks + burst) * block_s:
+            rig.give(progress, min(burst, num_blocks - progress.num_blocks), 0.0)
+        rig.clock.now_s += 2 * TOLERANCE_S
+    num_tokens = progress.num_blocks * BLOCK_SIZE
+    total_s = rig.clock.now_s - begun_s + cost.tokens_s(num_blocks * BLOCK_SIZE - num_tokens, num_tokens)
+    assert total_s <= 1.06 * min(share, 1.0) * compute_s + burst * block_s
+
+
 def test_a_load_behind_another_one_has_the_time_of_both() -> None:
     rig = Rig()
     first, second = rig.begin(20), rig.begin(10)
