@@ -26,6 +26,7 @@ from baton.engine.settings import EngineSettings
 from baton.runtime.plugins import KV_STORES
 from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
+from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from baton.wire.step_cost import StepCost
 from baton.wire.tiers import TierUsage
@@ -125,6 +126,29 @@ def test_tokens_are_those_of_an_engine_without_a_tier(checkpoint: Path, case: st
         assert core.offload.counters.num_loaded_tokens == num_loaded - num_cached > 40
     assert num_loaded == ALL_CACHED
     assert found == expected
+
+
+def test_choices_of_one_prompt_share_what_was_loaded(checkpoint: Path) -> None:
+    params = DecodingParams(temperature=1.0, seed=7, max_tokens=6, ignore_eos=True)
+
+    def choices(core: EngineCore, name: str) -> tuple[dict[RequestKey, list[int]], int]:
+        keys = [key_of(f"{name} {number}") for number in range(3)]
+        core.add(keys[0], Prompt.of(_FIRST[:24]), params, forks=keys[1:])
+        found, num_cached = dict[RequestKey, list[int]](), 0
+        while core.has_work:
+            for output in core.step():
+                found[output.key] = [*found.get(output.key, ()), *output.token_ids]
+                num_cached = max(num_cached, output.num_cached_tokens)
+            core.check()
+        return found, num_cached
+
+    with engine_of(checkpoint) as (_, core):
+        expected, _ = choices(core, "a")
+    with engine_of(checkpoint, kv_offloading_size=0.01) as (_, core):
+        assert choices(core, "a") == (expected, 0)
+        answers(core, "other", PROMPTS[1])
+        found, num_cached = choices(core, "b")
+    assert (list(found.values()), num_cached) == (list(expected.values()), 16)
 
 
 @pytest.mark.parametrize("device", ["cpu", "emulated"])
