@@ -118,7 +118,7 @@ class _Comparison:
         seconds, keeps_pace = predictions.compute_s(decode, prompt.num_tokens, num_cached, prompt.tpot_s)
         if not keeps_pace:
             return None
-        # who decodes has computed few prompts, and may know little of what they cost
+        # a decode node has computed few prompts, and may know little of what they cost
         seconds = max(seconds, self.with_cached_s(num_cached))
         new = prompt.num_tokens - min(num_cached, prompt.num_tokens - 1)
         held_up_s = decode.num_decoding * predictions.cost_of(decode).tokens_s(new, num_cached)
