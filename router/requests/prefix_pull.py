@@ -6,8 +6,8 @@ prefix, or takes longer than it may (`AwaitedPrefix`). A pull has an attempt num
 say of it is taken for the attempt's.
 
 A pull that is refused, fails, loses its holder, or is late, costs nothing but that time: the node computes what has not
-come. Owns what was asked of which node, and takes it back at the end. At most one pull is under
-way, and there is one for each request at most. Lives on one event loop.
+come. Owns what was asked of which node, and takes it back at the end. At most one pull is under way, and there is one
+for each request at most. Lives on one event loop.
 """
 
 from __future__ import annotations

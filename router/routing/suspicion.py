@@ -5,11 +5,12 @@ loss is suspicious when the node had not said anything of the attempt yet. That 
 nodes die for other reasons: therefore nothing is refused for two such losses. But a request that was lost with two
 nodes, the last time suspiciously, is confined: these nodes get it again, once they have been started again, and no
 third one is put at risk. When they do not come back in time it may go anywhere, so that no innocent request is lost for
-want of them. Confined requests begin one at a time at each node (`Probation`), so that one that dies then
-has died of that request and not of another. With the third suspicious loss a request ends. A node that comes back in
-the same life was not dead, and its loss is forgotten. Nodes that are lost in the same moment are one loss. What ends an
-attempt may hide that another node has died of it: one that is gone when the next attempt begins, and had not said
-anything of the one before, counts too, unless a loss that counts has ended that one.
+want of them. Confined requests begin one at a time at each node (`Probation`), so that one that dies then has died of
+that request and not of another. With the third suspicious loss a request ends, a little later
+(`baton.router.requests.retries`). A node that comes back in the same life was not dead, and its loss is forgotten.
+Nodes that are lost in the same moment are one loss. What ends an attempt may hide that another node has died of it: one
+that is gone when the next attempt begins, and had not said anything of the one before, counts too, unless a loss that
+counts has ended that one.
 """
 
 from __future__ import annotations

@@ -37,9 +37,8 @@ from baton.engine.cache.store import BlockKind, Landing, StoredBlock
 from baton.engine.cache.tiered_pool import MOST_AT_ONCE_BYTES
 from baton.engine.core import EngineCore
 from baton.engine.offloading import StoreOpener
-from baton.engine.runner.kv_memory import allocate_private, allocate_shared
-from baton.engine.settings import AUTO, OWN, SHARED, VALKEY, EngineSettings
-from baton.ranks.executor.choose import open_executor
+from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.settings import VALKEY, EngineSettings
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -99,10 +98,8 @@ class Meter:
     def __init__(self, settings: EngineSettings, num_tokens: int, open_store: StoreOpener | None = None) -> None:
         before = set(threading.enumerate())
         settings = replace(settings, num_blocks=num_tokens // _BLOCK_SIZE + 3)
-        allocate = allocate_shared if settings.num_ranks > 1 else allocate_private
-        engine = build_engine(settings, allocate, open_executor=open_executor, open_store=open_store)
+        engine = build_engine(settings, allocate_private, open_store=open_store)
         engine.learn_costs()
-        self._executor = engine.executor
         self.core: EngineCore = engine.core
         self.threads = set(threading.enumerate()) - before
         self._numbers = count()
@@ -120,7 +117,8 @@ class Meter:
         """Have the pool forget everything, of which its tiers get what they lack."""
         offload, chance, keys = self.core.offload, random.Random(0), []
         assert offload is not None
-        num_blocks = max(1, MOST_AT_ONCE_BYTES // offload.block_bytes)
+        most = (self.core.limits.max_request_tokens - 1) // _BLOCK_SIZE
+        num_blocks = max(1, min(most, MOST_AT_ONCE_BYTES // offload.block_bytes))
         while num_blocks:
             keys.append(self._new_key())
             if self.core.handoffs.reserve(keys[-1], Prompt.of(fresh(chance, num_blocks * _BLOCK_SIZE))) is None:
@@ -133,11 +131,6 @@ class Meter:
     def num_loaded(self) -> int:
         """Tokens that have come from its tiers."""
         return 0 if self.core.offload is None else self.core.offload.counters.num_loaded_tokens
-
-    def close(self) -> None:
-        """End the engine."""
-        self.core.close()
-        self._executor.close()
 
     def _new_key(self) -> RequestKey:
         return RequestKey.numbered(next(self._numbers))
@@ -213,7 +206,7 @@ def cases_of(plain: Meter, settings: EngineSettings, most: int, gib: float, exit
     server = Meter(replace(settings, kv_store=VALKEY, kv_store_url=url), most)
     paced = {
         name: Meter(settings, most, partial(PacedStore, share * block_s, int(gib * 2**30)))
-        for name, share in (_PACES if settings.num_ranks == 1 else {}).items()
+        for name, share in _PACES.items()
     }
     return [
         Case("memory", memory, _nothing),
@@ -254,7 +247,7 @@ def loads(settings: EngineSettings, arguments: argparse.Namespace) -> None:
             for case in cases:
                 measure(case, prompt[: num_tokens + 1], found, shares)
         for meter in meters:
-            meter.close()
+            meter.core.close()
     names = [case.name for case in cases]
     cells = {f"{arguments.shapes}, {each:,} tokens": _row(each, names, found, shares) for each in arguments.num_tokens}
     report("prefix", cells, [[*key, *times] for key, times in found.items()], arguments.to)
@@ -314,9 +307,6 @@ def settings_of(folder: str, arguments: argparse.Namespace) -> EngineSettings:
         dtype=arguments.dtype,
         num_threads=arguments.num_threads,
         block_size=_BLOCK_SIZE,
-        tensor_parallel_size=arguments.tensor_parallel_size,
-        pipeline_parallel_size=arguments.pipeline_parallel_size,
-        rank_pools=arguments.rank_pools,
     )
 
 
@@ -327,9 +317,6 @@ def parser_of(program: str, text: str | None, num_tokens: Sequence[int], num_thr
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--num-tokens", type=int, nargs="+", default=num_tokens)
     parser.add_argument("--num-threads", type=int, default=num_threads, help="of an engine; 0: all cores")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1)
-    parser.add_argument("--pipeline-parallel-size", type=int, default=1)
-    parser.add_argument("--rank-pools", choices=(AUTO, SHARED, OWN), default=AUTO)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gib", type=float, default=1.0, help="room of a tier")
     add_to(parser)

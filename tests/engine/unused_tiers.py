@@ -47,7 +47,7 @@ def measure(settings: EngineSettings, arguments: argparse.Namespace) -> None:
         time.sleep(LINGER_S)
         tiers_s = {name: _tiers_s(meter) - before_s[name] for name, meter in meters.items()}
         for meter in meters.values():
-            meter.close()
+            meter.core.close()
     base_s, base = sum(thread_s[_NO_TIER]), thread_s[_NO_TIER]
     cells = {
         f"{arguments.shapes}, {name}": {

@@ -212,5 +212,5 @@ def forget_stream(http: web.Request, response_id: str) -> None:
 
 
 def no_such_conversation() -> ConversationNotFound:
-    """The error about a conversation that was deleted, forgotten or never there."""
-    return ConversationNotFound("there is no such conversation, or it is no longer stored", CONVERSATION)
+    """The error about a conversation, or an item of one, that was deleted, forgotten or never there."""
+    return ConversationNotFound("there is no such conversation or item, or it is no longer stored", CONVERSATION)
