@@ -51,11 +51,14 @@ class Drafts:
             request = running[key]
             if num_left <= 0:
                 return
-            if share.num_tokens == 1 and share.needs_sample and not request.num_pending_tokens:
+            if request.has_jumped and share.needs_sample and not request.num_pending_tokens:
                 drafts = self._propose(self._proposer, request, num_left)
+                places = request.matcher.places(drafts) if drafts and request.matcher is not None else ()
+                if request.matcher is not None:
+                    drafts = drafts[: len(places)]
                 if drafts:
                     self._blocks.extend(request, len(drafts))
-                    shares[key] = share.with_drafts(drafts)
+                    shares[key] = share.with_drafts(drafts, places)
                     num_left -= len(drafts)
 
     def accepted(self, request: Request, share: ScheduledRequest, sampled: SampledTokens) -> SampledTokens:
@@ -84,6 +87,6 @@ class Drafts:
         return list(takewhile(lambda token_id: 0 <= token_id < self._limits.vocab_size, drafts))
 
     def _follows(self, request: Request) -> bool:
-        if self._proposer is None or request.matcher is not None or request.first_token_only or request.forks:
+        if self._proposer is None or request.first_token_only or request.forks:
             return False
         return self._proposer.follows(request)

@@ -29,8 +29,25 @@ MEDIA_GONE = "there was no room to keep its KV, and its media are not here to co
 """The failure of a request that was preempted where it had got its KV from another node."""
 
 
-class Matcher(Protocol):
-    """Follows the output of one request through its grammar. It is behind the last token whose value is known."""
+class MaskSource(Protocol):
+    """A place in a grammar, as sampling asks about it."""
+
+    def accepts(self, token_id: int) -> bool:
+        """Whether this token may be next."""
+        ...
+
+    def mask(self) -> bytes | None:
+        """A bit for each token id, the lowest first: whether it may be next. None: none may."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """No token can follow, for a reason that the grammar does not know."""
+        ...
+
+
+class Matcher(MaskSource, Protocol):
+    """Follows the output of one request through its grammar. It is behind the last token whose value is known, and that
+    is the place that is asked about. To `take` a token that it has just accepted costs nothing."""
 
     @property
     def is_ready(self) -> bool:
@@ -53,10 +70,6 @@ class Matcher(Protocol):
         """Why no token can follow although the output is not complete; "" as long as nothing is wrong."""
         ...
 
-    def accepts(self, token_id: int) -> bool:
-        """Whether this token may be next. To `take` it then costs nothing."""
-        ...
-
     def goes_on_with(self, token_id: int) -> bool:
         """Whether this token is the last that it `accepts`, and leaves the output incomplete and a choice of what
         comes next: then there is nothing to do but to `take` it."""
@@ -75,12 +88,9 @@ class Matcher(Protocol):
         """The matcher of another output in the same grammar."""
         ...
 
-    def mask(self) -> bytes | None:
-        """A bit for each token id, the lowest first: whether it may be next. None: none may, see `error`."""
-        ...
-
-    def fail(self, reason: str) -> None:
-        """No token can follow, for a reason that the grammar does not know."""
+    def places(self, drafts: Sequence[int]) -> Sequence[MaskSource]:
+        """The places behind each of `drafts`, up to the first that may not stand there or behind which nothing can
+        follow. They are valid until the next call."""
         ...
 
 
@@ -295,7 +305,8 @@ class ScheduledRequest(NamedTuple):
     `hash_root`: that of the request, so that nothing that is kept of a medium is found by another client.
 
     The last `num_drafts` tokens are guesses (see `baton.engine.scheduler.proposer`), in a list that is the share's own.
-    A token is sampled behind the last one before them and behind each of them, as if all before it were known.
+    A token is sampled behind the last one before them and behind each of them, as if all before it were known. With a
+    `matcher` there is a place in the grammar behind each of them, in `places`.
     """
 
     key: RequestKey
@@ -309,10 +320,11 @@ class ScheduledRequest(NamedTuple):
     arrival: int = 0
     forks: tuple[Fork, ...] = ()
     block_copy: BlockCopy | None = None
-    matcher: Matcher | None = None
+    matcher: MaskSource | None = None
     takes_largest: bool = False
     hash_root: bytes = b""
     num_drafts: int = 0
+    places: Sequence[MaskSource] = ()
 
     @property
     def computes_media(self) -> bool:
@@ -324,15 +336,19 @@ class ScheduledRequest(NamedTuple):
         """Tokens that the last one of the share attends to, itself included."""
         return self.start + self.num_tokens
 
-    def with_drafts(self, drafts: Sequence[int]) -> ScheduledRequest:
+    def with_drafts(self, drafts: Sequence[int], places: Sequence[MaskSource] = ()) -> ScheduledRequest:
         """The same, with drafts behind the last token, whose value is known."""
         num_tokens, token_ids = self.num_tokens + len(drafts), [*self.token_ids, *drafts]
-        return self._replace(num_tokens=num_tokens, token_ids=token_ids, num_drafts=len(drafts))
+        return self._replace(num_tokens=num_tokens, token_ids=token_ids, num_drafts=len(drafts), places=places)
 
     def rows(self) -> list[ScheduledRequest]:
         """What is sampled of it: the share itself, and with drafts one after each of them and one before them, which
         know no more tokens than their place."""
         if not self.num_drafts:
             return [self]
-        num_tokens, first = len(self.token_ids), len(self.token_ids) - self.num_drafts
-        return [self._replace(token_ids=FirstTokens(self.token_ids, n)) for n in range(first, num_tokens + 1)]
+        first = len(self.token_ids) - self.num_drafts
+        places = [self.matcher, *(self.places or [None] * self.num_drafts)]
+        return [
+            self._replace(token_ids=FirstTokens(self.token_ids, first + number), matcher=place)
+            for number, place in enumerate(places)
+        ]
