@@ -88,9 +88,12 @@ class Matcher(MaskSource, Protocol):
         """The matcher of another output in the same grammar."""
         ...
 
-    def places(self, drafts: Sequence[int]) -> Sequence[MaskSource]:
-        """The places behind each of `drafts`, up to the first that may not stand there or behind which nothing can
-        follow. They are valid until the next call."""
+    def num_allowed(self, drafts: Sequence[int]) -> int:
+        """How many of `drafts` may come next, up to the first behind which nothing can follow."""
+        ...
+
+    def behind(self, number: int) -> MaskSource:
+        """The place behind so many of the drafts that were asked about last, and are allowed."""
         ...
 
 
@@ -147,6 +150,9 @@ class Request:
     With a `load` it waits for KV: a store's thread writes into blocks of its table behind what is computed. Before it
     has blocks it may wait for KV that is `awaited` in the prefix cache.
 
+    `drafting`: what a proposer keeps of it (`baton.engine.scheduler.proposer`). `is_undrafted`: it was counted as one
+    that gets no drafts.
+
     `first_due_s`, `last_due_s`: when its first and its last token have to be there for its goals to be met, see
     `baton.engine.scheduler.step_bound`; the second is None until there is a first token, and -inf when that was late.
     `turn_s`: prompts are computed in the order of it, and of arrival where it is the same.
@@ -176,6 +182,8 @@ class Request:
     matcher: Matcher | None = None
     load: PoolLoad | None = None
     awaited: Awaited | None = None
+    drafting: object | None = None
+    is_undrafted: bool = False
     first_due_s: float = math.inf
     last_due_s: float | None = None
     turn_s: float = 0.0
@@ -305,8 +313,7 @@ class ScheduledRequest(NamedTuple):
     `hash_root`: that of the request, so that nothing that is kept of a medium is found by another client.
 
     The last `num_drafts` tokens are guesses (see `baton.engine.scheduler.proposer`), in a list that is the share's own.
-    A token is sampled behind the last one before them and behind each of them, as if all before it were known. With a
-    `matcher` there is a place in the grammar behind each of them, in `places`.
+    A token is sampled behind the last one before them and behind each of them, as if all before it were known.
     """
 
     key: RequestKey
@@ -320,11 +327,10 @@ class ScheduledRequest(NamedTuple):
     arrival: int = 0
     forks: tuple[Fork, ...] = ()
     block_copy: BlockCopy | None = None
-    matcher: MaskSource | None = None
+    matcher: Matcher | None = None
     takes_largest: bool = False
     hash_root: bytes = b""
     num_drafts: int = 0
-    places: Sequence[MaskSource] = ()
 
     @property
     def computes_media(self) -> bool:
@@ -336,19 +342,19 @@ class ScheduledRequest(NamedTuple):
         """Tokens that the last one of the share attends to, itself included."""
         return self.start + self.num_tokens
 
-    def with_drafts(self, drafts: Sequence[int], places: Sequence[MaskSource] = ()) -> ScheduledRequest:
+    def with_drafts(self, drafts: Sequence[int]) -> ScheduledRequest:
         """The same, with drafts behind the last token, whose value is known."""
         num_tokens, token_ids = self.num_tokens + len(drafts), [*self.token_ids, *drafts]
-        return self._replace(num_tokens=num_tokens, token_ids=token_ids, num_drafts=len(drafts), places=places)
+        return self._replace(num_tokens=num_tokens, token_ids=token_ids, num_drafts=len(drafts))
 
     def rows(self) -> list[ScheduledRequest]:
         """What is sampled of it: the share itself, and with drafts one after each of them and one before them, which
-        know no more tokens than their place."""
+        know no more tokens than their place. In a grammar, this place is all that they know of it."""
         if not self.num_drafts:
             return [self]
         first = len(self.token_ids) - self.num_drafts
-        places = [self.matcher, *(self.places or [None] * self.num_drafts)]
-        return [
-            self._replace(token_ids=FirstTokens(self.token_ids, first + number), matcher=place)
-            for number, place in enumerate(places)
-        ]
+        rows, matcher = [self._replace(token_ids=FirstTokens(self.token_ids, first))], self.matcher
+        for number in range(1, self.num_drafts + 1):
+            place = None if matcher is None else matcher.behind(number)
+            rows.append(self._replace(token_ids=FirstTokens(self.token_ids, first + number), matcher=place))
+        return rows

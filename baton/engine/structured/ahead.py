@@ -34,8 +34,8 @@ class Ahead:
         """The output goes on with this token."""
         self._unread.append(token_id)
 
-    def places(self, drafts: Sequence[int]) -> list[Place]:
-        """See `Matcher.places`."""
+    def num_allowed(self, drafts: Sequence[int]) -> int:
+        """See `Matcher.num_allowed`."""
         self._stand_behind(0)
         self._drafts = []
         if self._matcher.consume_tokens(self._unread):
@@ -44,7 +44,7 @@ class Ahead:
                 if not self._goes_on_with(token_id):
                     break
                 self._drafts.append(token_id)
-        return [Place(self, number) for number in range(1, len(self._drafts) + 1)]
+        return len(self._drafts)
 
     def accepts(self, number: int, token_id: int) -> bool:
         """Whether `token_id` may stand behind the first `number` drafts."""

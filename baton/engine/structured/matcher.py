@@ -158,14 +158,19 @@ class GrammarMatcher:
         """A matcher of another output, in the same grammar."""
         return GrammarMatcher(self._compiled, output)
 
-    def places(self, drafts: Sequence[int]) -> Sequence[Place]:
-        """The places behind each of `drafts`, up to the first that the grammar refuses or that completes the output."""
+    def num_allowed(self, drafts: Sequence[int]) -> int:
+        """How many of `drafts` may come next, up to the first that completes the output."""
         if not (self._is_settled or self._settle()):
-            return ()
+            return 0
         if self._ahead is None:
             assert self._matcher is not None
             self._ahead = Ahead(self._matcher.deep_copy(), self._num_tokens)
-        return self._ahead.places(drafts)
+        return self._ahead.num_allowed(drafts)
+
+    def behind(self, number: int) -> Place:
+        """The place behind so many of the drafts that were asked about last, and are allowed."""
+        assert self._ahead is not None
+        return Place(self._ahead, number)
 
     def mask(self) -> bytes | None:
         """A bit for each token id, the lowest first: whether it may be next. None: none may, see `error`."""

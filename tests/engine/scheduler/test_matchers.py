@@ -30,6 +30,7 @@ class FakeMatcher:
         self.forced: list[int] = []
         self.refused = -1
         self._length = length
+        self._drafts: list[int] = []
 
     @property
     def is_complete(self) -> bool:
@@ -54,10 +55,13 @@ class FakeMatcher:
     def fork(self, output: Sequence[int]) -> Matcher:
         return FakeMatcher(self._length, output)
 
-    def places(self, drafts: Sequence[int]) -> Sequence[MaskSource]:
+    def num_allowed(self, drafts: Sequence[int]) -> int:
         allowed = list(takewhile(lambda token_id: token_id != self.refused, drafts))
-        allowed = allowed[: max(0, self._length - len(self.output) - 1)]
-        return [self.fork([*self.output, *allowed[: place + 1]]) for place in range(len(allowed))]
+        self._drafts = allowed[: max(0, self._length - len(self.output) - 1)]
+        return len(self._drafts)
+
+    def behind(self, number: int) -> MaskSource:
+        return self.fork([*self.output, *self._drafts[:number]])
 
     def mask(self) -> bytes | None:
         return b"\xff"

@@ -29,18 +29,18 @@ def test_a_place_allows_what_the_output_does_there(name: str, vocabulary: Vocabu
         output, matcher = list[int](), first.fork(())
         while not matcher.is_complete and len(output) < 60:
             drafts = _walked(first, output, 5, chance)
-            places = matcher.places((*drafts, vocabulary.tokens.vocab_size + 3))
-            assert len(places) == len(drafts) - _completes(first, output, drafts)
+            num_allowed = matcher.num_allowed((*drafts, vocabulary.tokens.vocab_size + 3))
+            assert num_allowed == len(drafts) - _completes(first, output, drafts)
             if drafts[:-1]:
                 refused = _refused(first.fork((*output, *drafts[:-1])), vocabulary)
-                assert len(matcher.places((*drafts[:-1], refused, drafts[-1]))) == len(drafts) - 1
-                places = matcher.places(drafts)
-            for number in chance.sample(range(len(places)), len(places)):
-                here = first.fork((*output, *drafts[: number + 1]))
+                assert matcher.num_allowed((*drafts[:-1], refused, drafts[-1])) == len(drafts) - 1
+                assert matcher.num_allowed(drafts) == num_allowed
+            for number in chance.sample(range(num_allowed + 1), num_allowed + 1):
+                here, place = first.fork((*output, *drafts[:number])), matcher.behind(number)
                 allowed = allowed_by(here)
                 for token_id in range(vocabulary.tokens.vocab_size + 9):
-                    assert places[number].accepts(token_id) == (token_id in allowed)
-                assert places[number].mask() == here.mask()
+                    assert place.accepts(token_id) == (token_id in allowed)
+                assert place.mask() == here.mask()
                 matcher.accepts(drafts[0])  # not taken
             for token_id in drafts[: chance.randrange(1, len(drafts) + 1)]:
                 output.append(token_id)
@@ -68,7 +68,7 @@ def _require_same(matcher: GrammarMatcher, other: GrammarMatcher) -> None:
         assert matcher.mask() == other.mask()
 
 
-def test_a_matcher_without_a_grammar_that_works_has_no_places(vocabulary: Vocabulary) -> None:
+def test_a_matcher_that_has_failed_allows_none(vocabulary: Vocabulary) -> None:
     matcher = matcher_of(vocabulary, GRAMMARS["lark"][0])
     matcher.fail("it may not")
-    assert not matcher.places((1, 2))
+    assert matcher.num_allowed((1, 2)) == 0
