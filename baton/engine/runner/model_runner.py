@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from baton.device.base import Device, HostCopy
-from baton.engine.attention.base import AttentionBackend, LayerStored
+from baton.engine.attention.base import AttentionBackend, LayerStored, PlannedShare
 from baton.engine.models.base import RunnableDecoder
 from baton.engine.runner.base import RunningStep
 from baton.engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
-from baton.engine.runner.graphs import DecodeGraphs, ReportProgress
+from baton.engine.runner.graphs import DecodeGraphs, ReportProgress, one_token_each
 from baton.engine.runner.greedy_series import GreedySeries
 from baton.engine.runner.inputs import InputReader, StepInputs, read_inputs
 from baton.engine.runner.limits import RunnerLimits, staging_bytes
@@ -269,14 +269,20 @@ class ModelRunner:
     ) -> Forward:
         """Stage the step for a graph when there is one that does all that is wanted, else for operation by
         operation."""
-        graphs = self._graphs_for(step, inputs, layer_stored)
-        if graphs is not None and (recorded := graphs.stage(inputs, step.requests)) is not None:
-            return recorded
+        rows = self._recorded_rows(step, inputs, layer_stored)
+        if rows is not None and self._graphs is not None:
+            recorded = self._graphs.stage(inputs, rows)
+            if recorded is not None:
+                return recorded
         return self._eager.stage(inputs, step.requests, layer_stored, readings)
 
-    def _graphs_for(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> DecodeGraphs | None:
-        """The graphs, where they do all that is wanted of a step."""
-        return self._graphs if layer_stored is None and not step.spans and inputs.is_plain else None
+    def _recorded_rows(
+        self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None
+    ) -> Sequence[PlannedShare] | None:
+        """A step as a graph takes it, where one does all that is wanted of it; None where none does."""
+        if layer_stored is not None or step.spans or not inputs.is_plain:
+            return None
+        return one_token_each(step.requests) if self._graphs is not None and self._graphs.takes(inputs) else None
 
     def _store_sampled(self, requests: Sequence[ScheduledRequest], token_ids: torch.Tensor) -> None:
         """Store sampled tokens for the next step, also when a step between cannot be launched. token_ids: [N]."""
