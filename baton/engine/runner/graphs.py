@@ -190,7 +190,7 @@ class DecodeGraphs:
 
 
 def one_token_each(shares: Sequence[ScheduledRequest]) -> Sequence[PlannedShare] | None:
-    """The tokens of `shares` as sequences of their own; None where there are others than such that decode, and drafts."""
+    """The tokens of `shares` as sequences of their own; None where one has others than a decoded token and drafts."""
     if all(share.num_tokens == 1 for share in shares):
         return shares
     if any(share.num_tokens > 1 + share.num_drafts for share in shares):
