@@ -32,14 +32,8 @@ from baton.wire.grammar import Grammar
 from baton.wire.images import PromptImage, digest_of
 from baton.wire.layout import DTYPE_BYTES, KvLayout, LayerKv
 from baton.wire.media import Medium
-from baton.wire.messages import (
-    NODE_TO_ROUTER,
-    ROUTER_TO_NODE,
-    CacheEvents,
-    Cancel,
-    Decode,
-    Failed,
-    HandoffFigures,
+from baton.wire.messages.legs import Cancel, Decode, Prefill, PrefillPeer
+from baton.wire.messages.membership import (
     Heartbeat,
     Hello,
     Introduce,
@@ -47,19 +41,14 @@ from baton.wire.messages import (
     NodeStatus,
     Ping,
     Pong,
-    Prefill,
-    PrefillPeer,
-    PromptRead,
     Refusal,
     Resume,
-    StepTimes,
-    TokenEvent,
-    TokenLogprobs,
-    Tokens,
     Welcome,
 )
+from baton.wire.messages.output import Failed, HandoffFigures, PromptRead, StepTimes, TokenEvent, TokenLogprobs, Tokens
+from baton.wire.messages.prefixes import AwaitedPrefix, CacheEvents
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from baton.wire.prompt import Prompt
-from baton.wire.pulls import AwaitedPrefix
 from baton.wire.sampling import DecodingParams
 from baton.wire.tiers import TierTokens, TierUsage
 
