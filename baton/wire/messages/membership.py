@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from baton.wire.codec import U32, U64, Bounds, Length
+from baton.wire.drafts import DraftsByMethod
 from baton.wire.layout import KvLayout
 from baton.wire.messages.fields import Count, Name, Names, Text
 from baton.wire.step_cost import StepCost
@@ -22,7 +23,7 @@ LIVE_KEY_BYTES = 20
 class NodeStatus:
     """A node's load, as of its last step. `num_preemptions` counts from its start. `cost`: of its steps, as far as it
     knows. `num_leased_blocks` of those that are held belong to handoffs, and maybe to requests as well. `tiers`: of its
-    KV store."""
+    KV store. `drafts`: since its start."""
 
     num_running: Count
     num_waiting: Count
@@ -34,6 +35,7 @@ class NodeStatus:
     cost: StepCost | None = None
     num_leased_blocks: Count = 0
     tiers: TierUsages = ()
+    drafts: DraftsByMethod = ()
 
 
 @dataclass(frozen=True, slots=True)

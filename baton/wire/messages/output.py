@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from baton.wire.codec import U64, Bounds, Id128, Length, Packed, TokenIds
+from baton.wire.drafts import VerifiedDraft
 from baton.wire.messages.fields import Attempt, Count, Name, Text
 from baton.wire.sampling import MAX_TOP_LOGPROBS
 from baton.wire.tiers import TokensByTier
@@ -67,7 +68,7 @@ class TokenEvent:
     request goes on. `num_cached_tokens` counts prompt tokens that the reporting node had cached, and did not compute
     for this request. `handoff` comes once, with the token that D repeats. `times` is of token_ids[0], and comes with
     the first two tokens of an attempt at most. `tiers`: how many of the cached tokens came from a KV store, told with
-    output 0; None where none did.
+    output 0; None where none did. `draft`: that by which they were found, if there was one.
 
     An event must not be changed. The class is not frozen because there is one event for each token, at both ends of the
     link. A frozen one takes three times as long to construct.
@@ -83,6 +84,7 @@ class TokenEvent:
     handoff: HandoffFigures | None = None
     times: StepTimes | None = None
     tiers: TokensByTier | None = None
+    draft: VerifiedDraft | None = None
 
 
 @dataclass(frozen=True, slots=True)
