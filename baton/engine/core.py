@@ -118,6 +118,7 @@ class EngineCore:
             cost=self.costs.cost,
             num_leased_blocks=self._held.num_blocks,
             tiers=() if self.offload is None else self.offload.usage_by_tier,
+            drafts=self.draft_counts.by_method(),
         )
 
     def add(

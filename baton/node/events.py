@@ -62,4 +62,5 @@ def token_event(output: RequestOutput, times: StepTimes | None = None) -> TokenE
         output.num_cached_tokens,
         times=times,
         tiers=output.tiers if output.tiers and not output.output_index else None,
+        draft=output.draft,
     )

@@ -109,7 +109,7 @@ def _serve(
         stack.callback(ends.close)
         leg, peer_address = role.open_leg(engine, ends)
         core = engine.core
-        collector = NodeCollector(core.status, core.costs, leg.metrics)
+        collector = NodeCollector(core.status, core.costs, core.draft_counts.undrafted, leg.metrics)
         health = HealthServer(settings.host, settings.http_port, collector, lambda: watchdog.complaint)
         stack.callback(health.close)
         health.watch(watchdog)

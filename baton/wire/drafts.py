@@ -1,4 +1,4 @@
-"""What a node tells of drafts, the tokens that a step verifies to find several at once. Fields of `baton.wire.messages`.
+"""What a node tells of drafts, by which a step finds several tokens at once. Fields of `baton.wire.messages`.
 
 Owns no rule of drafting: how methods are named and what they guess is the engine's.
 """
@@ -13,10 +13,11 @@ from baton.wire.codec import U32, Bounds, Length, Packed
 PREDICTION = "prediction"
 """The method whose drafts come from a request's own prediction."""
 _MAX_METHODS = 16
-_MAX_POSITIONS = 256
+MAX_POSITIONS = 256
+"""Places of a draft that are counted. Longer ones may be verified."""
 _Method = Annotated[str, Length(64)]
 _Count = Annotated[int, Bounds(0, 2**40)]
-_CountByPosition = Annotated[tuple[int, ...], Packed("Q", _MAX_POSITIONS)]
+_CountByPosition = Annotated[tuple[int, ...], Packed("Q", MAX_POSITIONS)]
 
 
 @dataclass(frozen=True, slots=True)

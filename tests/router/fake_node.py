@@ -13,6 +13,7 @@ import zmq
 
 from baton.runtime.clock import host_clock
 from baton.wire import links
+from baton.wire.drafts import DraftsOfMethod
 from baton.wire.layout import KvLayout, LayerKv
 from baton.wire.messages.legs import Cancel, Decode, Prefill
 from baton.wire.messages.membership import (
@@ -37,8 +38,15 @@ from baton.wire.tiers import TierTokens
 
 LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=2, head_dim=16)] * 2)
 FINGERPRINT = "f" * 32
+DRAFTS = DraftsOfMethod("ngram", 4, (4, 3), (2, 1))
 STATUS = NodeStatus(
-    num_running=0, num_waiting=0, num_free_blocks=64, num_cached_blocks=0, num_held_blocks=0, loop_age_s=0.0
+    num_running=0,
+    num_waiting=0,
+    num_free_blocks=64,
+    num_cached_blocks=0,
+    num_held_blocks=0,
+    loop_age_s=0.0,
+    drafts=(DRAFTS,),
 )
 BEAT_S = 0.2
 PATIENCE_S = 30.0
