@@ -55,7 +55,7 @@ class NodeCollector(Collector):
         yield GaugeMetricFamily("baton:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", usage)
         yield CounterMetricFamily("baton:num_preemptions", "Requests computed again", status.num_preemptions)
         yield from self._step_costs()
-        yield from draft_metrics((), {(): status.drafts})
+        yield from draft_metrics((), [((), status.drafts)])
         doc = "Requests that got no drafts"
         undrafted = CounterMetricFamily("baton:undrafted_requests", doc, labels=["reason"])
         for reason, count in list(self._undrafted.items()):

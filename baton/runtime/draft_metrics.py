@@ -5,7 +5,7 @@ Owns the names. They are those of vLLM with `baton:` before them, but for the la
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
@@ -15,9 +15,9 @@ METHOD_LABEL, POSITION_LABEL = "method", "position"
 
 
 def draft_metrics(
-    labels: Sequence[str], counted: Mapping[tuple[str, ...], Iterable[DraftsOfMethod]]
+    labels: Sequence[str], counted: Iterable[tuple[Sequence[str], Iterable[DraftsOfMethod]]]
 ) -> Iterable[Metric]:
-    """`counted`: what was verified, by the values of `labels`. Positions are counted from 0."""
+    """`counted`: values of `labels`, and what was verified there. Positions are counted from 0."""
     of_method = [*labels, METHOD_LABEL]
     of_position = [*of_method, POSITION_LABEL]
     doc = "Drafts that were verified"
@@ -29,7 +29,7 @@ def draft_metrics(
     doc = "The same by the place in the draft"
     tokens_there = CounterMetricFamily("baton:spec_decode_num_draft_tokens_per_pos", doc, labels=of_position)
     accepted_there = CounterMetricFamily("baton:spec_decode_num_accepted_tokens_per_pos", doc, labels=of_position)
-    for values, methods in counted.items():
+    for values, methods in counted:
         for each in methods:
             place = [*values, each.method]
             drafts.add_metric(place, each.num_drafts)

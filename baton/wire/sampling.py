@@ -148,9 +148,6 @@ class DecodingParams:
                 if token_id >= vocab_size:
                     message = f"{param}: token id {token_id} is outside the vocabulary of {vocab_size}"
                     raise InvalidRequest(message, param)
-        if self.prediction_ids and max(self.prediction_ids) >= vocab_size:
-            message = f"prediction: a token id is outside the vocabulary of {vocab_size}"
-            raise InvalidRequest(message, "prediction")
 
 
 @dataclass(frozen=True, slots=True)

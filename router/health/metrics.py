@@ -335,7 +335,7 @@ class _NodesCollector(Collector):
             usage.add_metric(place, status.num_held_blocks / total if total else 0.0)
             preemptions.add_metric(place, status.num_preemptions)
             ejected.add_metric(place, node.is_ejected)
-        drafts = {(node.role, node.node_id, node.model): node.status.drafts for node in self._nodes.all()}
+        drafts = [((node.role, node.node_id, node.model), node.status.drafts) for node in self._nodes.all()]
         yield from (load, blocks, usage, preemptions, ejected, *draft_metrics(labels, drafts))
         yield from (*self._by_group(), *self._by_model())
 

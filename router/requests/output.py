@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton.router.requests.timings import RelayTimes
+from baton.wire.drafts import VerifiedDraft
 from baton.wire.messages.membership import DECODE, PREFILL
 from baton.wire.messages.output import HandoffFigures, PromptRead, TokenEvent, TokenLogprobs
 from baton.wire.prompt_logprobs import PromptTokenLogprobs, num_top_of, read_rows
@@ -25,6 +26,7 @@ _MAX_EARLY_EVENTS = 64
 
 class Delivery(NamedTuple):
     """Tokens that can be sent to the client now, with one entry of logprobs each or none, and the finish reason or "".
+    `draft`: that by which they were found, if there was one.
 
     It is a tuple because there is one for each token, and a dataclass takes three times as long to construct.
     """
@@ -32,6 +34,7 @@ class Delivery(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: str
+    draft: VerifiedDraft | None = None
 
 
 @dataclass(slots=True)
@@ -174,7 +177,7 @@ class Output:
             return Delivery((), (), "")
         self.token_ids += new_ids
         self.has_finished = bool(event.finish_reason)
-        return Delivery(new_ids, event.logprobs[num_known:], event.finish_reason)
+        return Delivery(new_ids, event.logprobs[num_known:], event.finish_reason, event.draft)
 
 
 class CachedTokens:

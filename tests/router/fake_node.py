@@ -13,7 +13,7 @@ import zmq
 
 from baton.runtime.clock import host_clock
 from baton.wire import links
-from baton.wire.drafts import DraftsOfMethod
+from baton.wire.drafts import DraftsOfMethod, VerifiedDraft
 from baton.wire.layout import KvLayout, LayerKv
 from baton.wire.messages.legs import Cancel, Decode, Prefill
 from baton.wire.messages.membership import (
@@ -146,12 +146,13 @@ class FakeNode:
         finish: str = "",
         cached: int = 0,
         tiers: Sequence[TierTokens] = (),
+        draft: VerifiedDraft | None = None,
     ) -> None:
         """Tokens of `leg`, from output `index` on (its first output when None)."""
         logprobs = () if leg.params.logprobs is None else tuple(TokenLogprobs(-0.5, (i,), (-0.5,)) for i in token_ids)
         first = first_index(leg) if index is None else index
         event = TokenEvent(leg.handoff_id, leg.attempt, first, tuple(token_ids), logprobs, finish, cached)
-        event.tiers = tuple(tiers) or None
+        event.tiers, event.draft = tuple(tiers) or None, draft
         if finish:
             self.live.discard(live_key(leg.handoff_id, leg.attempt))
         self.send(Tokens(self.hello.epoch, (event,)))

@@ -6,7 +6,7 @@ from baton.wire.drafts import DraftsOfMethod
 
 def test_tokens_are_counted_by_method_and_by_their_place_in_the_draft() -> None:
     ngrams, model = DraftsOfMethod("ngram", 4, (4, 3), (2, 1)), DraftsOfMethod("draft_model", 2, (2,), ())
-    samples = [each for metric in draft_metrics(["node"], {("a",): (ngrams, model)}) for each in metric.samples]
+    samples = [each for metric in draft_metrics(["node"], [("a", (ngrams, model))]) for each in metric.samples]
     found = {(each.name.removeprefix("baton:spec_decode_num_"), *each.labels.values()): each.value for each in samples}
     assert found == {
         ("drafts_total", "a", "ngram"): 4,

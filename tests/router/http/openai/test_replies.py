@@ -19,14 +19,13 @@ from baton.router.http.openai.replies import (
     CompletionStream,
     FinishedChoice,
     ReplyHead,
-    Usage,
     chat_completion,
     json_bytes,
     sse_error,
     sse_event,
     text_completion,
-    usage_object,
 )
+from baton.router.http.openai.usage import Usage, usage_object
 from baton.wire.errors import Overloaded
 from baton.wire.messages.output import HandoffFigures
 
