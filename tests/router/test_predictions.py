@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -30,10 +31,11 @@ async def server(prompts: PromptMaker) -> AsyncIterator[Server]:
 
 
 def drafting(node: FakeNode, leg: LegMessage) -> None:
-    """Ten tokens in four steps for each choice: a draft of each kind, and a draft of more than the answer needs."""
-    for choice in choice_legs(leg):
+    """Ten tokens in five steps for each choice, the last with a draft of more than its answer needs. The second choice
+    has tried a token more in vain."""
+    for number, choice in enumerate(choice_legs(leg)):
         node.emit(choice, [70], 0)
-        node.emit(choice, [71], 1, draft=ALL_WRONG)
+        node.emit(choice, [71], 1, draft=replace(ALL_WRONG, num_tokens=4 + number))
         node.emit(choice, [72, 73, 74], 2, draft=TWO_RIGHT)
         node.emit(choice, [75], 5, draft=VerifiedDraft("ngram", 2, 0))
         node.emit(choice, [76, 77, 78, 79], 6, "length", draft=VerifiedDraft("ngram", 5, 5))
@@ -45,15 +47,16 @@ def details_of(reply: Reply) -> dict[str, Any]:
     return found
 
 
-def told(num_choices: int = 1) -> dict[str, Any]:
-    return {
-        "accepted_prediction_tokens": 2 * num_choices,
-        "rejected_prediction_tokens": 5 * num_choices,
-        "drafts": {
-            "prediction": {"tokens": 7 * num_choices, "accepted": 2 * num_choices},
-            "ngram": {"tokens": 7 * num_choices, "accepted": 4 * num_choices},
-        },
-    }
+ONE_CHOICE = {
+    "accepted_prediction_tokens": 2,
+    "rejected_prediction_tokens": 5,
+    "drafts": {"prediction": {"tokens": 7, "accepted": 2}, "ngram": {"tokens": 7, "accepted": 4}},
+}
+TWO_CHOICES = {
+    "accepted_prediction_tokens": 4,
+    "rejected_prediction_tokens": 11,
+    "drafts": {"prediction": {"tokens": 15, "accepted": 4}, "ngram": {"tokens": 14, "accepted": 8}},
+}
 
 
 @pytest.mark.parametrize("post", [post_chat, post_completion])
@@ -82,7 +85,7 @@ async def test_all_choices_have_the_prediction_beside_whatever_else_is_asked_for
     reply = await post_chat(server, **asked, **PREDICTED)
     assert reply.status == 200
     assert (await decode.expect(Decode)).params.prediction_ids
-    assert details_of(reply) == told(2)
+    assert details_of(reply) == TWO_CHOICES
 
 
 async def test_a_prediction_longer_than_the_context_is_cut(server: Server) -> None:
@@ -96,10 +99,10 @@ async def test_a_stream_and_a_whole_answer_say_what_became_of_it(server: Server)
     await server.rig.join(DECODE, drafting)
     whole = await post_chat(server, max_tokens=10, **PREDICTED)
     stream = await post_chat(server, max_tokens=10, stream=True, stream_options={"include_usage": True}, **PREDICTED)
-    assert details_of(whole) == stream.chunks[-1]["usage"]["completion_tokens_details"] == told()
+    assert details_of(whole) == stream.chunks[-1]["usage"]["completion_tokens_details"] == ONE_CHOICE
     body = json.dumps({"model": MODEL, "input": "Hi", "max_output_tokens": 10, **PREDICTED}).encode()
     usage = (await fetch(server, "POST", "/v1/responses", body)).json()["usage"]
-    assert usage["output_tokens_details"] == {"reasoning_tokens": 0, **told()}
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 0, **ONE_CHOICE}
     assert "completion_tokens_details" not in usage
 
 
