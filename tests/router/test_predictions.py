@@ -33,9 +33,9 @@ async def server(prompts: PromptMaker) -> AsyncIterator[Server]:
 def drafting(node: FakeNode, leg: LegMessage) -> None:
     """Ten tokens in five steps for each choice, the last with a draft of more than its answer needs. The second choice
     has tried a token more in vain."""
-    for number, choice in enumerate(choice_legs(leg)):
+    for choice in choice_legs(leg):
         node.emit(choice, [70], 0)
-        node.emit(choice, [71], 1, draft=replace(ALL_WRONG, num_tokens=4 + number))
+        node.emit(choice, [71], 1, draft=replace(ALL_WRONG, num_tokens=4 + choice.params.choice))
         node.emit(choice, [72, 73, 74], 2, draft=TWO_RIGHT)
         node.emit(choice, [75], 5, draft=VerifiedDraft("ngram", 2, 0))
         node.emit(choice, [76, 77, 78, 79], 6, "length", draft=VerifiedDraft("ngram", 5, 5))
