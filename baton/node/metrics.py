@@ -16,7 +16,8 @@ from prometheus_client.registry import Collector
 from baton.engine.cache.offload import KvOffload
 from baton.engine.scheduler.step import RequestOutput
 from baton.engine.scheduler.step_costs import StepCosts
-from baton.wire.messages import HandoffFigures, NodeStatus
+from baton.wire.messages.membership import NodeStatus
+from baton.wire.messages.output import HandoffFigures
 
 _LOCAL_CACHE, _TRANSFER = "local_cache_hit", "external_kv_transfer"
 _HANDOFF_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

@@ -50,7 +50,7 @@ from baton.runtime.watchdog import Beat, Watchdog
 from baton.wire import links
 from baton.wire.errors import InvalidSetting
 from baton.wire.keys import ADMITTED, ROUTER, KeyRing
-from baton.wire.messages import Hello
+from baton.wire.messages.membership import Hello
 
 _EVENT_INTERVAL_S = 0.2
 SAVE_S = 5.0

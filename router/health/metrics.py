@@ -30,7 +30,7 @@ from baton.router.requests.relay import Relay
 from baton.router.requests.timings import ClientTimes, RelayTimes
 from baton.router.requests.trace import CURRENT_TRACE
 from baton.router.routing.goals import Attainment, Goals
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)

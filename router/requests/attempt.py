@@ -21,9 +21,10 @@ from baton.router.nodes.prompt_queue import QueuedPrompt
 from baton.router.nodes.registry import Node
 from baton.router.routing.goals import Goals
 from baton.router.routing.placement import Route
-from baton.wire.messages import Cancel, Decode, Prefill, PrefillPeer, live_key
+from baton.wire.messages.legs import Cancel, Decode, Prefill, PrefillPeer
+from baton.wire.messages.membership import live_key
+from baton.wire.messages.prefixes import AwaitedPrefix
 from baton.wire.prompt import Prompt
-from baton.wire.pulls import AwaitedPrefix
 from baton.wire.sampling import DecodingParams
 
 STANDS_S = 10.0

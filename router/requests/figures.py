@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from baton.router.requests.timings import RelayTimes
 from baton.router.routing.pulls import PulledPrefix
-from baton.wire.messages import HandoffFigures
+from baton.wire.messages.output import HandoffFigures
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton.router.requests.timings import RelayTimes
-from baton.wire.messages import DECODE, PREFILL, HandoffFigures, PromptRead, TokenEvent, TokenLogprobs
+from baton.wire.messages.membership import DECODE, PREFILL
+from baton.wire.messages.output import HandoffFigures, PromptRead, TokenEvent, TokenLogprobs
 from baton.wire.prompt_logprobs import PromptTokenLogprobs, num_top_of, read_rows
 
 PEER = "peer"

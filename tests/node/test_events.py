@@ -7,7 +7,8 @@ from baton.engine.scheduler.step import RequestOutput, SampledToken
 from baton.engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
 from baton.node.events import failure_of, prompt_read, token_event
 from baton.wire.errors import InvalidRequest, RequestFailed
-from baton.wire.messages import MAX_READ_BYTES, NODE_TO_ROUTER
+from baton.wire.messages.output import MAX_READ_BYTES
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER
 from baton.wire.prompt_logprobs import read_rows
 from baton.wire.tiers import TierTokens
 from tests.request_keys import A

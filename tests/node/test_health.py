@@ -19,7 +19,7 @@ from baton.engine.scheduler.step_costs import StepCosts
 from baton.node.health import HealthServer
 from baton.node.metrics import LinkCollector, NodeCollector
 from baton.wire.errors import InvalidSetting
-from baton.wire.messages import NodeStatus
+from baton.wire.messages.membership import NodeStatus
 
 
 @dataclass

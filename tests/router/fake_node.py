@@ -14,14 +14,9 @@ import zmq
 from baton.runtime.clock import host_clock
 from baton.wire import links
 from baton.wire.layout import KvLayout, LayerKv
-from baton.wire.messages import (
+from baton.wire.messages.legs import Cancel, Decode, Prefill
+from baton.wire.messages.membership import (
     DECODE,
-    NODE_TO_ROUTER,
-    ROUTER_TO_NODE,
-    CacheEvents,
-    Cancel,
-    Decode,
-    Failed,
     Heartbeat,
     Hello,
     Introduce,
@@ -29,16 +24,14 @@ from baton.wire.messages import (
     NodeStatus,
     Ping,
     Pong,
-    Prefill,
-    PromptRead,
     Resume,
-    TokenEvent,
-    TokenLogprobs,
-    Tokens,
     Welcome,
     control_identity,
     live_key,
 )
+from baton.wire.messages.output import Failed, PromptRead, TokenEvent, TokenLogprobs, Tokens
+from baton.wire.messages.prefixes import CacheEvents
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from baton.wire.session import Session, number_of
 from baton.wire.tiers import TierTokens
 

@@ -37,7 +37,7 @@ from baton.router.routing.adaptation import Adaptation
 from baton.router.routing.goals import Attainment, Goals
 from baton.router.settings import RouterSettings
 from baton.runtime.watchdog import Watchdog
-from baton.wire.messages import DECODE
+from baton.wire.messages.membership import DECODE
 from baton.wire.step_cost import StepCost
 from tests.engine.scheduler.simulation import Device
 from tests.engine.scheduler.stores import SlotBytes, TestStore

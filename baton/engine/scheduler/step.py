@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from baton.engine.scheduler.first_tokens import FirstTokens
 from baton.engine.scheduler.reading import ReadSpan, RowsRead
 from baton.engine.scheduler.request import ScheduledRequest
-from baton.wire.messages import TokenLogprobs
+from baton.wire.messages.output import TokenLogprobs
 from baton.wire.request_key import RequestKey
 from baton.wire.tiers import TierTokens
 

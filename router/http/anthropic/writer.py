@@ -18,7 +18,7 @@ from baton.router.http.openai.answer_blocks import CALL, REASONING, TEXT, Answer
 from baton.router.http.openai.answer_parts import FINISH_CALLS
 from baton.router.http.openai.errors import error_body, status_of
 from baton.router.http.openai.replies import NO_REPORT, PromptReport, ReplyHead, TokensSoFar, Usage, named_event
-from baton.wire.messages import FINISH_LENGTH
+from baton.wire.messages.output import FINISH_LENGTH
 
 _SIGNATURE = "unsigned"
 _FIELDS = ("thinking of this type or display", "thinking.budget_tokens")

@@ -30,7 +30,7 @@ from baton.router.requests.flight import Flight
 from baton.router.requests.inbox import Inbox
 from baton.router.requests.output import Delivery, ScoredPrompt
 from baton.router.requests.relay import Relay
-from baton.wire.messages import FINISH_LENGTH, TokenLogprobs
+from baton.wire.messages.output import FINISH_LENGTH, TokenLogprobs
 
 _MAX_PAST = 64
 _Record: TypeAlias = "Sequence[tuple[int, Delivery]] | ToldFigures"

@@ -26,7 +26,7 @@ from baton.router.http.openai.replies import (
     one_line,
     token_id_members,
 )
-from baton.wire.messages import FINISH_STOP
+from baton.wire.messages.output import FINISH_STOP
 
 FINISH_CALLS = "tool_calls"
 ID_LENGTH = 9

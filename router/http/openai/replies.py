@@ -26,7 +26,7 @@ from baton.router.http.openai.logprob_formats import (
 )
 from baton.router.http.serving.json_pieces import dumps, json_pieces
 from baton.router.requests.timings import Timings
-from baton.wire.messages import HandoffFigures
+from baton.wire.messages.output import HandoffFigures
 
 SSE_DONE = b"data: [DONE]\n\n"
 

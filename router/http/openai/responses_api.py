@@ -27,7 +27,7 @@ from baton.router.http.openai.replies import (
 )
 from baton.router.http.openai.responses_request import ResponsesRequest
 from baton.router.http.openai.responses_tools import shown_choice, shown_tools
-from baton.wire.messages import FINISH_LENGTH
+from baton.wire.messages.output import FINISH_LENGTH
 
 COMPLETED, INCOMPLETE, IN_PROGRESS, FAILED = "completed", "incomplete", "in_progress", "failed"
 _ITEM_PREFIX: Mapping[str, str] = {TEXT: "msg", REASONING: "rs", CALL: "fc"}

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.router.health.metric_aliases import VLLM_NAMES
 from baton.router.health.metrics import RequestTimer, RouterMetrics, TokenCounts, TokenMetrics
 from baton.router.http.openai.prompts import PromptMaker
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 from baton.wire.tiers import TierTokens
 from tests.router.fake_node import FINGERPRINT, STATUS, answering
 from tests.router.http_client import fetch, post_completion

@@ -28,7 +28,7 @@ from baton.router.http.openai.replies import (
     usage_object,
 )
 from baton.wire.errors import Overloaded
-from baton.wire.messages import HandoffFigures
+from baton.wire.messages.output import HandoffFigures
 
 HEAD = ReplyHead("chatcmpl-1", 1_700_000_000, 'a "model"')
 USAGE = Usage(10, 3, 4)

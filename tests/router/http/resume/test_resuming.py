@@ -23,7 +23,8 @@ from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.resume.logs import Folder, LogPlace, Memory
 from baton.router.http.resume.streams import Streams
 from baton.wire.errors import RequestFailed
-from baton.wire.messages import DECODE, Cancel, Decode
+from baton.wire.messages.legs import Cancel, Decode
+from baton.wire.messages.membership import DECODE
 from baton.wire.tiers import TierTokens
 from tests.router.fake_node import FakeNode
 from tests.router.http_client import (
