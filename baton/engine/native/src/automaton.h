@@ -24,6 +24,13 @@ public:
 
     Automaton() : states_{{0, NOTHING, NOTHING, 0}}, table_(1 << 8, NOTHING) {}
 
+    // Room for so many tokens, so that adding them takes no pause in which all is moved.
+    void reserve(int64_t num_tokens) {
+        states_.reserve(2 * num_tokens + 1);
+        edges_.reserve(3 * num_tokens);
+        while (3 * table_.size() < 4 * size_t(3 * num_tokens)) grow();
+    }
+
     int64_t num_tokens() const { return num_tokens_; }
     const State& state(int32_t place) const { return states_[place]; }
     const Edge& edge(int32_t place) const { return edges_[place]; }

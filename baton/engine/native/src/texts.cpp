@@ -2,6 +2,7 @@
 #include "texts.h"
 
 #include <algorithm>
+#include <memory>
 #include <new>
 #include <utility>
 
@@ -75,6 +76,8 @@ int64_t guess(const Automaton& automaton, Match match, int64_t shortest, BatonGu
 }  // namespace baton
 
 struct BatonTexts {
+    BatonTexts(int64_t most_tokens, int64_t most_texts) : max_tokens(most_tokens), max_texts(most_texts) {}
+
     int64_t max_tokens, max_texts;
     baton::Automaton older, younger;
     int64_t num_texts = 0, generation = 0;  // that began in the younger one; and how often that was dropped
@@ -122,9 +125,11 @@ struct BatonReader {
 
 extern "C" {
 
-BatonTexts* baton_texts_open(int64_t max_tokens, int64_t max_texts) {
+BatonTexts* baton_texts_open(int64_t max_tokens, int64_t max_texts, int64_t num_expected) {
     try {
-        return new BatonTexts{max_tokens, max_texts, {}, {}};
+        auto texts = std::make_unique<BatonTexts>(max_tokens, max_texts);
+        texts->younger.reserve(std::min(num_expected, max_tokens));
+        return texts.release();
     } catch (const std::bad_alloc&) {
         return nullptr;
     }

@@ -19,9 +19,9 @@ struct BatonTexts;
 struct BatonReader;
 
 // `max_tokens`: what the younger half has before it becomes the older one, 1 to 2^26; `max_texts`: how many texts began
-// in it, at least 1. Some 70 to 110 bytes a token, and up to twice that where memory has just been doubled. NULL: there
-// is no memory.
-BatonTexts* baton_texts_open(int64_t max_tokens, int64_t max_texts);
+// in it, at least 1. `num_expected`: tokens for which there is room from the beginning. Some 50 to 110 bytes a token, and
+// up to twice that where memory has just been doubled. NULL: there is no memory.
+BatonTexts* baton_texts_open(int64_t max_tokens, int64_t max_texts, int64_t num_expected);
 // No reader of it may be used afterwards, only closed.
 void baton_texts_close(BatonTexts* texts);
 // The tokens of both halves.
