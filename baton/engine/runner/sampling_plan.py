@@ -36,7 +36,7 @@ from baton.engine.runner.sampled_rows import (
 )
 from baton.engine.scheduler.request import MaskSource
 from baton.engine.scheduler.step import SampledToken
-from baton.wire.messages import TokenLogprobs
+from baton.wire.messages.output import TokenLogprobs
 
 CHANGE_BYTES = 4 * 2**20
 """Room in staging memory for the changed logits of a step, some 350,000 of them."""

@@ -20,6 +20,7 @@ from baton.engine.scheduler.proposer import NO_DRAFT, Draft, Proposer, Wanted
 from baton.engine.scheduler.request import Request, ScheduledRequest
 from baton.engine.scheduler.request_blocks import RequestBlocks
 from baton.engine.scheduler.step import SampledTokens
+from baton.wire.drafts import VerifiedDraft
 from baton.wire.request_key import RequestKey
 
 _log = logging.getLogger(__name__)
@@ -106,10 +107,10 @@ class Drafts:
             drafts = [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
         return zip(requests, drafts, strict=True)
 
-    def accepted(self, request: Request, share: ScheduledRequest, sampled: SampledTokens) -> SampledTokens:
-        """Those of `sampled`, the tokens behind the last known one and behind each draft of `share`, that decoding
-        without drafts samples. There are fewer where the model computed NaN for one of them; the next step finds it
-        again."""
+    def accepted(self, request: Request, sampled: SampledTokens) -> tuple[SampledTokens, VerifiedDraft]:
+        """Those of `sampled`, the tokens behind the last known one and behind each draft of `request`, that decoding
+        without drafts samples, and what became of the draft. There are fewer where the model computed NaN for one of
+        them; the next step finds it again."""
         draft = self._in_flight.pop(request.key, NO_DRAFT)
         pairs = zip(draft.token_ids, sampled, strict=False)
         num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, pairs))
@@ -118,7 +119,7 @@ class Drafts:
             self._proposer.verified(request, draft, num_accepted)
         if self._depth is not None:
             self._depth.verified(request, draft, num_accepted)
-        return sampled[: num_accepted + 1]
+        return sampled[: num_accepted + 1], VerifiedDraft(draft.method, len(draft.token_ids), num_accepted)
 
     def drop(self, request: Request) -> None:
         """The drafts of `request` are over: release the blocks that only they needed."""

@@ -140,6 +140,7 @@ class StepSeries:
             repeat(0),
             repeat(None),
             self._tiers,
+            repeat(None),
         )
         # as calling the class, in a third of the time
         return list(map(tuple.__new__, repeat(RequestOutput), values))
