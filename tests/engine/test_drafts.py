@@ -198,7 +198,9 @@ def test_a_user_who_asks_for_ngrams_gets_the_same_text_in_fewer_steps(tmp_path: 
         {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     )
     for setting in ("", config):
-        llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
+        # all that is proposed is verified: how many drafts pay depends on how busy this machine is
+        with mock.patch("baton.engine.build.DraftDepth", return_value=None):
+            llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
         with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
             (first,) = llm.generate(PROMPT, whole)
         stopped = [replace(whole, stop=(first.text[place : place + 12],)) for place in range(40, 48)]
