@@ -46,7 +46,9 @@ class Drafts:
         self._is_impossible = self._proposer is not None and not limits.max_num_drafts
         if self._is_impossible:
             self._proposer = self._depth = None
-            _log.warning("drafts are not used: this model has states, which go back on a single rank with room for them")
+            _log.warning(
+                "drafts are not used: this model has states, which go back on a single rank with room for them"
+            )
 
     def needs_last_token(self, request: Request) -> bool:
         """Whether the next step of `request` depends on the value of the token that the last one samples."""
