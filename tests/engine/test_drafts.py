@@ -231,9 +231,20 @@ def test_a_user_who_predicts_the_text_gets_the_same_in_far_fewer_steps(tmp_path:
     assert num_steps[1] < 0.5 * num_steps[0]
 
 
-def test_a_model_with_states_is_asked_for_no_drafts(tmp_path: Path) -> None:
-    make_model(tmp_path, "lfm2")
-    plain = said(built(tmp_path))
-    proposer = Guessing(plain.following, 1.0)
-    assert_same(plain, said(built(tmp_path, proposer)), is_exact=True)
-    assert proposer.num_drafts == 0
+@pytest.mark.parametrize("family", ["lfm2", "qwen3-next"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"num_blocks": 40}, {"device": "emulated", "num_blocks": 60}, {"block_size": 2, "num_blocks": 300}],
+    ids=["roomy", "preempted", "asynchronous", "small-blocks"],
+)
+@pytest.mark.parametrize("share_right", [0.0, 0.7, 1.0])
+def test_states_go_back_behind_wrong_drafts(
+    tmp_path: Path, family: str, settings: dict[str, Any], share_right: float
+) -> None:
+    make_model(tmp_path, family)
+    plain = said(built(tmp_path, **settings))
+    proposer = Guessing(plain.following, share_right, most=5)
+    drafted = said(built(tmp_path, proposer, **settings))
+    assert_same(plain, drafted, is_exact=False)
+    assert proposer.num_drafts > 50
+    assert (proposer.num_accepted > 0) == (share_right > 0)

@@ -21,12 +21,14 @@ class PagedKv:
 
     `layout` is what this rank stores of each token. With `whole`, the layout of all ranks together, a block is one of
     that: the ranks share the memory, and each has its layers and heads in it. Without, a block is one of `layout`.
+    `draft_blocks`: no request has them. Within a step they hold the states behind drafts, which may be wrong.
     """
 
     layout: KvLayout
     blocks: Tensor
     whole: KvLayout | None = None
     shard: Shard = WHOLE
+    draft_blocks: range = range(0)
 
     def heads(self, number: int) -> Tensor:
         """A view [B, planes, Hkv, elements of a head] of one layer of this rank; with `key_value`, plane 0 are keys and
