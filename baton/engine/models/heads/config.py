@@ -56,7 +56,9 @@ def read_eagle3(folder: Path, model: ModelConfig) -> Eagle3Config:
     if layer.vocab_size != model.vocab_size:
         raise fields.error("vocab_size", f"that of the model ({model.vocab_size})")
     if layer.hidden_size != model.hidden_size and not has_embedding:
-        raise fields.error("hidden_size", f"that of the model ({model.hidden_size}), whose embed_tokens.weight it takes")
+        raise fields.error(
+            "hidden_size", f"that of the model ({model.hidden_size}), whose embed_tokens.weight it takes"
+        )
     only = next((name for name in _LAYERS if any(each.startswith(f"{name}.") for each in tensors)), _LAYERS[0])
     names = LoneLayer(embedding="embed_tokens", final_norm="norm", only=only)
     return Eagle3Config(

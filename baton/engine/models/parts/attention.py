@@ -29,9 +29,7 @@ from baton.wire.layout import KEY_VALUE, SHORT_KEY_VALUE, LayerKv
 class GroupedQueryAttention:
     """The attention of one layer. See `Part`. `kv`: what it stores of each token; `rule`: how it attends."""
 
-    def __init__(
-        self, layer: int, config: ModelConfig, rope: int, setup: PartSetup, num_in: int | None = None
-    ) -> None:
+    def __init__(self, layer: int, config: ModelConfig, rope: int, setup: PartSetup, num_in: int | None = None) -> None:
         """`rope`: the number of this layer's rotation among those of a step. `num_in`: elements of what it attends
         with; None: the hidden size."""
         name, size = f"layers.{layer}", config.head_dim
