@@ -57,6 +57,7 @@ from baton.engine.pool_size import (
     report_shorter_requests,
     require_room,
 )
+from baton.engine.runner.base import Runner
 from baton.engine.runner.greedy_series import GreedySeries
 from baton.engine.runner.inputs import InputReader
 from baton.engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory, own_kv_memory
@@ -73,6 +74,7 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts
 from baton.engine.settings import EngineSettings
+from baton.engine.speculation.runner import DraftedRunner
 from baton.engine.speculation.settings import proposer_of
 from baton.engine.structured.matcher import Grammars
 from baton.engine.structured.vocabulary import Vocabulary, is_large
@@ -178,7 +180,8 @@ def build_engine(
         if open_tiers is not None:
             pool = executor.with_other_ranks(open_pool(basis, model, attention, memory, open_tiers))
             offload = KvOffload(pool, settings.block_size, basis.capacity.max_chunk, lambda: costs.cost)
-        core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer or asked, offload)
+        computed_by = runner if basis.draft is None else DraftedRunner(runner, device, len(basis.draft.kvs))
+        core = _core(basis, model, fingerprint, memory, computed_by, grammars, costs, proposer or asked, offload)
         opened.callback(core.close)
         grammars.finish_loading()
         opened.pop_all()
@@ -258,7 +261,7 @@ def _kv_memory(
     if basis.settings.divides_pool:
         return own_kv_memory(model.layout, model.own, rank, num_blocks, device)
     if device.has_own_memory:
-        return device_kv_memory(model.layout, num_blocks, device.torch_device)
+        return device_kv_memory(model.layout, num_blocks, device.torch_device, model.own)
     return host_kv_memory(model.layout, num_blocks, allocate, own=model.own, shard=rank)
 
 
@@ -302,7 +305,7 @@ def _core(
     model: ModelShard,
     fingerprint: str,
     memory: KvMemory,
-    runner: ModelRunner,
+    runner: Runner,
     grammars: Grammars,
     costs: StepCosts,
     proposer: Proposer | None,

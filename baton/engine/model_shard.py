@@ -52,7 +52,8 @@ from baton.engine.runner.forward import ForwardPass
 from baton.engine.runner.limits import RunnerLimits
 from baton.engine.runner.recorded_layers import StepSizes, record_layers
 from baton.engine.runner.sampler import Sampler
-from baton.engine.settings import OWN, SHARED, EngineSettings
+from baton.engine.settings import DUMMY, OWN, SHARED, EngineSettings
+from baton.engine.speculation.layers import DraftLayers, open_draft
 from baton.runtime.process import return_freed_memory
 from baton.wire.errors import InvalidSetting
 from baton.wire.fingerprint import with_quantization
@@ -62,13 +63,12 @@ from baton.wire.layout import KvLayout
 if TYPE_CHECKING:
     from baton.engine.models.vision.tower import Tower
 
-DUMMY = "dummy"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What is known of an engine before weights are loaded, in each of its ranks."""
+    """What is known of an engine before weights are loaded, in each of its ranks. `draft`: the layers of its drafts."""
 
     settings: EngineSettings
     folder: Path
@@ -77,6 +77,7 @@ class Basis:
     kernels: Kernels | None
     capacity: Capacity
     limits: RunnerLimits
+    draft: DraftLayers | None = None
 
     @property
     def records_steps(self) -> bool:
@@ -108,7 +109,8 @@ def open_basis(settings: EngineSettings, num_threads: int, place: int = 0) -> Ba
         config = config.for_context(settings.max_model_len)
     capacity = find_capacity(settings, config, is_gpu=device.torch_device.type == "cuda")
     limits = RunnerLimits(settings.max_num_seqs, capacity.max_step_tokens, capacity.blocks_per_request)
-    return Basis(settings, folder, config, device, kernels, capacity, limits)
+    draft = open_draft(settings, folder, config, device)
+    return Basis(settings, folder, config, device, kernels, capacity, limits, draft)
 
 
 def _on_device(settings: EngineSettings, device: Device) -> EngineSettings:
@@ -132,9 +134,11 @@ def checkpoint_fingerprint(basis: Basis) -> str:
 
 
 def fingerprint_of(basis: Basis, model: ModelShard) -> str:
-    """Equal where the KV of a prompt means the same: of the checkpoint, with what is quantized while it is loaded."""
+    """Equal where the KV of a prompt means the same: of the checkpoint, with what is quantized while it is loaded, and
+    that of its drafts."""
     kv_dtype = model.layout.dtype if model.layout.has_scales else ""
-    return with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
+    draft = "" if basis.draft is None else basis.draft.identity
+    return with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype, draft)
 
 
 def node_memory(settings: EngineSettings) -> HostMemory:
@@ -145,7 +149,8 @@ def node_memory(settings: EngineSettings) -> HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class ModelShard:
-    """A loaded share of a model on its device. `layout`: of a block of all ranks; `own`: what this rank has in one.
+    """A loaded share of a model on its device. `layout`: of a block of all ranks, with the layers of drafts at its end;
+    `own`: what this rank's share of the model has in one.
     `weights_bytes`: of the parameters of all ranks; `quantization`: by what name they are quantized, "" for none.
     `towers`: what computes media here, by their kind. `adapters`: the digest of each that is loaded, by its name."""
 
@@ -172,6 +177,13 @@ def load_shard(
     basis: Basis, shard: Shard, collectives: Collectives | None, on_weights: OnProgress | None
 ) -> ModelShard:
     """Load this rank's share, and nothing else of the files. Raises `ModelLoadError` and `InvalidSetting`."""
+    model = _load_shard(basis, shard, collectives, on_weights)
+    return model if basis.draft is None else replace(model, layout=model.layout.followed_by(basis.draft.kvs))
+
+
+def _load_shard(
+    basis: Basis, shard: Shard, collectives: Collectives | None, on_weights: OnProgress | None
+) -> ModelShard:
     settings, folder, config, device, kernels = basis.settings, basis.folder, basis.config, basis.device, basis.kernels
     if isinstance(config, ModellingConfig):
         return _load_modelling(settings, folder, config, device, kernels, on_weights)
@@ -256,7 +268,7 @@ def gpu_room(
     `InvalidSetting` when it is too small."""
     settings, device, workspace_bytes = basis.settings, basis.device, attention.workspace_bytes
     needs = measure_needs(settings, before, model.decoder, sampler, device, basis.limits, workspace_bytes)
-    return gpu_num_blocks(settings, model.own, basis.capacity, needs)
+    return gpu_num_blocks(settings, model.own if settings.divides_pool else model.layout, basis.capacity, needs)
 
 
 def recorded_pass(basis: Basis, model: ModelShard, attention: AttentionBackend) -> ForwardPass | None:

@@ -229,7 +229,7 @@ class ThreadExecutor:
     def leading_runner(
         self, arguments: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
     ) -> ModelRunner:
-        led = Led(self, self.collectives, self._settings, costs)
+        led = Led(self, self.collectives, self._settings, costs, self.memory.result()[0].begun_part)
         return led.runner(arguments, run, num_layers_before, self._incoming)
 
     def take_transfer_ends(self) -> dict[Shard, Any]:
