@@ -66,6 +66,8 @@ from baton.engine.runner.model_runner import ModelRunner, RunnerArguments
 from baton.engine.runner.recorded_layers import RecordedLayers
 from baton.engine.runner.sampler import Sampler
 from baton.engine.runner.step_adapters import StepAdapters
+from baton.engine.scheduler.draft_depth import DraftDepth
+from baton.engine.scheduler.drafts import Speculation
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.scheduler import Scheduler
@@ -132,12 +134,13 @@ def build_engine(
     """Load the checkpoint and build an engine around it.
 
     `allocate` gives the memory of a KV pool in host memory. `open_executor`: without it the engine has one rank.
-    `proposer`: guesses tokens; None: as the settings say. `open_store`: opens the KV store below a pool that is not
-    divided among ranks; None: as the settings say. `adapters`: their folders, by their names. Sets the number of torch
-    threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank does not come up.
+    `proposer`: its drafts are all verified; None: drafts as the settings say. `open_store`: opens the KV store below a
+    pool that is not divided among ranks; None: as the settings say. `adapters`: their folders, by their names. Sets the
+    number of torch threads of this process. Raises `ModelLoadError`, `InvalidSetting`, and `DeviceFailed` when a rank
+    does not come up.
     """
     require_allowed(settings)
-    proposer = proposer or proposer_of(settings.speculative_config)
+    asked = proposer_of(settings.speculative_config)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
     open_tiers = tiers_opener(settings) if open_store is None else only_tier("own", open_store)
     num_cores = len(os.sched_getaffinity(0))
@@ -178,7 +181,7 @@ def build_engine(
             pool = executor.with_other_ranks(open_pool(basis, model, attention, memory, open_tiers))
             offload = KvOffload(pool, settings.block_size, basis.capacity.max_chunk, lambda: costs.cost)
         computed_by = runner if basis.draft is None else DraftedRunner(runner, device, len(basis.draft.kvs))
-        core = _core(basis, model, fingerprint, memory, computed_by, grammars, costs, proposer, offload)
+        core = _core(basis, model, fingerprint, memory, computed_by, grammars, costs, proposer or asked, offload)
         opened.callback(core.close)
         grammars.finish_loading()
         opened.pop_all()
@@ -323,10 +326,12 @@ def _core(
         num_stages=settings.pipeline_parallel_size,
         adapters=frozenset(model.adapters.values()),
     )
-    if proposer is not None and limits.has_states:
-        _log.warning("drafts are not used: this model has states, which cannot go back behind a wrong one")
     goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
     bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
-    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, proposer, offload)
+    speculation = None
+    if proposer is not None:
+        costs.learns_rows = chooses_depth = bool(settings.speculative_config)
+        speculation = Speculation(proposer, DraftDepth(costs, bound) if chooses_depth else None)
+    scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, speculation, offload)
     media_facts = {kind: tower.facts for kind, tower in model.towers.items()}
     return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, media_facts, offload)

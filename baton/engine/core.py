@@ -28,6 +28,7 @@ from baton.engine.held_blocks import HeldBlocks
 from baton.engine.models.media import MediaFacts
 from baton.engine.new_requests import NewRequests
 from baton.engine.runner.base import Runner
+from baton.engine.scheduler.draft_counts import DraftCounts
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.reading import Reading
 from baton.engine.scheduler.request import Awaited, choices_of
@@ -93,6 +94,11 @@ class EngineCore:
         """Whether a request waits for its grammar or for KV of a store, which threads make: `step` may find work at any
         moment."""
         return self._scheduler.requests.awaits_readiness
+
+    @property
+    def draft_counts(self) -> DraftCounts:
+        """What was drafted and accepted since the start."""
+        return self._scheduler.drafts.counts
 
     @property
     def limits(self) -> SchedulerLimits:

@@ -22,6 +22,9 @@ MOST_S = 0.05
 _SMALLEST = 16
 _REPEATS = 2
 _DECODES = (1, 4)
+_ROWS = (1, 2, 4, 6, 8, 12, 16, 24)
+MOST_ROWS_S = 0.4
+"""As `MOST_S`, of steps with drafts, which are computed only where there are any."""
 
 
 def measure_first_costs(runner: Runner, costs: StepCosts, limits: SchedulerLimits, most_s: float = MOST_S) -> None:
@@ -41,6 +44,24 @@ def measure_first_costs(runner: Runner, costs: StepCosts, limits: SchedulerLimit
             runner.launch(step).result()
             costs.collected()
     costs.know()
+    if costs.learns_rows:
+        _measure_rows(runner, costs, limits, table)
+
+
+def _measure_rows(runner: Runner, costs: StepCosts, limits: SchedulerLimits, table: tuple[int, ...]) -> None:
+    """Let `costs` learn what rows cost, from one request with drafts."""
+    begin_s = time.perf_counter()
+    for num_rows in [rows for rows in _ROWS if rows <= limits.max_num_seqs and rows < limits.max_request_tokens]:
+        share = _share(0, 1, 1, table)
+        step = Step((share.with_drafts([0] * (num_rows - 1)) if num_rows > 1 else share,))
+        took_s = []
+        for _ in range(_REPEATS):
+            step_s = time.perf_counter()
+            runner.launch(step).result()
+            took_s.append(time.perf_counter() - step_s)
+        costs.rows.learn(num_rows, min(took_s))
+        if time.perf_counter() - begin_s > MOST_ROWS_S:
+            break
 
 
 def _share(number: int, start: int, num_tokens: int, table: tuple[int, ...]) -> ScheduledRequest:

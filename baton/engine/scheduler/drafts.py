@@ -1,39 +1,63 @@
-"""The drafts of a step: who gets any and how many, and which of them were right.
+"""The drafts of a step: who gets any, and which of them were right.
 
-Owns the bounds that a draft keeps to, and the rule by which it is accepted; what the tokens are is the `Proposer`'s,
-see `baton.engine.scheduler.proposer` for the whole protocol.
+Owns the bounds that a draft keeps to, and the rule by which it is accepted. What the tokens are is the `Proposer`'s
+(see `baton.engine.scheduler.proposer` for the whole protocol), and how many there are is `DraftDepth`'s.
 
 Invariant: what is accepted is what decoding without drafts samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
-from itertools import islice, takewhile
+import logging
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from itertools import takewhile
+from typing import NamedTuple
 
+from baton.engine.scheduler.draft_counts import DraftCounts
+from baton.engine.scheduler.draft_depth import DecodingStep, DraftDepth
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.proposer import Proposer
+from baton.engine.scheduler.proposer import NO_DRAFT, Draft, Proposer, Wanted
 from baton.engine.scheduler.request import Request, ScheduledRequest
 from baton.engine.scheduler.request_blocks import RequestBlocks
 from baton.engine.scheduler.step import SampledTokens
 from baton.wire.request_key import RequestKey
 
+_log = logging.getLogger(__name__)
+
+
+class Speculation(NamedTuple):
+    """Drafts are those of `proposer`, as many as `depth` chooses. Without it all are verified."""
+
+    proposer: Proposer
+    depth: DraftDepth | None = None
+
 
 class Drafts:
-    """Of `proposer`, if there is one. `limits` and `blocks`: the scheduler's."""
+    """Of `speculation`, if there is any. `limits` and `blocks`: the scheduler's. `counts`: for reading."""
 
-    def __init__(self, proposer: Proposer | None, limits: SchedulerLimits, blocks: RequestBlocks) -> None:
-        self._proposer = None if limits.has_states else proposer
+    def __init__(self, speculation: Speculation | None, limits: SchedulerLimits, blocks: RequestBlocks) -> None:
+        self.counts = DraftCounts()
+        self._proposer = None if speculation is None else speculation.proposer
+        self._depth = None if speculation is None else speculation.depth
         self._limits = limits
         self._blocks = blocks
+        self._in_flight: dict[RequestKey, Draft] = {}
+        self._reasons: set[str] = set()
+        if limits.has_states and self._proposer is not None:
+            self._proposer = self._depth = None
+            self._log_reason("states")
 
     def needs_last_token(self, request: Request) -> bool:
         """Whether the next step of `request` depends on the value of the token that the last one samples."""
         return request.params.needs_last_token or request.has_drafts or self._follows(request)
 
     def follows_any(self, requests: Iterable[Request]) -> bool:
-        """Whether one of `requests` may have drafts soon."""
-        return self._proposer is not None and any(self._follows(request) for request in requests)
+        """Whether one of `requests` may have drafts in the next step."""
+        if self._proposer is None:
+            return False
+        if self._depth is not None:
+            self._depth.planned()
+        return any(self._follows(request) for request in requests)
 
     def add(
         self,
@@ -42,48 +66,121 @@ class Drafts:
         num_rows: int,
         budget: int,
     ) -> None:
-        """Put drafts behind those of `shares` that decode, in their order. The step has `num_rows` rows without them,
-        and `budget` tokens are left of it."""
-        if self._proposer is None:
+        """Put drafts behind those of `shares` that decode. The step has `num_rows` rows without them, and `budget`
+        tokens are left of it."""
+        proposer, num_left = self._proposer, min(budget, self._limits.max_num_seqs - num_rows)
+        if proposer is None or num_left <= 0:
             return
-        num_left = min(budget, self._limits.max_num_seqs - num_rows)
-        for key, share in shares.items():
-            request = running[key]
-            if num_left <= 0:
-                return
-            if share.num_tokens == 1 and share.needs_sample and not request.num_pending_tokens:
-                drafts = self._propose(self._proposer, request, num_left)
-                if drafts:
-                    self._blocks.extend(request, len(drafts))
-                    shares[key] = share.with_drafts(drafts)
-                    num_left -= len(drafts)
+        decoding = [running[key] for key, share in shares.items() if share.num_tokens == 1 and share.needs_sample]
+        wanted = [Wanted(request, most) for request in decoding if (most := self._most(request, num_left)) > 0]
+        if not wanted:
+            return
+        for request, draft in self._chosen(wanted, proposer, tuple(shares.values()), decoding):
+            draft = draft.first(min(num_left, self._blocks.num_slots_behind(request)))
+            num_left -= len(draft.token_ids)
+            self._blocks.extend(request, len(draft.token_ids))
+            if draft.token_ids:
+                shares[request.key] = shares[request.key].with_drafts(draft.token_ids)
+                self._in_flight[request.key] = draft
+            elif proposer.stores_kv:
+                self._blocks.trim(request)
+
+    def _chosen(
+        self,
+        wanted: Sequence[Wanted],
+        proposer: Proposer,
+        shares: Sequence[ScheduledRequest],
+        decoding: Sequence[Request],
+    ) -> Iterable[tuple[Request, Draft]]:
+        """The drafts that are worth verifying in a step over `shares`, of which `decoding` have one token each."""
+        step = None
+        if self._depth is not None:
+            step = DecodingStep.of(shares, decoding, self._depth.costs)
+            wanted = self._depth.wanted(wanted, proposer, step)
+        if proposer.stores_kv:
+            wanted = self._with_slots(wanted)
+        requests = [each.request for each in wanted]
+        drafts = [self._usable(*each) for each in zip(wanted, proposer.propose(wanted), strict=True)]
+        if self._depth is not None and step is not None:
+            counts = self._depth.chosen(requests, drafts, step)
+            drafts = [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
+        return zip(requests, drafts, strict=True)
 
     def accepted(self, request: Request, share: ScheduledRequest, sampled: SampledTokens) -> SampledTokens:
         """Those of `sampled`, the tokens behind the last known one and behind each draft of `share`, that decoding
         without drafts samples. There are fewer where the model computed NaN for one of them; the next step finds it
         again."""
-        drafts = share.token_ids[len(share.token_ids) - share.num_drafts :]
-        pairs = zip(drafts, sampled, strict=False)
+        draft = self._in_flight.pop(request.key, NO_DRAFT)
+        pairs = zip(draft.token_ids, sampled, strict=False)
         num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, pairs))
         if self._proposer is not None:
-            self._proposer.verified(request, len(drafts), num_accepted)
+            self.counts.verified(draft.method, len(draft.token_ids), num_accepted)
+            self._proposer.verified(request, draft, num_accepted)
+        if self._depth is not None:
+            self._depth.verified(request, draft, num_accepted)
         return sampled[: num_accepted + 1]
 
     def drop(self, request: Request) -> None:
         """The drafts of `request` are over: release the blocks that only they needed."""
         request.has_drafts = False
+        self._in_flight.pop(request.key, None)
         self._blocks.trim(request)
 
-    def _propose(self, proposer: Proposer, request: Request, at_most: int) -> list[int]:
-        """Drafts that can be computed: there are slots for them, and their ids exist."""
+    def forget(self, request: Request) -> None:
+        """`request` has left."""
+        if self._proposer is not None:
+            self._in_flight.pop(request.key, None)
+            self._proposer.forget(request)
+        if self._depth is not None:
+            self._depth.forget(request)
+
+    def _most(self, request: Request, num_left: int) -> int:
+        """How many drafts `request` may have."""
+        if request.num_pending_tokens or not self._follows(request):
+            return 0
         num_wanted = request.most_tokens - len(request.token_ids) - 1  # a token is sampled behind the last draft, too
-        at_most = min(at_most, num_wanted, self._blocks.num_slots_behind(request))
-        if at_most <= 0 or not self._follows(request):
-            return []
-        drafts = islice(proposer.propose(request, at_most), at_most)
-        return list(takewhile(lambda token_id: 0 <= token_id < self._limits.vocab_size, drafts))
+        return min(num_left, num_wanted, self._blocks.num_slots_behind(request))
+
+    def _with_slots(self, wanted: Sequence[Wanted]) -> list[Wanted]:
+        """Those of `wanted` for whose drafts there are slots, which they have now."""
+        found = []
+        for each in wanted:
+            count = min(each.max_tokens, self._blocks.num_slots_behind(each.request))
+            if count > 0:
+                self._blocks.extend(each.request, count)
+                found.append(each._replace(max_tokens=count))
+        return found
+
+    def _usable(self, wanted: Wanted, draft: Draft) -> Draft:
+        """Of `draft` as much as was wanted, of tokens that exist."""
+        size = self._limits.vocab_size
+        known = takewhile(lambda token_id: 0 <= token_id < size, draft.token_ids[: wanted.max_tokens])
+        return Draft(list(known), draft.confidences, draft.method)
 
     def _follows(self, request: Request) -> bool:
-        if self._proposer is None or request.matcher is not None or request.first_token_only or request.forks:
+        if self._proposer is None or request.first_token_only or request.forks:
+            return False
+        if request.matcher is not None:
+            return self._is_undrafted(request, "grammar")
+        if self._depth is not None and self._depth.is_resting(request):
             return False
         return self._proposer.follows(request)
+
+    def _is_undrafted(self, request: Request, reason: str) -> bool:
+        """Count `request` once as one that gets no drafts. Always false."""
+        if not request.is_undrafted:
+            request.is_undrafted = True
+            self.counts.undrafted[reason] += 1
+            self._log_reason(reason)
+        return False
+
+    def _log_reason(self, reason: str) -> None:
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            _log.warning("drafts are not used: %s", _REASONS[reason])
+
+
+_REASONS = {
+    "states": "this model has states, which cannot go back behind a wrong one",
+    "grammar": "a request has a grammar, which cannot be asked about a place before it is there",
+}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from baton.engine.scheduler.request import Fork, Request, ScheduledRequest
@@ -24,11 +24,13 @@ _ARRIVAL, TURN = attrgetter("arrival"), attrgetter("turn_s")
 
 class LiveRequests:
     """`running`: by key, in the order of their admission. A key is that of one live request at most. `num_changes`
-    rises when a request comes, leaves, or passes between running and waiting, and when its forks become others."""
+    rises when a request comes, leaves, or passes between running and waiting, and when its forks become others.
+    `on_left` hears of each that leaves."""
 
     def __init__(self) -> None:
         self.running: dict[RequestKey, Request] = {}
         self.num_changes = 0
+        self.on_left: Callable[[Request], None] = lambda request: None
         self._waiting: deque[Request] = deque()
         self._leaders: dict[RequestKey, Request] = {}
         self._num_running_forks = 0
@@ -120,6 +122,7 @@ class LiveRequests:
             self.take_forks(request)
         if self.running.pop(key, None) is None:
             self._waiting.remove(request)
+        self.on_left(request)
         return request
 
     def take_forks(self, request: Request) -> tuple[Fork, ...]:

@@ -1,4 +1,4 @@
-"""Proposers guess the next tokens of a request, so that one step can compute several of them.
+"""Proposers guess the next tokens of requests, so that one step can compute several of them.
 
 A token costs a step because the next one cannot be computed before it is known. Two things may be known of it earlier:
 
@@ -10,8 +10,9 @@ A token costs a step because the next one cannot be computed before it is known.
 
 The protocol, whoever proposes:
 
-1. The scheduler asks when it has planned a step, for requests that decode in it. Drafts have what is left of the step's
-   rows and of its token budget, and blocks that nobody else needs now: they preempt nobody and make no prompt wait.
+1. The scheduler asks when it has planned a step, for all requests at once that decode in it and have drafts now. Drafts
+   have what is left of the step's rows and of its token budget, and blocks that nobody else needs now: they preempt
+   nobody and make no prompt wait. How many of them a request gets is chosen by `baton.engine.scheduler.draft_depth`.
 2. A share with drafts has them behind its tokens (`ScheduledRequest.num_drafts`). The runner samples behind the last
    known token and behind each draft, each with the noise, penalties and withheld tokens of its place, as if the drafts
    before it were the output. It knows nothing else of drafts, and returns a token for each of these rows.
@@ -21,9 +22,7 @@ The protocol, whoever proposes:
    the next step overwrites it; nothing there is published, counted as stored or handed over. Blocks for them are
    released.
 
-So a wrong draft costs time and nothing else. Whoever cannot be verified gets no drafts: requests with a grammar, whose
-matcher cannot be asked about a place before it is there; those of which one token is wanted; and models with states,
-which cannot go back.
+So a wrong draft costs time and nothing else. Whoever cannot be verified gets no drafts, and is counted with the reason.
 
 A step ahead of a result, and a series of steps, know nothing of the tokens before them. A request that a proposer
 `follows` is therefore left out of both: its next step waits for its token.
@@ -32,26 +31,80 @@ A step ahead of a result, and a series of steps, know nothing of the tokens befo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baton.engine.scheduler.request import Request
 
 
+class Wanted(NamedTuple):
+    """Drafts are wanted for `request`: `max_tokens` at most. One that costs time should end where it is right with a
+    chance below `least_chance`."""
+
+    request: Request
+    max_tokens: int
+    least_chance: float = 0.0
+
+
+class Draft(NamedTuple):
+    """Guessed tokens. `confidences`: for each of them how sure the method is that it is right when those before it are,
+    from 0 to 1. What that is worth is learned by `method` (`baton.engine.scheduler.acceptance`)."""
+
+    token_ids: Sequence[int]
+    confidences: Sequence[float]
+    method: str
+
+    def first(self, count: int) -> Draft:
+        """Its first `count` tokens."""
+        return self if count >= len(self.token_ids) else Draft(self.token_ids[:count], self.confidences, self.method)
+
+
+NO_DRAFT = Draft((), (), "")
+
+
+class DraftCost(NamedTuple):
+    """Seconds that it takes to make a draft: to begin, and for each token."""
+
+    begin_s: float
+    token_s: float
+
+
+FREE = DraftCost(0.0, 0.0)
+
+
 class Proposer(Protocol):
-    """Called by the scheduler, between steps: everybody waits for it, so each call takes microseconds and has a
-    bound."""
+    """Called by the scheduler, between steps: everybody waits for it.
+
+    `method`: the usual one of its drafts. `stores_kv`: it writes KV behind the tokens of requests, which have blocks
+    for it when it is asked. Both are constant. It may keep what it knows of a request in `Request.drafting`."""
+
+    @property
+    def method(self) -> str:
+        """Of `Draft`."""
+        ...
+
+    @property
+    def stores_kv(self) -> bool:
+        """Whether drafts have KV."""
+        ...
 
     def follows(self, request: Request) -> bool:
-        """Whether there may be drafts for `request` soon, so that its steps should wait for its tokens. Asked in each
-        step."""
+        """Whether there may be a draft for `request` now, so that its step should wait for its tokens. Asked in each
+        step: a microsecond."""
         ...
 
-    def propose(self, request: Request, max_tokens: int) -> Sequence[int]:
-        """Tokens that may come behind those of `request`, all of which are known: `max_tokens` at most, or none. The
-        request must not be changed."""
+    def cost(self, request: Request) -> DraftCost:
+        """What a draft for `request` costs now, as far as that is known."""
         ...
 
-    def verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """Of `num_drafts` drafts that were computed the first `num_accepted` were right. The tokens of `request` are
+    def propose(self, wanted: Sequence[Wanted]) -> Sequence[Draft]:
+        """A draft for each, which may be empty, of requests whose tokens are all known. They must not be changed."""
+        ...
+
+    def verified(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        """The tokens of `draft` were computed, and the first `num_accepted` were right. The tokens of `request` are
         those from before."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """`request` has left."""
         ...

@@ -41,11 +41,10 @@ from itertools import islice
 
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.cache.offload import KvOffload
-from baton.engine.scheduler.drafts import Drafts
+from baton.engine.scheduler.drafts import Drafts, Speculation
 from baton.engine.scheduler.limits import SchedulerLimits, require_room_for_media
 from baton.engine.scheduler.live_requests import TURN, LiveRequests
 from baton.engine.scheduler.output_ends import OutputEnds
-from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.reading import ReadSpan, RowsRead
 from baton.engine.scheduler.request import MEDIA_GONE, PENDING_TOKEN, Request, ScheduledRequest
 from baton.engine.scheduler.request_blocks import RequestBlocks
@@ -61,7 +60,8 @@ _NOTHING: Mapping[RequestKey, RowsRead] = {}
 
 
 class Scheduler:
-    """Chooses steps and applies their results. `requests`, `blocks`: for reading, and for `remove` and `take`."""
+    """Chooses steps and applies their results. `requests`, `blocks`, `drafts`: for reading, and for `remove` and
+    `take`."""
 
     def __init__(
         self,
@@ -69,14 +69,15 @@ class Scheduler:
         limits: SchedulerLimits,
         eos_token_ids: frozenset[int],
         bound: StepBound | None = None,
-        proposer: Proposer | None = None,
+        speculation: Speculation | None = None,
         offload: KvOffload | None = None,
     ) -> None:
         self.limits = limits
         self.requests = LiveRequests()
         self.blocks = RequestBlocks(pool, limits.block_size, has_states=limits.has_states, offload=offload)
         self.num_preemptions = 0
-        self._drafts = Drafts(proposer, limits, self.blocks)
+        self.drafts = Drafts(speculation, limits, self.blocks)
+        self.requests.on_left = self.drafts.forget
         self._ends = OutputEnds(eos_token_ids, jumps_ahead=limits.jumps_ahead)
         self._eos_token_ids = eos_token_ids
         self._bound = bound
@@ -113,7 +114,8 @@ class Scheduler:
         """The next step, while none is in flight; empty when nothing can be computed now. `expects_streams`: requests
         that decode may join at any moment, so a long step would hold them up."""
         series = self._series
-        if series is not None and series.is_applied and series.num_changes == self.requests.num_changes:
+        goes_on = series is not None and series.is_applied and series.num_changes == self.requests.num_changes
+        if series is not None and goes_on and not self.drafts.follows_any(series.requests):
             step = series.next_step()
             if step is not None:
                 return step
@@ -127,7 +129,7 @@ class Scheduler:
         if len(step.shares) != len(running) or self.requests.num_waiting or step.spans:
             return None
         requests = [running[share.key] for share in step.shares]
-        if not can_begin(step.shares, requests) or self._drafts.follows_any(requests):
+        if not can_begin(step.shares, requests) or self.drafts.follows_any(requests):
             return None
         return StepSeries(step.shares, requests, self.blocks, self._eos_token_ids, self.requests.num_changes)
 
@@ -139,7 +141,7 @@ class Scheduler:
         when there is nothing to compute. To be asked again once the result was applied.
         """
         everyone, prompts = self.requests.by_age(self.limits.num_stages)
-        decoding = [each for each in everyone if not (each.num_pending_tokens and self._drafts.needs_last_token(each))]
+        decoding = [each for each in everyone if not (each.num_pending_tokens and self.drafts.needs_last_token(each))]
         if not self.requests.running:
             return None
         first, blocks = [*decoding, *prompts], self.blocks
@@ -208,7 +210,7 @@ class Scheduler:
                 request.token_ids.pop()
                 request.num_pending_tokens -= 1
             if share.num_drafts:
-                self._drafts.drop(request)
+                self.drafts.drop(request)
 
     def keys_of(self, step: Step) -> list[RequestKey]:
         """Keys of the requests of `step` that are still live, and of their forks."""
@@ -230,12 +232,12 @@ class Scheduler:
                 if self._bound is not None and request.last_due_s is None:
                     self._bound.begun(request)
                 if share.num_drafts:
-                    tokens = self._drafts.accepted(request, share, tokens)
+                    tokens = self.drafts.accepted(request, share, tokens)
                 tokens, finish_reason = self._ends.take(request, tokens)
         num_computed_tokens = share.start + share.num_tokens
         if share.num_drafts:
             num_computed_tokens = request.num_computed_tokens = len(request.token_ids) - 1
-            self._drafts.drop(request)
+            self.drafts.drop(request)
         self.blocks.publish(request, num_computed_tokens)
         has_failed = share.needs_sample and not tokens
         has_left = bool(finish_reason) or has_failed or (request.first_token_only and bool(tokens))
@@ -312,7 +314,7 @@ class Scheduler:
                 break  # the one before it ends in this step, and is not to wait for a part of this one
             budget -= self._share(following, budget, shares, spans)
             is_first = False
-        self._drafts.add(shares, running, self.requests.num_rows, budget)
+        self.drafts.add(shares, running, self.requests.num_rows, budget)
         return Step(tuple(shares.values()), tuple([span for span in spans if span.key in shares]))
 
     def _next_prompt(self, begun: deque[Request]) -> Request | None:

@@ -65,7 +65,7 @@ class StepBound:
         now_s = self._clock()
         num_left = request.most_tokens - len(request.token_ids)
         is_late = now_s > request.first_due_s
-        request.last_due_s = -math.inf if is_late else now_s + self._tpot_of(request) * num_left
+        request.last_due_s = -math.inf if is_late else now_s + self.tpot_s_of(request) * num_left
 
     def prompt_tokens(self, decoding: Collection[Request], prompts: Sequence[Request]) -> int:
         """At least `SMALLEST_CHUNK`. `prompts`: those that wait, at least one, in the order in which they come."""
@@ -74,7 +74,7 @@ class StepBound:
             return FIRST_CHUNK
         context = sum([request.num_computed_tokens for request in decoding])
         beside_s = cost.without_prompt_s(len(decoding), context)
-        planned_s = PLANNED_SHARE * min([self._tpot_of(request) for request in decoding], default=self._tpot_s)
+        planned_s = PLANNED_SHARE * min([self.tpot_s_of(request) for request in decoding], default=self._tpot_s)
         start = prompts[0].num_computed_tokens
         least = max(SMALLEST_CHUNK, cost.chunk_within(planned_s - beside_s, start))
         if not decoding:
@@ -120,7 +120,7 @@ class StepBound:
             if request.last_due_s is None:  # it was the only one to be computed when it had its first token
                 self.begun(request)
             assert request.last_due_s is not None
-            goal_s = self._tpot_of(request)
+            goal_s = self.tpot_s_of(request)
             num_left = max(1, request.most_tokens - len(request.token_ids))
             pace_s = (request.last_due_s - now_s) / num_left
             if pace_s >= PLANNED_SHARE * goal_s:
@@ -130,7 +130,8 @@ class StepBound:
                     spared_s = min(spared_s, longest_s)
         return spared_s, spared_always_s
 
-    def _tpot_of(self, request: Request) -> float:
+    def tpot_s_of(self, request: Request) -> float:
+        """The goal between its tokens."""
         return request.params.goal_tpot_s or self._tpot_s
 
     def _ttft_of(self, request: Request) -> float:

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from baton.engine.scheduler.row_costs import RowCosts
 from baton.engine.scheduler.step import Step
 from baton.wire.step_cost import SMALLEST_CHUNK, StepCost, StepWork
 
@@ -70,6 +71,9 @@ class StepCosts:
     in tokens."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, pair_in_tokens: float = USUAL_PAIR) -> None:
+        self.rows = RowCosts()
+        """What rows cost in steps without prompts; learned where `learns_rows`."""
+        self.learns_rows = False
         self.cost: StepCost | None = None
         """The last fit, None before the first."""
         self.relative_error = 0.0
@@ -112,6 +116,9 @@ class StepCosts:
         self._num_steps += 1
         if not teaches:
             return
+        if self.learns_rows and not work.num_prompt_tokens:
+            contexts_s = 0.0 if self.cost is None else self.cost.context_token_s * work.num_context_tokens
+            self.rows.learn(work.num_decodes, max(self._ended_s - begun_s - contexts_s, _SMALLEST_S))
         if work.num_prompt_tokens > SMALLEST_CHUNK or self._num_steps <= _FIRST_STEPS or self._num_steps % _ONE_OF == 0:
             self._learn(work, max(self._ended_s - begun_s, _SMALLEST_S))
 

@@ -51,7 +51,7 @@ class StepSeries:
         self.is_applied = False
         """Whether the newest of its steps was applied: only then there can be another."""
         self._shares = shares
-        self._requests = requests
+        self.requests = requests
         self._blocks = blocks
         self._number = 0
         self._keys = [share.key for share in shares]
@@ -97,7 +97,7 @@ class StepSeries:
 
     def advance(self) -> None:
         """Record that the newest step of the series was launched."""
-        for request in self._requests:
+        for request in self.requests:
             request.num_computed_tokens += 1
             request.num_steps_in_flight += 1
             request.num_pending_tokens += 1
@@ -120,7 +120,7 @@ class StepSeries:
             return None
         for place, matcher in self._matchers:
             matcher.take(token_ids[place])
-        for request, token_id in zip(self._requests, token_ids, strict=True):
+        for request, token_id in zip(self.requests, token_ids, strict=True):
             request.token_ids[-1] = token_id
             request.num_pending_tokens -= 1
             request.num_steps_in_flight -= 1

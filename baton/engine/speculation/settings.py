@@ -10,8 +10,8 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from baton.engine.scheduler.ngrams import NgramProposer
 from baton.engine.scheduler.proposer import Proposer
+from baton.engine.speculation.text.ngrams import NgramProposer
 from baton.wire.errors import InvalidSetting
 
 _USUAL_LENGTH = 5

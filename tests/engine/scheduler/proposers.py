@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from baton.engine.scheduler.proposer import FREE, Draft, DraftCost, Wanted
 from baton.engine.scheduler.request import PENDING_TOKEN, Request
 
 Following: TypeAlias = Callable[[Request, int], Sequence[int]]
@@ -26,11 +27,23 @@ class Guessing:
     most: int = 9
     num_drafts: int = 0
     num_accepted: int = 0
+    method: str = "guess"
+    stores_kv: bool = False
 
     def follows(self, request: Request) -> bool:
         return not self.follows_some or self.chance.random() < 0.7
 
-    def propose(self, request: Request, max_tokens: int) -> Sequence[int]:
+    def cost(self, request: Request) -> DraftCost:
+        return FREE
+
+    def forget(self, request: Request) -> None:
+        pass
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+        found = [self._guesses(each.request, each.max_tokens) for each in wanted]
+        return [Draft(guesses, [0.5] * len(guesses), self.method) for guesses in found]
+
+    def _guesses(self, request: Request, max_tokens: int) -> Sequence[int]:
         assert max_tokens > 0
         assert PENDING_TOKEN not in request.token_ids
         drafts = list(self.following(request, self.chance.randrange(min(self.most, max_tokens) + 2)))
@@ -39,7 +52,8 @@ class Guessing:
                 drafts[place] = self.chance.choice((drafts[place] + 1, drafts[place] - 1, -1, 2**40))
         return drafts
 
-    def verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+    def verified(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        num_drafts = len(draft.token_ids)
         assert 0 <= num_accepted <= num_drafts > 0
         self.num_drafts += num_drafts
         self.num_accepted += num_accepted

@@ -24,6 +24,7 @@ from baton.engine.cache.offload import KvOffload
 from baton.engine.core import EngineCore
 from baton.engine.handoffs import FirstToken
 from baton.engine.held_blocks import Reservation
+from baton.engine.scheduler.drafts import Speculation
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.reading import RowsRead
@@ -232,7 +233,8 @@ class Simulation:
         self.limits = SchedulerLimits(block_size, max_num_seqs, budget, limit, num_stages=self.device.num_stages)
         on_evicted = None if offload is None else offload.evicted
         self.pool = BlockPool(num_blocks, prefix_caching=prefix_caching, on_evicted=on_evicted)
-        self.scheduler = Scheduler(self.pool, self.limits, frozenset({EOS}), proposer=proposer, offload=offload)
+        speculation = None if proposer is None else Speculation(proposer)
+        self.scheduler = Scheduler(self.pool, self.limits, frozenset({EOS}), speculation=speculation, offload=offload)
         self.core = EngineCore(self.pool, self.scheduler, self.device, "model", offload=offload)
         self.outputs: dict[Name, list[int]] = {}
         self.finished: dict[Name, str] = {}

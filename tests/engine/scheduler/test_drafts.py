@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from baton.engine.cache.block_pool import BlockPool
+from baton.engine.scheduler.drafts import Speculation
 from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.proposer import FREE, Draft, DraftCost, Wanted
 from baton.engine.scheduler.request import PENDING_TOKEN, Fork, Request
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
@@ -135,23 +137,33 @@ class Scripted:
         self.drafts, self.followed = drafts, followed
         self.asked: list[tuple[RequestKey, int]] = []
         self.told: list[tuple[RequestKey, int, int]] = []
+        self.forgotten: list[RequestKey] = []
 
     def follows(self, request: Request) -> bool:
         return request.key in self.followed
 
-    def propose(self, request: Request, max_tokens: int) -> Sequence[int]:
-        self.asked.append((request.key, max_tokens))
-        return self.drafts
+    method = "script"
+    stores_kv = False
 
-    def verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        self.told.append((request.key, num_drafts, num_accepted))
+    def cost(self, request: Request) -> DraftCost:
+        return FREE
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+        self.asked += [(each.request.key, each.max_tokens) for each in wanted]
+        return [Draft(self.drafts, [0.5] * len(self.drafts), self.method)] * len(wanted)
+
+    def verified(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        self.told.append((request.key, len(draft.token_ids), num_accepted))
+
+    def forget(self, request: Request) -> None:
+        self.forgotten.append(request.key)
 
 
 def new_scheduler(
     proposer: Scripted, num_blocks: int = 32, max_num_seqs: int = 8, budget: int = 16, *, has_states: bool = False
 ) -> Scheduler:
     limits = SchedulerLimits(4, max_num_seqs, budget, 64, vocab_size=100, has_states=has_states)
-    return Scheduler(BlockPool(num_blocks), limits, frozenset({EOS}), proposer=proposer)
+    return Scheduler(BlockPool(num_blocks), limits, frozenset({EOS}), speculation=Speculation(proposer))
 
 
 def request(key: RequestKey, num_tokens: int = 5, **params: Any) -> Request:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from baton.engine.scheduler.proposer import Wanted
 from baton.engine.scheduler.request import Request
 from baton.engine.speculation.settings import proposer_of
 from baton.wire.errors import InvalidSetting
@@ -19,8 +20,9 @@ def num_drafts(text: list[int], **config: Any) -> int:
     proposer = proposer_of(json.dumps({"method": "ngram", **config}))
     assert proposer is not None
     request = Request(A, Prompt.of(text), DecodingParams(), b"", 10**6)
-    assert proposer.follows(request)
-    return len(proposer.propose(request, 99))
+    (draft,) = proposer.propose([Wanted(request, 99)])
+    assert proposer.follows(request) == bool(draft.token_ids)
+    return len(draft.token_ids)
 
 
 def test_nothing_is_proposed_unless_asked_for() -> None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.engine.scheduler.ngrams import NgramProposer
+from baton.engine.scheduler.proposer import Wanted
 from baton.engine.scheduler.request import Request
+from baton.engine.speculation.text.ngrams import NgramProposer
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.request_keys import A
@@ -16,9 +17,9 @@ from tests.request_keys import A
 
 def proposed(token_ids: Sequence[int], shortest: int, longest: int, num_tokens: int = 3, at_most: int = 9) -> list[int]:
     request = Request(A, Prompt.of(token_ids), DecodingParams(), b"", 10**6)
-    found = NgramProposer(num_tokens, shortest, longest).propose(request, at_most)
+    (found,) = NgramProposer(num_tokens, shortest, longest).propose([Wanted(request, at_most)])
     assert request.token_ids == list(token_ids)
-    return list(found)
+    return list(found.token_ids)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Drafts from text, without a model."""
