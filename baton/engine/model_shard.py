@@ -53,7 +53,8 @@ from baton.engine.runner.limits import RunnerLimits
 from baton.engine.runner.recorded_layers import StepSizes, record_layers
 from baton.engine.runner.sampler import Sampler
 from baton.engine.settings import DUMMY, OWN, SHARED, EngineSettings
-from baton.engine.speculation.layers import DraftLayers, open_draft
+from baton.engine.speculation.choose import open_draft
+from baton.engine.speculation.layers import DraftLayers
 from baton.runtime.process import return_freed_memory
 from baton.wire.errors import InvalidSetting
 from baton.wire.fingerprint import with_quantization

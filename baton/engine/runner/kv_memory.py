@@ -125,9 +125,7 @@ def mapped_kv(layout: KvLayout, own: KvLayout, shard: Shard, num_bytes: int, des
     return _part(_paged(torch.from_numpy(memory), layout), own, shard)
 
 
-def device_kv_memory(
-    layout: KvLayout, num_blocks: int, device: torch.device, own: KvLayout | None = None
-) -> KvMemory:
+def device_kv_memory(layout: KvLayout, num_blocks: int, device: torch.device, own: KvLayout | None = None) -> KvMemory:
     """KV in memory of `device`, with a spare block. `own`: what the model stores of it, see `PagedKv`."""
     memory = torch.zeros((num_blocks + 1) * layout.block_bytes, dtype=torch.uint8, device=device)
     blocks = memory[: num_blocks * layout.block_bytes].view(num_blocks, layout.block_bytes)

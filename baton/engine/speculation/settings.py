@@ -10,8 +10,8 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from baton.engine.speculation.text.ngrams import NgramProposer
 from baton.engine.scheduler.proposer import Proposer
+from baton.engine.speculation.text.ngrams import NgramProposer
 from baton.wire.errors import InvalidSetting
 
 _USUAL_LENGTH = 5
@@ -44,6 +44,7 @@ class DraftModelAsked(msgspec.Struct, tag_field="method", tag="draft_model", for
 
 
 Asked: TypeAlias = Ngrams | DraftModelAsked
+_DECODER = msgspec.json.Decoder[Asked](Asked)
 
 
 def read_asked(config: str) -> Asked | None:
@@ -51,7 +52,7 @@ def read_asked(config: str) -> Asked | None:
     if not config:
         return None
     try:
-        return msgspec.json.decode(config, type=Asked)  # type: ignore[arg-type]  # a union is a type to msgspec
+        return _DECODER.decode(config)
     except msgspec.DecodeError as error:
         raise InvalidSetting(f"{_FLAG} {config!r:.200}: {error}") from None
 

@@ -1,4 +1,4 @@
-"""The checkpoint of a draft model: what does not fit is refused in one sentence, and what fits has room in each block."""
+"""The checkpoint of a draft model: what does not fit is refused in one sentence, what fits has room in each block."""
 
 from __future__ import annotations
 

@@ -15,9 +15,7 @@ from tests.ranks.executor import thread_ranks
 
 
 def draft_config(draft: Path, num_tokens: int = 4, **values: Any) -> str:
-    return json.dumps(
-        {"method": "draft_model", "model": str(draft), "num_speculative_tokens": num_tokens, **values}
-    )
+    return json.dumps({"method": "draft_model", "model": str(draft), "num_speculative_tokens": num_tokens, **values})
 
 
 @pytest.mark.parametrize(
