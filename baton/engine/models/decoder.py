@@ -37,7 +37,7 @@ from baton.engine.models.parts.norm import make_norm
 from baton.engine.models.quantization.base import UNQUANTIZED, Quantization
 from baton.engine.models.rope import ModelRotations, Rotations
 from baton.engine.models.shard import WHOLE, Shard
-from baton.engine.models.taps import Taps
+from baton.engine.models.taps import KeptStreams, Taps
 from baton.wire.layout import LayerKv
 
 _KV_SCALE = re.compile(r".*\.[kv]_scale")
@@ -143,6 +143,10 @@ class Decoder:
         if taps is not None:
             taps.pass_by(len(self._layers), residual, delta)
         return delta
+
+    def tapped(self) -> list[Tensor]:
+        """The residual streams [T, E] that the taps of the last `forward` have kept, in the order of the taps."""
+        return self.taps.streams if isinstance(self.taps, KeptStreams) else []
 
     def normed(self, hidden: Tensor) -> Tensor:
         """The last hidden states [N, E] of rows [N, E] that `forward` returned."""

@@ -26,15 +26,15 @@ class KeptStreams:
     """Taps in front of `layers`."""
 
     def __init__(self, layers: Sequence[int]) -> None:
-        self._layers = layers
+        self.layers = layers
         self._kept: dict[int, Tensor] = {}
 
     @property
     def streams(self) -> list[Tensor]:
         """Of the last pass, for each of the layers [T, S]."""
-        return [self._kept[layer] for layer in self._layers]
+        return [self._kept[layer] for layer in self.layers]
 
     def pass_by(self, number: int, residual: Tensor, delta: Tensor | None) -> None:
         """Keep a copy, where there is a tap."""
-        if number in self._layers:
+        if number in self.layers:
             self._kept[number] = residual.clone() if delta is None else residual + delta

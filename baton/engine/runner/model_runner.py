@@ -22,6 +22,7 @@ from baton.device.base import Device, HostCopy
 from baton.engine.attention.base import AttentionBackend, LayerStored
 from baton.engine.models.base import RunnableDecoder
 from baton.engine.runner.base import RunningStep
+from baton.engine.runner.follower import ComputedStep, StepFollower
 from baton.engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
 from baton.engine.runner.graphs import DecodeGraphs, ReportProgress
 from baton.engine.runner.greedy_series import GreedySeries
@@ -141,8 +142,13 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._stream: torch.Tensor | None = None  # that graphs begin with in a later stage
         self._sampled_rows: dict[RequestKey, int] = {}
+        self._follower: StepFollower | None = None
         # entered in every step: as a decorator it would be made anew each time, which takes 30 us
         self._inference = torch.inference_mode()
+
+    def be_followed(self, follower: StepFollower) -> None:
+        """Tell `follower` of each step but those of a series. Before the first launch, and instead of graphs."""
+        self._follower = follower
 
     @torch.inference_mode()
     def record_graphs(self, progress: ReportProgress | None = None) -> int:
@@ -228,20 +234,27 @@ class ModelRunner:
         read = None if readings is None else (readings, self._device.fetch(readings.outputs))
         if logits is None:
             self._sampled_rows = {}
-            return LaunchedStep((), FetchedRows(plan, self._device.fetch(())), read)
-        return LaunchedStep([request.key for request in due], self._sample(plan, due, logits), read)
+            rows, token_ids = FetchedRows(plan, self._device.fetch(())), self._sampled[:0]
+        else:
+            rows, token_ids = self._sample(plan, due, logits)
+        if self._follower is not None and forward.stream is not None:
+            self._follower.follow(ComputedStep(step, forward.stream, token_ids, layer_stored))
+        return LaunchedStep([request.key for request in due] if logits is not None else (), rows, read)
 
-    def _sample(self, plan: SamplingPlan, due: Sequence[ScheduledRequest], logits: torch.Tensor) -> SampledRows:
+    def _sample(
+        self, plan: SamplingPlan, due: Sequence[ScheduledRequest], logits: torch.Tensor
+    ) -> tuple[SampledRows, Sequence[int] | torch.Tensor]:
+        """The rows, and their token ids [N]."""
         redraw = None
         if self.is_asynchronous:
             if plan.grammar_rows:  # the matchers make masks while the device computes
                 redraw = redraw_beforehand(plan.grammar_rows, self._sampler.vocab_size, self._staging)
                 self._staging.upload()
         elif (plain := self._sampler.sample_plain(plan, logits)) is not None:
-            return plain
+            return plain, plain.token_ids
         outputs = self._sampler.sample(plan, logits, redraw)
         self._store_sampled(due, outputs[0])
-        return FetchedRows(plan, self._device.fetch(outputs))
+        return FetchedRows(plan, self._device.fetch(outputs)), outputs[0]
 
     def _begin(
         self, ends: Sequence[int], due: Sequence[ScheduledRequest], num_tokens: int
