@@ -354,3 +354,38 @@ def test_requests_that_are_followed_are_in_no_series() -> None:
     assert [key for key, _ in scripted.asked] == [B] * 3
     scheduler.requests.remove(B)
     assert stepped(scheduler, 9)[0].series is not None
+
+
+def test_a_series_ends_as_soon_as_a_request_in_it_is_followed() -> None:
+    scripted = Scripted(11, 12, followed=())
+    scheduler = new_scheduler(scripted)
+    decoding(scheduler, request(A), request(B))
+    first, *others = [stepped(scheduler, 9)[0] for _ in range(3)]
+    assert first.series is not None
+    assert [step.series for step in others] == [first.series] * 2
+    scripted.followed = (B,)
+    step, _ = stepped(scheduler, 11, 12, 9)
+    assert step.series is None
+    assert [(share.key, share.num_drafts) for share in step.requests] == [(A, 0), (B, 2)]
+    scripted.followed = ()
+    assert stepped(scheduler, 9)[0].series is not None
+
+
+def test_what_is_kept_of_a_request_is_forgotten_when_it_leaves() -> None:
+    scripted = Scripted(11)
+    scheduler = new_scheduler(scripted)
+    decoding(scheduler, request(A), request(B))
+    scheduler.requests.remove(A)
+    assert scripted.forgotten == [A]
+
+
+def test_drafts_are_counted_by_method_and_place_and_requests_without_by_reason() -> None:
+    scheduler = new_scheduler(Scripted(11, 12, 13))
+    decoding(scheduler, request(A), replace(request(B), matcher=FakeMatcher(length=99)))
+    stepped(scheduler, 11, 12, 9)
+    stepped(scheduler, 9)
+    counts = scheduler.drafts.counts
+    assert counts.drafts == {"script": 2}
+    assert counts.tokens == {("script", place): 2 for place in range(3)}
+    assert counts.accepted == {("script", 0): 1, ("script", 1): 1}
+    assert counts.undrafted == {"grammar": 1}
