@@ -74,6 +74,7 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts
 from baton.engine.settings import EngineSettings
+from baton.engine.speculation.heads.building import FollowingHead, follow, load_head
 from baton.engine.speculation.runner import DraftedRunner
 from baton.engine.speculation.settings import proposer_of
 from baton.engine.structured.matcher import Grammars
@@ -161,6 +162,9 @@ def build_engine(
         before = read_memory(device.torch_device) if basis.is_gpu else None
         rank = executor.shard
         model = with_adapters(load_shard(basis, rank, executor.collectives, progress.weights), adapters or {})
+        head = load_head(basis, model)
+        if head is not None:
+            model = replace(model, weights_bytes=model.weights_bytes + head.num_bytes)
         executor.loaded()
         sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, basis.kernels)
         attention = attention_of(basis, model, rank)
@@ -173,6 +177,7 @@ def build_engine(
         executor.share_memory(memory, stream_of(basis, model, rank))
         costs = StepCosts(pair_in_tokens=pair_in_tokens(config) if isinstance(config, ModelConfig) else USUAL_PAIR)
         runner = _runner(basis, model, sampler, attention, memory, executor, costs, progress.graphs)
+        following = None if head is None else follow(basis, head, memory, runner)
         executor.ready()
         runner.warm_up()
         fingerprint = fingerprint_of(basis, model)
@@ -180,8 +185,12 @@ def build_engine(
         if open_tiers is not None:
             pool = executor.with_other_ranks(open_pool(basis, model, attention, memory, open_tiers))
             offload = KvOffload(pool, settings.block_size, basis.capacity.max_chunk, lambda: costs.cost)
-        computed_by = runner if basis.draft is None else DraftedRunner(runner, device, len(basis.draft.kvs))
-        core = _core(basis, model, fingerprint, memory, computed_by, grammars, costs, proposer or asked, offload)
+        computed_by: Runner = runner
+        if basis.draft is not None and following is None:
+            computed_by = DraftedRunner(runner, device, len(basis.draft.kvs))
+        core = _core(
+            basis, model, fingerprint, memory, computed_by, grammars, costs, proposer or asked or following, offload
+        )
         opened.callback(core.close)
         grammars.finish_loading()
         opened.pop_all()
@@ -308,7 +317,7 @@ def _core(
     runner: Runner,
     grammars: Grammars,
     costs: StepCosts,
-    proposer: Proposer | None,
+    proposer: Proposer | FollowingHead | None,
     offload: KvOffload | None,
 ) -> EngineCore:
     settings, capacity, config = basis.settings, basis.capacity, basis.config
@@ -329,6 +338,8 @@ def _core(
     goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
     bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
     speculation = None
+    if isinstance(proposer, FollowingHead):
+        proposer = proposer.proposer(pool, offload)
     if proposer is not None:
         costs.learns_rows = chooses_depth = bool(settings.speculative_config)
         speculation = Speculation(proposer, DraftDepth(costs, bound) if chooses_depth else None)

@@ -234,12 +234,22 @@ class ModelRunner:
         read = None if readings is None else (readings, self._device.fetch(readings.outputs))
         if logits is None:
             self._sampled_rows = {}
-            rows, token_ids = FetchedRows(plan, self._device.fetch(())), self._sampled[:0]
-        else:
-            rows, token_ids = self._sample(plan, due, logits)
+            self._be_followed_in(step, forward, (), layer_stored)
+            return LaunchedStep((), FetchedRows(plan, self._device.fetch(())), read)
+        sampled, token_ids = self._sample(plan, due, logits)
+        self._be_followed_in(step, forward, token_ids, layer_stored)
+        return LaunchedStep([request.key for request in due], sampled, read)
+
+    def _be_followed_in(
+        self,
+        step: Step,
+        forward: Forward,
+        token_ids: Sequence[int] | torch.Tensor,
+        layer_stored: LayerStored | None,
+    ) -> None:
+        """Tell the follower, if there is one, of `step`, whose rows have sampled these tokens."""
         if self._follower is not None and forward.stream is not None:
             self._follower.follow(ComputedStep(step, forward.stream, token_ids, layer_stored))
-        return LaunchedStep([request.key for request in due] if logits is not None else (), rows, read)
 
     def _sample(
         self, plan: SamplingPlan, due: Sequence[ScheduledRequest], logits: torch.Tensor

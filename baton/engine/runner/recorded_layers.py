@@ -221,7 +221,8 @@ class RecordedHead:
 @dataclass(slots=True)
 class RecordedStream:
     """The hidden states that recorded layers have computed. residual: [T, E]; delta: what the last layer adds to it,
-    until it `is_complete`. `taps`: which kept it between layers. `head`: computes logits of an incomplete one; None: the decoder does, of a complete one."""
+    until it `is_complete`. `taps`: what kept it between layers. `head`: computes logits of an incomplete one; None: the
+    decoder does, of a complete one."""
 
     decoder: Decoder
     head: RecordedHead | None

@@ -43,7 +43,38 @@ class DraftModelAsked(msgspec.Struct, tag_field="method", tag="draft_model", for
         return f"{self.model}@{self.revision}" if self.revision else self.model
 
 
-Asked: TypeAlias = Ngrams | DraftModelAsked
+class Eagle3Asked(msgspec.Struct, tag_field="method", tag="eagle3", forbid_unknown_fields=True, frozen=True):
+    """A head in a checkpoint of its own."""
+
+    num_speculative_tokens: _Tokens
+    model: str
+    revision: str = ""
+    draft_tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
+
+    @property
+    def checkpoint(self) -> str:
+        """As `--model` names one."""
+        return f"{self.model}@{self.revision}" if self.revision else self.model
+
+
+class MtpAsked(msgspec.Struct, tag_field="method", tag="mtp", forbid_unknown_fields=True, frozen=True):
+    """The layer for further tokens that the model ships."""
+
+    num_speculative_tokens: _Tokens = 1
+
+
+class _DeepseekMtp(MtpAsked, tag="deepseek_mtp", frozen=True):
+    """An older name of the same, as the next two."""
+
+
+class _Qwen3NextMtp(MtpAsked, tag="qwen3_next_mtp", frozen=True): ...
+
+
+class _Glm4MoeMtp(MtpAsked, tag="glm4_moe_mtp", frozen=True): ...
+
+
+HeadAsked: TypeAlias = Eagle3Asked | MtpAsked
+Asked: TypeAlias = Ngrams | DraftModelAsked | Eagle3Asked | MtpAsked | _DeepseekMtp | _Qwen3NextMtp | _Glm4MoeMtp
 _DECODER = msgspec.json.Decoder[Asked](Asked)
 
 
@@ -52,9 +83,10 @@ def read_asked(config: str) -> Asked | None:
     if not config:
         return None
     try:
-        return _DECODER.decode(config)
+        asked: Asked = _DECODER.decode(config)
     except msgspec.DecodeError as error:
         raise InvalidSetting(f"{_FLAG} {config!r:.200}: {error}") from None
+    return asked
 
 
 def proposer_of(config: str) -> Proposer | None:

@@ -263,6 +263,7 @@ class _ReceivedForward:
     incoming: Incoming
     num_tokens: int
     recorded: GraphForward
+    stream: None = None
 
     def compute(self, due: DueRows) -> Tensor | None:
         """Receive the stream, then replay the graph. Returns the logits [N, V], or None when N is 0."""

@@ -8,25 +8,18 @@ Letters: T tokens, N rows, E hidden size of the head, S that of the model, K str
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from baton.engine.attention.base import Attention, LayerRule
-from baton.engine.models.parameters import Parameter
-from baton.engine.models.parts.base import Part
+from baton.engine.models.loading import Loadable
 from baton.wire.layout import LayerKv
 
 
-class DraftHead(Protocol):
+class DraftHead(Loadable, Protocol):
     """One layer over hidden states. The caller runs everything under `torch.inference_mode()`."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype in which it computes, that of the model."""
-        ...
 
     @property
     def num_heads(self) -> int:
@@ -63,16 +56,4 @@ class DraftHead(Protocol):
 
     def model_ids(self, rows: Tensor) -> Tensor:
         """The model's token ids for the places [N] among the V tokens of `logits`."""
-        ...
-
-    def parts(self) -> Iterator[Part]:
-        """All parts, which loading fills."""
-        ...
-
-    def parameters(self) -> Iterator[Parameter]:
-        """All parameters. Only before `pack`."""
-        ...
-
-    def leaves_out(self, name: str) -> bool:
-        """Whether a tensor of its checkpoint is not its own, or of no use to it."""
         ...

@@ -8,10 +8,9 @@ Invariant: a config that exists fits its model, as far as `config.json` tells.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from baton.engine.models.config import ModelConfig, parse_config
 from baton.engine.models.config_fields import Fields, read_json_object
@@ -136,7 +135,7 @@ def _beside_the_layers(model: ModelConfig) -> MtpConfig:
     )
 
 
-_MTP: Mapping[str, Any] = {
+_MTP: Mapping[str, Callable[[ModelConfig], MtpConfig]] = {
     "DeepseekV3ForCausalLM": _behind_the_layers,
     "Glm4MoeForCausalLM": _behind_the_layers,
     "Qwen3NextForCausalLM": _beside_the_layers,

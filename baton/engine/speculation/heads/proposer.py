@@ -21,6 +21,7 @@ from baton.engine.attention.base import SequenceShare
 from baton.engine.models.heads.base import DraftHead
 from baton.engine.scheduler.proposer import NO_DRAFT, Draft, DraftCost, Wanted
 from baton.engine.scheduler.request import Request
+from baton.engine.speculation.heads.blocks import HeadBlocks
 from baton.engine.speculation.heads.head_pass import HeadPass
 from baton.engine.speculation.heads.slots import HeadSlots, SlotRows
 
@@ -59,12 +60,20 @@ class HeadProposer:
     stores_kv = True
 
     def __init__(
-        self, method: str, head: DraftHead, head_pass: HeadPass, slots: HeadSlots, device: Device, num_tokens: int
+        self,
+        method: str,
+        head: DraftHead,
+        head_pass: HeadPass,
+        slots: HeadSlots,
+        blocks: HeadBlocks,
+        device: Device,
+        num_tokens: int,
     ) -> None:
         self.method = method
         self._head = head
         self._pass = head_pass
         self._slots = slots
+        self._blocks = blocks
         self._device = device
         self._num_tokens = num_tokens
         self._token_s = 0.0
@@ -113,7 +122,9 @@ class HeadProposer:
                 hidden = torch.cat([hidden[row : row + 1] for row in rows])
                 going = [going[row] for row in rows]
             token_ids = np.array([chain.token_ids[-1] for chain in going], dtype=np.int64)
-            hidden = self._pass.store([chain.share for chain in going], token_ids, hidden)
+            shares = [chain.share for chain in going]
+            self._blocks.writing(shares)
+            hidden = self._pass.store(shares, token_ids, hidden)
             self._guess(going, hidden)
         return chains
 
@@ -134,13 +145,21 @@ class HeadProposer:
         found = [
             (number, rows)
             for number, (request, count) in enumerate(zip(requests, num_slots, strict=True))
-            if states[number] is None and (rows := self._slots.rows(request.key, count)) is not None
+            if states[number] is None and (rows := self._rows(request, count)) is not None
         ]
         if found:
             self._store([requests[number] for number, _ in found], [rows for _, rows in found])
             for number, _ in found:
                 states[number] = self._slots.state(requests[number].key, num_slots[number])
         return states
+
+    def _rows(self, request: Request, num_slots: int) -> SlotRows | None:
+        """What can be stored for `request` in blocks of its own; None where that does not reach its last slot."""
+        rows = self._slots.rows(request.key, num_slots)
+        if rows is None:
+            return None
+        first = self._blocks.first_own(request.block_table, rows.first, num_slots)
+        return None if first == num_slots else SlotRows(first, rows.hidden[first - rows.first :])
 
     def _store(self, requests: Sequence[Request], rows: Sequence[SlotRows]) -> None:
         """Store the slots of requests whose hidden states wait."""
@@ -149,6 +168,7 @@ class HeadProposer:
             shares.append(SequenceShare(first, len(hidden), request.block_table))
             token_ids += request.token_ids[first + 1 :]
         hidden = torch.cat([each.hidden for each in rows])
+        self._blocks.writing(shares)
         states = self._pass.store(shares, np.array(token_ids, dtype=np.int64), hidden)
         end = 0
         for request, share in zip(requests, shares, strict=True):

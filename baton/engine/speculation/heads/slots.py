@@ -22,7 +22,7 @@ from torch import Tensor
 
 from baton.wire.request_key import RequestKey
 
-_MOST_ROWS = 64
+MOST_ROWS = 64
 """Of a request that are kept, or filled of a gap. One that rests goes on without drafts for as many tokens at most."""
 
 
@@ -75,7 +75,7 @@ class HeadSlots:
         if not found.waiting or found.stop != first:
             found.first, found.waiting = first, []
         found.waiting.append(hidden)
-        while len(found.waiting) > 1 and found.stop - found.first > _MOST_ROWS:
+        while len(found.waiting) > 1 and found.stop - found.first > MOST_ROWS:
             found.first += len(found.waiting.pop(0))
         found.state = None
         self._put(key, found)
@@ -91,7 +91,7 @@ class HeadSlots:
         if found is None or not max(found.first, found.num_stored) < num_slots <= found.stop:
             return None
         hidden = torch.cat(found.waiting)[: num_slots - found.first]
-        gap = min(found.first - found.num_stored, _MOST_ROWS)
+        gap = min(found.first - found.num_stored, MOST_ROWS)
         if gap < 0:
             return SlotRows(found.num_stored, hidden[-gap:])
         return SlotRows(found.first - gap, torch.cat((hidden[:1].expand(gap, -1), hidden)) if gap else hidden)

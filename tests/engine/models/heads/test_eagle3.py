@@ -15,7 +15,7 @@ from baton.engine.models.decoder import Decoder
 from baton.engine.models.heads.base import DraftHead
 from baton.engine.models.heads.config import read_eagle3
 from baton.engine.models.heads.eagle3 import Eagle3Head
-from baton.engine.models.heads.loading import eagle3_head
+from baton.engine.models.heads.making import EAGLE3, make_draft_head
 from baton.engine.models.loading import load_weights
 from baton.engine.models.ops.torch_ops import TorchOps
 from baton.engine.models.quantization.base import UNQUANTIZED
@@ -32,7 +32,9 @@ _NUM_TOKENS = 19
 def loaded(model: Path, folder: Path) -> tuple[Decoder, DraftHead]:
     decoder = Decoder(load_config(model), torch.float32, "cpu", TorchOps())
     load_weights(model, decoder)
-    return decoder, eagle3_head(folder, decoder, TorchOps(), UNQUANTIZED)
+    head = make_draft_head(EAGLE3, folder, decoder, TorchOps(), UNQUANTIZED)
+    load_weights(folder, head)
+    return decoder, head
 
 
 def token_ids() -> Tensor:

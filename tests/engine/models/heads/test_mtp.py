@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from baton.engine.models.config import load_config
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.heads.base import DraftHead
-from baton.engine.models.heads.loading import mtp_head
+from baton.engine.models.heads.making import MTP, make_draft_head
 from baton.engine.models.loading import load_weights
 from baton.engine.models.ops.torch_ops import TorchOps
 from baton.engine.models.quantization.base import UNQUANTIZED
@@ -34,7 +34,9 @@ _NUM_TOKENS = 11
 def loaded(folder: Path) -> tuple[Decoder, DraftHead]:
     decoder = Decoder(load_config(folder), torch.float32, "cpu", TorchOps())
     load_weights(folder, decoder)
-    return decoder, mtp_head(folder, decoder, TorchOps(), UNQUANTIZED)
+    head = make_draft_head(MTP, folder, decoder, TorchOps(), UNQUANTIZED)
+    load_weights(folder, head)
+    return decoder, head
 
 
 class Reference:
