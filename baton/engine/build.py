@@ -23,6 +23,7 @@ from baton.engine.adapting import require_adaptable, with_adapters
 from baton.engine.attention.choose import NATIVE, AttentionChoice
 from baton.engine.attention.native_backend import NativeAttention
 from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.draft_coverage import DraftCoverage
 from baton.engine.cache.offload import KvOffload
 from baton.engine.core import EngineCore
 from baton.engine.executor.base import Executor
@@ -74,7 +75,8 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts
 from baton.engine.settings import EngineSettings
-from baton.engine.speculation.runner import DraftedRunner
+from baton.engine.speculation.draft_model.loading import load_draft
+from baton.engine.speculation.draft_model.model import DraftModel, draft_model
 from baton.engine.speculation.settings import proposer_of
 from baton.engine.structured.matcher import Grammars
 from baton.engine.structured.vocabulary import Vocabulary, is_large
@@ -106,10 +108,13 @@ class Engine:
     executor: Executor
     loans: CoreLoans | None
     adapters: Mapping[str, bytes]
+    draft: DraftModel | None
 
     def learn_costs(self) -> None:
         """Find out what small steps cost. Only before the first request."""
         measure_first_costs(self.runner, self.core.costs, self.core.limits)
+        if self.draft is not None:
+            measure_first_costs(self.draft.passes.runner, self.draft.passes.costs, self.core.limits)
 
 
 class StartProgress(NamedTuple):
@@ -161,6 +166,7 @@ def build_engine(
         before = read_memory(device.torch_device) if basis.is_gpu else None
         rank = executor.shard
         model = with_adapters(load_shard(basis, rank, executor.collectives, progress.weights), adapters or {})
+        decoder = load_draft(basis)
         executor.loaded()
         sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, basis.kernels)
         attention = attention_of(basis, model, rank)
@@ -180,8 +186,8 @@ def build_engine(
         if open_tiers is not None:
             pool = executor.with_other_ranks(open_pool(basis, model, attention, memory, open_tiers))
             offload = KvOffload(pool, settings.block_size, basis.capacity.max_chunk, lambda: costs.cost)
-        computed_by = runner if basis.draft is None else DraftedRunner(runner, device, len(basis.draft.kvs))
-        core = _core(basis, model, fingerprint, memory, computed_by, grammars, costs, proposer or asked, offload)
+        draft = None if decoder is None else draft_model(basis, decoder, memory, offload)
+        core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer or asked, offload, draft)
         opened.callback(core.close)
         grammars.finish_loading()
         opened.pop_all()
@@ -199,6 +205,7 @@ def build_engine(
         executor,
         None if basis.kernels is None else basis.kernels.loans,
         model.adapters,
+        draft,
     )
 
 
@@ -277,7 +284,7 @@ def _runner(
 ) -> ModelRunner:
     attention = choice.build(memory.paged)
     with_spare = replace(basis.limits, spare_block=memory.spare_block)
-    run = recorded_pass(basis, model, attention)
+    run = recorded_pass(basis, model.decoder, attention)
     arguments = RunnerArguments(model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
     num_layers_before = model.layout.num_layers - model.own.num_layers
     leading = executor.leading_runner(arguments, run, num_layers_before, costs)
@@ -310,6 +317,7 @@ def _core(
     costs: StepCosts,
     proposer: Proposer | None,
     offload: KvOffload | None,
+    draft: DraftModel | None,
 ) -> EngineCore:
     settings, capacity, config = basis.settings, basis.capacity, basis.config
     on_evicted = None if offload is None else offload.evicted
@@ -328,10 +336,15 @@ def _core(
     )
     goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
     bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
-    speculation = None
+    speculation = coverage = None
+    if draft is not None:
+        coverage = DraftCoverage(pool, settings.block_size)
+        proposer = proposer or draft.proposer(coverage)
     if proposer is not None:
         costs.learns_rows = chooses_depth = bool(settings.speculative_config)
         speculation = Speculation(proposer, DraftDepth(costs, bound) if chooses_depth else None)
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, speculation, offload)
+    if draft is not None and coverage is not None:
+        runner = draft.beside(runner, basis.device, coverage, scheduler.requests)
     media_facts = {kind: tower.facts for kind, tower in model.towers.items()}
-    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, media_facts, offload)
+    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, media_facts, offload, coverage)

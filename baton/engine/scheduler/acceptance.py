@@ -17,7 +17,7 @@ _NUM_LEVELS = 8
 _LEVEL_WEIGHT, _LEVEL_KEPT = 6.0, 0.995
 """A confidence is believed as if so many tokens had shown it; a tried token keeps so much of its weight after another
 one of its level."""
-_REQUEST_WEIGHT, _REQUEST_KEPT = 1.5, 0.9
+_REQUEST_WEIGHT, _REQUEST_KEPT = 1.0, 0.93
 """The same of a request, whose weight falls with each of its drafts."""
 _MOST = 0.995
 _FIRST_CHANCE = 0.7

@@ -24,7 +24,7 @@ from baton.engine.scheduler.step_costs import StepCosts
 from baton.wire.request_key import RequestKey
 from baton.wire.step_cost import PLANNED_SHARE
 
-_LEAST_GAIN = 0.02
+_LEAST_GAIN = 0.03
 """Drafts that are expected to gain less than this share are left out: costs are not known better."""
 _LONGEST_REST = 64
 _FORGOTTEN = 0.8

@@ -7,6 +7,7 @@ through them for what was not seen lately: a number of rows that was timed wrong
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 
 MOST_ROWS = 128
@@ -71,13 +72,22 @@ class RowCosts:
         usual = _USUAL_SLOPE * mean / (1.0 + _USUAL_SLOPE * middle)
         slope = (product + _SLOPE_WEIGHT * usual) / (square + _SLOPE_WEIGHT)
         self._slope = max(slope, _LEAST_SLOPE * mean)
-        weights, highest = dict(seen), max(means)
-        found = []
-        for rows in range(highest + 1):
-            line = max(mean + self._slope * (rows - middle), 0.0)
+        self._table = self._tabulate(dict(seen), means, lambda rows: mean + self._slope * (rows - middle))
+
+    def _tabulate(
+        self, weights: Mapping[int, float], means: Mapping[int, float], line: Callable[[int], float]
+    ) -> list[float]:
+        """What each number of rows costs. More rows never cost less, and what was not seen costs no more than what was
+        seen of more rows."""
+        found = [0.0] * (max(means) + 1)
+        for rows in range(len(found) - 1, 0, -1):
             weight = weights.get(rows, 0.0)
-            found.append((weight * means.get(rows, 0.0) + _SEEN_WEIGHT * line) / (weight + _SEEN_WEIGHT))
-        self._table = list(accumulate(found, max))
+            found[rows] = (weight * means.get(rows, 0.0) + _SEEN_WEIGHT * max(0.0, line(rows))) / (
+                weight + _SEEN_WEIGHT
+            )
+            if weight < _SEEN_WEIGHT and rows + 1 < len(found):
+                found[rows] = min(found[rows], found[rows + 1])
+        return list(accumulate(found, max))
 
     def _weighted(self) -> list[tuple[int, float]]:
         """Numbers of rows with the weight that what was seen of them has now."""

@@ -1,4 +1,4 @@
-"""Chooses what computes drafts with layers of its own, if anything does: every rank alike, before weights are loaded."""
+"""Chooses what computes drafts with layers of its own, if anything does. All ranks choose alike, before they load."""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ from baton.wire.layout import LayerKv
 
 @dataclass(frozen=True, slots=True)
 class DraftLayers:
-    """`kvs`: what each of them stores of a token. `identity`: equal where their KV means the same."""
+    """`kvs`: what each of them stores of a token. `identity`: equal where their KV means the same. `weights_bytes`: of
+    weights that only drafts need."""
 
     kvs: tuple[LayerKv, ...]
     identity: str
+    weights_bytes: int
