@@ -161,7 +161,6 @@ class ModelShard:
     own: KvLayout
     ops: DecoderOps
     weights_bytes: int
-    kernels: Kernels | None
     quantization: str = ""
     towers: Mapping[str, MediaTower[Any]] = field(default_factory=dict)
     adapters: Mapping[str, bytes] = field(default_factory=dict)
@@ -180,7 +179,11 @@ def load_shard(
 ) -> ModelShard:
     """Load this rank's share, and nothing else of the files. Raises `ModelLoadError` and `InvalidSetting`."""
     model = _load_shard(basis, shard, collectives, on_weights)
-    return model if basis.draft is None else replace(model, layout=model.layout.followed_by(basis.draft.kvs))
+    draft = basis.draft
+    if draft is None:
+        return model
+    layout, weights_bytes = model.layout.followed_by(draft.kvs), model.weights_bytes + draft.weights_bytes
+    return replace(model, layout=layout, weights_bytes=weights_bytes)
 
 
 def _load_shard(
@@ -214,7 +217,7 @@ def _load_shard(
         layout = KvLayout.of_layers(kv_dtype, settings.block_size, whole.layer_kvs)
     towers = towers_of(basis, TORCH_DTYPES[dtype])
     weights_bytes += sum(tower.num_bytes for tower in towers.values())
-    return ModelShard(decoder, layout, own, ops, weights_bytes, kernels, quantization.name, towers)
+    return ModelShard(decoder, layout, own, ops, weights_bytes, quantization.name, towers)
 
 
 def towers_of(basis: Basis, dtype: torch.dtype) -> Mapping[str, MediaTower[Any]]:
@@ -247,16 +250,21 @@ def _image_tower(basis: Basis, dtype: torch.dtype) -> Tower | None:
 
 def attention_of(basis: Basis, model: ModelShard, shard: Shard) -> AttentionChoice:
     """The attention of this rank's heads. Raises `InvalidSetting`."""
+    return attention_for(basis, model.decoder, model.own, shard)
+
+
+def attention_for(basis: Basis, decoder: RunnableDecoder, layout: KvLayout, shard: Shard) -> AttentionChoice:
+    """The attention of a decoder that stores `layout`. Raises `InvalidSetting`."""
     settings, limits = basis.settings, basis.limits
     shape = AttentionShape(
-        num_heads=len(shard.share_of(model.decoder.num_heads, "attention heads")),
-        dtype=model.decoder.dtype,
-        layout=model.own,
+        num_heads=len(shard.share_of(decoder.num_heads, "attention heads")),
+        dtype=decoder.dtype,
+        layout=layout,
         max_blocks=limits.max_blocks_per_request,
         max_graph_sequences=0 if settings.enforce_eager else limits.max_num_seqs,
-        rules=model.decoder.layer_rules,
+        rules=decoder.layer_rules,
     )
-    return choose_attention(settings.attention_backend, basis.device, shape, model.kernels)
+    return choose_attention(settings.attention_backend, basis.device, shape, basis.kernels)
 
 
 def gpu_room(
@@ -273,16 +281,16 @@ def gpu_room(
     return gpu_num_blocks(settings, model.own if settings.divides_pool else model.layout, basis.capacity, needs)
 
 
-def recorded_pass(basis: Basis, model: ModelShard, attention: AttentionBackend) -> ForwardPass | None:
+def recorded_pass(basis: Basis, decoder: RunnableDecoder, attention: AttentionBackend) -> ForwardPass | None:
     """The forward pass as recorded calls of kernels, where that is possible. Computes in block 0."""
     settings, limits = basis.settings, basis.limits
-    if model.kernels is None or not isinstance(attention, NativeAttention) or settings.enforce_eager:
+    if basis.kernels is None or not isinstance(attention, NativeAttention) or settings.enforce_eager:
         return None
-    if not isinstance(model.decoder, Decoder):
+    if not isinstance(decoder, Decoder):
         return None
     max_positions = limits.max_blocks_per_request * settings.block_size
     sizes = StepSizes(limits.max_step_tokens, limits.max_num_seqs, max_positions)
-    return record_layers(model.decoder, attention, model.kernels, sizes)
+    return record_layers(decoder, attention, basis.kernels, sizes)
 
 
 def stream_of(basis: Basis, model: ModelShard, shard: Shard) -> StreamShape | None:
@@ -318,7 +326,7 @@ def _load_modelling(
     else:
         decoder = loading.load_modelling_decoder(folder, config, dtype, device, on_weights, remote_code=remote_code)
     layout = KvLayout.of_layers(kv_dtype, settings.block_size, decoder.layer_kvs)
-    return ModelShard(decoder, layout, layout, choose_ops(device.torch_device, kernels), num_bytes, kernels)
+    return ModelShard(decoder, layout, layout, choose_ops(device.torch_device, kernels), num_bytes)
 
 
 def _checked_weights(settings: EngineSettings, folder: Path, shapes: Decoder, device: Device, shard: Shard) -> int:

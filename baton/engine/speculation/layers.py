@@ -14,10 +14,12 @@ from baton.wire.layout import LayerKv
 
 @dataclass(frozen=True, slots=True)
 class DraftLayers:
-    """`kvs`: what each of them stores of a token. `identity`: equal where their KV means the same. `reads_steps`:
-    whether they read what is between the model's layers, which a recorded graph does not keep."""
+    """`kvs`: what each of them stores of a token. `identity`: equal where their KV means the same. `weights_bytes`: of
+    weights that only drafts need. `reads_steps`: whether they read what the model computes between its layers, which a
+    recorded graph does not keep."""
 
     reads_steps: ClassVar[bool] = False
 
     kvs: tuple[LayerKv, ...]
     identity: str
+    weights_bytes: int

@@ -65,8 +65,9 @@ def open_checkpoint(
     fingerprint = dummy_fingerprint(facts, kind) if is_dummy else model_fingerprint(own, facts)
     identity = blake2b(f"{fingerprint}|{quantization}".encode(), digest_size=_IDENTITY_BYTES).hexdigest()
     max_tokens = min(asked.max_model_len or facts.max_context_len, facts.max_context_len)
+    num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())
     return DraftCheckpoint(
-        shapes.layer_kvs, identity, own, facts, dtype, quantization, max_tokens, asked.num_speculative_tokens
+        shapes.layer_kvs, identity, num_bytes, own, facts, dtype, quantization, max_tokens, asked.num_speculative_tokens
     )
 
 

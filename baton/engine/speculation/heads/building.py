@@ -28,12 +28,11 @@ from baton.wire.layout import KvLayout
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """A head of `decoder`, which keeps for it what it reads. `num_bytes`: of its parameters."""
+    """A head of `decoder`, which keeps for it what it reads."""
 
     checkpoint: HeadCheckpoint
     head: DraftHead
     decoder: Decoder
-    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,11 @@ def load_head(basis: Basis, model: ModelShard) -> LoadedHead | None:
     checkpoint, decoder = basis.draft, model.decoder
     if not isinstance(checkpoint, HeadCheckpoint) or not isinstance(decoder, Decoder):
         return None
-    head, num_bytes = checkpoint.load(decoder, model.ops, basis.kernels)
+    head = checkpoint.load(decoder, model.ops, basis.kernels)
     return_freed_memory()
     if head.taps:
         decoder.taps = KeptStreams(head.taps)
-    return LoadedHead(checkpoint, head, decoder, num_bytes)
+    return LoadedHead(checkpoint, head, decoder)
 
 
 def follow(basis: Basis, loaded: LoadedHead, memory: KvMemory, runner: ModelRunner) -> FollowingHead:

@@ -42,13 +42,12 @@ class HeadCheckpoint(DraftLayers):
 
     reads_steps: ClassVar[bool] = True
 
-    def load(self, model: Decoder, ops: DecoderOps, kernels: Kernels | None) -> tuple[DraftHead, int]:
-        """The head of `model`, computed by `ops`, and the bytes of its parameters. Raises `ModelLoadError`."""
+    def load(self, model: Decoder, ops: DecoderOps, kernels: Kernels | None) -> DraftHead:
+        """The head of `model`, computed by `ops`. Raises `ModelLoadError`."""
         quantization = choose_quantization(self.quantization, model.config, self.folder, kernels)
         head = make_draft_head(self.method, self.folder, model, ops, quantization)
-        num_bytes = sum(parameter.num_bytes for parameter in head.parameters())
         load_weights(self.folder, head)
-        return head, num_bytes
+        return head
 
 
 def open_head(asked: HeadAsked, settings: EngineSettings, folder: Path, config: ModelConfig) -> HeadCheckpoint:
@@ -60,4 +59,5 @@ def open_head(asked: HeadAsked, settings: EngineSettings, folder: Path, config: 
     shapes = Decoder(config, TORCH_DTYPES[choose_dtype(settings.dtype, config)], "meta", TorchOps())
     head = make_draft_head(method, own, shapes, TorchOps(), choose_quantization(AUTO, config, folder))
     check_weights(own, head)
-    return HeadCheckpoint(head.layer_kvs, identity, method, own, quantization, asked.num_speculative_tokens)
+    num_bytes = sum(parameter.num_bytes for parameter in head.parameters())
+    return HeadCheckpoint(head.layer_kvs, identity, num_bytes, method, own, quantization, asked.num_speculative_tokens)
