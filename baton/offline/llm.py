@@ -32,7 +32,7 @@ from baton.engine.text.choice_text import ChoiceText, TextDelta, TextOptions, jo
 from baton.engine.text.tokenizer import Tokenizer
 from baton.ranks.executor.choose import open_executor
 from baton.wire.errors import BatonError, InvalidRequest
-from baton.wire.messages import TokenLogprobs
+from baton.wire.messages.output import TokenLogprobs
 from baton.wire.prompt import Prompt
 from baton.wire.prompt_logprobs import PromptTokenLogprobs, read_rows
 from baton.wire.request_key import RequestKey

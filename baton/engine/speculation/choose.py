@@ -12,7 +12,7 @@ from baton.engine.settings import DUMMY, EngineSettings
 from baton.engine.speculation.draft_model.checkpoint import open_checkpoint
 from baton.engine.speculation.heads.checkpoint import open_head
 from baton.engine.speculation.layers import DraftLayers
-from baton.engine.speculation.settings import DraftModelAsked, Eagle3Asked, MtpAsked, Ngrams, read_asked
+from baton.engine.speculation.settings import DraftModelAsked, HeadAsked, TextAsked, read_asked
 
 _log = logging.getLogger(__name__)
 
@@ -23,10 +23,10 @@ def open_draft(
     """The layers that the settings ask for beside the model of `folder`; None for none, and with a log line where they
     cannot be. Raises `ModelLoadError` and `InvalidSetting`."""
     asked = read_asked(settings.speculative_config)
-    if asked is None or isinstance(asked, Ngrams):
+    if asked is None or isinstance(asked, TextAsked):
         return None
     reason = _reason_against(settings, config)
-    if isinstance(asked, Eagle3Asked | MtpAsked):
+    if isinstance(asked, HeadAsked):
         reason = reason or _reason_against_heads(settings, config)
     if reason:
         _log.warning("drafts are not used: %s", reason)

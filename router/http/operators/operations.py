@@ -21,7 +21,7 @@ from baton.router.http.openai.replies import json_bytes
 from baton.router.nodes.registry import Node, NodeRegistry
 from baton.router.settings import RouterSettings
 from baton.wire.codec import PROTOCOL_VERSION
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 DISTRIBUTION = "baton-serve"
 POOLING_PATHS = (

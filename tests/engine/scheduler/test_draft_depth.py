@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -36,8 +37,8 @@ def depth_of(row_s: float, bound: StepBound | None = None, step_s: float = 0.04)
     return DraftDepth(costs, bound)
 
 
-def request(name: object, num_tokens: int = 5, **params: object) -> Request:
-    wanted = DecodingParams(**{"max_tokens": 500, **params})  # type: ignore[arg-type]
+def request(name: str | int, num_tokens: int = 5, **params: Any) -> Request:
+    wanted = DecodingParams(**{"max_tokens": 500, **params})
     return Request(key_of(name), Prompt.of(range(num_tokens)), wanted, b"", 1000)
 
 
@@ -45,7 +46,7 @@ def draft(count: int, confidence: float) -> Draft:
     return Draft(range(count), [confidence] * count, "ngram")
 
 
-def counts(depth: DraftDepth, drafts: Sequence[Draft], num_others: int = 0, **params: object) -> list[int]:
+def counts(depth: DraftDepth, drafts: Sequence[Draft], num_others: int = 0, **params: Any) -> list[int]:
     requests = [request(number) for number in range(len(drafts))]
     others = [request(f"other{number}", **params) for number in range(num_others)]
     step = DecodingStep([*requests, *others], len(drafts) + num_others, 0.0)
@@ -74,10 +75,19 @@ def test_the_likeliest_drafts_come_first_whoever_has_them() -> None:
 
 
 def test_a_draft_never_makes_a_step_longer_than_the_goal_of_somebody_else() -> None:
-    depth, drafts = depth_of(0.002, StepBound(StepCosts(), 1.0)), [draft(15, 0.95)] * 2
-    assert sum(counts(depth, drafts, 1, goal_tpot_s=1.0)) >= 6
-    # 40 ms, and 2 ms for each of six rows, three of which are there anyway
-    assert 2 <= sum(counts(depth, drafts, 1, goal_tpot_s=0.0523 / PLANNED_SHARE)) <= 4
+    depth, drafts = depth_of(0.0005, StepBound(StepCosts(), 1.0)), [draft(15, 0.95)] * 2
+    # 40 ms, and half a millisecond for each row, three of which are there anyway
+    assert sum(counts(depth, drafts, 1, goal_tpot_s=0.0431 / PLANNED_SHARE)) == 3
+    assert sum(counts(depth, drafts, goal_tpot_s=0.0431 / PLANNED_SHARE)) == 30
+
+
+def test_drafts_of_others_slow_nobody_by_more_than_a_tenth() -> None:
+    depth, drafts = depth_of(0.0005), [draft(15, 0.95)] * 2
+    assert sum(counts(depth, drafts)) == 30
+    for others in (1, 4):
+        num_rows = 2 + others
+        found = sum(counts(depth, [*drafts, draft(9, 0.01)], others - 1))
+        assert found * 0.0005 == pytest.approx(0.1 * (0.04 + 0.0005 * num_rows), abs=0.0005)
 
 
 def test_a_request_without_success_rests_longer_and_longer_and_is_tried_again() -> None:

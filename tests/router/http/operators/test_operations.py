@@ -15,7 +15,7 @@ from baton.router.settings import RouterSettings
 from baton.runtime.settings import setting
 from baton.wire.codec import PROTOCOL_VERSION
 from baton.wire.errors import InvalidSetting
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 from baton.wire.tiers import TierUsage
 from tests.router.fake_node import STATUS, Script, answering
 from tests.router.http_client import chat_body, connected, fetch, parse_reply, request_bytes
