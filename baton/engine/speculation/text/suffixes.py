@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.engine.native.texts import TextReader, Texts
+from baton.engine.native.texts import Texts, TextReader
 from baton.engine.scheduler.proposer import Draft
 from baton.engine.speculation.text.sources import sureness
 

@@ -28,14 +28,14 @@ def make_predictable(folder: Path) -> Path:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name] *= 1e-3
     tensors["model.norm.weight"] = torch.ones(64)
-    tensors["lm_head.weight"] = _next_of(_apart(tensors), 5.0)
+    tensors["lm_head.weight"] = _next_of(_apart(tensors), 12.0)
     write_weights(folder, tensors)
     return folder
 
 
 def make_right_head(folder: Path, model: Path) -> Path:
     """A head whose drafts are right; returns its folder."""
-    tensors = make_eagle3(folder, model, changes={"num_key_value_heads": 4})
+    tensors = make_eagle3(folder, model, changes={"num_key_value_heads": 4, "norm_before_residual": True})
     of_model = load_file(model / SINGLE_FILE)
     size = 64
     identity, nothing = torch.eye(size), torch.full((size, size), 1e-6)
@@ -45,7 +45,7 @@ def make_right_head(folder: Path, model: Path) -> Path:
         "midlayer.self_attn.q_proj.weight": sharp,
         "midlayer.self_attn.k_proj.weight": sharp.clone(),
         "midlayer.self_attn.v_proj.weight": torch.cat((identity, nothing), dim=1),
-        "midlayer.self_attn.o_proj.weight": identity.clone(),
+        "midlayer.self_attn.o_proj.weight": 4.0 * identity,
         "midlayer.mlp.down_proj.weight": tensors["midlayer.mlp.down_proj.weight"] * 1e-4,
         "lm_head.weight": of_model["lm_head.weight"].clone(),
     }
