@@ -8,7 +8,6 @@ Letters: T tokens, N rows, E hidden size of the head, S that of the model, K str
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -38,11 +37,11 @@ class DraftHead(Loadable, Protocol):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """In front of which layers of the model the residual stream is read; none: behind all of them, normed."""
+        """In front of which layers of the model the residual stream is read; none: behind all of them."""
         ...
 
-    def fused(self, streams: Sequence[Tensor]) -> Tensor:
-        """What `forward` takes as hidden states, [T, E] of K streams [T, S] of the model."""
+    def fused(self, streams: Tensor) -> Tensor:
+        """What `forward` takes as hidden states, [T, E], of K streams of the model side by side [T, K S]."""
         ...
 
     def forward(self, hidden: Tensor, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:

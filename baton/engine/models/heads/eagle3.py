@@ -6,7 +6,7 @@ three of the model's residual streams, and in a chain the head's own stream. See
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -62,9 +62,9 @@ class Eagle3Head:
         """The rule of its one layer."""
         return (self._attention.rule,)
 
-    def fused(self, streams: Sequence[Tensor]) -> Tensor:
-        """The product [T, E] with all streams side by side."""
-        return self._fc(torch.cat(tuple(streams), dim=1))
+    def fused(self, streams: Tensor) -> Tensor:
+        """The product [T, E] with all streams."""
+        return self._fc(streams)
 
     def forward(self, hidden: Tensor, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Store these slots; the residual stream [T, E] behind the layer."""

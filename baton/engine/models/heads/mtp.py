@@ -7,7 +7,7 @@ Embedding and output layer are the model's, whatever copies the file has of them
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -54,10 +54,9 @@ class MtpHead:
         """The rule of its one layer."""
         return (self._layer.rule,)
 
-    def fused(self, streams: Sequence[Tensor]) -> Tensor:
-        """The one stream, the model's last hidden states, as it is."""
-        (hidden,) = streams
-        return hidden
+    def fused(self, streams: Tensor) -> Tensor:
+        """The model's last hidden states [T, E], of the one stream."""
+        return self._model.normed(streams)
 
     def forward(self, hidden: Tensor, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Store these slots; the normed hidden states [T, E] behind the layer."""

@@ -28,11 +28,10 @@ from baton.wire.layout import KvLayout
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """A head of `decoder`, which keeps for it what it reads."""
+    """A head whose model keeps for it what it reads."""
 
     checkpoint: HeadCheckpoint
     head: DraftHead
-    decoder: Decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def load_head(basis: Basis, model: ModelShard) -> LoadedHead | None:
     return_freed_memory()
     if head.taps:
         decoder.taps = KeptStreams(head.taps)
-    return LoadedHead(checkpoint, head, decoder)
+    return LoadedHead(checkpoint, head)
 
 
 def follow(basis: Basis, loaded: LoadedHead, memory: KvMemory, runner: ModelRunner) -> FollowingHead:
@@ -72,5 +71,5 @@ def follow(basis: Basis, loaded: LoadedHead, memory: KvMemory, runner: ModelRunn
     choice = choose_attention(settings.attention_backend, basis.device, shape, basis.kernels)
     head_pass = HeadPass(head, choice.build(memory.paged.last_layers(layout)), basis.device, limits)
     slots = HeadSlots(2 * settings.max_num_seqs)
-    runner.be_followed(HeadFollower(head, loaded.decoder, head_pass, slots))
+    runner.be_followed(HeadFollower(head, head_pass, slots))
     return FollowingHead(loaded, head_pass, slots, basis)

@@ -4,7 +4,7 @@ with the token that the step sampled.
 So what a head needs of a prompt is KV, which is there when the prompt's is: in the prefix cache, in a handoff, and
 wherever else blocks go. Of requests that decode the hidden states are kept (`baton.engine.speculation.heads.slots`).
 
-Letters: T tokens of a step, N tokens that it sampled, E hidden size.
+Letters: T tokens of a step, N tokens that it sampled, K streams that are read, S hidden size of the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from baton.engine.attention.base import SequenceShare
-from baton.engine.models.decoder import Decoder
 from baton.engine.models.heads.base import DraftHead
 from baton.engine.runner.follower import ComputedStep
 from baton.engine.runner.forward import Stream
@@ -42,39 +41,39 @@ class _Placed(NamedTuple):
 
 
 class HeadFollower:
-    """Follows the steps of `decoder` with `head`. See `StepFollower`."""
+    """Follows the steps of the model of `head`. See `StepFollower`."""
 
-    def __init__(self, head: DraftHead, decoder: Decoder, head_pass: HeadPass, slots: HeadSlots) -> None:
+    def __init__(self, head: DraftHead, head_pass: HeadPass, slots: HeadSlots) -> None:
         self._head = head
-        self._decoder = decoder
         self._pass = head_pass
         self._slots = slots
 
     def follow(self, computed: ComputedStep) -> None:
         """Store the slots of prompts, and keep the hidden states of those that decode."""
-        hidden = self._head.fused(self._streams(computed.stream))
+        streams = self._streams(computed.stream)
         placed = list(_placed(computed.step))
         prompts = [each for each in placed if each.is_prompt]
         if prompts:
-            self._store(prompts, hidden, computed)
+            self._store(prompts, streams, computed)
         elif computed.layer_stored is not None:
             computed.layer_stored()
         for share, place, _ in (each for each in placed if not each.is_prompt):
             # a copy: the others of a step may be many
-            self._slots.wait(share.key, share.start, hidden[place : place + share.num_tokens].clone())
+            self._slots.wait(share.key, share.start, streams[place : place + share.num_tokens].clone())
 
-    def _streams(self, stream: Stream) -> Sequence[Tensor]:
-        return stream.tapped() if self._head.taps else (self._decoder.normed(stream.rows()),)
+    def _streams(self, stream: Stream) -> Tensor:
+        """What the head reads of all tokens, [T, K S]."""
+        return torch.cat(tuple(stream.tapped()), dim=1) if self._head.taps else stream.rows()
 
-    def _store(self, prompts: Sequence[_Placed], hidden: Tensor, computed: ComputedStep) -> None:
+    def _store(self, prompts: Sequence[_Placed], streams: Tensor, computed: ComputedStep) -> None:
         num_tokens = [each.share.num_tokens for each in prompts]
-        if sum(num_tokens) < len(hidden):
-            hidden = torch.cat([hidden[each.place : each.place + each.share.num_tokens] for each in prompts])
+        if sum(num_tokens) < len(streams):
+            streams = torch.cat([streams[each.place : each.place + each.share.num_tokens] for each in prompts])
         shares = [SequenceShare(each.share.start, each.share.num_tokens, each.share.block_table) for each in prompts]
         token_ids = np.array([token_id for each in prompts for token_id in _tokens_behind(each.share)], dtype=np.int64)
         ends = np.cumsum(num_tokens) - 1
         states = self._pass.store(
-            shares, token_ids, hidden, self._filled(prompts, ends, computed), computed.layer_stored
+            shares, token_ids, self._head.fused(streams), self._filled(prompts, ends, computed), computed.layer_stored
         )
         for each, end in zip(prompts, ends.tolist(), strict=True):
             if each.share.needs_sample:

@@ -159,15 +159,15 @@ class HeadProposer:
         if rows is None:
             return None
         first = self._blocks.first_own(request.block_table, rows.first, num_slots)
-        return None if first == num_slots else SlotRows(first, rows.hidden[first - rows.first :])
+        return None if first == num_slots else SlotRows(first, rows.streams[first - rows.first :])
 
     def _store(self, requests: Sequence[Request], rows: Sequence[SlotRows]) -> None:
         """Store the slots of requests whose hidden states wait."""
         shares, token_ids = [], []
-        for request, (first, hidden) in zip(requests, rows, strict=True):
-            shares.append(SequenceShare(first, len(hidden), request.block_table))
+        for request, (first, streams) in zip(requests, rows, strict=True):
+            shares.append(SequenceShare(first, len(streams), request.block_table))
             token_ids += request.token_ids[first + 1 :]
-        hidden = torch.cat([each.hidden for each in rows])
+        hidden = self._head.fused(torch.cat([each.streams for each in rows]))
         self._blocks.writing(shares)
         states = self._pass.store(shares, np.array(token_ids, dtype=np.int64), hidden)
         end = 0

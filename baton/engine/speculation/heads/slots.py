@@ -9,7 +9,7 @@ it was would be another request's.
 
 Bounded: of a request the newest hidden states are kept, and of all requests those that were told of last.
 
-Letters: R rows, E hidden size.
+Letters: R rows, E hidden size of the head, K streams of the model that it reads, S hidden size of the model.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MOST_ROWS = 64
 
 
 class SlotRows(NamedTuple):
-    """Slots to be stored, from `first` on, and their hidden states [R, E]."""
+    """Slots to be stored, from `first` on, and what the head reads of the model there [R, K S]."""
 
     first: int
-    hidden: Tensor
+    streams: Tensor
 
 
 @dataclass(slots=True)
@@ -67,14 +67,15 @@ class HeadSlots:
         """The first `num_stored` slots are stored, and the head's state of the last one is `state` [1, E]."""
         self._put(key, _Slots(num_stored, state, num_stored))
 
-    def wait(self, key: RequestKey, first: int, hidden: Tensor) -> None:
-        """The slots from `first` on have these hidden states [R, E]: as many of them as their request goes on with."""
+    def wait(self, key: RequestKey, first: int, streams: Tensor) -> None:
+        """The slots from `first` on have these hidden states [R, K S]: as many of them as their request goes on
+        with."""
         found = self._by_key.get(key) or _Slots(first)
         found.cut(first)
         found.num_stored = min(found.num_stored, first)
         if not found.waiting or found.stop != first:
             found.first, found.waiting = first, []
-        found.waiting.append(hidden)
+        found.waiting.append(streams)
         while len(found.waiting) > 1 and found.stop - found.first > MOST_ROWS:
             found.first += len(found.waiting.pop(0))
         found.state = None
@@ -90,11 +91,11 @@ class HeadSlots:
         found = self._by_key.get(key)
         if found is None or not max(found.first, found.num_stored) < num_slots <= found.stop:
             return None
-        hidden = torch.cat(found.waiting)[: num_slots - found.first]
+        streams = torch.cat(found.waiting)[: num_slots - found.first]
         gap = min(found.first - found.num_stored, MOST_ROWS)
         if gap < 0:
-            return SlotRows(found.num_stored, hidden[-gap:])
-        return SlotRows(found.first - gap, torch.cat((hidden[:1].expand(gap, -1), hidden)) if gap else hidden)
+            return SlotRows(found.num_stored, streams[-gap:])
+        return SlotRows(found.first - gap, torch.cat((streams[:1].expand(gap, -1), streams)) if gap else streams)
 
     def forget(self, key: RequestKey) -> None:
         """The request has left, or begins again."""

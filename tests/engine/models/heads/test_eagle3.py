@@ -92,7 +92,7 @@ def assert_as_described(decoder: Decoder, head: DraftHead, model: Path, describe
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     streams = reference(ids[None, :-1], output_hidden_states=True).hidden_states
     fused = torch.cat([streams[tap][0] for tap in taps], dim=1) @ described.matrix("fc")
-    hidden = head.fused(kept.streams)
+    hidden = head.fused(torch.cat(kept.streams, dim=1))
     torch.testing.assert_close(hidden, fused, atol=2e-4, rtol=1e-4)
     run = HeadRun(head)
     states = torch.cat((run.store(0, hidden[:8], ids[1:9]), run.store(8, hidden[8:], ids[9:])))

@@ -96,15 +96,19 @@ def test_states_and_logits_are_those_of_a_layer_of_transformers(tmp_path: Path, 
     decoder, head = loaded(folder)
     ids = torch.randint(0, VOCAB_SIZE, (_NUM_TOKENS + 1,), generator=torch.Generator().manual_seed(2))
     hidden = model(ids[None, :-1], output_hidden_states=True).hidden_states[-1][0]
+    last: list[Tensor] = []
+    with model.model.norm.register_forward_pre_hook(lambda _, given: last.append(given[0][0])):  # type: ignore[union-attr, operator]
+        model(ids[None, :-1])
+    torch.testing.assert_close(head.fused(last[0]), hidden, atol=1e-4, rtol=1e-4)
     run = HeadRun(head)
-    states = torch.cat((run.store(0, head.fused([hidden[:8]]), ids[1:9]), run.store(8, hidden[8:], ids[9:])))
+    states = torch.cat((run.store(0, head.fused(last[0][:8]), ids[1:9]), run.store(8, hidden[8:], ids[9:])))
     expected = reference.states(hidden, ids[1:])
     torch.testing.assert_close(states, expected, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(head.logits(states), model.lm_head(expected), atol=2e-3, rtol=1e-3)
     ids = torch.cat((ids, head.model_ids(head.logits(states[-1:]).argmax(-1))))
-    last = run.store(_NUM_TOKENS, states[-1:], ids[-1:])
+    further = run.store(_NUM_TOKENS, states[-1:], ids[-1:])
     expected = reference.states(torch.cat((hidden, expected[-1:])), ids[1:])
-    torch.testing.assert_close(last, expected[-1:], atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(further, expected[-1:], atol=2e-3, rtol=1e-3)
     assert head.taps == ()
 
 
