@@ -31,7 +31,7 @@ import xxhash
 
 from baton.wire.errors import InvalidMessage, Refused
 
-PROTOCOL_VERSION = 21
+PROTOCOL_VERSION = 22
 """The versions differ as follows.
 
 1: registration, two legs at once, grant, push, commit, release, revoke.
@@ -62,6 +62,7 @@ read of a prompt's rows is told whatever it is (`PromptRead`).
 20: a node copies the beginning of a prompt out of another one's prefix cache (`Lend`, `Pull`, `Pulled`); how full the
 tiers of its KV store are, and how many tokens of a prompt came from them (`tiers`).
 21: a leg waits for its prefix at its node (`awaited`), which uses what has come of it (checksums in `Pushed`).
+22: how many tokens of a handoff have KV of a draft model beside their own (`num_drafted`).
 """
 
 _MAGIC = b"BT"
