@@ -16,6 +16,7 @@ from baton.engine.scheduler.proposer import FREE, Draft, DraftCost, Wanted
 from baton.engine.scheduler.request import PENDING_TOKEN, Fork, Request
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
+from baton.wire.drafts import DraftsOfMethod
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -385,7 +386,5 @@ def test_drafts_are_counted_by_method_and_place_and_requests_without_by_reason()
     stepped(scheduler, 11, 12, 9)
     stepped(scheduler, 9)
     counts = scheduler.drafts.counts
-    assert counts.drafts == {"script": 2}
-    assert counts.tokens == {("script", place): 2 for place in range(3)}
-    assert counts.accepted == {("script", 0): 1, ("script", 1): 1}
+    assert counts.by_method() == (DraftsOfMethod("script", 2, (2, 2, 2), (1, 1)),)
     assert counts.undrafted == {"grammar": 1}
