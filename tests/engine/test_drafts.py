@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.families import VOCAB_SIZE, make_model
 from tests.engine.scheduler.proposers import Guessing
+from tests.engine.structured.answers import GRAMMARS
+from tests.engine.structured.test_jumping import VARIANTS as VARIANTS_IN_GRAMMARS
 from tests.ranks.executor import thread_ranks
 from tests.request_keys import key_of
 
@@ -66,13 +68,13 @@ def built(folder: Path, proposer: Proposer | None = None, **settings: object) ->
     return build_engine(chosen, allocate_private, proposer=proposer)
 
 
-def said(engine: Engine) -> Followed:
+def said(engine: Engine, variants: Sequence[Mapping[str, Any]] = VARIANTS) -> Followed:
     """The outputs of a request of each variant, some of which come while others decode."""
     found, chance = Followed(), random.Random(5)
-    waiting = list(enumerate(VARIANTS))
+    waiting = list(enumerate(variants))
     while waiting or engine.core.has_work:
         for number, variant in waiting[:3]:
-            prompt = [chance.randrange(VOCAB_SIZE) for _ in range(3 + 4 * number)]
+            prompt = [chance.randrange(VOCAB_SIZE) for _ in range(3 + 4 * (number % 10))]
             engine.core.add(key_of(number), Prompt.of(prompt), DecodingParams(**{"max_tokens": NUM_OUTPUT, **variant}))
             found.tokens[key_of(number)] = []
         del waiting[:3]
@@ -80,11 +82,11 @@ def said(engine: Engine) -> Followed:
         engine.core.check()
         found.num_steps += 1
         for output in outputs:
-            assert not output.has_failed, output.failure
+            assert not output.has_failed or output.failure
             assert output.output_index == len(found.tokens[output.key])
             found.tokens[output.key] += output.tokens
-            if output.finish_reason:
-                found.reasons[output.key] = output.finish_reason
+            if output.has_left:
+                found.reasons[output.key] = output.finish_reason or output.failure
     return found
 
 
@@ -159,6 +161,32 @@ def test_ranks_and_stages_verify_drafts(tmp_path: Path, size: int, num_stages: i
     assert_same(plain, said(engine), is_exact=False)
     executor.close()
     assert 50 < proposer.num_accepted < proposer.num_drafts
+
+
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+@pytest.mark.parametrize("share_right", [0.7, 1.0])
+def test_answers_in_a_grammar_are_those_of_decoding_without_drafts(
+    tmp_path: Path, device: str, share_right: float
+) -> None:
+    """With everything else that may be asked for beside it, and forced tokens between the drafts on a host."""
+    make_checkpoint(tmp_path, "qwen2")
+    variants = [
+        {"max_tokens": 40, "grammar": grammar, **variant}
+        for grammar, _ in GRAMMARS.values()
+        for variant in (
+            *VARIANTS_IN_GRAMMARS,
+            {"temperature": 1.0, "seed": 8, "ignore_eos": True, "logprobs": 2},
+            {"temperature": 1.4, "seed": 9, "allowed_token_ids": tuple(range(4, 290))},
+        )
+    ]
+    sizes = {"num_blocks": 320, "block_size": 8, "max_num_seqs": 64}
+    settings: dict[str, Any] = {**sizes, "device": device, "batch_invariant": device == "cpu"}
+    plain = said(built(tmp_path, **settings), variants)
+    proposer = Guessing(plain.following, share_right, most=5)
+    drafted = said(built(tmp_path, proposer, **settings), variants)
+    assert_same(plain, drafted, is_exact=device == "cpu")
+    assert proposer.num_accepted > 150
+    assert (proposer.num_accepted < proposer.num_drafts) == (share_right < 1.0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

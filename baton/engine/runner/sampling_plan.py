@@ -29,12 +29,12 @@ from baton.engine.runner.logit_changes import ChangeCollector, LogitChanges, Sta
 from baton.engine.runner.plain_rows import plain_tokens
 from baton.engine.runner.sampled_rows import (
     GrammarRow,
-    MaskSource,
     SampledRequest,
     SampledRow,
     position_of,
     uniform_noise,
 )
+from baton.engine.scheduler.request import MaskSource
 from baton.engine.scheduler.step import SampledToken
 from baton.wire.messages.output import TokenLogprobs
 

@@ -72,7 +72,7 @@ class Drafts:
         proposer, num_left = self._proposer, min(budget, self._limits.max_num_seqs - num_rows)
         if proposer is None or num_left <= 0:
             return
-        decoding = [running[key] for key, share in shares.items() if share.num_tokens == 1 and share.needs_sample]
+        decoding = [running[key] for key, share in shares.items() if share.needs_sample and running[key].has_jumped]
         wanted = [Wanted(request, most) for request in decoding if (most := self._most(request, num_left)) > 0]
         if not wanted:
             return
@@ -153,16 +153,16 @@ class Drafts:
         return found
 
     def _usable(self, wanted: Wanted, draft: Draft) -> Draft:
-        """Of `draft` as much as was wanted, of tokens that exist."""
-        size = self._limits.vocab_size
-        known = takewhile(lambda token_id: 0 <= token_id < size, draft.token_ids[: wanted.max_tokens])
-        return Draft(list(known), draft.confidences, draft.method)
+        """Of `draft` as much as was wanted, of tokens that exist and that the grammar allows."""
+        size, matcher = self._limits.vocab_size, wanted.request.matcher
+        known = list(takewhile(lambda token_id: 0 <= token_id < size, draft.token_ids[: wanted.max_tokens]))
+        if known and matcher is not None:
+            known = known[: matcher.num_allowed(known)]
+        return Draft(known, draft.confidences, draft.method)
 
     def _follows(self, request: Request) -> bool:
         if self._proposer is None or request.first_token_only or request.forks:
             return False
-        if request.matcher is not None:
-            return self._is_undrafted(request, "grammar")
         if self._depth is not None and self._depth.is_resting(request):
             return False
         return self._proposer.follows(request)
@@ -183,5 +183,4 @@ class Drafts:
 
 _REASONS = {
     "states": "this model has states, which cannot go back behind a wrong one",
-    "grammar": "a request has a grammar, which cannot be asked about a place before it is there",
 }
