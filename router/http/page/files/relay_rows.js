@@ -26,6 +26,7 @@ export function nodeRow() {
   const row = cells(5);
   row.children[2].className = row.children[3].className = "n";
   row.children[3].append(make("span"), make("div", "note"));
+  row.children[3].title = "With drafts: tokens of a step, and how many of the drafts are right";
   meter(row.children[4], ["held", "leased", "cached"]);
   row.children[4].append(make("span", "note"));
   return row;
@@ -43,7 +44,7 @@ export function groupsOf(nodes) {
 
 /** Tokens of a step that has drafts of a request, and how many of theirs are right. */
 function draftsOf({ num_drafts: drafts, num_draft_tokens: tokens, num_accepted_draft_tokens: accepted }) {
-  return drafts ? `${(1 + accepted / drafts).toFixed(1)} tokens a draft step, ${Math.round(100 * accepted / tokens)} % of drafts right` : "";
+  return drafts ? `drafts: ${(1 + accepted / drafts).toFixed(1)} a step, ${Math.round(100 * accepted / tokens)} %` : "";
 }
 
 export function showNode(row, node, group) {
