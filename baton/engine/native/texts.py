@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from ctypes import CDLL, POINTER, Structure, byref, c_int32, c_int64, c_void_p
 
 MAX_GUESSES = 64
+_NO_MEMORY = "no memory for texts"
 
 
 class BatonGuess(Structure):
@@ -38,9 +39,9 @@ class Texts:
         library.baton_texts_size.argtypes, library.baton_texts_size.restype = (c_void_p,), c_int64
         library.baton_reader_open.argtypes, library.baton_reader_open.restype = (c_void_p,), c_void_p
         library.baton_reader_close.argtypes, library.baton_reader_close.restype = (c_void_p,), None
-        library.baton_reader_read.argtypes = (c_void_p, c_void_p, c_int64)
-        library.baton_reader_read.restype = c_int64
-        library.baton_reader_guess.argtypes = (c_void_p, c_int64, POINTER(BatonGuess), c_int64)
+        library.baton_reader_read.argtypes = (c_void_p, c_void_p, c_int64, POINTER(BatonGuess))
+        library.baton_reader_read.restype = c_int32
+        library.baton_reader_guess.argtypes = (c_void_p, POINTER(BatonGuess), c_int64)
         library.baton_reader_guess.restype = c_int64
         self.library = library
         self.handle = _opened(library.baton_texts_open(max_tokens, max_texts, num_expected))
@@ -58,38 +59,35 @@ class TextReader:
 
     def __init__(self, texts: Texts) -> None:
         """Raises `MemoryError`."""
-        self.match = 0
-        """So many of the last tokens have been there before."""
+        self.first = BatonGuess()
+        """What may be the next token; its `match` says how many of the last tokens have been there before."""
         self._texts = texts
         self._read = texts.library.baton_reader_read
         self._guess = texts.library.baton_reader_guess
         self._handle = _opened(texts.library.baton_reader_open(texts.handle))
         self._one = c_int32()
-        self._place_of_one = byref(self._one)
+        self._place_of_one, self._place_of_first = byref(self._one), byref(self.first)
         weakref.finalize(self, texts.library.baton_reader_close, self._handle)
 
     def read(self, token_ids: Iterable[int]) -> None:
         """The text goes on with these. Raises `MemoryError`, after which nothing of it may be used."""
         packed = array("i", token_ids)
-        self._go_on(self._read(self._handle, packed.buffer_info()[0], len(packed)))
+        if not self._read(self._handle, packed.buffer_info()[0], len(packed), self._place_of_first):
+            raise MemoryError(_NO_MEMORY)
 
     def read_one(self, token_id: int) -> None:
         """As `read`, in a microsecond."""
         self._one.value = token_id
-        self._go_on(self._read(self._handle, self._place_of_one, 1))
+        if not self._read(self._handle, self._place_of_one, 1, self._place_of_first):
+            raise MemoryError(_NO_MEMORY)
 
-    def guesses(self, shortest: int, max_guesses: int) -> list[BatonGuess]:
-        """What has followed most often, token by token, behind ends of at least `shortest` tokens."""
+    def guesses(self, max_guesses: int) -> list[BatonGuess]:
+        """What has followed most often, token by token. Ends of the text are the shorter the less has followed."""
         found = (BatonGuess * min(max_guesses, MAX_GUESSES))()
-        return found[: self._guess(self._handle, shortest, found, len(found))]
-
-    def _go_on(self, match: int) -> None:
-        if match < 0:
-            raise MemoryError("no memory for texts")
-        self.match = match
+        return found[: self._guess(self._handle, found, len(found))]
 
 
 def _opened(handle: int | None) -> c_void_p:
     if not handle:
-        raise MemoryError("no memory for texts")
+        raise MemoryError(_NO_MEMORY)
     return c_void_p(handle)

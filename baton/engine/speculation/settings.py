@@ -16,7 +16,7 @@ from baton.engine.speculation.text.suffixes import SuffixRules
 from baton.wire.errors import InvalidSetting
 
 _USUAL_LENGTH = 5
-_SHORTEST_SUFFIX = 2
+_LEAST_SURE = 0.15
 _MOST = 64
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 
@@ -35,7 +35,7 @@ class _Ngrams(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", ta
             raise InvalidSetting(
                 f"--speculative-config: prompt_lookup_min {shortest} is above prompt_lookup_max {longest}"
             )
-        rules = SuffixRules("ngram", shortest, spec_factor=_MOST, max_depth=_MOST, least_share=0.0)
+        rules = SuffixRules("ngram", shortest, 0.0, spec_factor=_MOST, max_depth=_MOST, least_share=0.0)
         return TextProposer(self.num_speculative_tokens, open_sources(rules, longest, 0), rules.method)
 
 
@@ -52,7 +52,8 @@ class _Suffixes(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", 
         depth = min(self.suffix_decoding_max_tree_depth, _MOST)
         rules = SuffixRules(
             "suffix",
-            _SHORTEST_SUFFIX,
+            1,
+            _LEAST_SURE,
             self.suffix_decoding_max_spec_factor,
             depth,
             self.suffix_decoding_min_token_prob,

@@ -19,7 +19,7 @@ from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import SampledToken, Step
 from baton.engine.scheduler.step_costs import StepCosts
-from baton.engine.speculation.text.ngrams import NgramProposer
+from baton.engine.speculation.settings import proposer_of
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -89,7 +89,8 @@ def served(
     runner = VirtualRunner(by_key)
     costs = StepCosts(lambda: runner.now_s)
     costs.learns_rows = True
-    speculation = Speculation(NgramProposer(16, 2, 4), DraftDepth(costs)) if speculates else None
+    proposer = proposer_of('{"method": "suffix", "num_speculative_tokens": 16}' if speculates else "")
+    speculation = None if proposer is None else Speculation(proposer, DraftDepth(costs))
     pool, limits = BlockPool(3000), SchedulerLimits(16, 64, 512, 1024)
     scheduler = Scheduler(pool, limits, frozenset({_END}), speculation=speculation)
     core = EngineCore(pool, scheduler, runner, "", costs=costs)
@@ -133,6 +134,9 @@ def test_streams_that_copy_are_never_slower_together_and_slow_others_by_a_tenth_
 
 def test_the_more_streams_there_are_the_fewer_tokens_are_drafted() -> None:
     texts = mixture(16)
-    drafted = [sum(served(texts, num_streams, speculates=True)[1].tokens.values()) for num_streams in (1, 4, 16)]
+    drafted = []
+    for num_streams in (1, 4, 16):
+        methods = served(texts, num_streams, speculates=True)[1].by_method()
+        drafted.append(sum(sum(method.tokens) for method in methods))
     assert drafted == sorted(drafted, reverse=True)
     assert drafted[-1] < 0.4 * drafted[0]

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from baton import LLM, SamplingParams
+from baton.bench.numbers import NONE
 from baton.engine.models.identity import find_checkpoint
 from baton.engine.scheduler.proposer import Draft, Wanted
 from baton.engine.scheduler.request import Request
@@ -178,7 +179,7 @@ def tables(answers: Sequence[Answer]) -> Iterator[tuple[str, dict[str, dict[str,
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.2f} of {whole}" if whole else "–"
+    return f"{part / whole:.2f} of {whole}" if whole else NONE
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 _SOURCES = ("baton/engine/scheduler/first_tokens.py", "baton/wire/request_key.py", "baton/engine/cache/hashing.py")
-_RENAMED = (("request", "job"), ("token", "symbol"), ("block", "page"), ("hash", "digest"))
+_RENAMED = (("request", "job"), ("token", "symbol"))
 _PEOPLE = (
     ("Ada Lovelace", "London", 1815),
     ("Alan Turing", "London", 1912),
@@ -50,8 +50,8 @@ def _edits() -> Iterator[TextPrompt]:
     for source in _SOURCES:
         lines = (ROOT / source).read_text().splitlines()
         code = "\n".join(lines[len(lines) // 3 :][:28])
-        for old, new in _RENAMED[:2]:
-            told = f'Rewrite this Python code with "{old}" renamed to "{new}". Answer with the whole code and nothing else.'
+        for old, new in _RENAMED:
+            told = f'Rewrite this Python code with "{old}" renamed to "{new}". Answer with all of it, nothing else.'
             yield TextPrompt("edit", f"{told}\n\n```python\n{code}\n```", f"```python\n{code}\n```")
 
 

@@ -56,10 +56,10 @@ BatonGuess likeliest(const Automaton& automaton, const Match& match, int32_t* to
     return best;
 }
 
-int64_t guess(const Automaton& automaton, Match match, int64_t shortest, BatonGuess* guesses, int64_t max_guesses) {
+int64_t guess(const Automaton& automaton, Match match, BatonGuess* guesses, int64_t max_guesses) {
     int64_t number = 0;
     match.find_state(automaton);
-    while (number < max_guesses && match.length >= shortest && match.state != ROOT) {
+    while (number < max_guesses && match.state != ROOT) {
         int32_t to = NOTHING;
         const BatonGuess found = likeliest(automaton, match, &to);
         if (to == NOTHING) {
@@ -113,6 +113,17 @@ struct BatonReader {
         end = texts.younger.add(end, token);
     }
 
+    bool is_in_older() const { return in_older.length > in_younger.length; }
+    const baton::Automaton& automaton() const { return is_in_older() ? texts.older : texts.younger; }
+    baton::Match longest() const { return is_in_older() ? in_older : in_younger; }
+
+    BatonGuess first_guess() const {
+        baton::Match match = longest();
+        int32_t to;
+        match.find_state(automaton());
+        return match.state == baton::ROOT ? BatonGuess{} : baton::likeliest(automaton(), match, &to);
+    }
+
     // What was the younger automaton is the older one now, or is gone.
     void move_on() {
         in_older = generation + 1 == texts.generation ? in_younger : baton::Match();
@@ -145,21 +156,19 @@ BatonReader* baton_reader_open(BatonTexts* texts) {
 
 void baton_reader_close(BatonReader* reader) { delete reader; }
 
-int64_t baton_reader_read(BatonReader* reader, const int32_t* tokens, int64_t num_tokens) {
+int32_t baton_reader_read(BatonReader* reader, const int32_t* tokens, int64_t num_tokens, BatonGuess* first) {
     try {
         for (int64_t i = 0; i < num_tokens; ++i) reader->read(tokens[i]);
     } catch (const std::bad_alloc&) {
-        return -1;
+        return 0;
     }
-    return std::max(reader->in_older.length, reader->in_younger.length);
+    *first = reader->first_guess();
+    return 1;
 }
 
-int64_t baton_reader_guess(const BatonReader* reader, int64_t shortest, BatonGuess* guesses, int64_t max_guesses) {
-    const BatonTexts& texts = reader->texts;
-    if (reader->generation != texts.generation) return 0;
-    if (reader->in_older.length > reader->in_younger.length)
-        return baton::guess(texts.older, reader->in_older, shortest, guesses, max_guesses);
-    return baton::guess(texts.younger, reader->in_younger, shortest, guesses, max_guesses);
+int64_t baton_reader_guess(const BatonReader* reader, BatonGuess* guesses, int64_t max_guesses) {
+    if (reader->generation != reader->texts.generation) return 0;
+    return baton::guess(reader->automaton(), reader->longest(), guesses, max_guesses);
 }
 
 }  // extern "C"

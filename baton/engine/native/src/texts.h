@@ -29,18 +29,18 @@ int64_t baton_texts_size(const BatonTexts* texts);
 
 BatonReader* baton_reader_open(BatonTexts* texts);
 void baton_reader_close(BatonReader* reader);
-// The text goes on with `tokens`. Returns how many of its last tokens have been in the texts before, as one piece;
-// -1 without memory: then neither the texts nor their readers may be used any more, only closed.
-int64_t baton_reader_read(BatonReader* reader, const int32_t* tokens, int64_t num_tokens);
-
 // A guess: after the last `match` tokens, the guesses before this one among them, something has followed `total` times,
 // and `count` times this token.
 struct BatonGuess {
     int32_t token, match, count, total;
 };
-// What followed most often, and the newest where several did as often. Returns the number of guesses, `max_guesses` at
-// most. Where nothing followed a shorter end of the text is taken, of at least `shortest` tokens.
-int64_t baton_reader_guess(const BatonReader* reader, int64_t shortest, BatonGuess* guesses, int64_t max_guesses);
+// The text goes on with `tokens`. Writes the first guess, whose `match` is how many of the last tokens have been in the
+// texts before, as one piece; its `count` is 0 where nothing followed them. Returns whether there was memory. Without
+// any, neither the texts nor their readers may be used any more, only closed.
+int32_t baton_reader_read(BatonReader* reader, const int32_t* tokens, int64_t num_tokens, BatonGuess* first);
+// What followed most often, and the newest where several did as often, guess by guess. Where nothing followed, a shorter
+// end of the text is taken. Returns the number of guesses, `max_guesses` at most.
+int64_t baton_reader_guess(const BatonReader* reader, BatonGuess* guesses, int64_t max_guesses);
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 from baton.engine.scheduler.proposer import NO_DRAFT, Draft
+from baton.engine.speculation.text.sources import sureness
 
 PREDICTION = "prediction"
 _WIDTH = array("I").itemsize
@@ -60,7 +61,7 @@ class Prediction:
         if not self.has_draft:
             return NO_DRAFT
         found = self._token_ids[self._place : self._place + max_tokens]
-        return Draft(found, [_confidence(self._match + number) for number in range(len(found))], PREDICTION)
+        return Draft(found, [sureness(self._match + number) for number in range(len(found))], PREDICTION)
 
     def _find_again(self) -> None:
         for length, reach in _REACHES:
@@ -83,7 +84,3 @@ class Prediction:
             while found > 0 and found % _WIDTH:
                 found = self._packed.rfind(wanted, 0, found + len(wanted) - 1)
         return 0 if found < 0 else found // _WIDTH + length
-
-
-def _confidence(match: int) -> float:
-    return (match + 1.0) / (match + 2.0)

@@ -7,22 +7,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.engine.native.texts import Texts, TextReader
+from baton.engine.native.texts import TextReader, Texts
 from baton.engine.scheduler.proposer import Draft
 from baton.engine.speculation.text.sources import sureness
+
+_ALWAYS_SURE = 4
+"""Behind so many tokens that were there before, the first guess is worth a try whatever followed them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuffixRules:
     """When a text has drafts, and how long they are.
 
-    `shortest`: tokens at the end of the text that have been before. `spec_factor`: tokens of a draft for each of these,
-    of which `max_depth` count; a draft has no more than `max_depth` either. `least_share`: of all that followed, what
-    the token has to have been. `method`: the name of the drafts.
+    `shortest`: tokens at the end of the text that have been before. `least_sure`: the first token is at least so sure.
+    `spec_factor`: tokens of a draft for each of the tokens that have been before, of which `max_depth` count; a draft
+    has no more than `max_depth` either. `least_share`: of all that followed, what a token has to have been.
+    `method`: the name of the drafts.
     """
 
     method: str
     shortest: int
+    least_sure: float
     spec_factor: float
     max_depth: int
     least_share: float
@@ -38,16 +43,18 @@ class SuffixText(TextReader):
     @property
     def has_draft(self) -> bool:
         """Whether enough of the last tokens have been there before."""
-        return self.match >= self._rules.shortest
+        match = self.first.match
+        if match >= _ALWAYS_SURE or match < self._rules.shortest:
+            return match >= self._rules.shortest
+        return self.first.count * sureness(match) >= self._rules.least_sure * self.first.total
 
     def draft(self, max_tokens: int) -> Draft:
         """What has followed most often."""
-        rules = self._rules
-        longest = min(rules.max_depth, int(rules.spec_factor * min(self.match, rules.max_depth)))
-        token_ids, confidences = [], []
-        for guess in self.guesses(rules.shortest, min(max_tokens, longest)):
+        rules, token_ids, confidences = self._rules, list[int](), list[float]()
+        longest = min(rules.max_depth, int(rules.spec_factor * min(self.first.match, rules.max_depth)))
+        for guess in self.guesses(min(max_tokens, longest)):
             share = guess.count / guess.total
-            if share < rules.least_share:
+            if share < rules.least_share or guess.match < rules.shortest:
                 break
             token_ids.append(guess.token)
             confidences.append(share * sureness(guess.match))
