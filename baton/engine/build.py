@@ -23,6 +23,7 @@ from baton.engine.adapting import require_adaptable, with_adapters
 from baton.engine.attention.choose import NATIVE, AttentionChoice
 from baton.engine.attention.native_backend import NativeAttention
 from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.draft_coverage import DraftCoverage
 from baton.engine.cache.offload import KvOffload
 from baton.engine.core import EngineCore
 from baton.engine.executor.base import Executor
@@ -57,6 +58,7 @@ from baton.engine.pool_size import (
     report_shorter_requests,
     require_room,
 )
+from baton.engine.runner.base import Runner
 from baton.engine.runner.greedy_series import GreedySeries
 from baton.engine.runner.inputs import InputReader
 from baton.engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory, own_kv_memory
@@ -73,6 +75,9 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts
 from baton.engine.settings import EngineSettings
+from baton.engine.speculation.draft_model.loading import load_draft
+from baton.engine.speculation.draft_model.model import DraftModel, draft_model
+from baton.engine.speculation.heads.building import FollowingHead, follow, load_head
 from baton.engine.speculation.settings import proposer_of
 from baton.engine.structured.matcher import Grammars
 from baton.engine.structured.vocabulary import Vocabulary, is_large
@@ -106,10 +111,13 @@ class Engine:
     executor: Executor
     loans: CoreLoans | None
     adapters: Mapping[str, bytes]
+    draft: DraftModel | None
 
     def learn_costs(self) -> None:
         """Find out what small steps cost. Only before the first request."""
         measure_first_costs(self.runner, self.core.costs, self.core.limits)
+        if self.draft is not None:
+            measure_first_costs(self.draft.passes.runner, self.draft.passes.costs, self.core.limits)
 
 
 class StartProgress(NamedTuple):
@@ -161,6 +169,7 @@ def build_engine(
         before = read_memory(device.torch_device) if basis.is_gpu else None
         rank = executor.shard
         model = with_adapters(load_shard(basis, rank, executor.collectives, progress.weights), adapters or {})
+        decoder, head = load_draft(basis), load_head(basis, model)
         executor.loaded()
         sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, basis.kernels)
         attention = attention_of(basis, model, rank)
@@ -175,6 +184,7 @@ def build_engine(
         executor.share_memory(memory, stream_of(basis, model, rank))
         costs = StepCosts(pair_in_tokens=pair_in_tokens(config) if isinstance(config, ModelConfig) else USUAL_PAIR)
         runner = _runner(basis, model, sampler, attention, memory, executor, costs, progress.graphs)
+        following = None if head is None else follow(basis, head, memory, runner)
         executor.ready()
         runner.warm_up()
         fingerprint = fingerprint_of(basis, model)
@@ -182,7 +192,9 @@ def build_engine(
         if open_tiers is not None:
             pool = executor.with_other_ranks(open_pool(basis, model, attention, memory, open_tiers))
             offload = KvOffload(pool, settings.block_size, basis.capacity.max_chunk, lambda: costs.cost)
-        core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer or asked, offload)
+        draft = None if decoder is None else draft_model(basis, decoder, memory, offload)
+        drafting = draft or following
+        core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer or asked, offload, drafting)
         opened.callback(core.close)
         grammars.finish_loading()
         opened.pop_all()
@@ -200,6 +212,7 @@ def build_engine(
         executor,
         None if basis.kernels is None else basis.kernels.loans,
         model.adapters,
+        draft,
     )
 
 
@@ -262,7 +275,7 @@ def _kv_memory(
     if basis.settings.divides_pool:
         return own_kv_memory(model.layout, model.own, rank, num_blocks, device)
     if device.has_own_memory:
-        return device_kv_memory(model.layout, num_blocks, device.torch_device)
+        return device_kv_memory(model.layout, num_blocks, device.torch_device, model.own)
     return host_kv_memory(model.layout, num_blocks, allocate, own=model.own, shard=rank)
 
 
@@ -289,7 +302,7 @@ def _runner(
     attention = choice.build(memory.paged)
     draft_blocks = memory.paged.draft_blocks
     with_spare = replace(basis.limits, spare_block=memory.spare_block, num_draft_blocks=len(draft_blocks))
-    run = recorded_pass(basis, model, attention)
+    run = recorded_pass(basis, model.decoder, attention)
     arguments = RunnerArguments(model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
     num_layers_before = model.layout.num_layers - model.own.num_layers
     leading = executor.leading_runner(arguments, run, num_layers_before, costs)
@@ -317,11 +330,12 @@ def _core(
     model: ModelShard,
     fingerprint: str,
     memory: KvMemory,
-    runner: ModelRunner,
+    runner: Runner,
     grammars: Grammars,
     costs: StepCosts,
     proposer: Proposer | None,
     offload: KvOffload | None,
+    drafting: DraftModel | FollowingHead | None,
 ) -> EngineCore:
     settings, capacity, config = basis.settings, basis.capacity, basis.config
     on_evicted = None if offload is None else offload.evicted
@@ -343,10 +357,17 @@ def _core(
     )
     goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
     bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
-    speculation = None
+    speculation = coverage = None
+    if isinstance(drafting, DraftModel):
+        coverage = DraftCoverage(pool, settings.block_size)
+        proposer = proposer or drafting.proposer(coverage)
+    elif drafting is not None:
+        proposer = proposer or drafting.proposer(pool, offload)
     if proposer is not None:
         costs.learns_rows = chooses_depth = bool(settings.speculative_config)
         speculation = Speculation(proposer, DraftDepth(costs, bound) if chooses_depth else None)
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, speculation, offload)
+    if isinstance(drafting, DraftModel) and coverage is not None:
+        runner = drafting.beside(runner, basis.device, coverage, scheduler.requests)
     media_facts = {kind: tower.facts for kind, tower in model.towers.items()}
-    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, media_facts, offload)
+    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, media_facts, offload, coverage)

@@ -68,6 +68,7 @@ class GraphForward:
 
     graph: Graph
     output: Tensor
+    stream: None = None
 
     def compute(self, due: DueRows) -> Tensor | None:
         """Launch the graph."""

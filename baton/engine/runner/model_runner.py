@@ -23,6 +23,7 @@ from baton.engine.attention.base import AttentionBackend, KeepsStates, LayerStor
 from baton.engine.models.base import RunnableDecoder
 from baton.engine.runner.base import RunningStep
 from baton.engine.runner.drafted_rows import DraftedRows
+from baton.engine.runner.follower import ComputedStep, StepFollower
 from baton.engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
 from baton.engine.runner.graphs import DecodeGraphs, ReportProgress, one_token_each
 from baton.engine.runner.greedy_series import GreedySeries
@@ -144,8 +145,13 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._stream: torch.Tensor | None = None  # that graphs begin with in a later stage
         self._sampled_rows: dict[RequestKey, int] = {}
+        self._follower: StepFollower | None = None
         # entered in every step: as a decorator it would be made anew each time, which takes 30 us
         self._inference = torch.inference_mode()
+
+    def be_followed(self, follower: StepFollower) -> None:
+        """Tell `follower` of each step but those of a series. Before the first launch, and instead of graphs."""
+        self._follower = follower
 
     @torch.inference_mode()
     def record_graphs(self, progress: ReportProgress | None = None) -> int:
@@ -232,12 +238,27 @@ class ModelRunner:
         read = None if readings is None else (readings, self._device.fetch(readings.outputs))
         if logits is None:
             self._sampled_rows = {}
+            self._be_followed_in(step, forward, (), layer_stored)
             return LaunchedStep((), FetchedRows(plan, self._device.fetch(())), read)
-        return LaunchedStep([request.key for request in due], self._sample(plan, due, logits, drafted), read)
+        sampled, token_ids = self._sample(plan, due, logits, drafted)
+        self._be_followed_in(step, forward, token_ids, layer_stored)
+        return LaunchedStep([request.key for request in due], sampled, read)
+
+    def _be_followed_in(
+        self,
+        step: Step,
+        forward: Forward,
+        token_ids: Sequence[int] | torch.Tensor,
+        layer_stored: LayerStored | None,
+    ) -> None:
+        """Tell the follower, if there is one, of `step`, whose rows have sampled these tokens."""
+        if self._follower is not None and forward.stream is not None:
+            self._follower.follow(ComputedStep(step, forward.stream, token_ids, layer_stored))
 
     def _sample(
         self, plan: SamplingPlan, due: Sequence[ScheduledRequest], logits: torch.Tensor, drafted: DraftedRows | None
-    ) -> SampledRows:
+    ) -> tuple[SampledRows, Sequence[int] | torch.Tensor]:
+        """The rows, and their token ids [N]."""
         redraw = None
         if self.is_asynchronous:
             if plan.grammar_rows:  # the matchers make masks while the device computes
@@ -246,12 +267,12 @@ class ModelRunner:
         elif (plain := self._sampler.sample_plain(plan, logits)) is not None:
             if drafted is not None:
                 self._settle(drafted, torch.tensor(plain.token_ids), torch.tensor(plain.is_number))
-            return plain
+            return plain, plain.token_ids
         outputs = self._sampler.sample(plan, logits, redraw)
         if drafted is not None:
             self._settle(drafted, outputs[0], outputs[1])
         self._store_sampled(due, outputs[0])
-        return FetchedRows(plan, self._device.fetch(outputs))
+        return FetchedRows(plan, self._device.fetch(outputs)), outputs[0]
 
     def _settle(self, drafted: DraftedRows, token_ids: torch.Tensor, is_valid: torch.Tensor) -> None:
         """Have states go back behind drafts that are not what was sampled."""

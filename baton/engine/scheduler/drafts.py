@@ -82,12 +82,13 @@ class Drafts:
         for request, draft in self._chosen(wanted, proposer, tuple(shares.values()), decoding):
             draft = draft.first(min(num_left, self._blocks.num_slots_behind(request)))
             num_left -= len(draft.token_ids)
-            self._blocks.extend(request, len(draft.token_ids))
+            if proposer.stores_kv:
+                self._blocks.trim(request, len(draft.token_ids))
+            else:
+                self._blocks.extend(request, len(draft.token_ids))
             if draft.token_ids:
                 shares[request.key] = shares[request.key].with_drafts(draft.token_ids)
                 self._in_flight[request.key] = draft
-            elif proposer.stores_kv:
-                self._blocks.trim(request)
 
     def _chosen(
         self,

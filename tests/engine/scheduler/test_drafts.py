@@ -415,7 +415,7 @@ def test_drafts_are_counted_by_method_and_place() -> None:
     stepped(scheduler, 11, 12, 9)
     stepped(scheduler, 9)
     counts = scheduler.drafts.counts
-    assert counts.by_method() == (DraftsOfMethod("script", 2, (2, 2, 2), (1, 1, 0)),)
+    assert counts.by_method() == (DraftsOfMethod("script", 2, (2, 2, 2), (1, 1)),)
     assert not counts.undrafted
 
 
