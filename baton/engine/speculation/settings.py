@@ -6,7 +6,7 @@ made of what was asked for.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,7 @@ from baton.wire.errors import InvalidSetting
 
 _USUAL_LENGTH = 5
 _FLAG = "--speculative-config"
+GREEDY = "greedy"
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=64)]
 
 
@@ -28,7 +29,8 @@ class Ngrams(msgspec.Struct, tag_field="method", tag="ngram", forbid_unknown_fie
 
 
 class DraftModelAsked(msgspec.Struct, tag_field="method", tag="draft_model", forbid_unknown_fields=True, frozen=True):
-    """A second checkpoint. `max_model_len`: longer requests get no drafts; None: as long as that model can."""
+    """A second checkpoint. `max_model_len`: longer requests get no drafts; None: as long as that model can.
+    `draft_sample_method`: "probabilistic" draws guesses as the request draws tokens, "greedy" takes the likeliest."""
 
     num_speculative_tokens: _Tokens
     model: str
@@ -36,6 +38,7 @@ class DraftModelAsked(msgspec.Struct, tag_field="method", tag="draft_model", for
     quantization: str | None = None
     max_model_len: Annotated[int, msgspec.Meta(ge=2)] | None = None
     draft_tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
+    draft_sample_method: Literal["probabilistic", "greedy"] = "probabilistic"
 
     @property
     def checkpoint(self) -> str:
