@@ -45,7 +45,8 @@ from baton.node.events import token_event
 from baton.node.first_steps import FirstSteps
 from baton.node.metrics import HandoffTimes, StepCounters, counters_as_metrics
 from baton.wire.errors import BatonError, InvalidMessage, Overloaded, RequestFailed, TransferFailed
-from baton.wire.messages import Decode, HandOver, PrefillPeer, TokenEvent
+from baton.wire.messages.legs import Decode, HandOver, PrefillPeer
+from baton.wire.messages.output import TokenEvent
 from baton.wire.request_key import RequestKey
 
 MAX_AWAITED = 4096

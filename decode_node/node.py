@@ -18,7 +18,7 @@ from baton.node.metrics import StepCounters
 from baton.node.pool import Ends
 from baton.node.role import Role
 from baton.node.sharing_leg import SharingLeg
-from baton.wire.messages import DECODE
+from baton.wire.messages.membership import DECODE
 from baton.wire.request_key import RequestKey
 
 

@@ -21,7 +21,8 @@ from baton.engine.core import EngineCore
 from baton.kvtransfer.commands import BeginHandoff, CancelSending, FinishHandoff, SendingNotice
 from baton.kvtransfer.sending_end import SendingEnd
 from baton.node.metrics import counters_as_metrics
-from baton.wire.messages import HandOver, TokenEvent
+from baton.wire.messages.legs import HandOver
+from baton.wire.messages.output import TokenEvent
 from baton.wire.request_key import RequestKey
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeVar
 
 from baton.kvtransfer.layers import LayerProgress
-from baton.wire.messages import HandoffFigures, PrefillPeer, TokenEvent
+from baton.wire.messages.legs import PrefillPeer
+from baton.wire.messages.output import HandoffFigures, TokenEvent
 from baton.wire.request_key import RequestKey
 
 NoticeT_contra = TypeVar("NoticeT_contra", contravariant=True)

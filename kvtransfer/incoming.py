@@ -25,7 +25,7 @@ from baton.kvtransfer.states import RECEIVING_MOVES, Lifecycle, ReceivingState
 from baton.kvtransfer.transports.base import Receiver
 from baton.kvtransfer.write_proof import Known, PeerWord, Verdict, Writer, judge, writer_of_all
 from baton.wire.errors import InvalidMessage
-from baton.wire.messages import HandoffFigures
+from baton.wire.messages.output import HandoffFigures
 from baton.wire.request_key import RequestKey
 
 FENCE_AFTER_S = 5.0

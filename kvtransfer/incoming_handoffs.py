@@ -25,7 +25,7 @@ from baton.kvtransfer.states import ReceivingState
 from baton.kvtransfer.write_proof import PeerWord, Verdict
 from baton.runtime.clock import now_us
 from baton.wire.errors import BatonError
-from baton.wire.messages import PrefillPeer
+from baton.wire.messages.legs import PrefillPeer
 from baton.wire.request_key import RequestKey
 
 _log = logging.getLogger(__name__)

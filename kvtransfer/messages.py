@@ -12,7 +12,7 @@ from typing import Annotated
 from baton.wire.codec import U64, BlockIds, Bounds, Codec, Id128, Length, U64s
 from baton.wire.kv_shard import MAX_RANKS, KvDivision
 from baton.wire.layout import KvLayout
-from baton.wire.messages import TokenEvent
+from baton.wire.messages.output import TokenEvent
 from baton.wire.request_key import RequestKey
 
 _Name = Annotated[str, Length(256)]

@@ -28,7 +28,7 @@ from baton.kvtransfer.transports.base import Receiver
 from baton.wire import links
 from baton.wire.errors import InvalidSetting, Refused
 from baton.wire.link_watch import DIAL_PAUSE_S, LinkWatch, open_watched
-from baton.wire.messages import PrefillPeer
+from baton.wire.messages.legs import PrefillPeer
 
 _IDLE_S = 60.0
 _log = logging.getLogger(__name__)

@@ -38,7 +38,8 @@ from baton.node.events import token_event
 from baton.node.first_steps import FirstSteps
 from baton.node.metrics import StepCounters, counters_as_metrics
 from baton.wire.errors import BatonError, InvalidMessage, RequestFailed
-from baton.wire.messages import HandOver, Prefill, TokenEvent
+from baton.wire.messages.legs import HandOver, Prefill
+from baton.wire.messages.output import TokenEvent
 from baton.wire.request_key import RequestKey
 
 

@@ -19,7 +19,7 @@ from baton.node.pool import Ends
 from baton.node.role import Role
 from baton.node.sharing_leg import SharingLeg
 from baton.prefill_node.leg import PrefillLeg
-from baton.wire.messages import PREFILL
+from baton.wire.messages.membership import PREFILL
 
 _log = logging.getLogger(__name__)
 

@@ -68,7 +68,7 @@ from baton.runtime.watchdog import Watchdog
 from baton.wire import links
 from baton.wire.errors import InvalidSetting, Overloaded
 from baton.wire.keys import ROUTER, KeyRing
-from baton.wire.messages import PREFILL
+from baton.wire.messages.membership import PREFILL
 
 _CLOSE_TIMEOUT_S = 2.0
 _DAY_S = 86_400.0

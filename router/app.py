@@ -45,7 +45,7 @@ from baton.router.http.trailing_slashes import serve_trailing_slashes
 from baton.router.nodes.registry import NodeRegistry
 from baton.router.settings import RouterSettings
 from baton.wire.errors import BatonError
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -39,7 +39,7 @@ from baton.engine.scheduler.step_costs import StepCosts
 from baton.engine.steps_in_flight import StepsInFlight, StepWatch
 from baton.engine.structured.matcher import Grammars
 from baton.wire.errors import InvalidRequest
-from baton.wire.messages import NodeStatus
+from baton.wire.messages.membership import NodeStatus
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -122,6 +122,7 @@ class EngineCore:
             cost=self.costs.cost,
             num_leased_blocks=self._held.num_blocks,
             tiers=() if self.offload is None else self.offload.usage_by_tier,
+            drafts=self.draft_counts.by_method(),
         )
 
     def add(

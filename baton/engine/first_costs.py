@@ -22,8 +22,9 @@ MOST_S = 0.05
 _SMALLEST = 16
 _REPEATS = 2
 _DECODES = (1, 4)
-_ROWS = (1, 2, 4, 6, 8, 12, 16, 24)
-MOST_ROWS_S = 0.4
+_ROWS = (1, 6, 12, 3, 24, 8, 16, 2)
+"""The most telling first."""
+MOST_ROWS_S = 0.2
 """As `MOST_S`, of steps with drafts, which are computed only where there are any."""
 
 

@@ -84,7 +84,8 @@ class Basis:
     def records_steps(self) -> bool:
         """Whether decode steps are recorded, where the device can. Transformers' modelling code may look at values, so
         nothing of it is."""
-        return not self.settings.enforce_eager and isinstance(self.config, ModelConfig)
+        is_read = self.draft is not None and self.draft.reads_steps
+        return not (self.settings.enforce_eager or is_read) and isinstance(self.config, ModelConfig)
 
     @property
     def is_gpu(self) -> bool:

@@ -25,7 +25,7 @@ from baton.node.settings import MixedNodeSettings, NodeSettings
 from baton.runtime.command_line import CommandParser
 from baton.runtime.events import Ready, emit
 from baton.runtime.settings import add_flags, as_flags, check_file_keys, resolve, secret_environment
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 START_TIMEOUT_S = 1800.0
 STOP_MARGIN_S = 2.0

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from baton.engine.native.loans import Lending
 from baton.node.settings import NodeSettings
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 CPU_QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 DEVICE_FOLDER = Path("/dev")

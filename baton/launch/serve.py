@@ -42,7 +42,7 @@ from baton.router.http.access.keys import KEY_VARIABLE
 from baton.router.settings import RouterSettings
 from baton.runtime.settings import as_flags, secret_environment
 from baton.wire.errors import BatonError, InvalidSetting, ModelLoadError
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 ROUTER_NAME = "router"
 NO_KEY = "none"

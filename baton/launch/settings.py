@@ -23,7 +23,7 @@ from baton.runtime.command_line import CommandParser, closest
 from baton.runtime.ranges import SECONDS, Range
 from baton.runtime.settings import ENVIRONMENT_PREFIX, add_flags, check_file_keys, resolve, setting
 from baton.wire.errors import InvalidSetting
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 ROUTER_SETTINGS_CHOSEN = frozenset({"control_host", "control_port", "control_fd", "listen_fds"})
 NODE_SETTINGS_CHOSEN = frozenset(

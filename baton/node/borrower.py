@@ -38,9 +38,10 @@ from baton.wire.errors import (
     RequestFailed,
     TransferFailed,
 )
-from baton.wire.messages import HandoffFigures, PrefillPeer
+from baton.wire.messages.legs import PrefillPeer
+from baton.wire.messages.output import HandoffFigures
+from baton.wire.messages.prefixes import AwaitedPrefix, Pull
 from baton.wire.prompt import Prompt
-from baton.wire.pulls import AwaitedPrefix, Pull
 from baton.wire.request_key import RequestKey
 
 MAX_PULLS = 256

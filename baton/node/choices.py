@@ -7,7 +7,7 @@ the handoff between the nodes goes by the name of the first.
 from __future__ import annotations
 
 from baton.wire.errors import InvalidMessage
-from baton.wire.messages import Decode, Prefill
+from baton.wire.messages.legs import Decode, Prefill
 from baton.wire.request_key import RequestKey
 
 

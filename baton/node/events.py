@@ -9,7 +9,7 @@ from baton.engine.scheduler.request import MEDIA_GONE
 from baton.engine.scheduler.step import RequestOutput
 from baton.engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
 from baton.wire.errors import BatonError, InvalidRequest, Overloaded, RequestFailed
-from baton.wire.messages import MAX_READ_BYTES, PromptRead, StepTimes, TokenEvent
+from baton.wire.messages.output import MAX_READ_BYTES, PromptRead, StepTimes, TokenEvent
 from baton.wire.request_key import RequestKey
 
 
@@ -62,4 +62,5 @@ def token_event(output: RequestOutput, times: StepTimes | None = None) -> TokenE
         output.num_cached_tokens,
         times=times,
         tiers=output.tiers if output.tiers and not output.output_index else None,
+        draft=output.draft,
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from baton.engine.scheduler.step import RequestOutput
 from baton.runtime.clock import now_us
-from baton.wire.messages import StepTimes
+from baton.wire.messages.output import StepTimes
 from baton.wire.request_key import RequestKey
 
 

@@ -19,7 +19,8 @@ import zmq
 from baton.runtime.watchdog import Beat
 from baton.wire import links
 from baton.wire.link_watch import DIAL_PAUSE_S, open_watched
-from baton.wire.messages import NODE_TO_ROUTER, Heartbeat, NodeStatus
+from baton.wire.messages.membership import Heartbeat, NodeStatus
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER
 
 INTERVAL_S = 1.0
 _MISSED_BEFORE_NEXT_KEY = 2

@@ -17,7 +17,7 @@ from baton.engine.core import EngineCore
 from baton.kvtransfer.commands import BeginHandoff, CancelSending, FinishHandoff, SendingNotice
 from baton.kvtransfer.sending_end import SendingEnd
 from baton.node.notices import OtherNotices
-from baton.wire.pulls import Lend
+from baton.wire.messages.prefixes import Lend
 from baton.wire.request_key import RequestKey
 
 MAX_LENT = 256

@@ -27,8 +27,10 @@ from baton.node.lent_cores import LentCores
 from baton.node.router_links import Heard, RouterLinks
 from baton.node.stopper import Stopper
 from baton.wire.errors import BatonError
-from baton.wire.messages import Cancel, Drain, HandOver, TokenEvent
-from baton.wire.pulls import Lend, Pull
+from baton.wire.messages.legs import Cancel, HandOver
+from baton.wire.messages.membership import Drain
+from baton.wire.messages.output import TokenEvent
+from baton.wire.messages.prefixes import Lend, Pull
 from baton.wire.request_key import RequestKey
 
 _TICK_S = 0.25

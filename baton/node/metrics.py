@@ -5,7 +5,7 @@ Owns the metrics that every node has and those of handoffs that it received. The
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
@@ -16,7 +16,9 @@ from prometheus_client.registry import Collector
 from baton.engine.cache.offload import KvOffload
 from baton.engine.scheduler.step import RequestOutput
 from baton.engine.scheduler.step_costs import StepCosts
-from baton.wire.messages import HandoffFigures, NodeStatus
+from baton.runtime.draft_metrics import draft_metrics
+from baton.wire.messages.membership import NodeStatus
+from baton.wire.messages.output import HandoffFigures
 
 _LOCAL_CACHE, _TRANSFER = "local_cache_hit", "external_kv_transfer"
 _HANDOFF_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -26,10 +28,16 @@ class NodeCollector(Collector):
     """Asks the engine and the leg for their figures at each scrape."""
 
     def __init__(
-        self, status: Callable[[], NodeStatus], costs: StepCosts, leg_metrics: Callable[[], Iterable[Metric]]
+        self,
+        status: Callable[[], NodeStatus],
+        costs: StepCosts,
+        undrafted: Mapping[str, int],
+        leg_metrics: Callable[[], Iterable[Metric]],
     ) -> None:
+        """`undrafted`: requests that get no drafts, by reason."""
         self._status = status
         self._costs = costs
+        self._undrafted = undrafted
         self._leg_metrics = leg_metrics
 
     def collect(self) -> Iterable[Metric]:
@@ -47,6 +55,12 @@ class NodeCollector(Collector):
         yield GaugeMetricFamily("baton:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", usage)
         yield CounterMetricFamily("baton:num_preemptions", "Requests computed again", status.num_preemptions)
         yield from self._step_costs()
+        yield from draft_metrics((), [((), status.drafts)])
+        doc = "Requests that got no drafts"
+        undrafted = CounterMetricFamily("baton:undrafted_requests", doc, labels=["reason"])
+        for reason, count in list(self._undrafted.items()):
+            undrafted.add_metric([reason], count)
+        yield undrafted
         yield from self._leg_metrics()
 
     def _step_costs(self) -> Iterable[Metric]:

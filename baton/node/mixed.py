@@ -20,7 +20,7 @@ from baton.node.mixed_leg import MixedLeg, PromptLeg
 from baton.node.pool import Ends
 from baton.node.role import Role
 from baton.node.sharing_leg import SharingLeg
-from baton.wire.messages import DECODE
+from baton.wire.messages.membership import DECODE
 from baton.wire.request_key import RequestKey
 
 MakePrefill = Callable[[Engine, SendingEnd, StepCounters], PromptLeg]

@@ -19,7 +19,8 @@ from baton.kvtransfer.commands import SendingNotice
 from baton.node.choices import choice_keys
 from baton.node.loop import Leg
 from baton.wire.errors import BatonError, InvalidMessage
-from baton.wire.messages import HandOver, Prefill, TokenEvent
+from baton.wire.messages.legs import HandOver, Prefill
+from baton.wire.messages.output import TokenEvent
 from baton.wire.request_key import RequestKey
 
 _NOTHING = Step(())

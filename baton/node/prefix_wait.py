@@ -7,7 +7,7 @@ came by then is used.
 
 from __future__ import annotations
 
-from baton.wire.pulls import AwaitedPrefix
+from baton.wire.messages.prefixes import AwaitedPrefix
 
 
 class PrefixWait:

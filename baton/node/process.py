@@ -50,7 +50,7 @@ from baton.runtime.watchdog import Beat, Watchdog
 from baton.wire import links
 from baton.wire.errors import InvalidSetting
 from baton.wire.keys import ADMITTED, ROUTER, KeyRing
-from baton.wire.messages import Hello
+from baton.wire.messages.membership import Hello
 
 _EVENT_INTERVAL_S = 0.2
 SAVE_S = 5.0
@@ -109,7 +109,7 @@ def _serve(
         stack.callback(ends.close)
         leg, peer_address = role.open_leg(engine, ends)
         core = engine.core
-        collector = NodeCollector(core.status, core.costs, leg.metrics)
+        collector = NodeCollector(core.status, core.costs, core.draft_counts.undrafted, leg.metrics)
         health = HealthServer(settings.host, settings.http_port, collector, lambda: watchdog.complaint)
         stack.callback(health.close)
         health.watch(watchdog)

@@ -14,9 +14,10 @@ from baton.node.sharing_leg import SharingLeg
 class Role:
     """One role of a node.
 
-    `name`: `baton.wire.messages.PREFILL` or `DECODE`. `pool`: `SENDER` or `RECEIVER`, see `PoolMemory.role`. `open_leg`
-    asks for the ends that the leg needs, which are closed after it. It returns the leg, and the address at which peers
-    dial this node ("" where they do not). It raises `BatonError`. `preference`: see `Hello.prefers`.
+    `name`: `PREFILL` or `DECODE` of `baton.wire.messages.membership`. `pool`: `SENDER` or `RECEIVER`, see
+    `PoolMemory.role`. `open_leg` asks for the ends that the leg needs, which are closed after it. It returns the leg,
+    and the address at which peers dial this node ("" where they do not). It raises `BatonError`. `preference`: see
+    `Hello.prefers`.
     """
 
     name: str

@@ -25,14 +25,9 @@ from baton.node.events import prompt_read
 from baton.wire import links
 from baton.wire.errors import BatonError, InvalidMessage, Refused
 from baton.wire.link_watch import DIAL_PAUSE_S, open_watched
-from baton.wire.messages import (
+from baton.wire.messages.legs import HandedOver, HandOver
+from baton.wire.messages.membership import (
     LIVE_KEY_BYTES,
-    NODE_TO_ROUTER,
-    ROUTER_TO_NODE,
-    CacheEvents,
-    Failed,
-    HandedOver,
-    HandOver,
     Hello,
     Introduce,
     Leaving,
@@ -41,13 +36,13 @@ from baton.wire.messages import (
     Pong,
     Refusal,
     Resume,
-    TokenEvent,
-    Tokens,
     Welcome,
     control_identity,
     live_key,
 )
-from baton.wire.pulls import Lend, Pulled
+from baton.wire.messages.output import Failed, TokenEvent, Tokens
+from baton.wire.messages.prefixes import CacheEvents, Lend, Pulled
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from baton.wire.request_key import RequestKey, owner_of_epoch
 from baton.wire.session import Session, number_of
 

@@ -18,8 +18,10 @@ from baton.engine.scheduler.reading import RowsRead
 from baton.node.borrower import Arrived
 from baton.node.router_link import RouterLink
 from baton.wire.errors import BatonError, InvalidMessage, InvalidSetting, Refused
-from baton.wire.messages import Decode, Drain, HandOver, Prefill, TokenEvent
-from baton.wire.pulls import Lend
+from baton.wire.messages.legs import Decode, HandOver, Prefill
+from baton.wire.messages.membership import Drain
+from baton.wire.messages.output import TokenEvent
+from baton.wire.messages.prefixes import Lend
 from baton.wire.request_key import OWNER_BYTES, RequestKey
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from baton.runtime.ranges import MILLISECONDS, PORT, SECONDS_OR_NONE, Range
 from baton.runtime.settings import setting
 from baton.wire import links
 from baton.wire.errors import InvalidSetting
-from baton.wire.messages import BOTH, DECODE, PREFILL
+from baton.wire.messages.membership import BOTH, DECODE, PREFILL
 
 MAX_ROUTERS = 16
 MAX_ENGINES = 256

@@ -22,8 +22,9 @@ from baton.node.choices import choice_keys
 from baton.node.lender import PrefixLender
 from baton.node.loop import Leg
 from baton.wire.errors import BatonError, InvalidMessage
-from baton.wire.messages import HandOver, TokenEvent
-from baton.wire.pulls import Lend, Pull
+from baton.wire.messages.legs import HandOver
+from baton.wire.messages.output import TokenEvent
+from baton.wire.messages.prefixes import Lend, Pull
 from baton.wire.request_key import RequestKey
 
 

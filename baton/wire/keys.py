@@ -26,7 +26,7 @@ from pathlib import Path
 import zmq
 
 from baton.wire.errors import InvalidSetting
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 ROUTER = "router"
 ROLES = (ROUTER, PREFILL, DECODE)

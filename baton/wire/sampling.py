@@ -26,6 +26,7 @@ MAX_BAD_WORD_TOKENS = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_ABS_LOGIT_BIAS = 100.0
+MAX_PREDICTION_TOKENS = 2**17
 _ABOVE_ZERO = math.ulp(0.0)
 """The smallest float that is not 0: the low end of a range that 0 is not in."""
 _BadWord = Annotated[tuple[int, ...], Packed("I", MAX_BAD_WORD_TOKENS)]
@@ -48,6 +49,8 @@ class DecodingParams:
 
     `goal_tpot_s`: seconds between two tokens, to which steps keep that compute prompts beside it. `goal_ttft_s`:
     seconds to the first token, for which steps may become longer. 0: the node's own goal. Goals change no token.
+
+    `prediction_ids`: what the output may be like. Drafts are taken from it; it changes no token.
     """
 
     temperature: Annotated[float, Bounds(0, 2)] = 1.0
@@ -72,6 +75,7 @@ class DecodingParams:
     grammar: Grammar | None = None
     goal_tpot_s: Annotated[float, Bounds(0, 1e6)] = 0.0
     goal_ttft_s: Annotated[float, Bounds(0, 1e6)] = 0.0
+    prediction_ids: Annotated[tuple[int, ...], Packed("I", MAX_PREDICTION_TOKENS)] = ()
 
     def __post_init__(self) -> None:
         for name, number in _numbers():
@@ -94,6 +98,10 @@ class DecodingParams:
         _require_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
         if self.bad_word_ids:
             _require_bad_words(self.bad_word_ids)
+        # it may be as long as a prompt, and parameters are made several times on the way of a request
+        if len(self.prediction_ids) > MAX_PREDICTION_TOKENS:
+            message = f"prediction allows at most {MAX_PREDICTION_TOKENS} tokens, got {len(self.prediction_ids)}"
+            raise InvalidRequest(message, "prediction")
 
     @property
     def needs_history(self) -> bool:
@@ -146,14 +154,17 @@ class DecodingParams:
 class SamplingParams(DecodingParams):
     """The parameters of the offline `LLM` class: `DecodingParams`, and those that concern text.
 
-    `stop`: up to 16 strings; the text ends before the first of them that appears.
+    `stop`: up to 16 strings; the text ends before the first of them that appears. `prediction`: a text that the output
+    may be like, in place of `prediction_ids`; what is too long is cut.
     """
 
     stop: Annotated[tuple[str, ...], Length(MAX_STOP_STRINGS)] = ()
     include_stop_str_in_output: bool = False
+    prediction: str = ""
 
     def __post_init__(self) -> None:
         DecodingParams.__post_init__(self)
+        _require_ids("prediction", self.prediction_ids, MAX_PREDICTION_TOKENS)
         check_stop_strings(self.stop)
 
     def decoding(self) -> DecodingParams:

@@ -2,8 +2,8 @@
 
 Owns, for one of the two ends, the numbers of its messages, those that the other end has not acknowledged, and how far
 the other end's have come. Connections may break and be made again meanwhile: whoever misses messages asks for them
-(`baton.wire.messages.Resume`). Does not own a socket, and has no timers: `Ping` and `Pong` say twice a second how far
-both ends are.
+(`Resume` of `baton.wire.messages.membership`). Does not own a socket, and has no timers: `Ping` and `Pong` say twice a
+second how far both ends are.
 
 The numbers of a session follow on its own random number, so that a message of an earlier session is never taken for one
 of this. A numbered message travels as two frames: the number, and the envelope.
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from baton.wire.codec import Codec
 from baton.wire.media import num_payload_bytes
-from baton.wire.messages import Decode, Prefill
+from baton.wire.messages.legs import Decode, Prefill
 
 MAX_UNACKNOWLEDGED_BYTES = 64 * 2**20
 _NUMBER = struct.Struct("<Q")

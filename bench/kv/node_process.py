@@ -34,7 +34,8 @@ from baton.runtime.process import keep_freed_memory
 from baton.wire.errors import RequestFailed
 from baton.wire.layout import KvLayout, LayerKv
 from baton.wire.links import LinkSettings
-from baton.wire.messages import PrefillPeer, TokenEvent
+from baton.wire.messages.legs import PrefillPeer
+from baton.wire.messages.output import TokenEvent
 from baton.wire.request_key import RequestKey
 
 PREFILL, DECODE = "prefill", "decode"

@@ -30,7 +30,8 @@ from baton.router.requests.relay import Relay
 from baton.router.requests.timings import ClientTimes, RelayTimes
 from baton.router.requests.trace import CURRENT_TRACE
 from baton.router.routing.goals import Attainment, Goals
-from baton.wire.messages import DECODE, PREFILL
+from baton.runtime.draft_metrics import draft_metrics
+from baton.wire.messages.membership import DECODE, PREFILL
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
@@ -334,7 +335,9 @@ class _NodesCollector(Collector):
             usage.add_metric(place, status.num_held_blocks / total if total else 0.0)
             preemptions.add_metric(place, status.num_preemptions)
             ejected.add_metric(place, node.is_ejected)
-        yield from (load, blocks, usage, preemptions, ejected, *self._by_group(), *self._by_model())
+        drafts = [((node.role, node.node_id, node.model), node.status.drafts) for node in self._nodes.all()]
+        yield from (load, blocks, usage, preemptions, ejected, *draft_metrics(labels, drafts))
+        yield from (*self._by_group(), *self._by_model())
 
     def _by_group(self) -> Iterable[Metric]:
         labels = ["role", "group", MODEL_LABEL]

@@ -24,27 +24,23 @@ from baton.router.nodes.handler import ControlHandler
 from baton.router.nodes.registry import Node, NodeRegistry
 from baton.wire import links
 from baton.wire.errors import BatonError, InvalidMessage, Refused
-from baton.wire.messages import (
-    NODE_TO_ROUTER,
-    ROUTER_TO_NODE,
-    CacheEvents,
-    Failed,
-    HandedOver,
+from baton.wire.messages.legs import HandedOver
+from baton.wire.messages.membership import (
     Heartbeat,
     Hello,
     Introduce,
     Leaving,
     Ping,
     Pong,
-    PromptRead,
     Refusal,
     Resume,
-    Tokens,
     Welcome,
     control_identity,
     epoch_of_identity,
 )
-from baton.wire.pulls import Pulled
+from baton.wire.messages.output import Failed, PromptRead, Tokens
+from baton.wire.messages.prefixes import CacheEvents, Pulled
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from baton.wire.session import number_of
 
 PING_INTERVAL_S = 0.5

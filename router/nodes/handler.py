@@ -6,8 +6,9 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from baton.router.nodes.registry import Node
-from baton.wire.messages import Failed, HandedOver, PromptRead, Tokens
-from baton.wire.pulls import Pulled
+from baton.wire.messages.legs import HandedOver
+from baton.wire.messages.output import Failed, PromptRead, Tokens
+from baton.wire.messages.prefixes import Pulled
 
 
 class ControlHandler(Protocol):

@@ -20,7 +20,9 @@ from baton.engine.cache.hashing import HASH_BYTES
 from baton.router.nodes.prompt_queue import PromptQueue
 from baton.wire.errors import Refused
 from baton.wire.fingerprint import checkpoint_of, difference
-from baton.wire.messages import BOTH, DECODE, PREFILL, ROUTER_TO_NODE, CacheEvents, Heartbeat, Hello, NodeStatus
+from baton.wire.messages.membership import BOTH, DECODE, PREFILL, Heartbeat, Hello, NodeStatus
+from baton.wire.messages.prefixes import CacheEvents
+from baton.wire.messages.vocabulary import ROUTER_TO_NODE
 from baton.wire.session import Session, new_session_number
 
 DEAD_AFTER_S = 3.0

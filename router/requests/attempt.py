@@ -21,9 +21,10 @@ from baton.router.nodes.prompt_queue import QueuedPrompt
 from baton.router.nodes.registry import Node
 from baton.router.routing.goals import Goals
 from baton.router.routing.placement import Route
-from baton.wire.messages import Cancel, Decode, Prefill, PrefillPeer, live_key
+from baton.wire.messages.legs import Cancel, Decode, Prefill, PrefillPeer
+from baton.wire.messages.membership import live_key
+from baton.wire.messages.prefixes import AwaitedPrefix
 from baton.wire.prompt import Prompt
-from baton.wire.pulls import AwaitedPrefix
 from baton.wire.sampling import DecodingParams
 
 STANDS_S = 10.0
@@ -70,18 +71,23 @@ class Attempt:
     awaited: AwaitedPrefix | None = None
 
     def prefill_leg(self, decode: Node) -> Prefill:
-        """The message for the prefill node; `decode` is the node that gets the KV."""
+        """The message for the prefill node; `decode` is the node that gets the KV, and drafts."""
         return Prefill(
             handoff_id=self.handoff_id,
             attempt=self.number,
             prompt=self.request.prompt,
-            params=self.request.params,
+            params=self._params_without_prediction,
             decode_node_id=decode.node_id,
             decode_epoch=decode.epoch,
             output_ids=self.output_ids,
             forks=self.forks,
             awaited=self.awaited,
         )
+
+    @property
+    def _params_without_prediction(self) -> DecodingParams:
+        params = self.request.params
+        return replace(params, prediction_ids=()) if params.prediction_ids else params
 
     def decode_leg(self, prefill: Node | None) -> Decode:
         """The message for the decode node; `prefill` is the node that computes the KV, None when the decode node

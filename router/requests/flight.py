@@ -44,8 +44,9 @@ from baton.router.routing.pulls import PullRecords
 from baton.router.routing.selection import RouteRequest, Routing
 from baton.runtime.clock import now_us
 from baton.wire.errors import BatonError, DeadlineExceeded, NoNode, RequestFailed, TransferFailed, remote_error
-from baton.wire.messages import Failed, HandedOver, PromptRead, TokenEvent
-from baton.wire.pulls import Pulled
+from baton.wire.messages.legs import HandedOver
+from baton.wire.messages.output import Failed, PromptRead, TokenEvent
+from baton.wire.messages.prefixes import Pulled
 from baton.wire.request_key import new_handoff_id, owner_of_epoch
 
 _MAX_HANDOFF_FAILURES = 2

@@ -25,7 +25,8 @@ from baton.router.requests.attempt import Attempt, ControlSender, Legs, RelayReq
 from baton.router.requests.output import Output
 from baton.router.routing.placement import Route
 from baton.router.routing.selection import Routing
-from baton.wire.messages import DECODE, Cancel, HandedOver, HandOver, live_key
+from baton.wire.messages.legs import Cancel, HandedOver, HandOver
+from baton.wire.messages.membership import DECODE, live_key
 
 FIRST_ROUND_S = 0.1
 ROUND_S = 0.01

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from baton.router.requests.timings import RelayTimes
-from baton.wire.messages import DECODE, PREFILL, HandoffFigures, PromptRead, TokenEvent, TokenLogprobs
+from baton.wire.drafts import VerifiedDraft
+from baton.wire.messages.membership import DECODE, PREFILL
+from baton.wire.messages.output import HandoffFigures, PromptRead, TokenEvent, TokenLogprobs
 from baton.wire.prompt_logprobs import PromptTokenLogprobs, num_top_of, read_rows
 
 PEER = "peer"
@@ -24,6 +26,7 @@ _MAX_EARLY_EVENTS = 64
 
 class Delivery(NamedTuple):
     """Tokens that can be sent to the client now, with one entry of logprobs each or none, and the finish reason or "".
+    `draft`: that by which they were found, if there was one.
 
     It is a tuple because there is one for each token, and a dataclass takes three times as long to construct.
     """
@@ -31,6 +34,7 @@ class Delivery(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: str
+    draft: VerifiedDraft | None = None
 
 
 @dataclass(slots=True)
@@ -173,7 +177,7 @@ class Output:
             return Delivery((), (), "")
         self.token_ids += new_ids
         self.has_finished = bool(event.finish_reason)
-        return Delivery(new_ids, event.logprobs[num_known:], event.finish_reason)
+        return Delivery(new_ids, event.logprobs[num_known:], event.finish_reason, event.draft)
 
 
 class CachedTokens:

@@ -18,9 +18,11 @@ from baton.router.nodes.registry import Node
 from baton.router.requests.attempt import ControlSender
 from baton.router.routing.pulls import CANCELLED, FAILED, LATE, REFUSED, PlannedPull, PulledPrefix, PullRecords
 from baton.wire.errors import DeadlineExceeded
-from baton.wire.messages import Cancel, Failed, HandedOver, live_key
+from baton.wire.messages.legs import Cancel, HandedOver
+from baton.wire.messages.membership import live_key
+from baton.wire.messages.output import Failed
+from baton.wire.messages.prefixes import Lend, Pull, Pulled
 from baton.wire.prompt import Prompt
-from baton.wire.pulls import Lend, Pull, Pulled
 
 
 class PrefixPull:

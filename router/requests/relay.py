@@ -31,8 +31,10 @@ from baton.router.routing.selection import Routing
 from baton.router.routing.suspicion import Probation
 from baton.runtime.clock import host_clock
 from baton.wire.errors import BatonError, ContextLengthExceeded, NoNode, Overloaded
-from baton.wire.messages import Cancel, Drain, Failed, HandedOver, PromptRead, Tokens
-from baton.wire.pulls import Pulled
+from baton.wire.messages.legs import Cancel, HandedOver
+from baton.wire.messages.membership import Drain
+from baton.wire.messages.output import Failed, PromptRead, Tokens
+from baton.wire.messages.prefixes import Pulled
 
 _ADMITTED_PER_SEQ = 4
 """Requests in flight for each one that decode nodes can compute together: while some generate, the prompts of others

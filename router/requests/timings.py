@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from baton.wire.messages import StepTimes
+from baton.wire.messages.output import StepTimes
 
 Timings: TypeAlias = dict[str, int | str | None]
 """The member `timings` of an answer's usage."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from baton.router.requests.output import Output
 from baton.router.requests.timings import RelayTimes
 from baton.runtime.clock import now_us
-from baton.wire.messages import HandoffFigures
+from baton.wire.messages.output import HandoffFigures
 
 FINISHED, CANCELLED = "finished", "cancelled"
 CURRENT_TRACE: ContextVar[RequestTrace | None] = ContextVar("current_trace", default=None)

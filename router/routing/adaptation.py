@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from baton.router.nodes.registry import NodeRegistry
 from baton.router.routing.goals import Attainment, Window
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 WINDOW_S = 15.0
 MISSED, MET = 0.9, 0.93

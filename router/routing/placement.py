@@ -28,7 +28,7 @@ from baton.router.routing.goals import Goals
 from baton.router.routing.policies import num_cached_blocks
 from baton.router.routing.predictions import Predictions
 from baton.router.routing.pulls import PlannedPull
-from baton.wire.messages import DECODE
+from baton.wire.messages.membership import DECODE
 from baton.wire.step_cost import PLANNED_SHARE
 
 _MAX_COMPARED = 4

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.router.nodes.registry import Node
-from baton.wire.messages import DECODE
+from baton.wire.messages.membership import DECODE
 from baton.wire.step_cost import PLANNED_SHARE, SMALLEST_CHUNK, StepCost
 
 ALONE_CHUNK = 512

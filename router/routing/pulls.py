@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.router.nodes.registry import Node
-from baton.wire.pulls import AwaitedPrefix, Pulled
+from baton.wire.messages.prefixes import AwaitedPrefix, Pulled
 
 FIRST_BYTES_PER_S = 256e6
 FIRST_OVERHEAD_S = 0.01

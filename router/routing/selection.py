@@ -21,7 +21,7 @@ from baton.router.routing.policies import Policy, num_cached_blocks
 from baton.router.routing.prefix_ways import KnownPrompt, PrefixWays
 from baton.router.routing.suspicion import Confinement, Probation
 from baton.wire.errors import NoNode
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 from baton.wire.prompt import Prompt
 
 _Find: TypeAlias = Callable[[str, str, AbstractSet[int]], list[Node]]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from baton.router.nodes.registry import Node
 from baton.wire.errors import RequestFailed
-from baton.wire.messages import DECODE
+from baton.wire.messages.membership import DECODE
 
 MAX_SUSPICIOUS = 3
 AGAIN_AND_AGAIN = "nodes were lost again and again as they began to compute this request"

@@ -13,7 +13,7 @@ import sys
 
 from baton.demo.location import checkpoint_path
 from baton.router.http.openai.prompts import PromptMaker
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 from tests.clients.coding_agents import COMMAND, RESULT
 from tests.router.conversations import THOUGHT, choosing, conversing
 from tests.router.rig import MODEL

@@ -10,7 +10,7 @@ from baton.kvtransfer.messages import Commit
 from baton.kvtransfer.transports.base import Move
 from baton.runtime.clock import now_us
 from baton.wire.errors import ContextLengthExceeded, InvalidMessage, Overloaded, TransferFailed
-from baton.wire.messages import PrefillPeer
+from baton.wire.messages.legs import PrefillPeer
 from baton.wire.request_key import RequestKey, new_handoff_id, owner_of_epoch
 from tests.kvtransfer.legs import Relay, open_relay, undisturbed
 from tests.kvtransfer.loopback import Fault

@@ -19,7 +19,7 @@ from baton.kvtransfer.commands import FinishHandoff
 from baton.kvtransfer.sending_end import SendingEnd
 from baton.kvtransfer.transports.base import Move
 from baton.wire.errors import TransferFailed
-from baton.wire.messages import Decode, HandOver, PrefillPeer
+from baton.wire.messages.legs import Decode, HandOver, PrefillPeer
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from tests.kvtransfer.legs import Node, open_decode, params, undisturbed

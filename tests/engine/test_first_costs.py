@@ -27,19 +27,24 @@ class TimedRunner:
     def __init__(self, cost: StepCost) -> None:
         self.now_s = 0.0
         self.sizes: list[int] = []
+        self.rows: list[int] = []
         self._cost = cost
 
     def launch(self, step: Step, layer_stored: object = None) -> RunningStep:
         work = work_of(step)
         self.now_s += self._cost.seconds(work)
         self.sizes.append(work.num_prompt_tokens)
+        self.rows.append(work.num_decodes)
         return ComputedStep({})
 
 
-def learn(monkeypatch: pytest.MonkeyPatch, cost: StepCost) -> tuple[StepCosts, TimedRunner]:
+def learn(
+    monkeypatch: pytest.MonkeyPatch, cost: StepCost, *, learns_rows: bool = False
+) -> tuple[StepCosts, TimedRunner]:
     runner = TimedRunner(cost)
     monkeypatch.setattr("baton.engine.first_costs.time.perf_counter", lambda: runner.now_s)
     costs = StepCosts(lambda: runner.now_s)
+    costs.learns_rows = learns_rows
     measure_first_costs(runner, costs, SchedulerLimits(16, 64, 512, 1024))
     return costs, runner
 
@@ -66,3 +71,13 @@ def test_learning_leaves_no_block_behind(tmp_path: Path) -> None:
     status = engine.core.status()
     assert status.cost is not None
     assert (status.num_free_blocks, status.num_cached_blocks) == (32, 0)
+
+
+def test_where_there_are_drafts_the_cost_of_rows_is_known_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = StepCost(4e-3, 1e-4, 1e-8, 2e-4, 1e-9)
+    costs, runner = learn(monkeypatch, true, learns_rows=True)
+    assert max(runner.rows) == 24
+    assert costs.rows.seconds(16) == pytest.approx(4e-3 + 16 * 2e-4, rel=0.1)
+    assert max(learn(monkeypatch, true)[1].rows) == 4
+    slow = learn(monkeypatch, StepCost(0.5, 2e-3, 1e-7, 1e-3, 1e-7), learns_rows=True)
+    assert max(slow[1].rows) == 1

@@ -14,7 +14,7 @@ import pytest
 from baton.engine.handoffs import FirstToken
 from baton.engine.scheduler.request import choices_of
 from baton.wire.errors import InvalidRequest
-from baton.wire.messages import TokenLogprobs
+from baton.wire.messages.output import TokenLogprobs
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams

@@ -32,17 +32,10 @@ from baton.launch.key import role_file, write_role_keys
 from baton.wire import links
 from baton.wire.keys import ROLES, ROUTER, ClusterKey, KeyRing
 from baton.wire.links import LinkSettings
-from baton.wire.messages import (
-    DECODE,
-    NODE_TO_ROUTER,
-    PREFILL,
-    ROUTER_TO_NODE,
-    Decode,
-    Failed,
-    Hello,
-    Welcome,
-    control_identity,
-)
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.membership import DECODE, PREFILL, Hello, Welcome, control_identity
+from baton.wire.messages.output import Failed
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from baton.wire.session import Session
 from tests.checkpoints import make_checkpoint
 from tests.fuzz.attackers import (

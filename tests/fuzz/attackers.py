@@ -33,22 +33,10 @@ from baton.kvtransfer.transports.tcp_zmq import BlockBatch
 from baton.wire import links
 from baton.wire.codec import Codec
 from baton.wire.links import LinkSettings
-from baton.wire.messages import (
-    DECODE,
-    NODE_TO_ROUTER,
-    ROUTER_TO_NODE,
-    CacheEvents,
-    Failed,
-    Heartbeat,
-    Hello,
-    Leaving,
-    Pong,
-    Resume,
-    TokenEvent,
-    Tokens,
-    Welcome,
-    control_identity,
-)
+from baton.wire.messages.membership import DECODE, Heartbeat, Hello, Leaving, Pong, Resume, Welcome, control_identity
+from baton.wire.messages.output import Failed, TokenEvent, Tokens
+from baton.wire.messages.prefixes import CacheEvents
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from tests.kvtransfer.test_wire_fuzz import Forge, odd, sealed
 
 _TIMEOUT_S = 0.3

@@ -15,9 +15,9 @@ from torch import Tensor
 from baton.device.base import Device
 from baton.device.host import HostDevice
 from baton.engine.runner.redraws import redraw_beforehand
-from baton.engine.runner.sampled_rows import MaskSource
 from baton.engine.runner.sampler import Sampler
 from baton.engine.runner.sampling_plan import sampling_bytes
+from baton.engine.scheduler.request import MaskSource
 from baton.engine.scheduler.step import SampledToken
 from baton.kvtransfer.integrity import DOT64
 from baton.kvtransfer.parts import part_runs

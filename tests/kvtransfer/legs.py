@@ -32,7 +32,8 @@ from baton.kvtransfer.transports.base import Blocks
 from baton.node.first_steps import FirstSteps
 from baton.prefill_node.leg import PrefillLeg
 from baton.wire.errors import BatonError
-from baton.wire.messages import Decode, Prefill, PrefillPeer, StepTimes, TokenEvent
+from baton.wire.messages.legs import Decode, Prefill, PrefillPeer
+from baton.wire.messages.output import StepTimes, TokenEvent
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams

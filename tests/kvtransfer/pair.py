@@ -37,7 +37,7 @@ from baton.kvtransfer.transports.registry import PoolMemory, SenderFactory, Tran
 from baton.kvtransfer.transports.shm.direct import ShmReceiver
 from baton.kvtransfer.transports.shm.segment import Segment
 from baton.wire.links import LinkSettings
-from baton.wire.messages import PrefillPeer
+from baton.wire.messages.legs import PrefillPeer
 from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, LoopbackOpener, LoopbackReceiver, without_faults
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT, LEASE_S, DecodePool, PrefillPool, digest_of, first_token

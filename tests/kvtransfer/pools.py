@@ -15,7 +15,7 @@ from baton.engine.cache.block_pool import BlockPool
 from baton.kvtransfer.commands import Delivered, Failed, ReceivingNotice, Rejected, ReservedBlocks, SendingNotice
 from baton.kvtransfer.transports.base import Blocks
 from baton.wire.layout import KvLayout, LayerKv
-from baton.wire.messages import HandoffFigures, TokenEvent
+from baton.wire.messages.output import HandoffFigures, TokenEvent
 from baton.wire.request_key import RequestKey
 
 LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=1, head_dim=4)])

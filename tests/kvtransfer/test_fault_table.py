@@ -16,7 +16,7 @@ from baton.kvtransfer.commands import GrantBlocks
 from baton.kvtransfer.incoming import FENCE_AFTER_S
 from baton.kvtransfer.messages import Commit, Grant, HandoffName, Pushed, Release, Renew, Resend, Revoke, Revoked
 from baton.kvtransfer.transports.base import Move
-from baton.wire.messages import PrefillPeer
+from baton.wire.messages.legs import PrefillPeer
 from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import MAILBOX, MEMORY, TRANSPORTS, Pair, open_pair, receiving_facts, sending_facts

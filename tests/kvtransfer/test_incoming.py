@@ -22,7 +22,7 @@ from baton.kvtransfer.receiver_connections import Connection
 from baton.kvtransfer.states import ReceivingState
 from baton.kvtransfer.write_proof import PeerWord, Verdict, WriteProof
 from baton.wire.errors import InvalidMessage
-from baton.wire.messages import HandoffFigures
+from baton.wire.messages.output import HandoffFigures
 from baton.wire.request_key import RequestKey
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT, LEASE_S, digest_of, first_token
 from tests.request_keys import A, B, C

@@ -41,7 +41,7 @@ from baton.kvtransfer.receiving import ReceivingSide
 from baton.kvtransfer.sending import SendingSide
 from baton.kvtransfer.thread import TransferThread
 from baton.kvtransfer.transports.base import Move
-from baton.wire.messages import PrefillPeer
+from baton.wire.messages.legs import PrefillPeer
 from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pair import (

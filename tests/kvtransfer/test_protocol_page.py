@@ -10,7 +10,7 @@ from baton.kvtransfer import messages as peers
 from baton.kvtransfer.transports.nccl import wire as nccl
 from baton.kvtransfer.transports.shm import slots_wire as slots
 from baton.ranks.machines import link as machines
-from baton.wire import messages as control
+from baton.wire.messages import vocabulary as control
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _ROWS = [

@@ -18,7 +18,7 @@ from baton.kvtransfer.process_identity import this_process
 from baton.kvtransfer.receiver_connections import ReceiverConnections
 from baton.wire import links
 from baton.wire.errors import Refused
-from baton.wire.messages import PrefillPeer
+from baton.wire.messages.legs import PrefillPeer
 from tests.kvtransfer.pair import receiving_facts
 from tests.request_keys import A
 from tests.wire.turned_bit import turned_once

@@ -40,7 +40,8 @@ from baton.kvtransfer.sending import SendingSide
 from baton.kvtransfer.states import ReceivingState, SendingState
 from baton.kvtransfer.transports.base import Blocks, Move
 from baton.wire.links import LinkSettings
-from baton.wire.messages import HandoffFigures, PrefillPeer, TokenEvent
+from baton.wire.messages.legs import PrefillPeer
+from baton.wire.messages.output import HandoffFigures, TokenEvent
 from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import (
     NAME,

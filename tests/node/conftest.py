@@ -14,18 +14,9 @@ from baton.node.router_link import RouterLink
 from baton.wire import links
 from baton.wire.errors import InvalidSetting
 from baton.wire.layout import KvLayout, LayerKv
-from baton.wire.messages import (
-    NODE_TO_ROUTER,
-    ROUTER_TO_NODE,
-    Cancel,
-    Decode,
-    HandOver,
-    Hello,
-    NodeStatus,
-    Ping,
-    Welcome,
-    control_identity,
-)
+from baton.wire.messages.legs import Cancel, Decode, HandOver
+from baton.wire.messages.membership import Hello, NodeStatus, Ping, Welcome, control_identity
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from baton.wire.request_key import owner_of_epoch
 from baton.wire.session import Session, number_of
 

@@ -11,8 +11,8 @@ from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.kvtransfer.receiving_end import ReceivingEnd
 from baton.kvtransfer.sending_end import SendingEnd
+from baton.wire.messages.prefixes import Lend, Pull
 from baton.wire.prompt import Prompt
-from baton.wire.pulls import Lend, Pull
 from baton.wire.request_key import RequestKey
 
 SIZE, NUM_BLOCKS = 4, 8

@@ -29,9 +29,10 @@ from baton.wire.errors import (
     RequestFailed,
     TransferFailed,
 )
-from baton.wire.messages import HandoffFigures, PrefillPeer
+from baton.wire.messages.legs import PrefillPeer
+from baton.wire.messages.output import HandoffFigures
+from baton.wire.messages.prefixes import AwaitedPrefix
 from baton.wire.prompt import Prompt
-from baton.wire.pulls import AwaitedPrefix
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.node.sharing import PROMPT, SIZE, Notices, cache, make_core, pull, receiving_end

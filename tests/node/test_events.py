@@ -6,8 +6,10 @@ from baton.engine.scheduler.reading import RowsRead
 from baton.engine.scheduler.step import RequestOutput, SampledToken
 from baton.engine.structured.matcher import OUT_OF_RESOURCES, WORN_OUT
 from baton.node.events import failure_of, prompt_read, token_event
+from baton.wire.drafts import VerifiedDraft
 from baton.wire.errors import InvalidRequest, RequestFailed
-from baton.wire.messages import MAX_READ_BYTES, NODE_TO_ROUTER
+from baton.wire.messages.output import MAX_READ_BYTES
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER
 from baton.wire.prompt_logprobs import read_rows
 from baton.wire.tiers import TierTokens
 from tests.request_keys import A
@@ -41,6 +43,13 @@ def test_tiers_are_told_with_the_first_token_alone() -> None:
     output = RequestOutput(A, 1, 40, 32, 0, (SampledToken(7, None),), "", False, False, tiers=(TierTokens("host", 16),))
     events = [token_event(each) for each in (output, output._replace(output_index=1), output._replace(tiers=()))]
     assert [event and event.tiers for event in events] == [(TierTokens("host", 16),), None, None]
+
+
+def test_the_draft_that_tokens_were_found_by_is_told_with_them() -> None:
+    tokens = (SampledToken(7, None), SampledToken(8, None))
+    output = RequestOutput(A, 4, 9, 0, 4, tokens, "", False, False, draft=VerifiedDraft("ngram", 3, 1))
+    events = [token_event(each) for each in (output, output._replace(draft=None))]
+    assert [event and event.draft for event in events] == [VerifiedDraft("ngram", 3, 1), None]
 
 
 def test_a_grammar_that_one_node_cannot_compile_may_be_tried_at_another() -> None:

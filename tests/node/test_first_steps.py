@@ -7,7 +7,7 @@ import pytest
 
 from baton.engine.scheduler.step import RequestOutput, SampledToken
 from baton.node.first_steps import FirstSteps
-from baton.wire.messages import StepTimes
+from baton.wire.messages.output import StepTimes
 from baton.wire.request_key import RequestKey
 
 KEY = RequestKey(b"h" * 16, 1)

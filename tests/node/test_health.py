@@ -19,7 +19,7 @@ from baton.engine.scheduler.step_costs import StepCosts
 from baton.node.health import HealthServer
 from baton.node.metrics import LinkCollector, NodeCollector
 from baton.wire.errors import InvalidSetting
-from baton.wire.messages import NodeStatus
+from baton.wire.messages.membership import NodeStatus
 
 
 @dataclass
@@ -39,7 +39,7 @@ def node() -> Node:
 
 @pytest.fixture
 def server(node: Node) -> Iterator[HealthServer]:
-    collector = NodeCollector(lambda: node.status, StepCosts(), node.extra)
+    collector = NodeCollector(lambda: node.status, StepCosts(), {}, node.extra)
     server = HealthServer("127.0.0.1", 0, collector, lambda: node.complaint)
     yield server
     server.close()
@@ -120,4 +120,4 @@ def test_other_paths_are_not_found(server: HealthServer) -> None:
 def test_a_taken_port_is_an_invalid_setting(server: HealthServer, node: Node) -> None:
     port = int(server.address.rsplit(":", 1)[1])
     with pytest.raises(InvalidSetting, match=f"--http-port.*{port}"):
-        HealthServer("127.0.0.1", port, NodeCollector(lambda: node.status, StepCosts(), node.extra))
+        HealthServer("127.0.0.1", port, NodeCollector(lambda: node.status, StepCosts(), {}, node.extra))

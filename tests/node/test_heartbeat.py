@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from baton.node.heartbeat import HeartbeatThread
-from baton.wire.messages import Heartbeat
+from baton.wire.messages.membership import Heartbeat
 from tests.node.conftest import EPOCH, SETTINGS, STATUS, FakeRouter
 from tests.wire.turned_bit import turned_once
 

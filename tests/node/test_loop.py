@@ -23,9 +23,11 @@ from baton.node.loop import EngineLoop, LoopLeg
 from baton.node.router_links import Heard, RouterLinks
 from baton.node.stopper import Stopper
 from baton.wire.errors import BatonError
-from baton.wire.messages import Decode, Drain, HandoffFigures, HandOver, TokenEvent
+from baton.wire.messages.legs import Decode, HandOver
+from baton.wire.messages.membership import Drain
+from baton.wire.messages.output import HandoffFigures, TokenEvent
+from baton.wire.messages.prefixes import Lend
 from baton.wire.prompt import Prompt
-from baton.wire.pulls import Lend
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 

@@ -11,7 +11,7 @@ from baton.engine.cache.tiered_pool import TieredPool
 from baton.engine.cache.tiers import Tier, Tiers
 from baton.engine.scheduler.step import RequestOutput, SampledToken
 from baton.node.metrics import HandoffTimes, OffloadCollector, StepCounters
-from baton.wire.messages import HandoffFigures
+from baton.wire.messages.output import HandoffFigures
 from baton.wire.request_key import RequestKey
 from tests.engine.scheduler.simulation import Device
 from tests.engine.scheduler.stores import SlotBytes, TestStore

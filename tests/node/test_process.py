@@ -37,7 +37,7 @@ from baton.ranks.executor.starting import LocalRanks
 from baton.runtime.events import Ready, parse_event
 from baton.runtime.watchdog import INTERPRETER_WATCHDOG
 from baton.wire.errors import InvalidSetting, Refused
-from baton.wire.messages import DECODE, Hello, Leaving, Refusal, Welcome
+from baton.wire.messages.membership import DECODE, Hello, Leaving, Refusal, Welcome
 from tests.engine.cache.disk.tiers_on_disk import until
 from tests.free_port import free_port
 from tests.node.conftest import LAYOUT, FakeRouter

@@ -15,7 +15,8 @@ from baton.runtime.process import start_authenticator
 from baton.wire import links
 from baton.wire.keys import ROUTER, KeyRing
 from baton.wire.links import LinkSettings
-from baton.wire.messages import DECODE, NODE_TO_ROUTER, ROUTER_TO_NODE, Hello, Welcome
+from baton.wire.messages.membership import DECODE, Hello, Welcome
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from tests.node.conftest import EPOCH, HELLO, STATUS, WAIT_MS
 
 Context = zmq.Context[zmq.Socket[bytes]]

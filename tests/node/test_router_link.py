@@ -10,12 +10,8 @@ from baton.node.router_link import FIRST_RETRY_S, ROUTER_TIMEOUT_S
 from baton.wire import links
 from baton.wire.codec import PROTOCOL_VERSION
 from baton.wire.errors import Overloaded, Refused
-from baton.wire.messages import (
-    NODE_TO_ROUTER,
-    ROUTER_TO_NODE,
-    CacheEvents,
-    Cancel,
-    Failed,
+from baton.wire.messages.legs import Cancel
+from baton.wire.messages.membership import (
     Hello,
     Introduce,
     Leaving,
@@ -23,12 +19,13 @@ from baton.wire.messages import (
     Pong,
     Refusal,
     Resume,
-    TokenEvent,
-    Tokens,
     Welcome,
     control_identity,
     live_key,
 )
+from baton.wire.messages.output import Failed, TokenEvent, Tokens
+from baton.wire.messages.prefixes import CacheEvents
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from baton.wire.request_key import RequestKey
 from tests.node.conftest import EPOCH, MARKER, SETTINGS, WAIT_MS, FakeRouter, Node
 from tests.wire.turned_bit import turned_once

@@ -12,25 +12,11 @@ from baton.engine.scheduler.reading import RowsRead
 from baton.node.router_link import FIRST_RETRY_S, ROUTER_TIMEOUT_S, RouterLink
 from baton.node.router_links import Heard, RouterLinks
 from baton.wire.errors import InvalidSetting, Refused, RequestFailed
-from baton.wire.messages import (
-    ROUTER_TO_NODE,
-    CacheEvents,
-    Cancel,
-    Decode,
-    Failed,
-    HandedOver,
-    HandOver,
-    Hello,
-    Introduce,
-    Leaving,
-    Pong,
-    PromptRead,
-    Refusal,
-    TokenEvent,
-    Tokens,
-    Welcome,
-    live_key,
-)
+from baton.wire.messages.legs import Cancel, Decode, HandedOver, HandOver
+from baton.wire.messages.membership import Hello, Introduce, Leaving, Pong, Refusal, Welcome, live_key
+from baton.wire.messages.output import Failed, PromptRead, TokenEvent, Tokens
+from baton.wire.messages.prefixes import CacheEvents
+from baton.wire.messages.vocabulary import ROUTER_TO_NODE
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey, new_handoff_id, owner_of_epoch
 from baton.wire.sampling import DecodingParams

@@ -15,8 +15,9 @@ from baton.node.lender import PrefixLender
 from baton.node.loop import Leg
 from baton.node.sharing_leg import SharingLeg
 from baton.wire.errors import InvalidMessage, RequestFailed
-from baton.wire.messages import Decode, HandoffFigures
-from baton.wire.pulls import AwaitedPrefix
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.output import HandoffFigures
+from baton.wire.messages.prefixes import AwaitedPrefix
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.node.sharing import PROMPT, cache, lend, make_core, pull, receiving_end, sending_end

@@ -19,7 +19,8 @@ from baton.demo.location import checkpoint_path
 from baton.engine.text.tokenizer import Tokenizer
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.requests.relay import RelaySettings
-from baton.wire.messages import DECODE, PREFILL, Prefill, live_key
+from baton.wire.messages.legs import Prefill
+from baton.wire.messages.membership import DECODE, PREFILL, live_key
 from tests.router.fake_node import FakeNode, LegMessage, Script, first_index
 from tests.router.rig import serving
 

@@ -31,7 +31,8 @@ from typing import Any
 
 import psutil
 
-from baton.wire.messages import DECODE, TokenEvent, Tokens, live_key
+from baton.wire.messages.membership import DECODE, live_key
+from baton.wire.messages.output import TokenEvent, Tokens
 from tests.checkpoints import make_checkpoint
 from tests.router.bystanders import watching
 from tests.router.fake_node import FakeNode, LegMessage, make_hello

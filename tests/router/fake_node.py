@@ -13,15 +13,11 @@ import zmq
 
 from baton.runtime.clock import host_clock
 from baton.wire import links
+from baton.wire.drafts import DraftsOfMethod, VerifiedDraft
 from baton.wire.layout import KvLayout, LayerKv
-from baton.wire.messages import (
+from baton.wire.messages.legs import Cancel, Decode, Prefill
+from baton.wire.messages.membership import (
     DECODE,
-    NODE_TO_ROUTER,
-    ROUTER_TO_NODE,
-    CacheEvents,
-    Cancel,
-    Decode,
-    Failed,
     Heartbeat,
     Hello,
     Introduce,
@@ -29,23 +25,28 @@ from baton.wire.messages import (
     NodeStatus,
     Ping,
     Pong,
-    Prefill,
-    PromptRead,
     Resume,
-    TokenEvent,
-    TokenLogprobs,
-    Tokens,
     Welcome,
     control_identity,
     live_key,
 )
+from baton.wire.messages.output import Failed, PromptRead, TokenEvent, TokenLogprobs, Tokens
+from baton.wire.messages.prefixes import CacheEvents
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from baton.wire.session import Session, number_of
 from baton.wire.tiers import TierTokens
 
 LAYOUT = KvLayout.of_layers("float32", 4, [LayerKv(num_kv_heads=2, head_dim=16)] * 2)
 FINGERPRINT = "f" * 32
+DRAFTS = DraftsOfMethod("ngram", 4, (4, 3), (2, 1))
 STATUS = NodeStatus(
-    num_running=0, num_waiting=0, num_free_blocks=64, num_cached_blocks=0, num_held_blocks=0, loop_age_s=0.0
+    num_running=0,
+    num_waiting=0,
+    num_free_blocks=64,
+    num_cached_blocks=0,
+    num_held_blocks=0,
+    loop_age_s=0.0,
+    drafts=(DRAFTS,),
 )
 BEAT_S = 0.2
 PATIENCE_S = 30.0
@@ -145,12 +146,13 @@ class FakeNode:
         finish: str = "",
         cached: int = 0,
         tiers: Sequence[TierTokens] = (),
+        draft: VerifiedDraft | None = None,
     ) -> None:
         """Tokens of `leg`, from output `index` on (its first output when None)."""
         logprobs = () if leg.params.logprobs is None else tuple(TokenLogprobs(-0.5, (i,), (-0.5,)) for i in token_ids)
         first = first_index(leg) if index is None else index
         event = TokenEvent(leg.handoff_id, leg.attempt, first, tuple(token_ids), logprobs, finish, cached)
-        event.tiers = tuple(tiers) or None
+        event.tiers, event.draft = tuple(tiers) or None, draft
         if finish:
             self.live.discard(live_key(leg.handoff_id, leg.attempt))
         self.send(Tokens(self.hello.epoch, (event,)))

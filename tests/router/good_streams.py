@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from baton.engine.text.tokenizer import Tokenizer
-from baton.wire.messages import Decode, Prefill
+from baton.wire.messages.legs import Decode, Prefill
 from tests.router.fake_node import FakeNode, LegMessage, Script
 from tests.router.http_client import PATIENCE_S, chat_body, completion_body, connected, request_bytes
 from tests.router.rig import MODEL, Server

@@ -37,7 +37,7 @@ from baton.router.routing.policies import Policy, RoundRobin
 from baton.router.routing.prefix_ways import PrefixWays
 from baton.router.settings import RouterSettings
 from baton.wire import links
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import PATIENCE_S, Context, FakeNode, Script, make_hello

@@ -20,7 +20,7 @@ import zmq
 
 from baton.engine.models.config import load_config
 from baton.engine.models.identity import model_fingerprint
-from baton.wire.messages import DECODE
+from baton.wire.messages.membership import DECODE
 from tests.router.fake_node import Context, FakeNode, make_hello
 from tests.router.http_client import Connection, parse_reply, request_bytes
 from tests.system.prepared import ROUTER_MODULES, PreparedProcess, prepared_python

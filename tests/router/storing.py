@@ -14,7 +14,7 @@ from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.openai.stored_responses import StoredResponses
 from baton.router.http.stored.database import Database
 from baton.router.http.stored.store import ResponseStore
-from baton.wire.messages import Decode
+from baton.wire.messages.legs import Decode
 from tests.router.conversations import conversing
 from tests.router.fake_node import FakeNode, answering
 from tests.router.http_client import Reply, fetch

@@ -13,7 +13,8 @@ import pytest
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.serving import body_reader
 from baton.router.http.serving.limits import HttpLimits
-from baton.wire.messages import DECODE, Decode
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.membership import DECODE
 from tests.router.http_client import Reply, chat_body, completion_body, connected, fetch, parse_reply, request_bytes
 from tests.router.rig import DEFAULTS, Server, serving
 

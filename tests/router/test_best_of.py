@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from baton.router.http.openai.prompts import PromptMaker
-from baton.wire.messages import DECODE, Decode, TokenEvent, TokenLogprobs, Tokens
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.membership import DECODE
+from baton.wire.messages.output import TokenEvent, TokenLogprobs, Tokens
 from tests.router.fake_node import FakeNode, LegMessage
 from tests.router.http_client import post_completion
 from tests.router.rig import Server, serving

@@ -19,11 +19,9 @@ from baton.runtime.process import start_authenticator
 from baton.wire import links
 from baton.wire.keys import ROUTER, KeyRing
 from baton.wire.links import LinkSettings
-from baton.wire.messages import (
+from baton.wire.messages.membership import (
     DECODE,
-    NODE_TO_ROUTER,
     PREFILL,
-    ROUTER_TO_NODE,
     Heartbeat,
     Hello,
     Leaving,
@@ -31,6 +29,7 @@ from baton.wire.messages import (
     Welcome,
     control_identity,
 )
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from baton.wire.session import Session
 from tests.router.fake_node import FINGERPRINT, STATUS, make_hello
 from tests.router.rig import DEFAULTS, MODEL

@@ -10,7 +10,7 @@ import pytest
 
 from baton.router.http.admission.admission import AdmissionSettings
 from baton.router.http.openai.prompts import PromptMaker
-from baton.wire.messages import DECODE
+from baton.wire.messages.membership import DECODE
 from tests.router.crowds import NUM_SEQS, Door, Paced, answered, come_and_go, count, offer, storm
 from tests.router.fake_node import FakeNode
 from tests.router.rig import DEFAULTS, MODEL, Server, serving

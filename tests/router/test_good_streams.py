@@ -16,7 +16,7 @@ from baton.router.http.access.guard import Guard
 from baton.router.http.access.keys import digest_of
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.serving.limits import HttpLimits
-from baton.wire.messages import Cancel, Decode
+from baton.wire.messages.legs import Cancel, Decode
 from tests.router import test_bad_requests as fields
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.good_streams import (

@@ -12,7 +12,8 @@ import pytest
 
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.serving.limits import HttpLimits
-from baton.wire.messages import DECODE, TokenEvent, TokenLogprobs, Tokens
+from baton.wire.messages.membership import DECODE
+from baton.wire.messages.output import TokenEvent, TokenLogprobs, Tokens
 from tests.router.fake_node import FakeNode, LegMessage
 from tests.router.http_client import chat_body, connected, parse_reply, post_chat, post_completion, request_bytes
 from tests.router.rig import Server, serving

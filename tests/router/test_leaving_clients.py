@@ -24,7 +24,8 @@ from baton.router.http.resume.logs import Memory
 from baton.router.http.resume.streams import Streams
 from baton.router.http.serving.server import Handler
 from baton.router.requests.flight import Flight
-from baton.wire.messages import DECODE, PREFILL, Decode, Prefill
+from baton.wire.messages.legs import Decode, Prefill
+from baton.wire.messages.membership import DECODE, PREFILL
 from tests.router.crowds import Paced
 from tests.router.fake_node import PATIENCE_S, FakeNode
 from tests.router.http_client import Connection, completion_body, connected, parse_reply, request_bytes

@@ -13,7 +13,8 @@ from baton.router.http.openai.ignored import IgnoredFields
 from baton.router.http.openai.prompts import PromptMaker
 from baton.wire.errors import RequestFailed
 from baton.wire.grammar import Grammar
-from baton.wire.messages import DECODE, PREFILL, Decode, Prefill
+from baton.wire.messages.legs import Decode, Prefill
+from baton.wire.messages.membership import DECODE, PREFILL
 from tests.router.conversations import CALL, PARAMETERS, THOUGHT, choosing, conversing, doubling, named_events
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.http_client import Reply, fetch

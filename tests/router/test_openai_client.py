@@ -11,7 +11,7 @@ import pytest
 
 from baton.router.http.openai.prompts import PromptMaker
 from baton.wire.errors import RequestFailed
-from baton.wire.messages import DECODE
+from baton.wire.messages.membership import DECODE
 from baton.wire.tiers import TierTokens
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.rig import MODEL, Server, serving

@@ -37,7 +37,7 @@ from baton.router.routing.adaptation import Adaptation
 from baton.router.routing.goals import Attainment, Goals
 from baton.router.settings import RouterSettings
 from baton.runtime.watchdog import Watchdog
-from baton.wire.messages import DECODE
+from baton.wire.messages.membership import DECODE
 from baton.wire.step_cost import StepCost
 from tests.engine.scheduler.simulation import Device
 from tests.engine.scheduler.stores import SlotBytes, TestStore
@@ -125,7 +125,7 @@ def test_every_metric_of_the_nodes_is_documented() -> None:
     with open_relay(peers_write=True, overlaps=False) as relay:
         for node, section in ((relay.prefill, "Prefill nodes"), (relay.decode, "Decode nodes")):
             families = [
-                *NodeCollector(lambda: STATUS, costs, node.leg.metrics).collect(),
+                *NodeCollector(lambda: STATUS, costs, {"grammar": 1}, node.leg.metrics).collect(),
                 *LinkCollector(_Link()).collect(),
                 *OffloadCollector(KvOffload(pool, 4, 64, lambda: None)).collect(),
                 *_watchdog().collect(),

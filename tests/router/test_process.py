@@ -22,7 +22,7 @@ import pytest
 from baton.launch.ports import listening
 from baton.router.http.access.keys import digest_of
 from baton.router.lives import SHORTEST_LIFE_S
-from baton.wire.messages import Cancel, Decode
+from baton.wire.messages.legs import Cancel, Decode
 from tests.router.fake_node import FakeNode
 from tests.router.http_client import Connection, Reply, parse_reply, request_bytes
 from tests.router.router_process import ROOT, forked_router, router_process, run_router

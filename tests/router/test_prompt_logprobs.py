@@ -11,7 +11,8 @@ from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.flight import Flight
 from baton.router.requests.inbox import Inbox
 from baton.wire.errors import RequestFailed
-from baton.wire.messages import DECODE, Cancel, Decode, Prefill
+from baton.wire.messages.legs import Cancel, Decode, Prefill
+from baton.wire.messages.membership import DECODE
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import FakeNode

@@ -9,7 +9,8 @@ import pytest
 
 from baton.router.http.openai import prompt_report
 from baton.router.http.openai.prompts import PromptMaker
-from baton.wire.messages import DECODE, Decode, Prefill
+from baton.wire.messages.legs import Decode, Prefill
+from baton.wire.messages.membership import DECODE
 from tests.router.fake_node import answering
 from tests.router.http_client import post_chat, post_completion
 from tests.router.rig import Server, serving

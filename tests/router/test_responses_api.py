@@ -13,7 +13,7 @@ import pytest
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.openai.responses_api import ResponseWriter
 from baton.wire.errors import RequestFailed
-from baton.wire.messages import Decode, Prefill
+from baton.wire.messages.legs import Decode, Prefill
 from tests.router.conversations import conversing
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.http_client import Reply, fetch

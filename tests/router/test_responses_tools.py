@@ -14,7 +14,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.openai.responses_request import ResponsesRequest
 from baton.wire.grammar import Grammar
-from baton.wire.messages import Prefill
+from baton.wire.messages.legs import Prefill
 from tests.router.conversations import CALL, PARAMETERS, THOUGHT, choosing, conversing, doubling, named_events
 from tests.router.fake_node import answering
 from tests.router.http_client import Reply, fetch

@@ -8,7 +8,9 @@ import pytest
 
 import baton.router.nodes.control
 import baton.router.nodes.registry
-from baton.wire.messages import DECODE, PREFILL, Cancel, Decode, Prefill, TokenEvent, Tokens
+from baton.wire.messages.legs import Cancel, Decode, Prefill
+from baton.wire.messages.membership import DECODE, PREFILL
+from baton.wire.messages.output import TokenEvent, Tokens
 from tests.router.fake_node import FakeNode
 from tests.router.rig import Rig, relaying
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from baton.router.requests.retries import FailureReasons
 from baton.router.routing.policies import LeastLoaded
 from baton.wire.errors import Overloaded, RequestFailed
-from baton.wire.messages import DECODE, Decode, Pong, Welcome
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.membership import DECODE, Pong, Welcome
 from baton.wire.request_key import OWNER_BYTES, owner_of_epoch
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.rig import DEFAULTS, PROMPT, Rig, relaying

@@ -6,7 +6,8 @@ import asyncio
 
 from baton.router.requests.attempt import RelayRequest
 from baton.router.requests.inbox import MAX_DUE, Inbox
-from baton.wire.messages import DECODE, Cancel, Decode
+from baton.wire.messages.legs import Cancel, Decode
+from baton.wire.messages.membership import DECODE
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import FakeNode

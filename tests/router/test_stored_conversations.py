@@ -18,7 +18,8 @@ from baton.router.http.resume.logs import Memory
 from baton.router.http.resume.streams import Streams
 from baton.router.http.serving.limits import HttpLimits
 from baton.router.http.stored.database import Database
-from baton.wire.messages import DECODE, Decode
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.membership import DECODE
 from tests.router.conversations import conversing, named_events
 from tests.router.fake_node import FakeNode, LegMessage
 from tests.router.http_client import Reply, fetch

@@ -23,7 +23,8 @@ from baton.router.http.stored.database import Database
 from baton.router.http.stored.store import ResponseStore
 from baton.router.settings import RouterSettings
 from baton.wire.errors import InvalidSetting, RequestFailed
-from baton.wire.messages import DECODE, Decode
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.membership import DECODE
 from tests.router.conversations import choosing, conversing, doubling, named_events
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.http_client import Reply, fetch

@@ -14,7 +14,7 @@ from baton.router.http.openai.grammar_checks import GrammarChecks
 from baton.router.http.openai.prompts import PromptMaker
 from baton.wire.errors import InvalidRequest
 from baton.wire.grammar import Grammar
-from baton.wire.messages import Decode, Prefill
+from baton.wire.messages.legs import Decode, Prefill
 from tests.router.fake_node import answering
 from tests.router.http_client import Reply, fetch
 from tests.router.rig import MODEL, Server, serving

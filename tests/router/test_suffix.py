@@ -9,7 +9,7 @@ import tokenizers
 
 from baton.engine.text.tokenizer import Tokenizer
 from baton.router.http.openai.prompts import PromptMaker
-from baton.wire.messages import Decode
+from baton.wire.messages.legs import Decode
 from tests.router.fake_node import answering
 from tests.router.http_client import post_completion
 from tests.router.rig import serving

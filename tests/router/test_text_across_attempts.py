@@ -11,7 +11,7 @@ import pytest
 
 from baton.router.http.openai.prompts import PromptMaker
 from baton.wire.errors import RequestFailed
-from baton.wire.messages import DECODE
+from baton.wire.messages.membership import DECODE
 from tests.router.conversations import CALL, PARAMETERS, THOUGHT, conversing
 from tests.router.fake_node import FakeNode, LegMessage, first_index
 from tests.router.http_client import Reply, chat_body, completion_body, fetch

@@ -20,7 +20,7 @@ from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.openai.schemas import ChatCompletionRequest
 from baton.router.http.openai.tools import ToolFields
 from baton.wire.grammar import LARK, Grammar
-from baton.wire.messages import Prefill
+from baton.wire.messages.legs import Prefill
 from tests.router.fake_node import FakeNode, answering
 from tests.router.http_client import Reply, fetch
 from tests.router.rig import MODEL, Server, serving

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 from tests.simulation.nodes import NodeProgram
 from tests.simulation.world import Client, World
 

@@ -42,7 +42,8 @@ from baton.node.sharing_leg import SharingLeg
 from baton.prefill_node.leg import PrefillLeg
 from baton.wire import links
 from baton.wire.errors import Refused, RequestFailed
-from baton.wire.messages import NODE_TO_ROUTER, PREFILL, Heartbeat, Hello, NodeStatus
+from baton.wire.messages.membership import PREFILL, Heartbeat, Hello, NodeStatus
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER
 from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackOpener, LoopbackReceiver, LoopbackSender
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT
 from tests.simulation.clock import VirtualClock

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from baton.kvtransfer.transports.base import Move
-from baton.wire.messages import BOTH, DECODE, PREFILL
+from baton.wire.messages.membership import BOTH, DECODE, PREFILL
 from baton.wire.request_key import RequestKey
 from tests.kvtransfer.loopback import Fault
 from tests.kvtransfer.pools import BLOCK_BYTES

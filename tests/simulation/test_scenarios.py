@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 
 from baton.kvtransfer.messages import RECEIVER_TO_SENDER, SENDER_TO_RECEIVER
-from baton.wire.messages import DECODE, NODE_TO_ROUTER, PREFILL, ROUTER_TO_NODE
+from baton.wire.messages.membership import DECODE, PREFILL
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from baton.wire.request_key import owner_of_epoch
 from tests.simulation.engine import POISON
 from tests.simulation.frozen_router import AFTER_THAW_S, FrozenRouter

@@ -32,7 +32,8 @@ from baton.router.requests.inbox import Inbox
 from baton.router.requests.relay import Relay
 from baton.router.routing.suspicion import MAX_SUSPICIOUS
 from baton.wire.errors import BatonError
-from baton.wire.messages import BOTH, DECODE, FINISH_LENGTH, PREFILL
+from baton.wire.messages.membership import BOTH, DECODE, PREFILL
+from baton.wire.messages.output import FINISH_LENGTH
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.kvtransfer.loopback import FaultPlan, LoopbackNetwork, without_faults

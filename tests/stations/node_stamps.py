@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from baton.node.router_link import RouterLink
-from baton.wire.messages import TokenEvent
+from baton.wire.messages.output import TokenEvent
 from tests.stations.ring import Ring, Station, handoff_key
 
 

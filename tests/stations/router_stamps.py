@@ -21,7 +21,7 @@ from baton.router.health.loop_lag import LoopLag
 from baton.router.http.openai.answer import Answer, Piece
 from baton.router.http.serving.body_writer import BodyWriter
 from baton.router.requests.relay import Relay
-from baton.wire.messages import Tokens
+from baton.wire.messages.output import Tokens
 from tests.stations.ring import Ring, Station, handoff_key, request_key
 
 STANDS_S = 0.15

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 from tests.checkpoints import make_checkpoint
 from tests.engine.offload_time import SHAPES
 from tests.system.harness import Relay, start_relay

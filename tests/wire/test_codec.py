@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from baton.kvtransfer.messages import RECEIVER_TO_SENDER, HandoffName, Renew, Resend
 from baton.wire.codec import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Codec
 from baton.wire.errors import InvalidMessage, Refused
-from baton.wire.messages import NODE_TO_ROUTER, ROUTER_TO_NODE, Ping, TokenLogprobs, Tokens, Welcome
+from baton.wire.messages.membership import Ping, Welcome
+from baton.wire.messages.output import TokenLogprobs, Tokens
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from baton.wire.prompt import Prompt
 from tests.wire.wire_samples import EVENT, SAMPLES, record
 

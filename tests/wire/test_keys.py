@@ -14,7 +14,7 @@ from baton.wire import links
 from baton.wire.errors import InvalidSetting
 from baton.wire.keys import ADMITTED, ROLES, ROUTER, KeyFile, KeyRing
 from baton.wire.links import LinkSettings
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 Context = zmq.Context[zmq.Socket[bytes]]
 _SOON_MS, _NEVER_MS = 5_000, 300

@@ -12,7 +12,8 @@ import pytest
 from baton.wire.codec import Codec, OneOf
 from baton.wire.errors import InvalidMessage
 from baton.wire.media import MAX_PAYLOAD_BYTES, Medium, require_in_order
-from baton.wire.messages import ROUTER_TO_NODE, Prefill
+from baton.wire.messages.legs import Prefill
+from baton.wire.messages.vocabulary import ROUTER_TO_NODE
 from baton.wire.prompt import AnyMedium, Prompt
 from baton.wire.sampling import DecodingParams
 from tests.wire.test_codec import HEADER, sealed

@@ -7,7 +7,8 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 
 from baton.wire.errors import InvalidMessage
-from baton.wire.messages import ROUTER_TO_NODE, Decode
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.vocabulary import ROUTER_TO_NODE
 from baton.wire.prompt import ADAPTER_BYTES, MAX_SALT_BYTES, Prompt
 from baton.wire.sampling import DecodingParams
 from tests.wire.wire_samples import IMAGE

@@ -8,7 +8,7 @@ import pytest
 
 from baton.wire.errors import InvalidRequest
 from baton.wire.grammar import Grammar
-from baton.wire.sampling import DecodingParams, SamplingParams
+from baton.wire.sampling import MAX_PREDICTION_TOKENS, DecodingParams, SamplingParams
 
 ALLOWED: list[tuple[str, list[Any]]] = [
     ("temperature", [0, 0.0, 2.0, 5e-324]),
@@ -27,6 +27,7 @@ ALLOWED: list[tuple[str, list[Any]]] = [
     ("prompt_logprobs", [None, 0, 20]),
     ("allowed_token_ids", [(), (0, 2**32 - 1), (1,) * 4096]),
     ("bad_word_ids", [(), ((0,), (2**32 - 1, 1)), ((1,) * 64,) * 256]),
+    ("prediction_ids", [(), (0, 2**32 - 1)]),
 ]
 FORBIDDEN: list[tuple[str, list[Any]]] = [
     ("temperature", [-0.1, 2.1, math.nan, math.inf, True, "1", None]),
@@ -83,6 +84,20 @@ def test_ids_outside_the_vocabulary_are_refused() -> None:
         DecodingParams(stop_token_ids=(100,)).check_vocabulary(100)
     with pytest.raises(InvalidRequest, match="100"):
         DecodingParams(logit_bias_ids=(100,), logit_bias_values=(1.0,)).check_vocabulary(100)
+
+
+def test_a_prediction_may_be_as_long_as_a_message_allows_and_need_not_be_of_the_vocabulary() -> None:
+    DecodingParams(prediction_ids=(7,) * MAX_PREDICTION_TOKENS).check_vocabulary(5)
+    with pytest.raises(InvalidRequest) as caught:
+        DecodingParams(prediction_ids=(7,) * (MAX_PREDICTION_TOKENS + 1))
+    assert caught.value.param == "prediction"
+
+
+@pytest.mark.parametrize("ids", [(-1,), (2**32,), ("a",), (True,)])
+def test_a_prediction_of_a_script_holds_token_ids(ids: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(prediction_ids=ids)
+    assert caught.value.param == "prediction"
 
 
 @pytest.mark.parametrize("words", [((),), ((-1,),), ((1,) * 65,), ((1,),) * 257])

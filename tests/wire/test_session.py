@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import baton.wire.session
 from baton.wire.images import PromptImage, digest_of
-from baton.wire.messages import ROUTER_TO_NODE, Cancel, Prefill
+from baton.wire.messages.legs import Cancel, Prefill
+from baton.wire.messages.vocabulary import ROUTER_TO_NODE
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from baton.wire.session import Session, number_of

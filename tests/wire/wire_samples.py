@@ -28,18 +28,13 @@ from baton.kvtransfer.messages import (
     Revoked,
 )
 from baton.wire.codec import Bounds, Codec, Constraint, Length, OneOf, Packed
+from baton.wire.drafts import DraftsOfMethod, VerifiedDraft
 from baton.wire.grammar import Grammar
 from baton.wire.images import PromptImage, digest_of
 from baton.wire.layout import DTYPE_BYTES, KvLayout, LayerKv
 from baton.wire.media import Medium
-from baton.wire.messages import (
-    NODE_TO_ROUTER,
-    ROUTER_TO_NODE,
-    CacheEvents,
-    Cancel,
-    Decode,
-    Failed,
-    HandoffFigures,
+from baton.wire.messages.legs import Cancel, Decode, Prefill, PrefillPeer
+from baton.wire.messages.membership import (
     Heartbeat,
     Hello,
     Introduce,
@@ -47,24 +42,20 @@ from baton.wire.messages import (
     NodeStatus,
     Ping,
     Pong,
-    Prefill,
-    PrefillPeer,
-    PromptRead,
     Refusal,
     Resume,
-    StepTimes,
-    TokenEvent,
-    TokenLogprobs,
-    Tokens,
     Welcome,
 )
+from baton.wire.messages.output import Failed, HandoffFigures, PromptRead, StepTimes, TokenEvent, TokenLogprobs, Tokens
+from baton.wire.messages.prefixes import AwaitedPrefix, CacheEvents
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER, ROUTER_TO_NODE
 from baton.wire.prompt import Prompt
-from baton.wire.pulls import AwaitedPrefix
 from baton.wire.sampling import DecodingParams
 from baton.wire.tiers import TierTokens, TierUsage
 
 LAYOUT = KvLayout.of_layers("bfloat16", 16, [LayerKv(4, 64), LayerKv(4, 64, window=128)])
-STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25, 6, tiers=(TierUsage("host", 0.5),))
+DRAFTS = DraftsOfMethod("ngram", 9, (9, 5), (4, 1))
+STATUS = NodeStatus(1, 2, 3, 4, 5, 0.25, 6, tiers=(TierUsage("host", 0.5),), drafts=(DRAFTS,))
 TEN_YEARS_US = 10 * 365 * 24 * 3600 * 10**6
 PARAMS = DecodingParams(
     temperature=0.5,
@@ -78,6 +69,7 @@ PARAMS = DecodingParams(
     allowed_token_ids=(5, 6),
     bad_word_ids=((5,), (6, 5)),
     grammar=Grammar.regex("[a-z]+"),
+    prediction_ids=(4, 5, 4),
 )
 EVENT = TokenEvent(b"h" * 16, 1, 3, (17,), (TokenLogprobs(-0.5, (17, 4), (-0.5, -2.0)),), "stop", 16)
 TIMED_EVENT = dataclasses.replace(
@@ -85,6 +77,7 @@ TIMED_EVENT = dataclasses.replace(
     handoff=HandoffFigures(3, 4096, 900, 12),
     times=StepTimes(None, TEN_YEARS_US - 9, TEN_YEARS_US),
     tiers=(TierTokens("host", 12), TierTokens("disk", 4)),
+    draft=VerifiedDraft("prediction", 4, 3),
 )
 IMAGE = PromptImage(1, 2, digest_of(2, 3, bytes(range(18))), bytes(range(18)), 2, 3)
 SALTED = Prompt((1, 2, 3), b"salt", (), b"a" * 16)

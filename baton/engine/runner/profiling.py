@@ -18,10 +18,9 @@ from baton.engine.runner.limits import RunnerLimits, staging_bytes
 from baton.engine.runner.prompt_scoring import PromptScoring
 from baton.engine.runner.readings import StepReadings, row_pieces
 from baton.engine.runner.redraws import redraw_beforehand
-from baton.engine.runner.sampled_rows import MaskSource
 from baton.engine.runner.sampler import Sampler
 from baton.engine.scheduler.reading import ReadSpan
-from baton.engine.scheduler.request import ScheduledRequest
+from baton.engine.scheduler.request import MaskSource, ScheduledRequest
 from baton.engine.scheduler.step import Step
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey

@@ -11,28 +11,13 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
+from baton.engine.scheduler.request import MaskSource
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
 _NOISE_KEY = struct.Struct("<qqq")
 _NOISE = struct.Struct("<d")
-
-
-class MaskSource(Protocol):
-    """The part of `baton.engine.scheduler.request.Matcher` that sampling needs."""
-
-    def accepts(self, token_id: int) -> bool:
-        """Whether the grammar allows this token next."""
-        ...
-
-    def mask(self) -> bytes | None:
-        """The tokens that the grammar allows next, a bit each."""
-        ...
-
-    def fail(self, reason: str) -> None:
-        """Note that no allowed token can be sampled."""
-        ...
 
 
 class SampledRow(NamedTuple):

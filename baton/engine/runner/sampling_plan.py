@@ -29,14 +29,14 @@ from baton.engine.runner.logit_changes import ChangeCollector, LogitChanges, Sta
 from baton.engine.runner.plain_rows import plain_tokens
 from baton.engine.runner.sampled_rows import (
     GrammarRow,
-    MaskSource,
     SampledRequest,
     SampledRow,
     position_of,
     uniform_noise,
 )
+from baton.engine.scheduler.request import MaskSource
 from baton.engine.scheduler.step import SampledToken
-from baton.wire.messages import TokenLogprobs
+from baton.wire.messages.output import TokenLogprobs
 
 CHANGE_BYTES = 4 * 2**20
 """Room in staging memory for the changed logits of a step, some 350,000 of them."""

@@ -2,8 +2,8 @@
 
 Owns that choice, and the rests of requests for which drafts do not pay. It weighs the chance that each draft is right
 (`baton.engine.scheduler.acceptance`) against what a row more costs the step (`baton.engine.scheduler.row_costs`), which
-every request in it waits for. Goals bound it: drafts never make a step longer than a goal between tokens of somebody
-else allows. It decides time alone, and never which token comes.
+every request in it waits for. Two things bound it: drafts never make a step longer than a goal between tokens of
+somebody else allows, nor anybody's tokens later by more than a tenth. It decides time alone, never which token comes.
 
 With one stream rows are nearly free, so a draft pays at a small chance. The more requests share a step, the more its
 rows cost, and the more of them wait for it: drafts become fewer by themselves.
@@ -11,7 +11,6 @@ rows cost, and the more of them wait for it: drafts become fewer by themselves.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,6 +25,8 @@ from baton.wire.step_cost import PLANNED_SHARE
 
 _LEAST_GAIN = 0.03
 """Drafts that are expected to gain less than this share are left out: costs are not known better."""
+_MOST_SLOWED = 1.1
+"""How much longer drafts of others make a step for a stream that has none itself."""
 _LONGEST_REST = 64
 _FORGOTTEN = 0.8
 """What is left after a rest of what a request's drafts have shown: it is tried again some time."""
@@ -146,22 +147,16 @@ class DraftDepth:
         Drafts are taken in the order of their chances, as far as the best sum: the cost of rows is a staircase, so the
         next row may cost much and those behind it nothing.
         """
-        by_chance = sorted(
-            [(-chance, number) for number, stream in enumerate(streams) for chance in stream.chances],
-        )
-        seconds = self._seconds_of(step)
-        longest_s = max(self._longest_s(streams, step), seconds(0))
-        expected, made_s, others = [1.0] * len(streams), 0.0, float(len(step.decoding))
-        least, best = seconds(0) * others * (1.0 - _LEAST_GAIN), 0
+        by_chance = sorted([(-chance, number) for number, each in enumerate(streams) for chance in each.chances])
+        seconds, expected, others = self._seconds_of(step), [1.0] * len(streams), float(len(step.decoding))
+        least, best, made_s = seconds(0) * others * (1.0 - _LEAST_GAIN), 0, 0.0
         for count, (negative, number) in enumerate(by_chance, 1):
             cost, had = streams[number].cost, expected[number]
             made_s += cost.token_s + (cost.begin_s if had == 1.0 else 0.0)
             expected[number] = had - negative
             others += 1.0 / expected[number] - 1.0 / had
             step_s = seconds(count) + made_s
-            if step_s > longest_s:
-                break
-            if step_s * others < least:
+            if step_s * others < least and self._is_bearable(step_s, seconds(0), step, streams, expected):
                 least, best = step_s * others, count
         counts = [0] * len(streams)
         for _, number in by_chance[:best]:
@@ -173,10 +168,16 @@ class DraftDepth:
         rows, num_rows, beside_s = self.costs.rows, step.num_rows, step.beside_s
         return lambda count: beside_s + rows.seconds(num_rows + count)
 
-    def _longest_s(self, streams: Sequence[_Stream], step: DecodingStep) -> float:
-        """How long the goals of those who get no drafts let a step be."""
-        if self._bound is None:
-            return math.inf
-        with_drafts = {stream.key for stream in streams if stream.chances}
-        goals = [self._bound.tpot_s_of(each) for each in step.decoding if each.key not in with_drafts]
-        return PLANNED_SHARE * min(goals, default=math.inf)
+    def _is_bearable(
+        self, step_s: float, plain_s: float, step: DecodingStep, streams: Sequence[_Stream], expected: Sequence[float]
+    ) -> bool:
+        """Whether a step of `step_s`, which takes `plain_s` without drafts, is no worse for anybody than it may be: for
+        none of those who decode, `streams` of which are expected to get so many tokens of it."""
+        tokens = {stream.key: count for stream, count in zip(streams, expected, strict=True)}
+        for request in step.decoding:
+            token_s = step_s / tokens.get(request.key, 1.0)
+            if token_s > _MOST_SLOWED * plain_s:
+                return False
+            if self._bound is not None and token_s > max(PLANNED_SHARE * self._bound.tpot_s_of(request), plain_s):
+                return False
+        return True

@@ -20,6 +20,7 @@ from baton.engine.scheduler.proposer import NO_DRAFT, Draft, Proposer, Wanted
 from baton.engine.scheduler.request import Request, ScheduledRequest
 from baton.engine.scheduler.request_blocks import RequestBlocks
 from baton.engine.scheduler.step import SampledTokens
+from baton.wire.drafts import VerifiedDraft
 from baton.wire.request_key import RequestKey
 
 _log = logging.getLogger(__name__)
@@ -42,10 +43,12 @@ class Drafts:
         self._limits = limits
         self._blocks = blocks
         self._in_flight: dict[RequestKey, Draft] = {}
-        self._reasons: set[str] = set()
-        if limits.has_states and self._proposer is not None:
+        self._is_impossible = self._proposer is not None and not limits.max_num_drafts
+        if self._is_impossible:
             self._proposer = self._depth = None
-            self._log_reason("states")
+            _log.warning(
+                "drafts are not used: this model has states, which go back on a single rank with room for them"
+            )
 
     def needs_last_token(self, request: Request) -> bool:
         """Whether the next step of `request` depends on the value of the token that the last one samples."""
@@ -68,10 +71,11 @@ class Drafts:
     ) -> None:
         """Put drafts behind those of `shares` that decode. The step has `num_rows` rows without them, and `budget`
         tokens are left of it."""
-        proposer, num_left = self._proposer, min(budget, self._limits.max_num_seqs - num_rows)
+        limits, proposer = self._limits, self._proposer
+        num_left = min(budget, limits.max_num_seqs - num_rows, limits.max_num_drafts)
         if proposer is None or num_left <= 0:
             return
-        decoding = [running[key] for key, share in shares.items() if share.num_tokens == 1 and share.needs_sample]
+        decoding = [running[key] for key, share in shares.items() if share.needs_sample and running[key].has_jumped]
         wanted = [Wanted(request, most) for request in decoding if (most := self._most(request, num_left)) > 0]
         if not wanted:
             return
@@ -107,10 +111,10 @@ class Drafts:
             drafts = [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
         return zip(requests, drafts, strict=True)
 
-    def accepted(self, request: Request, share: ScheduledRequest, sampled: SampledTokens) -> SampledTokens:
-        """Those of `sampled`, the tokens behind the last known one and behind each draft of `share`, that decoding
-        without drafts samples. There are fewer where the model computed NaN for one of them; the next step finds it
-        again."""
+    def accepted(self, request: Request, sampled: SampledTokens) -> tuple[SampledTokens, VerifiedDraft]:
+        """Those of `sampled`, the tokens behind the last known one and behind each draft of `request`, that decoding
+        without drafts samples, and what became of the draft. There are fewer where the model computed NaN for one of
+        them; the next step finds it again."""
         draft = self._in_flight.pop(request.key, NO_DRAFT)
         pairs = zip(draft.token_ids, sampled, strict=False)
         num_accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, pairs))
@@ -119,7 +123,7 @@ class Drafts:
             self._proposer.verified(request, draft, num_accepted)
         if self._depth is not None:
             self._depth.verified(request, draft, num_accepted)
-        return sampled[: num_accepted + 1]
+        return sampled[: num_accepted + 1], VerifiedDraft(draft.method, len(draft.token_ids), num_accepted)
 
     def drop(self, request: Request) -> None:
         """The drafts of `request` are over: release the blocks that only they needed."""
@@ -129,6 +133,8 @@ class Drafts:
 
     def forget(self, request: Request) -> None:
         """`request` has left."""
+        if self._is_impossible:
+            self.counts.undrafted["states"] += 1
         if self._proposer is not None:
             self._in_flight.pop(request.key, None)
             self._proposer.forget(request)
@@ -153,35 +159,16 @@ class Drafts:
         return found
 
     def _usable(self, wanted: Wanted, draft: Draft) -> Draft:
-        """Of `draft` as much as was wanted, of tokens that exist."""
-        size = self._limits.vocab_size
-        known = takewhile(lambda token_id: 0 <= token_id < size, draft.token_ids[: wanted.max_tokens])
-        return Draft(list(known), draft.confidences, draft.method)
+        """Of `draft` as much as was wanted, of tokens that exist and that the grammar allows."""
+        size, matcher = self._limits.vocab_size, wanted.request.matcher
+        known = list(takewhile(lambda token_id: 0 <= token_id < size, draft.token_ids[: wanted.max_tokens]))
+        if known and matcher is not None:
+            known = known[: matcher.num_allowed(known)]
+        return Draft(known, draft.confidences, draft.method)
 
     def _follows(self, request: Request) -> bool:
         if self._proposer is None or request.first_token_only or request.forks:
             return False
-        if request.matcher is not None:
-            return self._is_undrafted(request, "grammar")
         if self._depth is not None and self._depth.is_resting(request):
             return False
         return self._proposer.follows(request)
-
-    def _is_undrafted(self, request: Request, reason: str) -> bool:
-        """Count `request` once as one that gets no drafts. Always false."""
-        if not request.is_undrafted:
-            request.is_undrafted = True
-            self.counts.undrafted[reason] += 1
-            self._log_reason(reason)
-        return False
-
-    def _log_reason(self, reason: str) -> None:
-        if reason not in self._reasons:
-            self._reasons.add(reason)
-            _log.warning("drafts are not used: %s", _REASONS[reason])
-
-
-_REASONS = {
-    "states": "this model has states, which cannot go back behind a wrong one",
-    "grammar": "a request has a grammar, which cannot be asked about a place before it is there",
-}

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from baton.engine.scheduler.request import MAX_FORCED, Request
 from baton.engine.scheduler.step import RequestOutput, SampledToken, SampledTokens
-from baton.wire.messages import FINISH_COMPLETE, FINISH_LENGTH, FINISH_STOP
+from baton.wire.messages.output import FINISH_COMPLETE, FINISH_LENGTH, FINISH_STOP
 
 MAX_JUMP_S = 0.001
 """A jump that takes longer ends, and goes on behind the next step: everybody in the batch waits for it. When it ends

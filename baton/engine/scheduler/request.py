@@ -29,8 +29,25 @@ MEDIA_GONE = "there was no room to keep its KV, and its media are not here to co
 """The failure of a request that was preempted where it had got its KV from another node."""
 
 
-class Matcher(Protocol):
-    """Follows the output of one request through its grammar. It is behind the last token whose value is known."""
+class MaskSource(Protocol):
+    """A place in a grammar, as sampling asks about it."""
+
+    def accepts(self, token_id: int) -> bool:
+        """Whether this token may be next."""
+        ...
+
+    def mask(self) -> bytes | None:
+        """A bit for each token id, the lowest first: whether it may be next. None: none may."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """No token can follow, for a reason that the grammar does not know."""
+        ...
+
+
+class Matcher(MaskSource, Protocol):
+    """Follows the output of one request through its grammar. It is behind the last token whose value is known, and that
+    is the place that is asked about. To `take` a token that it has just accepted costs nothing."""
 
     @property
     def is_ready(self) -> bool:
@@ -53,10 +70,6 @@ class Matcher(Protocol):
         """Why no token can follow although the output is not complete; "" as long as nothing is wrong."""
         ...
 
-    def accepts(self, token_id: int) -> bool:
-        """Whether this token may be next. To `take` it then costs nothing."""
-        ...
-
     def goes_on_with(self, token_id: int) -> bool:
         """Whether this token is the last that it `accepts`, and leaves the output incomplete and a choice of what
         comes next: then there is nothing to do but to `take` it."""
@@ -75,12 +88,12 @@ class Matcher(Protocol):
         """The matcher of another output in the same grammar."""
         ...
 
-    def mask(self) -> bytes | None:
-        """A bit for each token id, the lowest first: whether it may be next. None: none may, see `error`."""
+    def num_allowed(self, drafts: Sequence[int]) -> int:
+        """How many of `drafts` may come next, up to the first behind which nothing can follow."""
         ...
 
-    def fail(self, reason: str) -> None:
-        """No token can follow, for a reason that the grammar does not know."""
+    def behind(self, number: int) -> MaskSource:
+        """The place behind so many of the drafts that were asked about last, and are allowed."""
         ...
 
 
@@ -137,8 +150,7 @@ class Request:
     With a `load` it waits for KV: a store's thread writes into blocks of its table behind what is computed. Before it
     has blocks it may wait for KV that is `awaited` in the prefix cache.
 
-    `drafting`: what a proposer keeps of it (`baton.engine.scheduler.proposer`). `is_undrafted`: it was counted as one
-    that gets no drafts.
+    `drafting`: what a proposer keeps of it (`baton.engine.scheduler.proposer`).
 
     `first_due_s`, `last_due_s`: when its first and its last token have to be there for its goals to be met, see
     `baton.engine.scheduler.step_bound`; the second is None until there is a first token, and -inf when that was late.
@@ -170,7 +182,6 @@ class Request:
     load: PoolLoad | None = None
     awaited: Awaited | None = None
     drafting: object | None = None
-    is_undrafted: bool = False
     first_due_s: float = math.inf
     last_due_s: float | None = None
     turn_s: float = 0.0
@@ -336,8 +347,12 @@ class ScheduledRequest(NamedTuple):
 
     def rows(self) -> list[ScheduledRequest]:
         """What is sampled of it: the share itself, and with drafts one after each of them and one before them, which
-        know no more tokens than their place."""
+        know no more tokens than their place. In a grammar, this place is all that they know of it."""
         if not self.num_drafts:
             return [self]
-        num_tokens, first = len(self.token_ids), len(self.token_ids) - self.num_drafts
-        return [self._replace(token_ids=FirstTokens(self.token_ids, n)) for n in range(first, num_tokens + 1)]
+        first = len(self.token_ids) - self.num_drafts
+        rows, matcher = [self._replace(token_ids=FirstTokens(self.token_ids, first))], self.matcher
+        for number in range(1, self.num_drafts + 1):
+            place = None if matcher is None else matcher.behind(number)
+            rows.append(self._replace(token_ids=FirstTokens(self.token_ids, first + number), matcher=place))
+        return rows

@@ -60,8 +60,7 @@ _NOTHING: Mapping[RequestKey, RowsRead] = {}
 
 
 class Scheduler:
-    """Chooses steps and applies their results. `requests`, `blocks`, `drafts`: for reading, and for `remove` and
-    `take`."""
+    """Chooses steps and applies their results. `requests`, `blocks`, `drafts`: for reading, `remove` and `take`."""
 
     def __init__(
         self,
@@ -225,14 +224,14 @@ class Scheduler:
             request.unread_rows = range(read.first_row + read.num_rows, request.unread_rows.stop)
         if share.block_copy is not None:
             self.blocks.end_copy(request)
-        num_known, finish_reason = len(request.token_ids) - request.num_pending_tokens, ""
+        num_known, finish_reason, draft = len(request.token_ids) - request.num_pending_tokens, "", None
         if share.needs_sample:
             request.num_pending_tokens -= 1
             if tokens:
                 if self._bound is not None and request.last_due_s is None:
                     self._bound.begun(request)
                 if share.num_drafts:
-                    tokens = self.drafts.accepted(request, share, tokens)
+                    tokens, draft = self.drafts.accepted(request, tokens)
                 tokens, finish_reason = self._ends.take(request, tokens)
         num_computed_tokens = share.start + share.num_tokens
         if share.num_drafts:
@@ -257,6 +256,7 @@ class Scheduler:
             0,
             read,
             request.tiers,
+            draft,
         )
 
     def _fork(

@@ -12,7 +12,8 @@ from typing import NamedTuple, TypeAlias
 from baton.engine.scheduler.first_tokens import FirstTokens
 from baton.engine.scheduler.reading import ReadSpan, RowsRead
 from baton.engine.scheduler.request import ScheduledRequest
-from baton.wire.messages import TokenLogprobs
+from baton.wire.drafts import VerifiedDraft
+from baton.wire.messages.output import TokenLogprobs
 from baton.wire.request_key import RequestKey
 from baton.wire.tiers import TierTokens
 
@@ -69,7 +70,8 @@ class RequestOutput(NamedTuple):
     due and the model computed NaN, or `failure` says what else went wrong. `read`: what the step read of its prompt.
     Its KV reaches over `num_computed_tokens`; `num_step_tokens` were computed in this step, drafts that were wrong
     among them. The first output of a fork counts no token of the prompt as computed or cached: the request it was
-    forked from has counted them. `tiers`: which of the cached tokens came from a KV store."""
+    forked from has counted them. `tiers`: which of the cached tokens came from a KV store. `draft`: that which `tokens`
+    were found by."""
 
     key: RequestKey
     num_step_tokens: int
@@ -84,6 +86,7 @@ class RequestOutput(NamedTuple):
     num_forced: int = 0
     read: RowsRead | None = None
     tiers: tuple[TierTokens, ...] = ()
+    draft: VerifiedDraft | None = None
 
     @property
     def token_ids(self) -> list[int]:

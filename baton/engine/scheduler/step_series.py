@@ -29,7 +29,7 @@ def can_begin(shares: Sequence[ScheduledRequest], requests: Sequence[Request]) -
             return False
         if share.forks or share.block_copy is not None or request.first_token_only:
             return False
-        if share.matcher is not None and not share.matcher.leaves_choice:
+        if request.matcher is not None and not request.matcher.leaves_choice:
             return False
         arrival = share.arrival
     return bool(shares)
@@ -140,6 +140,7 @@ class StepSeries:
             repeat(0),
             repeat(None),
             self._tiers,
+            repeat(None),
         )
         # as calling the class, in a third of the time
         return list(map(tuple.__new__, repeat(RequestOutput), values))

@@ -11,21 +11,56 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from baton.engine.scheduler.proposer import Proposer
-from baton.engine.speculation.text.ngrams import NgramProposer
+from baton.engine.speculation.text.opening import open_sources
+from baton.engine.speculation.text.proposer import TextProposer
+from baton.engine.speculation.text.suffixes import SuffixRules
 from baton.wire.errors import InvalidSetting
 
 _USUAL_LENGTH = 5
 _FLAG = "--speculative-config"
 GREEDY = "greedy"
-_Tokens = Annotated[int, msgspec.Meta(ge=1, le=64)]
+_LEAST_SURE = 0.15
+_MOST = 64
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 
 
-class Ngrams(msgspec.Struct, tag_field="method", tag="ngram", forbid_unknown_fields=True, frozen=True):
+class Ngrams(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", tag="ngram", frozen=True):
     """Where one of the two lengths is not said, it is the other."""
 
     num_speculative_tokens: _Tokens
     prompt_lookup_max: _Tokens | None = None
     prompt_lookup_min: _Tokens | None = None
+
+    def proposer(self) -> Proposer:
+        longest = self.prompt_lookup_max or self.prompt_lookup_min or _USUAL_LENGTH
+        shortest = self.prompt_lookup_min or longest
+        if shortest > longest:
+            raise InvalidSetting(f"{_FLAG}: prompt_lookup_min {shortest} is above prompt_lookup_max {longest}")
+        rules = SuffixRules("ngram", shortest, 0.0, spec_factor=_MOST, max_depth=_MOST, least_share=0.0)
+        return TextProposer(self.num_speculative_tokens, open_sources(rules, longest, 0), rules.method)
+
+
+class Suffixes(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", tag="suffix", frozen=True):
+    """Without a number of tokens it is the depth."""
+
+    num_speculative_tokens: _Tokens | None = None
+    suffix_decoding_max_tree_depth: Annotated[int, msgspec.Meta(ge=1)] = 24
+    suffix_decoding_max_cached_requests: Annotated[int, msgspec.Meta(ge=0)] = 10000
+    suffix_decoding_max_spec_factor: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 1.0
+    suffix_decoding_min_token_prob: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.1
+
+    def proposer(self) -> Proposer:
+        depth = min(self.suffix_decoding_max_tree_depth, _MOST)
+        rules = SuffixRules(
+            "suffix",
+            1,
+            _LEAST_SURE,
+            self.suffix_decoding_max_spec_factor,
+            depth,
+            self.suffix_decoding_min_token_prob,
+        )
+        sources = open_sources(rules, _USUAL_LENGTH, self.suffix_decoding_max_cached_requests)
+        return TextProposer(self.num_speculative_tokens or depth, sources, rules.method)
 
 
 class DraftModelAsked(msgspec.Struct, tag_field="method", tag="draft_model", forbid_unknown_fields=True, frozen=True):
@@ -46,7 +81,39 @@ class DraftModelAsked(msgspec.Struct, tag_field="method", tag="draft_model", for
         return f"{self.model}@{self.revision}" if self.revision else self.model
 
 
-Asked: TypeAlias = Ngrams | DraftModelAsked
+class Eagle3Asked(msgspec.Struct, tag_field="method", tag="eagle3", forbid_unknown_fields=True, frozen=True):
+    """A head in a checkpoint of its own."""
+
+    num_speculative_tokens: _Tokens
+    model: str
+    revision: str = ""
+    draft_tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
+
+    @property
+    def checkpoint(self) -> str:
+        """As `--model` names one."""
+        return f"{self.model}@{self.revision}" if self.revision else self.model
+
+
+class MtpAsked(msgspec.Struct, tag_field="method", tag="mtp", forbid_unknown_fields=True, frozen=True):
+    """The layer for further tokens that the model ships."""
+
+    num_speculative_tokens: _Tokens = 1
+
+
+class _DeepseekMtp(MtpAsked, tag="deepseek_mtp", frozen=True):
+    """An older name of the same, as the next two."""
+
+
+class _Qwen3NextMtp(MtpAsked, tag="qwen3_next_mtp", frozen=True): ...
+
+
+class _Glm4MoeMtp(MtpAsked, tag="glm4_moe_mtp", frozen=True): ...
+
+
+TextAsked: TypeAlias = Ngrams | Suffixes
+HeadAsked: TypeAlias = Eagle3Asked | MtpAsked
+Asked: TypeAlias = TextAsked | DraftModelAsked | HeadAsked | _DeepseekMtp | _Qwen3NextMtp | _Glm4MoeMtp
 _DECODER = msgspec.json.Decoder[Asked](Asked)
 
 
@@ -55,18 +122,13 @@ def read_asked(config: str) -> Asked | None:
     if not config:
         return None
     try:
-        return _DECODER.decode(config)
+        asked: Asked = _DECODER.decode(config)
     except msgspec.DecodeError as error:
         raise InvalidSetting(f"{_FLAG} {config!r:.200}: {error}") from None
+    return asked
 
 
 def proposer_of(config: str) -> Proposer | None:
     """The proposer that `config` describes, where it needs no model. Raises `InvalidSetting`."""
     asked = read_asked(config)
-    if not isinstance(asked, Ngrams):
-        return None
-    longest = asked.prompt_lookup_max or asked.prompt_lookup_min or _USUAL_LENGTH
-    shortest = asked.prompt_lookup_min or longest
-    if shortest > longest:
-        raise InvalidSetting(f"{_FLAG}: prompt_lookup_min {shortest} is above prompt_lookup_max {longest}")
-    return NgramProposer(asked.num_speculative_tokens, shortest, longest)
+    return asked.proposer() if isinstance(asked, TextAsked) else None

@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from baton.engine.structured.ahead import Ahead, Place, has_bit
 from baton.engine.structured.vocabulary import Vocabulary, require_sound
 from baton.wire.errors import BatonError, InvalidRequest, RequestFailed
 from baton.wire.grammar import Grammar
@@ -79,6 +80,7 @@ class GrammarMatcher:
 
     __slots__ = (
         "_accepted",
+        "_ahead",
         "_compiled",
         "_forced",
         "_is_settled",
@@ -103,6 +105,7 @@ class GrammarMatcher:
         self._mask: bytes | None = None
         self._accepted: int | None = None
         self._is_settled = False
+        self._ahead: Ahead | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -117,7 +120,7 @@ class GrammarMatcher:
         """
         if not (self._is_settled or self._settle()) or token_id >= self._num_tokens:
             return False
-        if not self.leaves_choice and not _has_bit(self.mask() or b"", token_id):
+        if not self.leaves_choice and not has_bit(self.mask() or b"", token_id):
             return False
         matcher = self._matcher
         assert matcher is not None
@@ -135,6 +138,8 @@ class GrammarMatcher:
     def take(self, token_id: int) -> None:
         """The output goes on with this token."""
         self._mask = None
+        if self._ahead is not None:
+            self._ahead.take(token_id)
         if token_id == self._accepted:
             self._accepted, self._is_settled = None, not self.error
             self._forced.clear()
@@ -152,6 +157,20 @@ class GrammarMatcher:
     def fork(self, output: Sequence[int]) -> GrammarMatcher:
         """A matcher of another output, in the same grammar."""
         return GrammarMatcher(self._compiled, output)
+
+    def num_allowed(self, drafts: Sequence[int]) -> int:
+        """How many of `drafts` may come next, up to the first that completes the output."""
+        if not (self._is_settled or self._settle()):
+            return 0
+        if self._ahead is None:
+            assert self._matcher is not None
+            self._ahead = Ahead(self._matcher.deep_copy(), self._num_tokens)
+        return self._ahead.num_allowed(drafts)
+
+    def behind(self, number: int) -> Place:
+        """The place behind so many of the drafts that were asked about last, and are allowed."""
+        assert self._ahead is not None
+        return Place(self._ahead, number)
 
     def mask(self) -> bytes | None:
         """A bit for each token id, the lowest first: whether it may be next. None: none may, see `error`."""
@@ -224,10 +243,6 @@ class GrammarMatcher:
         except BatonError as error:
             self.fail(error.message)
         self.fail("a token does not fit")
-
-
-def _has_bit(mask: bytes, token_id: int) -> int:
-    return token_id < 8 * len(mask) and mask[token_id >> 3] >> (token_id & 7) & 1
 
 
 class Grammars:

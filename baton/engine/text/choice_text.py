@@ -20,7 +20,7 @@ from baton.engine.text.detokenizer import IncrementalDetokenizer
 from baton.engine.text.stop_strings import StopStringMatcher
 from baton.engine.text.tokenizer import Tokenizer
 from baton.wire.errors import InvalidMessage
-from baton.wire.messages import FINISH_COMPLETE, FINISH_STOP, TokenLogprobs
+from baton.wire.messages.output import FINISH_COMPLETE, FINISH_STOP, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

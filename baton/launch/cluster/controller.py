@@ -35,7 +35,7 @@ from baton.launch.cluster.readings import RouterView
 from baton.launch.cluster.status import GroupStatus, MemberStatus, Note, Status
 from baton.wire.errors import ChildFailed, RequestFailed
 from baton.wire.keys import ROUTER
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 LEAVE_MARGIN_S = 5.0
 """A program that is asked to stop finishes for its `shutdown_timeout_s`, and needs a little more to exit."""

@@ -63,7 +63,7 @@ from baton.router.settings import RouterSettings
 from baton.wire.errors import InvalidSetting
 from baton.wire.keys import ROUTER
 from baton.wire.kv_shard import MAX_RANKS
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 RAY: Final = "ray"
 LOCAL: Final = "local"

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from baton.launch.cluster.file import ClusterFile, Scaling
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 _QUEUE_SHARE = 0.5
 """The part of the TTFT goal that prompts may wait: the rest is for computing them."""

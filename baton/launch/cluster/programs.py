@@ -17,7 +17,7 @@ from baton.node.settings import NodeSettings
 from baton.ranks.settings import RankSettings
 from baton.runtime.settings import as_flags, secret_environment
 from baton.wire.keys import ROUTER
-from baton.wire.messages import PREFILL
+from baton.wire.messages.membership import PREFILL
 
 CPU, GPU = "CPU", "GPU"
 _MODULES = {ROUTER: "baton.router", PREFILL: "baton.prefill_node", "decode": "baton.decode_node"}

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.launch.api_client import ApiClient
 from baton.launch.cluster.policy import Load, Reading
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 QUEUE_TIME = "baton:request_queue_time_seconds"
 TTFT = "baton:time_to_first_token_seconds"

@@ -17,8 +17,9 @@ from baton.router.http.anthropic.request import MessagesRequest
 from baton.router.http.openai.answer_blocks import CALL, REASONING, TEXT, AnswerBlocks, Block, BlockEvent, Change
 from baton.router.http.openai.answer_parts import FINISH_CALLS
 from baton.router.http.openai.errors import error_body, status_of
-from baton.router.http.openai.replies import NO_REPORT, PromptReport, ReplyHead, TokensSoFar, Usage, named_event
-from baton.wire.messages import FINISH_LENGTH
+from baton.router.http.openai.replies import NO_REPORT, PromptReport, ReplyHead, named_event
+from baton.router.http.openai.usage import TokensSoFar, Usage
+from baton.wire.messages.output import FINISH_LENGTH
 
 _SIGNATURE = "unsigned"
 _FIELDS = ("thinking of this type or display", "thinking.budget_tokens")

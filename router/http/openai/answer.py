@@ -22,15 +22,15 @@ from baton.engine.text.choice_text import ChoiceText, TextDelta, TextOptions
 from baton.engine.text.tokenizer import Tokenizer
 from baton.router.health.metrics import ModelMetrics, RequestTimer
 from baton.router.http.admission.admission import Admission, Demand, Permit
-from baton.router.http.openai.replies import Usage
+from baton.router.http.openai.usage import Usage
 from baton.router.http.resume.records import Past, ToldFigures
 from baton.router.requests.attempt import RelayRequest
-from baton.router.requests.figures import FlightFigures
+from baton.router.requests.figures import DraftedTokens, FlightFigures
 from baton.router.requests.flight import Flight
 from baton.router.requests.inbox import Inbox
 from baton.router.requests.output import Delivery, ScoredPrompt
 from baton.router.requests.relay import Relay
-from baton.wire.messages import FINISH_LENGTH, TokenLogprobs
+from baton.wire.messages.output import FINISH_LENGTH, TokenLogprobs
 
 _MAX_PAST = 64
 _Record: TypeAlias = "Sequence[tuple[int, Delivery]] | ToldFigures"
@@ -84,6 +84,13 @@ class Choice:
     had_ended: bool = False
     past_figures: ToldFigures | None = None
     ended_at: int = 0
+    drafted: DraftedTokens = field(default_factory=DraftedTokens)
+
+    def push(self, delivery: Delivery) -> TextDelta:
+        """The text that the next tokens add."""
+        if delivery.draft is not None:
+            self.drafted.add(delivery.draft, len(delivery.token_ids))
+        return self.text.push(delivery.token_ids, delivery.logprobs, delivery.finish_reason)
 
     @property
     def told_figures(self) -> ToldFigures | None:
@@ -240,7 +247,7 @@ class Answer:
             for index, delivery in taken:
                 choice = self.choices[index]
                 choice.past_ids += delivery.token_ids
-                delta = choice.text.push(*delivery)
+                delta = choice.push(delivery)
                 self._num_ended += delta.finish_reason is not None
                 if not delta.is_empty:
                     pieces.append(Piece(choice, delta, choice.text.num_completion_tokens))
@@ -270,10 +277,12 @@ class Answer:
         """Tokens of an answer that has ended: each prompt counted once."""
         figures = [told for choice in self.choices if (told := choice.told_figures) is not None]
         firsts = [told for first in self._firsts if (told := first.told_figures) is not None]
-        cached_by_role, cached_by_place = Counter[str](), Counter[str]()
+        cached_by_role, cached_by_place, drafted = Counter[str](), Counter[str](), DraftedTokens()
         for first in firsts:
             cached_by_role.update(first.cached_by_role)
             cached_by_place.update(first.cached_by_place)
+        for choice in self.choices:
+            drafted.add_all(choice.drafted)
         return Usage(
             num_prompt_tokens=self.num_prompt_tokens,
             num_completion_tokens=self.num_completion_tokens,
@@ -282,11 +291,13 @@ class Answer:
             cached_by_role=cached_by_role,
             cached_by_place=cached_by_place,
             ended_at=max((each.ended_at for each in figures), default=0),
+            drafted=drafted,
+            is_predicted=any(first.request.params.prediction_ids for first in self._firsts),
         )
 
     def _advance(self, choice: Choice, delivery: Delivery) -> TextDelta:
         self._timers[choice.index].tokens(len(delivery.token_ids))
-        delta = choice.text.push(delivery.token_ids, delivery.logprobs, delivery.finish_reason)
+        delta = choice.push(delivery)
         if delta.finish_reason is not None:
             self._end(choice, delta.finish_reason)
         return delta

@@ -16,17 +16,9 @@ from baton.engine.text.answers.deltas import Delta, JoinedAnswer, Reasoning, joi
 from baton.engine.text.answers.reader import AnswerParser
 from baton.engine.text.choice_text import TextDelta
 from baton.router.http.openai.logprob_formats import chat_logprobs
-from baton.router.http.openai.replies import (
-    ChatStream,
-    FinishedChoice,
-    ReplyHead,
-    TokensSoFar,
-    Usage,
-    is_plain,
-    one_line,
-    token_id_members,
-)
-from baton.wire.messages import FINISH_STOP
+from baton.router.http.openai.replies import ChatStream, FinishedChoice, ReplyHead, is_plain, one_line, token_id_members
+from baton.router.http.openai.usage import TokensSoFar, Usage
+from baton.wire.messages.output import FINISH_STOP
 
 FINISH_CALLS = "tool_calls"
 ID_LENGTH = 9

@@ -42,8 +42,6 @@ from baton.router.http.openai.replies import (
     PromptReport,
     ReplyHead,
     ReplyStream,
-    TokensSoFar,
-    Usage,
     chat_completion,
     json_bytes,
     text_completion,
@@ -55,6 +53,7 @@ from baton.router.http.openai.schemas import ChatCompletionRequest, CompletionRe
 from baton.router.http.openai.stored_responses import StoredResponses
 from baton.router.http.openai.strict_model import Strict
 from baton.router.http.openai.translation import AnswerWriter, TranslatedRequest
+from baton.router.http.openai.usage import TokensSoFar, Usage
 from baton.router.http.request_log import REQUEST_ID
 from baton.router.http.resume.requests import body_of, followed, name_stream
 from baton.router.http.served_model import ServedModel

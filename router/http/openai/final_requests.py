@@ -27,7 +27,7 @@ from baton.router.routing.goals import NO_GOALS, AllowedGoals, Goals
 from baton.wire.errors import InvalidRequest
 from baton.wire.media import Medium
 from baton.wire.prompt import Prompt
-from baton.wire.sampling import DecodingParams
+from baton.wire.sampling import MAX_PREDICTION_TOKENS, DecodingParams
 
 MAX_HELD_TOKENS = 2**22
 MAX_HELD_LOGPROBS = 2**20
@@ -70,6 +70,7 @@ class FinalRequests:
         name = asked.model.name
         goals = asked_goals(asked.request, http.headers, self.goals, notes)
         params = await self._with_grammar(asked, _own_params(asked, goals, seed_of_stream(http)))
+        params = await self._with_prediction(asked, params)
         _check_number(asked)
         await self.relay.node_wait.for_any_node(name)
         if asked.media:
@@ -96,6 +97,11 @@ class FinalRequests:
         limits = [limit for limit in (params.max_tokens, room) if limit is not None]
         grammar = await asked.model.prompts.grammar(asked.request, asked.prompts[0], limits)
         return params if grammar is None else replace(params, grammar=grammar)
+
+    async def _with_prediction(self, asked: Asked, params: DecodingParams) -> DecodingParams:
+        most = min(self.max_model_len(asked.model.name) or MAX_PREDICTION_TOKENS, MAX_PREDICTION_TOKENS)
+        ids = await asked.model.prompts.prediction_ids(asked.request, most)
+        return replace(params, prediction_ids=ids) if ids else params
 
     def _require_computed(self, asked: Asked) -> None:
         """Raise `InvalidRequest` for media that no node of the model computes, or that would be cut."""

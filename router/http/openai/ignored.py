@@ -74,7 +74,6 @@ COMMON: IgnoredTable = {
 }
 
 CHAT: IgnoredTable = {
-    "prediction": Ignored("a prediction could only make the answer faster"),
     "verbosity": Ignored("models are told in the conversation how much to say"),
 }
 

@@ -283,6 +283,14 @@ class PromptMaker:
                     found[tuple(ids)] = None
         return tuple(found)
 
+    async def prediction_ids(self, request: GenerationRequest, at_most: int) -> tuple[int, ...]:
+        """The first tokens of the text that the answer may be like."""
+        text = "" if request.prediction is None else request.prediction.content
+        if not text:
+            return ()
+        ids = await self.off_loop(lambda: self.tokenizer.encode(text, add_special_tokens=False), len(text))
+        return tuple(ids[:at_most])
+
 
 def _and_return_memory(make: Callable[[], ResultT]) -> ResultT:
     try:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from json.encoder import encode_basestring
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 from baton.engine.text.choice_text import TextDelta
 from baton.router.http.openai.errors import error_body
@@ -24,9 +24,8 @@ from baton.router.http.openai.logprob_formats import (
     prompt_and_output,
     whole_logprobs,
 )
+from baton.router.http.openai.usage import TokensSoFar, Usage, token_counts, usage_object
 from baton.router.http.serving.json_pieces import dumps, json_pieces
-from baton.router.requests.timings import Timings
-from baton.wire.messages import HandoffFigures
 
 SSE_DONE = b"data: [DONE]\n\n"
 
@@ -48,31 +47,6 @@ class ReplyHead:
     def id_of(self, part: str) -> str:
         """128 bits in hex, the same whenever this answer is rendered: its stream may be resumed at another router."""
         return blake2b(f"{self.reply_id} {part}".encode(), digest_size=16).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of one answer: of all its prompts, of all its choices, and prompt tokens found in the prefix cache where
-    they would have been computed, or by role in that of each node. `cached_by_place`: where the first of these came
-    from. `num_reasoning_tokens`: None where nobody looked. `ended_at`: when the last choice ended, in seconds since
-    1970."""
-
-    num_prompt_tokens: int
-    num_completion_tokens: int
-    num_cached_tokens: int = 0
-    handoffs: Sequence[HandoffFigures] = ()
-    timings: Timings | None = None
-    cached_by_role: Mapping[str, int] = field(default_factory=dict)
-    cached_by_place: Mapping[str, int] = field(default_factory=dict)
-    num_reasoning_tokens: int | None = None
-    ended_at: int = 0
-
-
-class TokensSoFar(NamedTuple):
-    """The tokens of one choice at one event of its stream."""
-
-    num_prompt_tokens: int
-    num_completion_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,33 +258,6 @@ def _whole_answer(head: ReplyHead, kind: str, choices: list[dict[str, Any]], usa
     return {**answer, "warnings": head.warnings} if head.warnings else answer
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """The `usage` member of an answer. Four members are Baton's own: `kv_transfer`, there when KV came from a prefill
-    node, `timings`, there when asked for and known, `cached_tokens_by_node` and `cached_tokens_by_place`.
-    """
-    details: dict[str, Any] = {"cached_tokens": usage.num_cached_tokens}
-    if usage.cached_by_role:
-        details["cached_tokens_by_node"] = dict(usage.cached_by_role)
-    if usage.cached_by_place:
-        details["cached_tokens_by_place"] = dict(usage.cached_by_place)
-    found: dict[str, Any] = {
-        **_token_counts(usage),
-        "prompt_tokens_details": details,
-    }
-    if usage.num_reasoning_tokens is not None:
-        found["completion_tokens_details"] = {"reasoning_tokens": usage.num_reasoning_tokens}
-    if usage.handoffs:
-        found["kv_transfer"] = {
-            "blocks": sum(handoff.num_blocks for handoff in usage.handoffs),
-            "bytes": sum(handoff.num_bytes for handoff in usage.handoffs),
-            "transfer_ms": max(handoff.transfer_us for handoff in usage.handoffs) / 1000,
-            "exposed_ms": max(handoff.exposed_us for handoff in usage.handoffs) / 1000,
-        }
-    if usage.timings is not None:
-        found["timings"] = usage.timings
-    return found
-
-
 def prompt_logprobs(choice: FinishedChoice) -> dict[str, Any]:
     """The member `prompt_logprobs`, where vLLM has it: in a choice of completions, beside the choices of a chat."""
     return {} if choice.prompt.listed is None else {"prompt_logprobs": choice.prompt.listed}
@@ -336,16 +283,8 @@ def json_bytes(payload: Any) -> bytes:
     return b"".join(json_pieces(payload))
 
 
-def _token_counts(usage: Usage | TokensSoFar) -> dict[str, int]:
-    return {
-        "prompt_tokens": usage.num_prompt_tokens,
-        "completion_tokens": usage.num_completion_tokens,
-        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
-    }
-
-
 def _usage_suffix(so_far: TokensSoFar) -> str:
-    return f'}}],"usage":{dumps(_token_counts(so_far))}}}\n\n'
+    return f'}}],"usage":{dumps(token_counts(so_far))}}}\n\n'
 
 
 def _head_members(head: ReplyHead, kind: str) -> dict[str, Any]:

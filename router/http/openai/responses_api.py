@@ -16,18 +16,11 @@ from baton.engine.text.choice_text import TextDelta, TokenEntry
 from baton.router.http.openai.answer_blocks import CALL, REASONING, TEXT, AnswerBlocks, Block, BlockEvent, Change
 from baton.router.http.openai.errors import error_body
 from baton.router.http.openai.logprob_formats import chat_logprobs
-from baton.router.http.openai.replies import (
-    NO_REPORT,
-    PromptReport,
-    ReplyHead,
-    TokensSoFar,
-    Usage,
-    named_event,
-    usage_object,
-)
+from baton.router.http.openai.replies import NO_REPORT, PromptReport, ReplyHead, named_event
 from baton.router.http.openai.responses_request import ResponsesRequest
 from baton.router.http.openai.responses_tools import shown_choice, shown_tools
-from baton.wire.messages import FINISH_LENGTH
+from baton.router.http.openai.usage import TokensSoFar, Usage, usage_object
+from baton.wire.messages.output import FINISH_LENGTH
 
 COMPLETED, INCOMPLETE, IN_PROGRESS, FAILED = "completed", "incomplete", "in_progress", "failed"
 _ITEM_PREFIX: Mapping[str, str] = {TEXT: "msg", REASONING: "rs", CALL: "fc"}
@@ -200,7 +193,10 @@ def responses_usage(usage: Usage, num_reasoning_tokens: int) -> dict[str, Any]:
         "input_tokens": members.pop("prompt_tokens"),
         "input_tokens_details": {**members.pop("prompt_tokens_details"), "cache_write_tokens": 0},
         "output_tokens": members.pop("completion_tokens"),
-        "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
+        "output_tokens_details": {
+            "reasoning_tokens": num_reasoning_tokens,
+            **members.pop("completion_tokens_details", {}),
+        },
         **members,
     }
 

@@ -42,6 +42,7 @@ from baton.router.http.openai.fields import (
 from baton.router.http.openai.image_parts import images_of
 from baton.router.http.openai.latency_goals import MAX_GOAL_MS
 from baton.router.http.openai.messages import Message
+from baton.router.http.openai.prediction import Prediction
 from baton.router.http.openai.prompt_report import PromptOptions
 from baton.router.http.openai.sampling_fields import SamplingFields
 from baton.router.http.openai.strict_model import Strict
@@ -95,6 +96,7 @@ class GenerationRequest(Strict, StructuredFields, SamplingFields):
     priority: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     bad_words: BadWords = ()
+    prediction: Prediction | None = None
     goal_ttft_ms: Annotated[float, Field(gt=0, le=MAX_GOAL_MS)] | None = None
     goal_tpot_ms: Annotated[float, Field(gt=0, le=MAX_GOAL_MS)] | None = None
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, Protocol
 
 from baton.engine.text.choice_text import TextDelta
-from baton.router.http.openai.replies import ReplyStream, Usage
+from baton.router.http.openai.replies import ReplyStream
 from baton.router.http.openai.schemas import ChatCompletionRequest
 from baton.router.http.openai.strict_model import Strict
+from baton.router.http.openai.usage import Usage
 
 
 class TranslatedRequest(Strict):

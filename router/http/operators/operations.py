@@ -21,7 +21,7 @@ from baton.router.http.openai.replies import json_bytes
 from baton.router.nodes.registry import Node, NodeRegistry
 from baton.router.settings import RouterSettings
 from baton.wire.codec import PROTOCOL_VERSION
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 DISTRIBUTION = "baton-serve"
 POOLING_PATHS = (
@@ -139,6 +139,9 @@ def node_info(node: Node) -> dict[str, object]:
         "num_cached_blocks": status.num_cached_blocks,
         "num_held_blocks": status.num_held_blocks,
         "num_leased_blocks": status.num_leased_blocks,
+        "num_drafts": sum(each.num_drafts for each in status.drafts),
+        "num_draft_tokens": sum(sum(each.tokens_by_position) for each in status.drafts),
+        "num_accepted_draft_tokens": sum(sum(each.accepted_by_position) for each in status.drafts),
         "kv_tiers": {each.tier: round(each.usage, 3) for each in status.tiers},
         "max_request_tokens": hello.max_request_tokens,
         "max_num_seqs": hello.max_num_seqs,

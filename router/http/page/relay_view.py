@@ -22,7 +22,7 @@ from baton.router.http.request_log import RequestLog
 from baton.router.nodes.registry import NodeRegistry
 from baton.router.requests.trace import RequestTrace
 from baton.runtime.clock import now_us
-from baton.wire.messages import PREFILL as PREFILL_ROLE
+from baton.wire.messages.membership import PREFILL as PREFILL_ROLE
 
 INTERVAL_S = 0.25
 MAX_NODES = 64

@@ -17,7 +17,7 @@ import msgspec
 import xxhash
 
 from baton.router.requests.output import Delivery
-from baton.wire.messages import HandoffFigures
+from baton.wire.messages.output import HandoffFigures
 
 _PREFIX = struct.Struct("<IQ")
 _Records = list[tuple[int, Delivery]]

@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.engine.native.compiled import OTHER_LIBRARY
 
 ROOT = Path(__file__).parents[3]
-SOURCE = ROOT / "engine" / "native" / "src"
+SOURCE = ROOT / "baton" / "engine" / "native" / "src"
 FLAGS = ("-std=c++20", "-O1", "-g", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 TESTS = ("tests/engine/native", "tests/engine/attention/test_kv_planes.py")

@@ -22,7 +22,7 @@ from baton.engine.runner.sampler import Sampler
 from baton.engine.runner.sampling_plan import sampling_bytes
 from baton.engine.scheduler.request import PENDING_TOKEN, ScheduledRequest
 from baton.engine.scheduler.step import SampledToken
-from baton.wire.messages import TokenLogprobs
+from baton.wire.messages.output import TokenLogprobs
 from baton.wire.sampling import DecodingParams
 from tests.engine.runner.relay import scheduled
 from tests.request_keys import A, key_of

@@ -16,6 +16,7 @@ from baton.engine.scheduler.proposer import FREE, Draft, DraftCost, Wanted
 from baton.engine.scheduler.request import PENDING_TOKEN, Fork, Request
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
+from baton.wire.drafts import DraftsOfMethod
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -304,16 +305,47 @@ def test_an_id_that_no_token_has_ends_the_drafts() -> None:
 def test_who_cannot_be_verified_gets_no_drafts() -> None:
     scripted = Scripted(11)
     scheduler = new_scheduler(scripted)
-    with_grammar = replace(request(B), matcher=FakeMatcher(length=99))
-    decoding(scheduler, request(A), with_grammar)
+    decoding(scheduler, request(A))
     scheduler.add(replace(request(C, 1), forks=(Fork(key_of("fork"), DecodingParams()),)))
     scheduler.add(replace(request(key_of("first"), 1), first_token_only=True))
-    scripted.followed = (A, B, C, key_of("first"), key_of("fork"))
+    scripted.followed = (A, C, key_of("first"), key_of("fork"))
     step = scheduler.schedule()
-    assert {share.key: share.num_drafts for share in step.requests} == {A: 1, B: 0, C: 0, key_of("first"): 0}
+    assert {share.key: share.num_drafts for share in step.requests} == {A: 1, C: 0, key_of("first"): 0}
     with_states = new_scheduler(Scripted(11), has_states=True)
     decoding(with_states, request(A))
     assert with_states.schedule().requests[0].num_drafts == 0
+
+
+@pytest.mark.parametrize(
+    ("refused", "length", "num_drafts"), [(99, 99, 3), (13, 99, 2), (11, 99, 0), (99, 4, 2), (99, 2, 0)]
+)
+def test_drafts_end_where_the_grammar_refuses_one_or_nothing_can_follow(
+    refused: int, length: int, num_drafts: int
+) -> None:
+    matcher = FakeMatcher(length)
+    matcher.refused = refused
+    scheduler, asked = new_scheduler(Scripted(11, 12, 13)), replace(request(A), matcher=matcher)
+    decoding(scheduler, asked)
+    step = scheduler.schedule()
+    scheduler.advance(step)
+    first, *behind = [row.matcher for row in step.requests[0].rows()]
+    assert first is matcher
+    outputs = [[7, 11], [7, 11, 12], [7, 11, 12, 13]]
+    assert [vars(place)["output"] for place in behind] == outputs[:num_drafts]
+    applied(scheduler, step, 11, 12, 9)
+    assert matcher.output == [7, 11, 12, 9][: num_drafts + 2]
+
+
+def test_forced_tokens_have_drafts_behind_them() -> None:
+    matcher = FakeMatcher(length=99)
+    scheduler, asked = new_scheduler(Scripted(11, 12)), replace(request(A), matcher=matcher)
+    matcher.forced = [50, 51]
+    decoding(scheduler, asked)
+    assert asked.token_ids[5:] == [7, 50, 51]
+    step, (output,) = stepped(scheduler, 11, 9)
+    (share,) = step.requests
+    assert (share.start, share.num_tokens, share.num_drafts) == (5, 5, 2)
+    assert (output.token_ids, asked.num_computed_tokens) == ([11, 9], 9)
 
 
 def test_a_request_that_is_followed_waits_for_its_token_and_others_do_not() -> None:
@@ -354,3 +386,34 @@ def test_requests_that_are_followed_are_in_no_series() -> None:
     assert [key for key, _ in scripted.asked] == [B] * 3
     scheduler.requests.remove(B)
     assert stepped(scheduler, 9)[0].series is not None
+
+
+def test_a_series_ends_as_soon_as_a_request_in_it_is_followed() -> None:
+    scripted = Scripted(11, 12, followed=())
+    scheduler = new_scheduler(scripted)
+    decoding(scheduler, request(A), request(B))
+    first, *others = [stepped(scheduler, 9)[0] for _ in range(3)]
+    assert first.series is not None
+    assert [step.series for step in others] == [first.series] * 2
+    scripted.followed = (B,)
+    step, _ = stepped(scheduler, 11, 12, 9)
+    assert step.series is None
+    assert [(share.key, share.num_drafts) for share in step.requests] == [(A, 0), (B, 2)]
+    scripted.followed = ()
+    assert stepped(scheduler, 9)[0].series is not None
+
+
+def test_what_is_kept_of_a_request_is_forgotten_when_it_leaves() -> None:
+    scripted = Scripted(11)
+    scheduler = new_scheduler(scripted)
+    decoding(scheduler, request(A), request(B))
+    scheduler.requests.remove(A)
+    assert scripted.forgotten == [A]
+
+
+def test_drafts_are_counted_by_method_and_place() -> None:
+    scheduler = new_scheduler(Scripted(11, 12, 13))
+    decoding(scheduler, request(A))
+    stepped(scheduler, 11, 12, 9)
+    stepped(scheduler, 9)
+    assert scheduler.drafts.counts.by_method() == (DraftsOfMethod("script", 2, (2, 2, 2), (1, 1)),)

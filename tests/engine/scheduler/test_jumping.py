@@ -15,7 +15,7 @@ from baton.engine.scheduler.output_ends import OutputEnds
 from baton.engine.scheduler.request import MAX_FORCED, Fork, Request
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import RequestOutput, SampledToken, Step
-from baton.wire.messages import TokenLogprobs
+from baton.wire.messages.output import TokenLogprobs
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams

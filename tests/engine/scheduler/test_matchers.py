@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import Matcher, Request
+from baton.engine.scheduler.request import MaskSource, Matcher, Request
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import SampledToken
 from baton.wire.grammar import Grammar
@@ -20,14 +21,16 @@ GRAMMAR = Grammar.regex("a")
 
 
 class FakeMatcher:
-    """Complete after `length` tokens. See `Matcher`."""
+    """Complete after `length` tokens. `refused`: a token that may stand nowhere. See `Matcher`."""
 
     def __init__(self, length: int = 3, output: Sequence[int] = (), is_ready: bool = True) -> None:
         self.is_ready = is_ready
         self.error = ""
         self.output = list(output)
         self.forced: list[int] = []
+        self.refused = -1
         self._length = length
+        self._drafts: list[int] = []
 
     @property
     def is_complete(self) -> bool:
@@ -51,6 +54,14 @@ class FakeMatcher:
 
     def fork(self, output: Sequence[int]) -> Matcher:
         return FakeMatcher(self._length, output)
+
+    def num_allowed(self, drafts: Sequence[int]) -> int:
+        allowed = list(takewhile(lambda token_id: token_id != self.refused, drafts))
+        self._drafts = allowed[: max(0, self._length - len(self.output) - 1)]
+        return len(self._drafts)
+
+    def behind(self, number: int) -> MaskSource:
+        return self.fork([*self.output, *self._drafts[:number]])
 
     def mask(self) -> bytes | None:
         return b"\xff"

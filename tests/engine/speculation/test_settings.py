@@ -39,12 +39,33 @@ def test_lengths_are_those_of_the_setting() -> None:
     assert num_drafts(text[:-3], num_speculative_tokens=7, prompt_lookup_max=4, prompt_lookup_min=2) == 7
 
 
+def test_suffixes_have_the_settings_of_vllm() -> None:
+    config = {
+        "method": "suffix",
+        "num_speculative_tokens": 8,
+        "suffix_decoding_max_tree_depth": 24,
+        "suffix_decoding_max_cached_requests": 10000,
+        "suffix_decoding_max_spec_factor": 1.0,
+        "suffix_decoding_min_token_prob": 0.1,
+    }
+    text = [*range(100), *range(30)]
+    assert num_drafts(text, **config) == 8
+    assert num_drafts(text, method="suffix") == 24
+    assert num_drafts(text[:-27], method="suffix") == 3
+    assert num_drafts(text[:-27], **{**config, "suffix_decoding_max_spec_factor": 2.0}) == 6
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
         ("ngram", "malformed"),
         ("[]", "Expected `object`, got `array`"),
-        ('{"method": "eagle3", "num_speculative_tokens": 2}', "Invalid value 'eagle3'"),
+        ('{"method": "medusa", "num_speculative_tokens": 2}', "Invalid value 'medusa'"),
+        ('{"method": "eagle3", "num_speculative_tokens": 2}', "missing required field `model`"),
+        ('{"method": "mtp", "model": "x"}', "unknown field `model`"),
+        ('{"method": "suffix", "suffix_decoding_min_token_prob": 1.5}', "`float` <= 1.0"),
+        ('{"method": "suffix", "suffix_decoding_max_cached_requests": -1}', "`int` >= 0"),
+        ('{"method": "suffix", "prompt_lookup_max": 2}', "unknown field `prompt_lookup_max`"),
         ('{"method": "ngram"}', "missing required field `num_speculative_tokens`"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "`int` >= 1"),
         ('{"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup": 2}', "unknown field `prompt_lookup`"),

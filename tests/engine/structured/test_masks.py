@@ -34,11 +34,11 @@ def _compiled(vocabulary: Vocabulary, grammar: Grammar) -> CompiledGrammar:
     return CompiledGrammar(first)
 
 
-def _matcher(vocabulary: Vocabulary, grammar: Grammar, output: tuple[int, ...] = ()) -> GrammarMatcher:
+def matcher_of(vocabulary: Vocabulary, grammar: Grammar, output: tuple[int, ...] = ()) -> GrammarMatcher:
     return GrammarMatcher(_compiled(vocabulary, grammar), output)
 
 
-def _allowed(matcher: GrammarMatcher) -> list[int]:
+def allowed_by(matcher: GrammarMatcher) -> list[int]:
     mask = matcher.mask()
     assert mask is not None, matcher.error
     return np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")).tolist()
@@ -48,7 +48,7 @@ def _walk(matcher: GrammarMatcher, tokenizer: Tokenizer, chance: random.Random) 
     """Tokens drawn uniformly from what is allowed, up to an end."""
     output: list[int] = []
     while len(output) < MAX_TOKENS:
-        token_id = chance.choice(_allowed(matcher))
+        token_id = chance.choice(allowed_by(matcher))
         matcher.take(token_id)
         if token_id in tokenizer.eos_token_ids:
             assert matcher.is_complete
@@ -62,7 +62,7 @@ def _walk(matcher: GrammarMatcher, tokenizer: Tokenizer, chance: random.Random) 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_random_tokens_under_a_mask_obey_the_grammar(name: str, vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
     grammar, obeys = GRAMMARS[name]
-    first, chance, texts = _matcher(vocabulary, grammar), random.Random(7), set()
+    first, chance, texts = matcher_of(vocabulary, grammar), random.Random(7), set()
     for _ in range(30):
         output = _walk(first.fork(()), tokenizer, chance)
         if output:
@@ -76,13 +76,13 @@ def test_random_tokens_under_a_mask_obey_the_grammar(name: str, vocabulary: Voca
 def test_a_matcher_that_begins_behind_some_tokens_allows_the_same(
     name: str, vocabulary: Vocabulary, tokenizer: Tokenizer
 ) -> None:
-    first = _matcher(vocabulary, GRAMMARS[name][0])
+    first = matcher_of(vocabulary, GRAMMARS[name][0])
     walked = first.fork(())
     output: list[int] = []
     for _ in range(12):
         begun_here = first.fork(output)
-        allowed = _allowed(walked)
-        assert _allowed(begun_here) == allowed
+        allowed = allowed_by(walked)
+        assert allowed_by(begun_here) == allowed
         output.append(allowed[len(output) % len(allowed)])
         walked.take(output[-1])
         if walked.is_complete:
@@ -91,22 +91,22 @@ def test_a_matcher_that_begins_behind_some_tokens_allows_the_same(
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_what_is_accepted_is_what_a_mask_allows(name: str, vocabulary: Vocabulary) -> None:
-    matcher, beyond = _matcher(vocabulary, GRAMMARS[name][0]), vocabulary.tokens.vocab_size
-    allowed = set(_allowed(matcher))
+    matcher, beyond = matcher_of(vocabulary, GRAMMARS[name][0]), vocabulary.tokens.vocab_size
+    allowed = set(allowed_by(matcher))
     matcher = matcher.fork(())  # one that was not asked for a mask
     for token_id in range(beyond + 40):  # a model may have more tokens than its tokenizer
         assert matcher.accepts(token_id) == (token_id in allowed)
-    assert set(_allowed(matcher)) == allowed
+    assert set(allowed_by(matcher)) == allowed
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_asking_changes_nothing(name: str, vocabulary: Vocabulary) -> None:
-    asked, chance = _matcher(vocabulary, GRAMMARS[name][0]), random.Random(3)
+    asked, chance = matcher_of(vocabulary, GRAMMARS[name][0]), random.Random(3)
     for _ in range(5):
         asked, unasked = asked.fork(()), asked.fork(())
         for _ in range(40):
-            forced, allowed = asked.forced_token(), _allowed(unasked)
-            assert _allowed(asked) == allowed
+            forced, allowed = asked.forced_token(), allowed_by(unasked)
+            assert allowed_by(asked) == allowed
             assert forced is None or allowed == [forced]
             asked.accepts(chance.choice(allowed))  # not taken, unless it is the same token
             token_id = chance.choice(allowed)
@@ -119,9 +119,9 @@ def test_asking_changes_nothing(name: str, vocabulary: Vocabulary) -> None:
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_token_is_accepted_where_its_mask_has_it(name: str, vocabulary: Vocabulary) -> None:
-    matcher, chance = _matcher(vocabulary, GRAMMARS[name][0]), random.Random(3)
+    matcher, chance = matcher_of(vocabulary, GRAMMARS[name][0]), random.Random(3)
     for _ in range(12):
-        allowed = _allowed(matcher)
+        allowed = allowed_by(matcher)
         accepted = [token_id for token_id in range(8 * vocabulary.num_mask_bytes) if matcher.accepts(token_id)]
         assert accepted == allowed
         matcher.accepts(allowed[0])  # not taken: another choice has drawn it
@@ -134,24 +134,24 @@ def test_a_token_is_accepted_where_its_mask_has_it(name: str, vocabulary: Vocabu
 
 def test_an_end_is_allowed_only_where_the_grammar_allows_one(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
     ends = set(tokenizer.eos_token_ids)
-    matcher = _matcher(vocabulary, Grammar.regex("[0-9]{2,4}"))
+    matcher = matcher_of(vocabulary, Grammar.regex("[0-9]{2,4}"))
     for number, can_end in enumerate([False, False, True, True]):
-        allowed = set(_allowed(matcher))
+        allowed = set(allowed_by(matcher))
         assert (ends <= allowed, bool(ends & allowed)) == (can_end, can_end), number
         matcher.take(tokenizer.encode("7", add_special_tokens=False)[0])
     assert matcher.is_complete
-    assert set(_allowed(matcher)) == ends
+    assert set(allowed_by(matcher)) == ends
 
 
 def test_a_special_token_is_no_text(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
-    matcher = _matcher(vocabulary, Grammar.regex("(.|\n)*"))
-    allowed = _allowed(matcher)
+    matcher = matcher_of(vocabulary, Grammar.regex("(.|\n)*"))
+    allowed = allowed_by(matcher)
     assert tokenizer.added_token_id("<|im_start|>") not in allowed
     assert len(allowed) > 100
 
 
 def test_a_token_that_does_not_fit_ends_the_matcher_with_a_reason(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
-    matcher = _matcher(vocabulary, Grammar.regex("[0-9]+"), tuple(tokenizer.encode("x", add_special_tokens=False)))
+    matcher = matcher_of(vocabulary, Grammar.regex("[0-9]+"), tuple(tokenizer.encode("x", add_special_tokens=False)))
     assert matcher.mask() is None
     assert matcher.error
     assert not matcher.is_complete
@@ -187,9 +187,11 @@ def test_the_options_of_the_compiler_are_not_the_client_s(vocabulary: Vocabulary
 
 
 def test_white_space_has_an_end(vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
-    matcher = _matcher(vocabulary, Grammar.json_schema(PERSON), tuple(tokenizer.encode("{", add_special_tokens=False)))
+    matcher = matcher_of(
+        vocabulary, Grammar.json_schema(PERSON), tuple(tokenizer.encode("{", add_special_tokens=False))
+    )
     for _ in range(60):
-        blank = [token_id for token_id in _allowed(matcher) if not tokenizer.token_text(token_id).strip(" \n\t\r")]
+        blank = [token_id for token_id in allowed_by(matcher) if not tokenizer.token_text(token_id).strip(" \n\t\r")]
         if not blank:
             return
         matcher.take(blank[0])

@@ -12,7 +12,7 @@ from tokenizers import decoders, models
 from baton.engine.text.choice_text import EMPTY_DELTA, ChoiceText, TextDelta, TextOptions, join_deltas
 from baton.engine.text.tokenizer import Tokenizer
 from baton.wire.errors import InvalidMessage
-from baton.wire.messages import TokenLogprobs
+from baton.wire.messages.output import TokenLogprobs
 
 # byte-level pieces: Ġ is a space, â Ĥ ¬ are the three bytes of the euro sign
 PIECES = ["Hello", "Ġworld", "Ġthe", "Ġend", "â", "Ĥ", "¬", "!", "ĠEN", "D", "xyz"]

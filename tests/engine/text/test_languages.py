@@ -11,7 +11,7 @@ import pytest
 
 from baton.engine.text.choice_text import ChoiceText, TextOptions
 from baton.engine.text.tokenizer import Tokenizer
-from baton.wire.messages import FINISH_LENGTH
+from baton.wire.messages.output import FINISH_LENGTH
 
 SAMPLES = {
     "English": "It's 5 o'clock -- isn't it?",

@@ -10,7 +10,7 @@ import pytest
 from baton.launch.cluster.file import Scaling, parse_cluster_file, read_cluster_file
 from baton.launch.cluster.programs import Ports, node_program, router_program
 from baton.wire.errors import InvalidSetting
-from baton.wire.messages import DECODE
+from baton.wire.messages.membership import DECODE
 from tests.system.harness import ROOT
 
 EXAMPLE = ROOT / "examples/cluster.toml"

@@ -8,7 +8,7 @@ import pytest
 
 from baton.launch.cluster.file import ClusterFile, parse_cluster_file
 from baton.launch.cluster.policy import Change, Load, Policy, Reading, decode_pressure, prefill_pressure
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 FILE = """
 [goals]

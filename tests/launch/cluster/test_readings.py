@@ -11,7 +11,7 @@ import pytest
 from baton.launch.api_client import ApiClient
 from baton.launch.cluster.readings import Look, RouterView, added_up, parse_look, quantile
 from baton.router.health.metrics import RouterMetrics
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 
 
 def look(at_s: float, **times_s: list[float]) -> Look:

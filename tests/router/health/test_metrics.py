@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.router.health.metric_aliases import VLLM_NAMES
 from baton.router.health.metrics import RequestTimer, RouterMetrics, TokenCounts, TokenMetrics
 from baton.router.http.openai.prompts import PromptMaker
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 from baton.wire.tiers import TierTokens
 from tests.router.fake_node import FINGERPRINT, STATUS, answering
 from tests.router.http_client import fetch, post_completion
@@ -121,6 +121,11 @@ async def test_nodes_are_shown_as_they_last_reported(server: Server) -> None:
     assert [samples["baton:node_kv_blocks", *place, state] for state in ("free", "cached", "held")] == [16, 32, 16]
     assert samples["baton:node_load", *place] == 0
     assert samples["baton:num_preemptions_total", *place] == 4
+    by_method = ("ngram", *place)
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    assert [samples[f"baton:spec_decode_num_{name}_total", *by_method] for name in names] == [4, 7, 3]
+    of_first = ("ngram", MODEL, decode.hello.node_id, "0", "decode")
+    assert samples["baton:spec_decode_num_accepted_tokens_per_pos_total", *of_first] == 2
     assert (samples["baton:nodes", MODEL, "decode"], samples["baton:nodes", MODEL, "prefill"]) == (1, 1)
 
 

@@ -10,7 +10,7 @@ from baton.router.health.tracing import Tracing, child_spans, open_tracing, requ
 from baton.router.requests.timings import RelayTimes
 from baton.router.requests.trace import FINISHED, AttemptTrace, FlightTrace, RequestTrace
 from baton.wire.errors import InvalidSetting, RequestFailed
-from baton.wire.messages import StepTimes
+from baton.wire.messages.output import StepTimes
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 AT_S, AT_US = 1_700_000_000.0, 5_000_000

@@ -18,7 +18,8 @@ import pytest
 import baton.router.http.images
 from baton.router.http.images import Images
 from baton.wire.errors import InvalidRequest, Overloaded
-from baton.wire.messages import ROUTER_TO_NODE, Prefill
+from baton.wire.messages.legs import Prefill
+from baton.wire.messages.vocabulary import ROUTER_TO_NODE
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from baton.wire.session import Session

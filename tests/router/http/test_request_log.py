@@ -18,7 +18,9 @@ from baton.router.settings import RouterSettings
 from baton.runtime.clock import now_us
 from baton.runtime.process import FIELDS
 from baton.wire.errors import RequestFailed
-from baton.wire.messages import DECODE, Decode, Prefill, StepTimes, TokenEvent, Tokens
+from baton.wire.messages.legs import Decode, Prefill
+from baton.wire.messages.membership import DECODE
+from baton.wire.messages.output import StepTimes, TokenEvent, Tokens
 from tests.router.fake_node import FakeNode, LegMessage, Script, answering, first_index
 from tests.router.http_client import chat_body, completion_body, connected, fetch, post_completion, request_bytes
 from tests.router.rig import MODEL, Server, serving

@@ -13,7 +13,8 @@ from baton.engine.models.generation_defaults import GenerationDefaults
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.served_model import ModelOptions, load_served_models
 from baton.wire.errors import InvalidSetting
-from baton.wire.messages import DECODE, PREFILL, Decode, Prefill
+from baton.wire.messages.legs import Decode, Prefill
+from baton.wire.messages.membership import DECODE, PREFILL
 from tests.checkpoints import make_checkpoint
 from tests.router.fake_node import FINGERPRINT, answering
 from tests.router.http_client import chat_body, completion_body, fetch

@@ -19,7 +19,9 @@ from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.openai.replies import CompletionStream
 from baton.router.http.serving.limits import HttpLimits
 from baton.wire.errors import RequestFailed
-from baton.wire.messages import DECODE, Cancel, Decode, Prefill, TokenEvent, Tokens
+from baton.wire.messages.legs import Cancel, Decode, Prefill
+from baton.wire.messages.membership import DECODE
+from baton.wire.messages.output import TokenEvent, Tokens
 from baton.wire.tiers import TierTokens
 from tests.router.fake_node import FakeNode, LegMessage, Script, answering, choice_legs
 from tests.router.http_client import (

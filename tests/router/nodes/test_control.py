@@ -23,19 +23,10 @@ from baton.wire import links
 from baton.wire.codec import PROTOCOL_VERSION
 from baton.wire.errors import InvalidSetting
 from baton.wire.layout import KvLayout, LayerKv
-from baton.wire.messages import (
-    DECODE,
-    NODE_TO_ROUTER,
-    PREFILL,
-    Cancel,
-    Decode,
-    Heartbeat,
-    Introduce,
-    Refusal,
-    TokenEvent,
-    Tokens,
-    Welcome,
-)
+from baton.wire.messages.legs import Cancel, Decode
+from baton.wire.messages.membership import DECODE, PREFILL, Heartbeat, Introduce, Refusal, Welcome
+from baton.wire.messages.output import TokenEvent, Tokens
+from baton.wire.messages.vocabulary import NODE_TO_ROUTER
 from tests.router.fake_node import PATIENCE_S, STATUS, FakeNode, answering, make_hello
 from tests.router.rig import MODEL, relaying
 

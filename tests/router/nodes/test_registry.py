@@ -9,7 +9,8 @@ import pytest
 import baton.router.nodes.registry
 from baton.router.nodes.registry import DEAD_AFTER_S, NodeRegistry
 from baton.wire.errors import Refused
-from baton.wire.messages import BOTH, DECODE, PREFILL, CacheEvents, Heartbeat, Hello
+from baton.wire.messages.membership import BOTH, DECODE, PREFILL, Heartbeat, Hello
+from baton.wire.messages.prefixes import CacheEvents
 from tests.router.fake_node import FINGERPRINT, LAYOUT, STATUS, make_hello
 
 MODEL, OTHER = "org/tiny", "org/other"

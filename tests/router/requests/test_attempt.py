@@ -12,7 +12,8 @@ import pytest
 import baton.router.nodes.control
 import baton.router.requests.attempt
 from baton.router.requests.attempt import MAX_STEPS
-from baton.wire.messages import DECODE, Cancel, Decode
+from baton.wire.messages.legs import Cancel, Decode
+from baton.wire.messages.membership import DECODE
 from tests.router.fake_node import FakeNode
 from tests.router.rig import Call, Rig, relaying
 

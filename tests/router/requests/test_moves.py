@@ -13,7 +13,8 @@ import baton.router.nodes.control
 import baton.router.requests.moves
 from baton.router.requests.relay import RelaySettings
 from baton.wire.errors import RequestFailed, TransferFailed
-from baton.wire.messages import DECODE, PREFILL, Cancel, Decode, Drain, HandedOver, HandOver, Prefill, live_key
+from baton.wire.messages.legs import Cancel, Decode, HandedOver, HandOver, Prefill
+from baton.wire.messages.membership import DECODE, PREFILL, Drain, live_key
 from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import FakeNode, first_index
 from tests.router.rig import DEFAULTS, PROMPT, Call, Rig, relaying

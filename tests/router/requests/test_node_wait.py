@@ -10,7 +10,8 @@ import pytest
 
 from baton.router.http.openai.prompts import PromptMaker
 from baton.wire.errors import NoNode, Overloaded
-from baton.wire.messages import DECODE, PREFILL, Decode
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.membership import DECODE, PREFILL
 from tests.router.fake_node import FakeNode, answering
 from tests.router.http_client import completion_body, connected, post_completion, request_bytes
 from tests.router.rig import DEFAULTS, MODEL, PROMPT, relaying, serving

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.router.requests.output import CachedTokens, Delivery, Output
-from baton.wire.messages import HandoffFigures, PromptRead, StepTimes, TokenEvent, TokenLogprobs
+from baton.wire.messages.output import HandoffFigures, PromptRead, StepTimes, TokenEvent, TokenLogprobs
 from baton.wire.tiers import TierTokens
 
 HANDOFF = b"h" * 16

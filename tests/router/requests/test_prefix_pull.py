@@ -16,9 +16,11 @@ from baton.engine.cache.hashing import block_hashes
 from baton.router.routing.prefix_ways import RISKED, PrefixWays
 from baton.router.routing.pulls import ARRIVED, CANCELLED, FAILED, LATE, REFUSED, PullRecords
 from baton.wire.errors import DeadlineExceeded, RequestFailed, TransferFailed
-from baton.wire.messages import DECODE, PREFILL, Cancel, Decode, Failed, HandedOver, Prefill, live_key
+from baton.wire.messages.legs import Cancel, Decode, HandedOver, Prefill
+from baton.wire.messages.membership import DECODE, PREFILL, live_key
+from baton.wire.messages.output import Failed
+from baton.wire.messages.prefixes import Lend, Pull, Pulled
 from baton.wire.prompt import Prompt
-from baton.wire.pulls import Lend, Pull, Pulled
 from baton.wire.step_cost import StepCost
 from tests.router.eager_ways import EagerWays
 from tests.router.fake_node import FINGERPRINT, LAYOUT, STATUS, FakeNode

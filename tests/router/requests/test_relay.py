@@ -24,7 +24,8 @@ from baton.wire.errors import (
     RequestFailed,
     TransferFailed,
 )
-from baton.wire.messages import DECODE, PREFILL, Cancel, Decode, Prefill
+from baton.wire.messages.legs import Cancel, Decode, Prefill
+from baton.wire.messages.membership import DECODE, PREFILL
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import FINGERPRINT, LAYOUT, FakeNode, LegMessage, answering, first_index, make_hello

@@ -9,7 +9,8 @@ import pytest
 import baton.router.nodes.control
 from baton.router.requests.retries import FIRST_DELAY_S, LAST_DELAY_S, QUIET_S, FailureReasons
 from baton.wire.errors import Overloaded, RequestFailed, TransferFailed
-from baton.wire.messages import DECODE, Decode
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.membership import DECODE
 from tests.router.rig import DEFAULTS, PROMPT, relaying
 from tests.router.test_sessions import cut
 

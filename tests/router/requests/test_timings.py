@@ -16,7 +16,9 @@ from baton.router.requests.inbox import Inbox
 from baton.router.requests.timings import ClientTimes, RelayTimes, timings_of
 from baton.runtime.clock import host_clock, now_us
 from baton.wire.errors import RequestFailed
-from baton.wire.messages import DECODE, PREFILL, Decode, Prefill, StepTimes, TokenEvent, Tokens
+from baton.wire.messages.legs import Decode, Prefill
+from baton.wire.messages.membership import DECODE, PREFILL
+from baton.wire.messages.output import StepTimes, TokenEvent, Tokens
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.router.fake_node import FakeNode, LegMessage, Script, answering, first_index

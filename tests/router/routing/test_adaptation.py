@@ -11,7 +11,8 @@ from baton.router.http.openai.prompts import PromptMaker
 from baton.router.nodes.registry import NodeRegistry
 from baton.router.routing.adaptation import MIN_REQUESTS, Adaptation, MixedNode, RatioControl
 from baton.router.routing.goals import Attainment, Goals, Window
-from baton.wire.messages import DECODE, PREFILL, Decode
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.membership import DECODE, PREFILL
 from baton.wire.step_cost import StepCost
 from tests.router.fake_node import STATUS, answering, make_hello
 from tests.router.http_client import post_chat

@@ -14,7 +14,8 @@ from baton.router.routing import ejection
 from baton.router.routing.ejection import FIRST_S, LAST_S, MAX_IN_A_ROW, Ejections
 from baton.router.routing.policies import LeastLoaded
 from baton.wire.errors import Overloaded, RequestFailed, TransferFailed
-from baton.wire.messages import DECODE, PREFILL, Decode, Prefill
+from baton.wire.messages.legs import Decode, Prefill
+from baton.wire.messages.membership import DECODE, PREFILL
 from tests.router.fake_node import FakeNode, LegMessage, Script, answering, first_index, make_hello
 from tests.router.http_client import fetch
 from tests.router.rig import DEFAULTS, MODEL, Rig, relaying, serving

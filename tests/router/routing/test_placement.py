@@ -11,7 +11,8 @@ from baton.router.nodes.prompt_queue import PromptQueue, QueuedPrompt
 from baton.router.nodes.registry import Node
 from baton.router.routing.goals import Goals
 from baton.router.routing.placement import PlacedPrompt, Placement, Route
-from baton.wire.messages import BOTH, DECODE, PREFILL, Decode, Prefill
+from baton.wire.messages.legs import Decode, Prefill
+from baton.wire.messages.membership import BOTH, DECODE, PREFILL
 from baton.wire.step_cost import StepCost
 from tests.router.fake_node import STATUS, make_hello
 from tests.router.rig import DEFAULTS, relaying

@@ -8,7 +8,7 @@ import pytest
 
 from baton.router.nodes.registry import Node
 from baton.router.routing.predictions import Predictions
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 from baton.wire.step_cost import StepCost
 from tests.router.fake_node import STATUS, make_hello
 

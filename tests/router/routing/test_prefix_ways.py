@@ -13,8 +13,8 @@ from baton.router.nodes.registry import Node
 from baton.router.routing.placement import Route
 from baton.router.routing.prefix_ways import RISKED, SURELY, KnownPrompt, PrefixWays
 from baton.router.routing.pulls import PullRecords
-from baton.wire.messages import DECODE, PREFILL
-from baton.wire.pulls import Pulled
+from baton.wire.messages.membership import DECODE, PREFILL
+from baton.wire.messages.prefixes import Pulled
 from baton.wire.step_cost import StepCost
 from tests.router.fake_node import LAYOUT, STATUS, make_hello
 

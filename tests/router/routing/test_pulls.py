@@ -7,8 +7,8 @@ import pytest
 from baton.router.nodes.registry import Node
 from baton.router.routing import pulls
 from baton.router.routing.pulls import ARRIVED, CANCELLED, FAILED, LATE, LEFT_ALONE_S, REFUSED, PlannedPull, PullRecords
-from baton.wire.messages import DECODE, PREFILL
-from baton.wire.pulls import AwaitedPrefix, Pulled
+from baton.wire.messages.membership import DECODE, PREFILL
+from baton.wire.messages.prefixes import AwaitedPrefix, Pulled
 from tests.router.fake_node import STATUS, make_hello
 
 MIB = 2**20

@@ -24,7 +24,7 @@ from baton.router.routing.suspicion import Probation
 from baton.wire.errors import NoNode
 from baton.wire.images import PromptImage, digest_of
 from baton.wire.media import Medium
-from baton.wire.messages import DECODE, PREFILL
+from baton.wire.messages.membership import DECODE, PREFILL
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
 from tests.engine.scheduler.simulation import Device

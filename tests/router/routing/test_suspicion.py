@@ -13,7 +13,8 @@ import baton.router.nodes.control
 from baton.router.nodes.registry import Node
 from baton.router.routing.suspicion import Confinement, Suspicion
 from baton.wire.errors import NoNode, RequestFailed
-from baton.wire.messages import DECODE, PREFILL, Decode, Prefill
+from baton.wire.messages.legs import Decode, Prefill
+from baton.wire.messages.membership import DECODE, PREFILL
 from tests.router.fake_node import PATIENCE_S, FakeNode, make_hello
 from tests.router.rig import DEFAULTS, MODEL, Call, Rig, relaying
 

@@ -16,7 +16,7 @@ extern "C" {
 enum BatonDtype : int32_t { BATON_FLOAT32 = 0, BATON_BFLOAT16 = 1, BATON_FLOAT16 = 2 };
 
 // Raise it with every change of what follows: `baton/engine/native/library.py` loads no other version.
-constexpr int32_t BATON_INTERFACE = 8;
+constexpr int32_t BATON_INTERFACE = 9;
 int32_t baton_interface(void);
 
 // The dispatch levels that this processor can run, best first, as a list of names separated by commas.

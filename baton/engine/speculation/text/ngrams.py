@@ -1,6 +1,6 @@
-"""Drafts from a request's own text: where its last tokens have been before, what came behind them may come again.
+"""Drafts from a text by plain search, for machines without the compiled kernels.
 
-Needs no model and keeps nothing between steps.
+Where the last tokens have been before, what came behind them may come again. The search costs some 50 us a token.
 """
 
 from __future__ import annotations
@@ -8,56 +8,48 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from baton.engine.scheduler.proposer import FREE, NO_DRAFT, Draft, DraftCost, Wanted
-from baton.engine.scheduler.request import Request
+from baton.engine.scheduler.proposer import NO_DRAFT, Draft
+from baton.engine.speculation.text.sources import sureness
 
 _LAST = 4096
-"""Tokens that are looked through, from the end: what takes some 50 us."""
+"""Tokens that are looked through, from the end."""
 _WIDTH = array("I").itemsize
 
 
-class NgramProposer:
+class NgramText:
     """Proposes what followed the last tokens when they stood in the text before. Looks for the last `longest` tokens,
     then for fewer, down to `shortest`."""
 
-    method = "ngram"
-    stores_kv = False
-
-    def __init__(self, num_tokens: int, shortest: int, longest: int) -> None:
-        """`num_tokens`: that are proposed at most."""
-        self._num_tokens = num_tokens
+    def __init__(self, shortest: int, longest: int) -> None:
         self._lengths = range(longest, shortest - 1, -1)
+        self._token_ids = array("I")
 
-    def follows(self, request: Request) -> bool:
+    @property
+    def has_draft(self) -> bool:
         """Whether the last tokens stand in the text before."""
-        return self._found(request) is not None
+        return self._found() is not None
 
-    def cost(self, request: Request) -> DraftCost:
-        """Nothing."""
-        return FREE
+    def read(self, token_ids: Sequence[int]) -> None:
+        """The text goes on with these."""
+        self._token_ids.extend(token_ids)
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+    def read_one(self, token_id: int) -> None:
+        """The text goes on with this one."""
+        self._token_ids.append(token_id)
+
+    def draft(self, max_tokens: int) -> Draft:
         """What followed the same tokens earlier. Of several places the last one counts."""
-        return [self._draft(each.request, each.max_tokens) for each in wanted]
-
-    def verified(self, request: Request, draft: Draft, num_accepted: int) -> None:
-        """Nothing is learnt from it here."""
-
-    def forget(self, request: Request) -> None:
-        """Nothing is kept."""
-
-    def _draft(self, request: Request, max_tokens: int) -> Draft:
-        found = self._found(request)
+        found = self._found()
         if found is None:
             return NO_DRAFT
         place, length = found
-        tokens = request.token_ids[place : place + min(self._num_tokens, max_tokens)]
-        return Draft(tokens, [length / (length + 1)] * len(tokens), self.method)
+        tokens = list(self._token_ids[place : place + max_tokens])
+        return Draft(tokens, [sureness(length + number) for number in range(len(tokens))], "ngram")
 
-    def _found(self, request: Request) -> tuple[int, int] | None:
+    def _found(self) -> tuple[int, int] | None:
         """The place behind the last tokens where they were before, and how many they are."""
-        first = max(0, len(request.token_ids) - _LAST)
-        packed = array("I", request.token_ids[first:]).tobytes()
+        first = max(0, len(self._token_ids) - _LAST)
+        packed = self._token_ids[first:].tobytes()
         for length in self._lengths:
             behind = _behind_last(packed, length)
             if behind:

@@ -28,7 +28,6 @@ def draft_config(draft: Path, num_tokens: int = 4, **values: Any) -> str:
     return json.dumps({"method": "draft_model", "model": str(draft), "num_speculative_tokens": num_tokens, **values})
 
 
-
 @pytest.fixture(autouse=True)
 def _verify_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many drafts pay is a question of time."""
@@ -39,6 +38,7 @@ def counts_of(engine: Engine) -> tuple[int, int]:
     """Tokens that were guessed, and those of them that were right."""
     counts = engine.core.draft_counts
     return counts.tokens.total(), counts.accepted.total()
+
 
 @pytest.mark.parametrize(
     "settings",

@@ -16,7 +16,8 @@ from baton.router.http.access.keys import digest_of
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.page.serving import EVENTS_PATH
 from baton.wire.errors import InvalidSetting
-from baton.wire.messages import DECODE, Decode
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.membership import DECODE
 from tests.router.fake_node import answering
 from tests.router.http_client import Reply, completion_body, connected, fetch, parse_reply, request_bytes
 from tests.router.rig import Server, serving

@@ -18,7 +18,8 @@ from baton.router.http.access.keys import digest_of
 from baton.router.http.admission.admission import AdmissionSettings
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.routing.policies import Prefix
-from baton.wire.messages import DECODE, Decode
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.membership import DECODE
 from tests.router.fake_node import LAYOUT, FakeNode, LegMessage, Script, answering
 from tests.router.http_client import Reply, completion_body, connected, fetch, parse_reply, request_bytes
 from tests.router.rig import DEFAULTS, MODEL, Server, serving

@@ -18,7 +18,7 @@ from baton.router.http.openai.schemas import CompletionRequest
 from baton.router.http.served_model import ServedModel
 from baton.wire.errors import InvalidRequest
 from baton.wire.media import Medium
-from baton.wire.messages import DECODE
+from baton.wire.messages.membership import DECODE
 from baton.wire.sampling import DecodingParams
 from tests.router.rig import MODEL, relaying
 from tests.wire.tone import tone

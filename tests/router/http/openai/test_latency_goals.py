@@ -12,7 +12,8 @@ from baton.router.http.openai.latency_goals import asked_goals
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.routing.goals import AllowedGoals, Goals
 from baton.wire.errors import InvalidRequest
-from baton.wire.messages import DECODE, Decode
+from baton.wire.messages.legs import Decode
+from baton.wire.messages.membership import DECODE
 from tests.router.fake_node import answering
 from tests.router.http_client import completion_body, fetch, post_chat
 from tests.router.rig import DEFAULTS, serving

@@ -19,16 +19,15 @@ from baton.router.http.openai.replies import (
     CompletionStream,
     FinishedChoice,
     ReplyHead,
-    Usage,
     chat_completion,
     json_bytes,
     sse_error,
     sse_event,
     text_completion,
-    usage_object,
 )
+from baton.router.http.openai.usage import Usage, usage_object
 from baton.wire.errors import Overloaded
-from baton.wire.messages import HandoffFigures
+from baton.wire.messages.output import HandoffFigures
 
 HEAD = ReplyHead("chatcmpl-1", 1_700_000_000, 'a "model"')
 USAGE = Usage(10, 3, 4)

@@ -12,7 +12,7 @@ from aiohttp import web
 from baton.router.http.access.guard import Guard
 from baton.router.http.access.keys import digest_of
 from baton.router.http.openai.prompts import PromptMaker
-from baton.wire.messages import DECODE, Drain
+from baton.wire.messages.membership import DECODE, Drain
 from tests.router.http_client import Reply, fetch
 from tests.router.rig import Server, serving
 

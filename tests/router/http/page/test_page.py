@@ -21,7 +21,8 @@ from baton.router.requests.timings import RelayTimes
 from baton.router.requests.trace import CANCELLED, FlightTrace, RequestTrace
 from baton.router.settings import RouterSettings
 from baton.runtime.clock import now_us
-from baton.wire.messages import Decode, Prefill, StepTimes
+from baton.wire.messages.legs import Decode, Prefill
+from baton.wire.messages.output import StepTimes
 from tests.router.fake_node import FakeNode, LegMessage, answering
 from tests.router.http_client import Connection, chat_body, connected, fetch, post_completion, request_bytes
 from tests.router.rig import MODEL, Server, serving

@@ -22,8 +22,10 @@ from baton.router.http.access.keys import digest_of
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.resume.logs import Folder, LogPlace, Memory
 from baton.router.http.resume.streams import Streams
+from baton.wire.drafts import VerifiedDraft
 from baton.wire.errors import RequestFailed
-from baton.wire.messages import DECODE, Cancel, Decode
+from baton.wire.messages.legs import Cancel, Decode
+from baton.wire.messages.membership import DECODE
 from baton.wire.tiers import TierTokens
 from tests.router.fake_node import FakeNode
 from tests.router.http_client import (
@@ -391,12 +393,14 @@ async def test_figures_of_an_answer_that_broke_off_are_those_of_its_beginning(pr
         body = json.dumps({**_USER, **_USAGE, "max_tokens": len(IDS)}).encode()
         async with connected(server) as connection:
             await connection.send(request_bytes("POST", CHAT, body))
-            node.emit(await node.expect(Decode), IDS[:1], 0, cached=2, tiers=[TierTokens("host", 1)])
+            draft = VerifiedDraft("ngram", 2, 0)
+            node.emit(await node.expect(Decode), IDS[:1], 0, cached=2, tiers=[TierTokens("host", 1)], draft=draft)
             await connection.until(b"\n\n", 2)
             last = events_of(bytes(connection.received))[-1][0]
         asking = asyncio.create_task(fetch(server, "POST", CHAT, body, {"last-event-id": last}))
         leg = await node.expect(Decode)
-        node.emit(leg, IDS[1:], 1, finish="length", cached=3)
+        node.emit(leg, IDS[1:], 1, finish="length", cached=3, draft=VerifiedDraft("ngram", 3, 1))
         usage = json.loads(events_of((await asking).body)[-2][1])["usage"]
     details = usage["prompt_tokens_details"]
     assert (details["cached_tokens"], details["cached_tokens_by_place"]) == (2, {"decode": 1, "host": 1})
+    assert usage["completion_tokens_details"] == {"drafts": {"ngram": {"steps": 2, "tokens": 5, "accepted": 1}}}

@@ -17,7 +17,7 @@ from baton.router.http.resume.records import StreamHead, pack
 from baton.router.http.resume.streams import Kept, Streams
 from baton.router.requests.output import Delivery
 from baton.wire.errors import InvalidSetting, StreamNotFound
-from baton.wire.messages import TokenLogprobs
+from baton.wire.messages.output import TokenLogprobs
 
 ROOT = Path(__file__).parents[4]
 DELIVERY = (1, Delivery((7, 8), (TokenLogprobs(-0.5, (7,), (-0.5,)), TokenLogprobs(-1.0, (8,), (-1.0,))), "stop"))

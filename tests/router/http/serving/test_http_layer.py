@@ -21,7 +21,8 @@ import uvloop
 
 from baton.router.http.openai.prompts import PromptMaker
 from baton.router.http.serving.limits import HttpLimits
-from baton.wire.messages import DECODE, Cancel, Decode
+from baton.wire.messages.legs import Cancel, Decode
+from baton.wire.messages.membership import DECODE
 from tests.router.fake_node import FakeNode, LegMessage
 from tests.router.http_client import Connection, chat_body, connected, fetch, parse_reply, request_bytes
 from tests.router.rig import Server, serving

@@ -1,7 +1,6 @@
-"""The messages about a pull: one node copies the KV of a prompt's beginning out of the prefix cache of another.
+"""The messages about prefix caches: what a node has, and a pull, in which it copies a prompt's beginning from another.
 
-Owns their fields, as `baton.wire.messages` does of all others between router and nodes. A pull has the handoff id of
-the request that it is for, and an attempt of its own. `docs/protocol.md` says what answers each message.
+Owns their fields. A pull has the handoff id of the request that it is for, and an attempt of its own.
 """
 
 from __future__ import annotations
@@ -10,12 +9,23 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from baton.wire.codec import U64, Bounds, Id128, Length
+from baton.wire.messages.fields import Attempt, Count, Name
 from baton.wire.prompt import Prompt
 
-_Name = Annotated[str, Length(128)]
-_Count = Annotated[int, Bounds(0, 2**40)]
-_Attempt = Annotated[int, Bounds(1, 10**6)]
 _Seconds = Annotated[float, Bounds(0, 1e6)]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEvents:
+    """Node -> router: changes of the node's prefix cache, as 16-byte block hashes laid end to end.
+
+    `is_snapshot` means forget what was known of this node. Losing one of these costs routing quality, nothing else.
+    """
+
+    epoch: U64
+    is_snapshot: bool
+    stored: Annotated[bytes, Length(2**20)]
+    removed: Annotated[bytes, Length(2**20)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +34,7 @@ class AwaitedPrefix:
     `patience_s`, and `token_s` longer for each token that has come. Then compute what is missing. A `Cancel` of that
     number ends the wait too."""
 
-    attempt: _Attempt
+    attempt: Attempt
     patience_s: _Seconds
     token_s: _Seconds
 
@@ -35,9 +45,9 @@ class Lend:
     and hand it over to that node. The answer is `HandedOver`. Media have no payload."""
 
     handoff_id: Id128
-    attempt: _Attempt
+    attempt: Attempt
     prompt: Prompt
-    node_id: _Name
+    node_id: Name
     epoch: U64
 
 
@@ -47,11 +57,11 @@ class Pull:
     prefix cache. The answer is `Pulled`, or `Failed`, where some of it may have come."""
 
     handoff_id: Id128
-    attempt: _Attempt
+    attempt: Attempt
     prompt: Prompt
-    node_id: _Name
+    node_id: Name
     epoch: U64
-    address: _Name
+    address: Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,7 @@ class Pulled:
 
     epoch: U64
     handoff_id: Id128
-    attempt: _Attempt
-    num_tokens: _Count
-    num_bytes: _Count
-    transfer_us: _Count
+    attempt: Attempt
+    num_tokens: Count
+    num_bytes: Count
+    transfer_us: Count
