@@ -57,7 +57,7 @@ class _Chain:
 
 
 class HeadProposer:
-    """See `Proposer`. At most `num_tokens` for a request."""
+    """Drafts of a head, of at most `num_tokens` for a request. See `Proposer`."""
 
     stores_kv = True
 
