@@ -89,6 +89,8 @@ OpenExecutor: TypeAlias = Callable[[Basis, int], Executor]
 """The ranks of an engine with this basis, running; the number: of the threads of each. Raises `InvalidSetting`, and
 `DeviceFailed` when they do not come up."""
 _log = logging.getLogger(__name__)
+_MOST_DRAFT_BLOCKS = 16
+"""A model with states has some MB in each block: more drafts in a step would cost prompts their room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,8 @@ def build_engine(
         num_blocks = _num_blocks(basis, model, size, sampler, attention, before, executor)
         report_shorter_requests(settings, size, basis.capacity, num_blocks)
         memory = _kv_memory(basis, model, size, num_blocks, allocate, rank)
+        if proposer or asked:
+            memory = _with_draft_blocks(memory, settings.num_ranks)
         executor.share_memory(memory, stream_of(basis, model, rank))
         costs = StepCosts(pair_in_tokens=pair_in_tokens(config) if isinstance(config, ModelConfig) else USUAL_PAIR)
         runner = _runner(basis, model, sampler, attention, memory, executor, costs, progress.graphs)
@@ -275,6 +279,16 @@ def _kv_memory(
     return host_kv_memory(model.layout, num_blocks, allocate, own=model.own, shard=rank)
 
 
+def _with_draft_blocks(memory: KvMemory, num_ranks: int) -> KvMemory:
+    """`memory` whose last blocks hold the states behind drafts, where layers have some. Several ranks have no way to
+    tell each other which drafts were right."""
+    num_blocks = memory.num_blocks
+    if num_ranks > 1 or not memory.layout.has_states:
+        return memory
+    draft_blocks = range(num_blocks - min(_MOST_DRAFT_BLOCKS, num_blocks // 8), num_blocks)
+    return replace(memory, paged=replace(memory.paged, draft_blocks=draft_blocks))
+
+
 def _runner(
     basis: Basis,
     model: ModelShard,
@@ -286,7 +300,8 @@ def _runner(
     on_graphs: OnProgress | None,
 ) -> ModelRunner:
     attention = choice.build(memory.paged)
-    with_spare = replace(basis.limits, spare_block=memory.spare_block)
+    draft_blocks = memory.paged.draft_blocks
+    with_spare = replace(basis.limits, spare_block=memory.spare_block, num_draft_blocks=len(draft_blocks))
     run = recorded_pass(basis, model.decoder, attention)
     arguments = RunnerArguments(model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
     num_layers_before = model.layout.num_layers - model.own.num_layers
@@ -324,16 +339,19 @@ def _core(
 ) -> EngineCore:
     settings, capacity, config = basis.settings, basis.capacity, basis.config
     on_evicted = None if offload is None else offload.evicted
-    pool = BlockPool(memory.num_blocks, prefix_caching=settings.enable_prefix_caching, on_evicted=on_evicted)
+    draft_blocks, has_states = memory.paged.draft_blocks, memory.layout.has_states
+    num_blocks = memory.num_blocks - len(draft_blocks)
+    pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching, on_evicted=on_evicted)
     limits = SchedulerLimits(
         settings.block_size,
         settings.max_num_seqs,
         capacity.max_chunk,
-        min(capacity.max_model_len, memory.num_blocks * settings.block_size),
+        min(capacity.max_model_len, num_blocks * settings.block_size),
         vocab_size=config.vocab_size,
         # a recorded step takes no chunks, and is so much faster than another that jumping would cost more than it saves
         jumps_ahead=not basis.device.records or settings.enforce_eager,
-        has_states=memory.layout.has_states,
+        has_states=has_states,
+        max_num_drafts=len(draft_blocks) if has_states else settings.max_num_seqs,
         num_stages=settings.pipeline_parallel_size,
         adapters=frozenset(model.adapters.values()),
     )

@@ -76,9 +76,9 @@ class Handoffs:
         self._in_flight = in_flight
         self._new_requests = new_requests
 
-    def num_drafted(self, block_table: Sequence[int], num_tokens: int) -> int:
-        """How many of the first `num_tokens` tokens of a sequence have KV of a draft, and all before them."""
-        return 0 if self._drafted is None else self._drafted.of(block_table, num_tokens)
+    def num_drafted(self, block_table: Sequence[int]) -> int:
+        """How many tokens of a sequence have KV of a draft, and all before them."""
+        return 0 if self._drafted is None else self._drafted.of(block_table, len(block_table) * self._limits.block_size)
 
     def is_used(self, key: RequestKey) -> bool:
         """Whether blocks are held under `key`, or a request or a fork has it."""

@@ -190,14 +190,21 @@ def test_answers_in_a_grammar_are_those_of_decoding_without_drafts(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_user_who_asks_for_ngrams_gets_the_same_text_in_fewer_steps(tmp_path: Path, temperature: float) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1},
+        {"method": "suffix", "num_speculative_tokens": 4},
+    ],
+    ids=["ngram", "suffix"],
+)
+def test_a_user_who_asks_for_drafts_from_text_gets_the_same_in_fewer_steps(
+    tmp_path: Path, temperature: float, asked: dict[str, Any]
+) -> None:
     folder, found, num_steps = make_checkpoint(tmp_path, "llama"), [], []
     # so few tokens repeat themselves
     whole = SamplingParams(temperature=temperature, seed=3, max_tokens=90, logprobs=2, allowed_token_ids=(70, 80, 90))
-    config = json.dumps(
-        {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    )
-    for setting in ("", config):
+    for setting in ("", json.dumps(asked)):
         llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
         with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
             (first,) = llm.generate(PROMPT, whole)
@@ -210,9 +217,34 @@ def test_a_user_who_asks_for_ngrams_gets_the_same_text_in_fewer_steps(tmp_path: 
     assert num_steps[1] < 0.8 * num_steps[0]
 
 
-def test_a_model_with_states_is_asked_for_no_drafts(tmp_path: Path) -> None:
-    make_model(tmp_path, "lfm2")
-    plain = said(built(tmp_path))
-    proposer = Guessing(plain.following, 1.0)
-    assert_same(plain, said(built(tmp_path, proposer)), is_exact=True)
-    assert proposer.num_drafts == 0
+def test_a_user_who_predicts_the_text_gets_the_same_in_far_fewer_steps(tmp_path: Path) -> None:
+    folder, found, num_steps = make_checkpoint(tmp_path, "llama"), [], []
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=90, logprobs=2)
+    for setting in ("", '{"method": "suffix", "num_speculative_tokens": 8}'):
+        llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
+        with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
+            found += llm.generate(PROMPT, params)
+        num_steps.append(stepped.call_count)
+        ids = found[0].token_ids
+        params = replace(params, prediction_ids=(*ids[:30], ids[0] ^ 1, *ids[31:50], ids[2], *ids[50:60], *ids[64:]))
+    assert found[0] == found[1]
+    assert num_steps[1] < 0.5 * num_steps[0]
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3-next"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"num_blocks": 40}, {"device": "emulated", "num_blocks": 60}, {"block_size": 2, "num_blocks": 300}],
+    ids=["roomy", "preempted", "asynchronous", "small-blocks"],
+)
+@pytest.mark.parametrize("share_right", [0.0, 0.7, 1.0])
+def test_states_go_back_behind_wrong_drafts(
+    tmp_path: Path, family: str, settings: dict[str, Any], share_right: float
+) -> None:
+    make_model(tmp_path, family)
+    plain = said(built(tmp_path, **settings))
+    proposer = Guessing(plain.following, share_right, most=5)
+    drafted = said(built(tmp_path, proposer, **settings))
+    assert_same(plain, drafted, is_exact=False)
+    assert proposer.num_drafts > 50
+    assert (proposer.num_accepted > 0) == (share_right > 0)

@@ -24,13 +24,15 @@ class PagedKv:
 
     `layout` is what is read and written here of each token. With `whole` a block is one of that, and others have the
     rest of it: layers before `first_layer` and behind those of `layout`, and heads of other ranks than `shard`.
-    Without, a block is one of `layout`.
+    Without, a block is one of `layout`. `draft_blocks`: no request has them. Within a step they hold the states behind
+    drafts, which may be wrong.
     """
 
     layout: KvLayout
     blocks: Tensor
     whole: KvLayout | None = None
     shard: Shard = WHOLE
+    draft_blocks: range = range(0)
     first_layer: int = 0
 
     def last_layers(self, layout: KvLayout) -> PagedKv:

@@ -276,6 +276,10 @@ class TorchAttention:
         if self._layer_stored is not None:
             self._layer_stored()
 
+    def settle(self, num_accepted: Tensor) -> None:
+        """Have the states behind the drafts that were right in the blocks of their sequences."""
+        self._states.settle(num_accepted)
+
     def _begin_step(self) -> None:
         """Prepare what several layers share in a step; issued by its first layer, when the staged inputs are on the
         device."""

@@ -143,7 +143,7 @@ def _part(paged: PagedKv, own: KvLayout, shard: Shard = WHOLE) -> PagedKv:
     if own == paged.layout and shard.is_whole:
         return paged
     first_layer = 0 if shard.num_stages == 1 else shard.layers_of(paged.layout.num_layers).start
-    return PagedKv(own, paged.blocks, paged.layout, shard, first_layer)
+    return PagedKv(own, paged.blocks, paged.layout, shard, first_layer=first_layer)
 
 
 def allocate_shared(num_bytes: int) -> SharedRegion:

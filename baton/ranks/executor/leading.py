@@ -163,11 +163,10 @@ class LeadingRunner(ModelRunner):
         time."""
         if inputs.has_pending and not self.is_asynchronous:
             raise DeviceFailed("a token that is still sampled cannot be told to other ranks")
-        graphs = self._graphs_for(step, inputs, layer_stored)
-        is_recorded = graphs is not None and len(inputs.token_ids) == len(step.requests) and graphs.takes(inputs)
+        rows = self._recorded_rows(step, inputs, layer_stored)
         shares = tuple(
             Share(each.start, each.num_tokens, np.asarray(each.block_table, dtype=np.int32).tobytes())
-            for each in step.requests
+            for each in (step.requests if rows is None else rows)
         )
         due, _ = due_requests(step, inputs)
         copied: list[int] = []
@@ -180,7 +179,7 @@ class LeadingRunner(ModelRunner):
             _rows(due),
             _rows(copied),
             inputs.sources.tobytes(),
-            is_recorded,
+            rows is not None,
         )
 
 

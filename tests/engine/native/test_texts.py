@@ -21,7 +21,10 @@ def texts_of(max_tokens: int = 1 << 20, **bounds: int) -> Texts:
 
 
 def reader_of(token_ids: Sequence[int]) -> TextReader:
-    reader = TextReader(texts_of())
+    return read_by(TextReader(texts_of()), token_ids)
+
+
+def read_by(reader: TextReader, token_ids: Sequence[int]) -> TextReader:
     reader.read(token_ids)
     return reader
 
@@ -66,11 +69,10 @@ def test_the_longest_end_that_was_there_before_is_known_after_each_token(num_tex
 def test_guesses_are_what_followed_most_often() -> None:
     chance = random.Random(4)
     for _ in range(150):
-        texts, said = texts_of(), list[list[int]]()
-        for _ in range(chance.randrange(1, 4)):
-            reader, text = TextReader(texts), [chance.randrange(3) for _ in range(chance.randrange(1, 30))]
-            reader.read(text)
-            said.append(text)
+        texts = texts_of()
+        said = [[chance.randrange(3) for _ in range(chance.randrange(1, 30))] for _ in range(chance.randrange(1, 4))]
+        *_, reader = [read_by(TextReader(texts), text) for text in said]
+        text = said[-1]
         guesses = reader.guesses(8)
         assert (len(guesses) > 0) == (longest_before(text, said[:-1]) > 0)
         told = list(text)
@@ -175,4 +177,4 @@ def test_a_guess_is_declared_as_the_library_declares_it() -> None:
     text = (test_library.SOURCE / "texts.h").read_text()
     found = re.search(r"struct BatonGuess \{\s*int32_t ([\w, ]+);\s*\};", text)
     assert found is not None
-    assert [name for name, _ in BatonGuess._fields_] == found[1].split(", ")
+    assert [field[0] for field in BatonGuess._fields_] == found[1].split(", ")

@@ -411,11 +411,9 @@ def test_what_is_kept_of_a_request_is_forgotten_when_it_leaves() -> None:
     assert scripted.forgotten == [A]
 
 
-def test_drafts_are_counted_by_method_and_place_and_requests_without_by_reason() -> None:
+def test_drafts_are_counted_by_method_and_place() -> None:
     scheduler = new_scheduler(Scripted(11, 12, 13))
-    decoding(scheduler, request(A), replace(request(B), matcher=FakeMatcher(length=99)))
+    decoding(scheduler, request(A))
     stepped(scheduler, 11, 12, 9)
     stepped(scheduler, 9)
-    counts = scheduler.drafts.counts
-    assert counts.by_method() == (DraftsOfMethod("script", 2, (2, 2, 2), (1, 1, 0)),)
-    assert counts.undrafted == {"grammar": 1}
+    assert scheduler.drafts.counts.by_method() == (DraftsOfMethod("script", 2, (2, 2, 2), (1, 1)),)

@@ -82,7 +82,7 @@ class TextProposer:
             followed.num_read = place + 1
         elif num_new and not self._catch_up(request, followed, num_new):
             return False
-        return any([source.has_draft for source in followed.sources])
+        return any(source.has_draft for source in followed.sources)
 
     def cost(self, request: Request) -> DraftCost:
         """Nothing."""
@@ -151,4 +151,5 @@ class TextProposer:
 
 def _num_expected(draft: Draft) -> float:
     """How many tokens of `draft` should be right."""
-    return sum(accumulate(draft.confidences, mul))
+    expected: float = sum(accumulate(draft.confidences, mul))
+    return expected

@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from baton.engine.build import Engine
+from baton.engine.handoffs import FirstToken
 from baton.engine.settings import SHARED
+from baton.engine.speculation.draft_model.passes import DraftPasses
+from baton.wire.prompt import Prompt
+from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.families import make_model
-from tests.engine.test_drafts import SIZES, assert_same, built, said
+from tests.engine.test_drafts import NUM_OUTPUT, SIZES, assert_same, built, said
 from tests.ranks.executor import thread_ranks
+from tests.request_keys import key_of
+
+PROMPT_IDS = [(7 * number) % 150 for number in range(30)]
 
 
 def draft_config(draft: Path, num_tokens: int = 4, **values: Any) -> str:
@@ -79,3 +87,54 @@ def test_ranks_of_one_pool_have_a_draft_on_the_first(tmp_path: Path) -> None:
     executor.close()
     num_drafts, num_accepted = counts_of(engine)
     assert num_accepted > 0.9 * num_drafts > 90
+
+
+def handed_over(tmp_path: Path, *, waits: bool) -> tuple[list[int], Engine, Engine]:
+    """What a request says that one engine begins and another goes on with, and both. `waits`: somebody waits for the
+    first."""
+    settings: dict[str, Any] = {"speculative_config": draft_config(tmp_path), "max_num_batched_tokens": 8}
+    first, second = (built(tmp_path, **settings) for _ in range(2))
+    prompt, key = Prompt.of(PROMPT_IDS), key_of(1)
+    params = DecodingParams(temperature=1.0, seed=7, max_tokens=NUM_OUTPUT)
+    reservation = second.core.handoffs.reserve(key, prompt)
+    assert reservation is not None
+    first.core.add(key, prompt, params, first_token_only=True)
+    if waits:
+        for number in range(2, 40):
+            first.core.add(key_of(number), Prompt.of([number] * 30), params, first_token_only=True)
+    told: list[int] = []
+    tokens: list[int] = []
+    while not tokens:
+        told.append(0)
+
+        def count(_: int = len(told) - 1) -> None:
+            told[_] += 1
+
+        for output in first.core.step(lambda step, count=count: count):  # type: ignore[misc]
+            tokens += output.token_ids if output.key == key else ()
+    assert set(told) == {first.memory.layout.num_layers}
+    table = first.core.handoffs.block_table(key)
+    second.memory.blocks[list(reservation.block_table)] = first.memory.blocks[list(table)]
+    num_drafted = first.core.handoffs.num_drafted(table)
+    assert num_drafted == (0 if waits else len(PROMPT_IDS))
+    second.core.handoffs.add_reserved(reservation, prompt, [FirstToken(key, params, tokens[0])], (), num_drafted)
+    while second.core.has_work:
+        for output in second.core.step():
+            tokens += output.token_ids
+        second.core.check()
+    return tokens, first, second
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["computed beside", "left to the other"])
+def test_the_drafts_kv_of_a_prompt_comes_with_it_unless_somebody_waits(tmp_path: Path, waits: bool) -> None:
+    make_model(tmp_path, "llama")
+    plain = built(tmp_path).core
+    plain.add(key_of(1), Prompt.of(PROMPT_IDS), DecodingParams(temperature=1.0, seed=7, max_tokens=NUM_OUTPUT))
+    expected = [token for _ in range(60) if plain.has_work for output in plain.step() for token in output.token_ids]
+    with mock.patch.object(DraftPasses, "compute", autospec=True, side_effect=DraftPasses.compute) as computed:
+        tokens, _, second = handed_over(tmp_path, waits=waits)
+    assert tokens == expected
+    num_drafts, num_accepted = counts_of(second)
+    assert num_accepted == num_drafts > 10
+    seen = sum(share.num_tokens for call in computed.call_args_list for share in call.args[1] if share.start < 30)
+    assert (seen >= len(PROMPT_IDS)) == waits

@@ -127,16 +127,16 @@ def test_of_several_drafts_the_one_of_which_most_should_be_right_is_taken() -> N
 
 def test_drafts_keep_to_the_settings() -> None:
     request = request_of([*range(40), 1, 2, 3, 4])
-    lengths = {
-        (): 16,
-        ("num_speculative_tokens", 3): 3,
-        ("suffix_decoding_max_spec_factor", 1.5): 6,
-        ("suffix_decoding_max_spec_factor", 0.0): 0,
-        ("suffix_decoding_max_tree_depth", 2): 2,
-    }
-    for setting, length in lengths.items():
-        proposer = text_proposer(**({"num_speculative_tokens": 16} | dict([setting] if setting else [])))
-        assert len(draft_of(proposer, request, 99).token_ids) == length, setting
+    lengths: list[tuple[dict[str, float], int]] = [
+        ({}, 16),
+        ({"num_speculative_tokens": 3}, 3),
+        ({"suffix_decoding_max_spec_factor": 1.5}, 6),
+        ({"suffix_decoding_max_spec_factor": 0.0}, 0),
+        ({"suffix_decoding_max_tree_depth": 2}, 2),
+    ]
+    for settings, length in lengths:
+        proposer = text_proposer(**{"num_speculative_tokens": 16, **settings})
+        assert len(draft_of(proposer, request, 99).token_ids) == length, settings
         proposer.forget(request)
     text = [*[1, 2, 3] * 3, *[1, 2, 4], 1, 2]
     counts = [
