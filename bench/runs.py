@@ -68,6 +68,8 @@ METRICS = (
     Metric("schedule_delay.p99_ms", "schedule delay p99 (ms)", False),
     Metric("client.num_late", "sent over 10 ms late", False, whole),
     Metric("client.cpu_share", "client CPU", False, percent),
+    Metric("tokens_per_step", "tokens per step", False),
+    Metric("spec_decode_acceptance_rate", "drafts that were right (%)", False),
     Metric("chunks_per_token", "chunks per token", False),
     Metric("cached_tokens", "cached tokens", False, whole),
 )

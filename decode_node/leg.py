@@ -245,7 +245,9 @@ class DecodeLeg:
         self._counters.count_delivered(request.num_tokens, reservation.num_cached_tokens)
         self._exposed.count(notice.figures)
         try:
-            self._core.handoffs.add_reserved(reservation, request.prompt, going_on, request.output_ids)
+            self._core.handoffs.add_reserved(
+                reservation, request.prompt, going_on, request.output_ids, notice.num_drafted
+            )
         except BatonError as error:
             self._failures += [(first.key, error) for first in going_on]
         else:

@@ -62,7 +62,8 @@ class Source:
         digest = prompt_digest(handed.prompt, handed.output_ids)
         self._end.thread.post(BeginHandoff(key, order.decode_node_id, order.decode_epoch, num_tokens, digest))
         first = TokenEvent(*key, len(handed.output_ids), (handed.next_token_id,), (), "", 0)
-        finish = FinishHandoff(key, tuple(handed.block_table), (first,), now_s)
+        num_drafted = min(num_tokens, self._core.handoffs.num_drafted(handed.block_table))
+        finish = FinishHandoff(key, tuple(handed.block_table), (first,), now_s, num_drafted)
         self._awaiting_steps.append((self._core.num_steps_in_flight, finish))
         self._finish_handoffs()
         return num_tokens

@@ -72,12 +72,13 @@ class PushLayers:
 @dataclass(frozen=True, slots=True)
 class FinishHandoff:
     """Push the rest of a handoff and commit it. The prompt was computed at `computed_s` (monotonic), and `firsts`,
-    token 1 of each choice, are on their way to the client."""
+    token 1 of each choice, are on their way to the client. `num_drafted`: see `Commit`."""
 
     key: RequestKey
     table: Sequence[int]
     firsts: tuple[TokenEvent, ...]
     computed_s: float
+    num_drafted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +163,13 @@ class Verified:
 @dataclass(frozen=True, slots=True)
 class Delivered:
     """The blocks hold verified KV of the prompt since `ready_us`. `firsts` are the tokens that the sender sampled, one
-    of each choice in their order."""
+    of each choice in their order. `num_drafted`: see `Commit`."""
 
     key: RequestKey
     firsts: tuple[TokenEvent, ...]
     figures: HandoffFigures
     ready_us: int
+    num_drafted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

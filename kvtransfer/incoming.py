@@ -266,6 +266,8 @@ def _objection_to(commit: Commit, blocks: ReservedBlocks, epochs: tuple[int, int
         return "the commit names another epoch"
     if commit.num_tokens != blocks.num_tokens:
         return f"the commit covers {commit.num_tokens} tokens, the grant {blocks.num_tokens}"
+    if commit.num_drafted > commit.num_tokens:
+        return f"the commit has draft KV of {commit.num_drafted} tokens, and {commit.num_tokens} tokens"
     if commit.prompt_digest != blocks.prompt_digest:
         return "the commit is for another prompt"
     if commit.generations != blocks.generations or len(commit.checksums) != len(blocks.block_ids):

@@ -142,7 +142,7 @@ class IncomingHandoffs:
         self.counters.num_blocks += figures.num_blocks
         self.counters.num_bytes += figures.num_bytes
         # stamped here: the engine may be in a step, and then it takes the notice later
-        self._notices.put(Delivered(handoff.key, commit.firsts, figures, now_us()))
+        self._notices.put(Delivered(handoff.key, commit.firsts, figures, now_us(), commit.num_drafted))
         # last: the client waits for the notice above, while this message is not urgent
         self._connections.send(handoff.connection, Release(handoff.name))
 

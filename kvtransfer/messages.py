@@ -150,7 +150,8 @@ class Commit:
 
     `round` counts from 0; each `Resend` asks for the next. `firsts` are the first tokens that P sampled (and has sent
     to the router already), one of each choice in the order of the legs. `exposed_us`: microseconds by P's clock since
-    the prompt was computed.
+    the prompt was computed. `num_drafted`: of the tokens, from the first on, how many have KV of the draft in the
+    blocks, too.
     """
 
     handoff: HandoffName
@@ -163,6 +164,7 @@ class Commit:
     firsts: Annotated[tuple[TokenEvent, ...], Length(1025)]
     round: _Round
     exposed_us: _Count
+    num_drafted: _Count = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,7 @@ class OutgoingHandoff:
             firsts=finish.firsts,
             round=self._round,
             exposed_us=round((clock_s - finish.computed_s) * 1e6),
+            num_drafted=finish.num_drafted,
         )
 
     def cancel(self, why: CancelSending, now_s: float) -> bool:

@@ -219,7 +219,8 @@ class PrefillLeg:
                 self._thread.post(CancelSending(key, reason, request_ended=True))
             else:
                 table = tuple(self._core.handoffs.block_table(key))
-                self._thread.post(FinishHandoff(key, table, tuple(events), now_s))
+                num_drafted = self._core.handoffs.num_drafted(table)
+                self._thread.post(FinishHandoff(key, table, tuple(events), now_s, num_drafted))
         self._finished = []
 
     def lost(self, error: BatonError, now_s: float) -> None:

@@ -23,6 +23,7 @@ from baton.engine.adapting import require_adaptable, with_adapters
 from baton.engine.attention.choose import NATIVE, AttentionChoice
 from baton.engine.attention.native_backend import NativeAttention
 from baton.engine.cache.block_pool import BlockPool
+from baton.engine.cache.draft_coverage import DraftCoverage
 from baton.engine.cache.offload import KvOffload
 from baton.engine.core import EngineCore
 from baton.engine.executor.base import Executor
@@ -57,6 +58,7 @@ from baton.engine.pool_size import (
     report_shorter_requests,
     require_room,
 )
+from baton.engine.runner.base import Runner
 from baton.engine.runner.greedy_series import GreedySeries
 from baton.engine.runner.inputs import InputReader
 from baton.engine.runner.kv_memory import KvAllocator, KvMemory, device_kv_memory, host_kv_memory, own_kv_memory
@@ -73,6 +75,9 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts
 from baton.engine.settings import EngineSettings
+from baton.engine.speculation.draft_model.loading import load_draft
+from baton.engine.speculation.draft_model.model import DraftModel, draft_model
+from baton.engine.speculation.heads.building import FollowingHead, follow, load_head
 from baton.engine.speculation.settings import proposer_of
 from baton.engine.structured.matcher import Grammars
 from baton.engine.structured.vocabulary import Vocabulary, is_large
@@ -84,6 +89,8 @@ OpenExecutor: TypeAlias = Callable[[Basis, int], Executor]
 """The ranks of an engine with this basis, running; the number: of the threads of each. Raises `InvalidSetting`, and
 `DeviceFailed` when they do not come up."""
 _log = logging.getLogger(__name__)
+_MOST_DRAFT_BLOCKS = 16
+"""A model with states has some MB in each block: more drafts in a step would cost prompts their room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +111,13 @@ class Engine:
     executor: Executor
     loans: CoreLoans | None
     adapters: Mapping[str, bytes]
+    draft: DraftModel | None
 
     def learn_costs(self) -> None:
         """Find out what small steps cost. Only before the first request."""
         measure_first_costs(self.runner, self.core.costs, self.core.limits)
+        if self.draft is not None:
+            measure_first_costs(self.draft.passes.runner, self.draft.passes.costs, self.core.limits)
 
 
 class StartProgress(NamedTuple):
@@ -159,6 +169,7 @@ def build_engine(
         before = read_memory(device.torch_device) if basis.is_gpu else None
         rank = executor.shard
         model = with_adapters(load_shard(basis, rank, executor.collectives, progress.weights), adapters or {})
+        decoder, head = load_draft(basis), load_head(basis, model)
         executor.loaded()
         sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, basis.kernels)
         attention = attention_of(basis, model, rank)
@@ -168,9 +179,12 @@ def build_engine(
         num_blocks = _num_blocks(basis, model, size, sampler, attention, before, executor)
         report_shorter_requests(settings, size, basis.capacity, num_blocks)
         memory = _kv_memory(basis, model, size, num_blocks, allocate, rank)
+        if proposer or asked:
+            memory = _with_draft_blocks(memory, settings.num_ranks)
         executor.share_memory(memory, stream_of(basis, model, rank))
         costs = StepCosts(pair_in_tokens=pair_in_tokens(config) if isinstance(config, ModelConfig) else USUAL_PAIR)
         runner = _runner(basis, model, sampler, attention, memory, executor, costs, progress.graphs)
+        following = None if head is None else follow(basis, head, memory, runner)
         executor.ready()
         runner.warm_up()
         fingerprint = fingerprint_of(basis, model)
@@ -178,7 +192,9 @@ def build_engine(
         if open_tiers is not None:
             pool = executor.with_other_ranks(open_pool(basis, model, attention, memory, open_tiers))
             offload = KvOffload(pool, settings.block_size, basis.capacity.max_chunk, lambda: costs.cost)
-        core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer or asked, offload)
+        draft = None if decoder is None else draft_model(basis, decoder, memory, offload)
+        drafting = draft or following
+        core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer or asked, offload, drafting)
         opened.callback(core.close)
         grammars.finish_loading()
         opened.pop_all()
@@ -196,6 +212,7 @@ def build_engine(
         executor,
         None if basis.kernels is None else basis.kernels.loans,
         model.adapters,
+        draft,
     )
 
 
@@ -258,8 +275,18 @@ def _kv_memory(
     if basis.settings.divides_pool:
         return own_kv_memory(model.layout, model.own, rank, num_blocks, device)
     if device.has_own_memory:
-        return device_kv_memory(model.layout, num_blocks, device.torch_device)
+        return device_kv_memory(model.layout, num_blocks, device.torch_device, model.own)
     return host_kv_memory(model.layout, num_blocks, allocate, own=model.own, shard=rank)
+
+
+def _with_draft_blocks(memory: KvMemory, num_ranks: int) -> KvMemory:
+    """`memory` whose last blocks hold the states behind drafts, where layers have some. Several ranks have no way to
+    tell each other which drafts were right."""
+    num_blocks = memory.num_blocks
+    if num_ranks > 1 or not memory.layout.has_states:
+        return memory
+    draft_blocks = range(num_blocks - min(_MOST_DRAFT_BLOCKS, num_blocks // 8), num_blocks)
+    return replace(memory, paged=replace(memory.paged, draft_blocks=draft_blocks))
 
 
 def _runner(
@@ -273,8 +300,9 @@ def _runner(
     on_graphs: OnProgress | None,
 ) -> ModelRunner:
     attention = choice.build(memory.paged)
-    with_spare = replace(basis.limits, spare_block=memory.spare_block)
-    run = recorded_pass(basis, model, attention)
+    draft_blocks = memory.paged.draft_blocks
+    with_spare = replace(basis.limits, spare_block=memory.spare_block, num_draft_blocks=len(draft_blocks))
+    run = recorded_pass(basis, model.decoder, attention)
     arguments = RunnerArguments(model.decoder, attention, memory.paged.blocks, sampler, basis.device, with_spare)
     num_layers_before = model.layout.num_layers - model.own.num_layers
     leading = executor.leading_runner(arguments, run, num_layers_before, costs)
@@ -302,33 +330,44 @@ def _core(
     model: ModelShard,
     fingerprint: str,
     memory: KvMemory,
-    runner: ModelRunner,
+    runner: Runner,
     grammars: Grammars,
     costs: StepCosts,
     proposer: Proposer | None,
     offload: KvOffload | None,
+    drafting: DraftModel | FollowingHead | None,
 ) -> EngineCore:
     settings, capacity, config = basis.settings, basis.capacity, basis.config
     on_evicted = None if offload is None else offload.evicted
-    pool = BlockPool(memory.num_blocks, prefix_caching=settings.enable_prefix_caching, on_evicted=on_evicted)
+    draft_blocks, has_states = memory.paged.draft_blocks, memory.layout.has_states
+    num_blocks = memory.num_blocks - len(draft_blocks)
+    pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching, on_evicted=on_evicted)
     limits = SchedulerLimits(
         settings.block_size,
         settings.max_num_seqs,
         capacity.max_chunk,
-        min(capacity.max_model_len, memory.num_blocks * settings.block_size),
+        min(capacity.max_model_len, num_blocks * settings.block_size),
         vocab_size=config.vocab_size,
         # a recorded step takes no chunks, and is so much faster than another that jumping would cost more than it saves
         jumps_ahead=not basis.device.records or settings.enforce_eager,
-        has_states=memory.layout.has_states,
+        has_states=has_states,
+        max_num_drafts=len(draft_blocks) if has_states else settings.max_num_seqs,
         num_stages=settings.pipeline_parallel_size,
         adapters=frozenset(model.adapters.values()),
     )
     goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
     bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
-    speculation = None
+    speculation = coverage = None
+    if isinstance(drafting, DraftModel):
+        coverage = DraftCoverage(pool, settings.block_size)
+        proposer = proposer or drafting.proposer(coverage)
+    elif drafting is not None:
+        proposer = proposer or drafting.proposer(pool, offload)
     if proposer is not None:
         costs.learns_rows = chooses_depth = bool(settings.speculative_config)
         speculation = Speculation(proposer, DraftDepth(costs, bound) if chooses_depth else None)
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, speculation, offload)
+    if isinstance(drafting, DraftModel) and coverage is not None:
+        runner = drafting.beside(runner, basis.device, coverage, scheduler.requests)
     media_facts = {kind: tower.facts for kind, tower in model.towers.items()}
-    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, media_facts, offload)
+    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, media_facts, offload, coverage)

@@ -22,6 +22,7 @@ from typing import Any
 
 from baton.engine.cache.block_log import BlockLog
 from baton.engine.cache.block_pool import BlockPool, CacheChanges
+from baton.engine.cache.draft_coverage import DraftCoverage
 from baton.engine.cache.offload import KvOffload
 from baton.engine.handoffs import Handoffs
 from baton.engine.held_blocks import HeldBlocks
@@ -51,7 +52,7 @@ def watch_nothing(step: Step) -> None:
 class EngineCore:
     """One model on one device. Without `grammars` requests with a grammar are refused, and those with media of a kind
     that is not in `media_facts`. `costs` learns what its steps cost. `offload`: that of `pool` and `scheduler`, to be
-    read."""
+    read. `drafted`: what of the pool has KV of a draft."""
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class EngineCore:
         costs: StepCosts | None = None,
         media_facts: Mapping[str, MediaFacts[Any]] | None = None,
         offload: KvOffload | None = None,
+        drafted: DraftCoverage | None = None,
     ) -> None:
         self.offload = offload
         self._block_log: BlockLog | None = None
@@ -72,7 +74,9 @@ class EngineCore:
         self.costs = costs or StepCosts()
         self._in_flight = StepsInFlight(runner, scheduler, pool, self.costs)
         self._new_requests = NewRequests(fingerprint, scheduler.limits.max_request_tokens, grammars, media_facts or {})
-        self.handoffs = Handoffs(self._held, pool, scheduler, self._in_flight, self._new_requests)
+        self.handoffs = Handoffs(self._held, pool, scheduler, self._in_flight, self._new_requests, drafted)
+        if drafted is not None:
+            drafted.is_read = self._is_read
 
     @property
     def media_kinds(self) -> tuple[str, ...]:
@@ -251,6 +255,12 @@ class EngineCore:
         for block_table in (*self._held.tables, *self._in_flight.held_tables()):
             owners.update(block_table)
         self._pool.check(owners)
+
+    def _is_read(self, block_id: int) -> bool:
+        """Whether a handoff reads this block, or is about to."""
+        if self._held.has_block(block_id):
+            return True
+        return any(block_id in each.block_table for each in self._scheduler.requests if each.first_token_only)
 
     def _retire(self, output: RequestOutput) -> None:
         request = self._scheduler.requests.remove(output.key)

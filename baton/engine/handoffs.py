@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.engine.cache.block_pool import BlockPool, BlockTable
+from baton.engine.cache.draft_coverage import DraftCoverage
 from baton.engine.held_blocks import HeldBlocks, Reservation
 from baton.engine.new_requests import NewRequests
 from baton.engine.scheduler.scheduler import Scheduler
@@ -53,7 +54,8 @@ class HandedOver:
 
 
 class Handoffs:
-    """Blocks of `pool` that are held for other nodes, in `held`: their ways from and to an engine's requests."""
+    """Blocks of `pool` that are held for other nodes, in `held`: their ways from and to an engine's requests.
+    `drafted`: what of the pool has KV of a draft."""
 
     def __init__(
         self,
@@ -62,8 +64,10 @@ class Handoffs:
         scheduler: Scheduler,
         in_flight: StepsInFlight,
         new_requests: NewRequests,
+        drafted: DraftCoverage | None = None,
     ) -> None:
         self._held = held
+        self._drafted = drafted
         self._pool = pool
         self._requests = scheduler.requests
         self._blocks = scheduler.blocks
@@ -71,6 +75,10 @@ class Handoffs:
         self._scheduler = scheduler
         self._in_flight = in_flight
         self._new_requests = new_requests
+
+    def num_drafted(self, block_table: Sequence[int]) -> int:
+        """How many tokens of a sequence have KV of a draft, and all before them."""
+        return 0 if self._drafted is None else self._drafted.of(block_table, len(block_table) * self._limits.block_size)
 
     def is_used(self, key: RequestKey) -> bool:
         """Whether blocks are held under `key`, or a request or a fork has it."""
@@ -106,10 +114,11 @@ class Handoffs:
         prompt: Prompt,
         firsts: Sequence[FirstToken],
         output_ids: Sequence[int] = (),
+        num_drafted: int = 0,
     ) -> None:
         """Continue choices whose KV, that of `prompt` and `output_ids`, now lies in the reserved blocks. The blocks
         become those of the first choice, and cached; the others share them. Choices that are over already are not among
-        `firsts`.
+        `firsts`. Of the tokens that came, those among the first `num_drafted` have KV of a draft.
 
         Raises as `EngineCore.add` when one of them cannot be taken, and then takes none and releases the blocks.
         """
@@ -129,6 +138,8 @@ class Handoffs:
         leader.block_table = block_table
         leader.num_computed_tokens = prompt.num_tokens + len(output_ids)
         leader.num_cached_tokens = min(reservation.num_cached_tokens, prompt.num_tokens)
+        if self._drafted is not None and num_drafted > reservation.num_cached_tokens:
+            self._drafted.fill(block_table, reservation.num_cached_tokens, num_drafted)
         leader.num_published_blocks = reservation.num_cached_tokens // self._limits.block_size
         self._scheduler.add_computed(leader)
         for fork in forks:

@@ -65,6 +65,10 @@ class HeldBlocks:
         """The blocks that are held under `key`."""
         return self._tables.get(key)
 
+    def has_block(self, block_id: int) -> bool:
+        """Whether this block is in one of them."""
+        return block_id in self._counts
+
     def hold(self, key: RequestKey, block_table: BlockTable) -> None:
         """Hold blocks whose KV is here; their owner from now on is this."""
         self._tables[key] = block_table

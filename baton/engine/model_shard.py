@@ -52,7 +52,9 @@ from baton.engine.runner.forward import ForwardPass
 from baton.engine.runner.limits import RunnerLimits
 from baton.engine.runner.recorded_layers import StepSizes, record_layers
 from baton.engine.runner.sampler import Sampler
-from baton.engine.settings import OWN, SHARED, EngineSettings
+from baton.engine.settings import DUMMY, OWN, SHARED, EngineSettings
+from baton.engine.speculation.choose import open_draft
+from baton.engine.speculation.layers import DraftLayers
 from baton.runtime.process import return_freed_memory
 from baton.wire.errors import InvalidSetting
 from baton.wire.fingerprint import with_quantization
@@ -62,13 +64,12 @@ from baton.wire.layout import KvLayout
 if TYPE_CHECKING:
     from baton.engine.models.vision.tower import Tower
 
-DUMMY = "dummy"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What is known of an engine before weights are loaded, in each of its ranks."""
+    """What is known of an engine before weights are loaded, in each of its ranks. `draft`: the layers of its drafts."""
 
     settings: EngineSettings
     folder: Path
@@ -77,12 +78,14 @@ class Basis:
     kernels: Kernels | None
     capacity: Capacity
     limits: RunnerLimits
+    draft: DraftLayers | None = None
 
     @property
     def records_steps(self) -> bool:
         """Whether decode steps are recorded, where the device can. Transformers' modelling code may look at values, so
         nothing of it is."""
-        return not self.settings.enforce_eager and isinstance(self.config, ModelConfig)
+        is_read = self.draft is not None and self.draft.reads_steps
+        return not (self.settings.enforce_eager or is_read) and isinstance(self.config, ModelConfig)
 
     @property
     def is_gpu(self) -> bool:
@@ -108,7 +111,8 @@ def open_basis(settings: EngineSettings, num_threads: int, place: int = 0) -> Ba
         config = config.for_context(settings.max_model_len)
     capacity = find_capacity(settings, config, is_gpu=device.torch_device.type == "cuda")
     limits = RunnerLimits(settings.max_num_seqs, capacity.max_step_tokens, capacity.blocks_per_request)
-    return Basis(settings, folder, config, device, kernels, capacity, limits)
+    draft = open_draft(settings, folder, config, device)
+    return Basis(settings, folder, config, device, kernels, capacity, limits, draft)
 
 
 def _on_device(settings: EngineSettings, device: Device) -> EngineSettings:
@@ -132,9 +136,11 @@ def checkpoint_fingerprint(basis: Basis) -> str:
 
 
 def fingerprint_of(basis: Basis, model: ModelShard) -> str:
-    """Equal where the KV of a prompt means the same: of the checkpoint, with what is quantized while it is loaded."""
+    """Equal where the KV of a prompt means the same: of the checkpoint, with what is quantized while it is loaded, and
+    that of its drafts."""
     kv_dtype = model.layout.dtype if model.layout.has_scales else ""
-    return with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype)
+    draft = "" if basis.draft is None else basis.draft.identity
+    return with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype, draft)
 
 
 def node_memory(settings: EngineSettings) -> HostMemory:
@@ -145,7 +151,8 @@ def node_memory(settings: EngineSettings) -> HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class ModelShard:
-    """A loaded share of a model on its device. `layout`: of a block of all ranks; `own`: what this rank has in one.
+    """A loaded share of a model on its device. `layout`: of a block of all ranks, with the layers of drafts at its end;
+    `own`: what this rank's share of the model has in one.
     `weights_bytes`: of the parameters of all ranks; `quantization`: by what name they are quantized, "" for none.
     `towers`: what computes media here, by their kind. `adapters`: the digest of each that is loaded, by its name."""
 
@@ -154,7 +161,6 @@ class ModelShard:
     own: KvLayout
     ops: DecoderOps
     weights_bytes: int
-    kernels: Kernels | None
     quantization: str = ""
     towers: Mapping[str, MediaTower[Any]] = field(default_factory=dict)
     adapters: Mapping[str, bytes] = field(default_factory=dict)
@@ -172,6 +178,17 @@ def load_shard(
     basis: Basis, shard: Shard, collectives: Collectives | None, on_weights: OnProgress | None
 ) -> ModelShard:
     """Load this rank's share, and nothing else of the files. Raises `ModelLoadError` and `InvalidSetting`."""
+    model = _load_shard(basis, shard, collectives, on_weights)
+    draft = basis.draft
+    if draft is None:
+        return model
+    layout, weights_bytes = model.layout.followed_by(draft.kvs), model.weights_bytes + draft.weights_bytes
+    return replace(model, layout=layout, weights_bytes=weights_bytes)
+
+
+def _load_shard(
+    basis: Basis, shard: Shard, collectives: Collectives | None, on_weights: OnProgress | None
+) -> ModelShard:
     settings, folder, config, device, kernels = basis.settings, basis.folder, basis.config, basis.device, basis.kernels
     if isinstance(config, ModellingConfig):
         return _load_modelling(settings, folder, config, device, kernels, on_weights)
@@ -200,7 +217,7 @@ def load_shard(
         layout = KvLayout.of_layers(kv_dtype, settings.block_size, whole.layer_kvs)
     towers = towers_of(basis, TORCH_DTYPES[dtype])
     weights_bytes += sum(tower.num_bytes for tower in towers.values())
-    return ModelShard(decoder, layout, own, ops, weights_bytes, kernels, quantization.name, towers)
+    return ModelShard(decoder, layout, own, ops, weights_bytes, quantization.name, towers)
 
 
 def towers_of(basis: Basis, dtype: torch.dtype) -> Mapping[str, MediaTower[Any]]:
@@ -233,16 +250,21 @@ def _image_tower(basis: Basis, dtype: torch.dtype) -> Tower | None:
 
 def attention_of(basis: Basis, model: ModelShard, shard: Shard) -> AttentionChoice:
     """The attention of this rank's heads. Raises `InvalidSetting`."""
+    return attention_for(basis, model.decoder, model.own, shard)
+
+
+def attention_for(basis: Basis, decoder: RunnableDecoder, layout: KvLayout, shard: Shard) -> AttentionChoice:
+    """The attention of a decoder that stores `layout`. Raises `InvalidSetting`."""
     settings, limits = basis.settings, basis.limits
     shape = AttentionShape(
-        num_heads=len(shard.share_of(model.decoder.num_heads, "attention heads")),
-        dtype=model.decoder.dtype,
-        layout=model.own,
+        num_heads=len(shard.share_of(decoder.num_heads, "attention heads")),
+        dtype=decoder.dtype,
+        layout=layout,
         max_blocks=limits.max_blocks_per_request,
         max_graph_sequences=0 if settings.enforce_eager else limits.max_num_seqs,
-        rules=model.decoder.layer_rules,
+        rules=decoder.layer_rules,
     )
-    return choose_attention(settings.attention_backend, basis.device, shape, model.kernels)
+    return choose_attention(settings.attention_backend, basis.device, shape, basis.kernels)
 
 
 def gpu_room(
@@ -256,19 +278,19 @@ def gpu_room(
     `InvalidSetting` when it is too small."""
     settings, device, workspace_bytes = basis.settings, basis.device, attention.workspace_bytes
     needs = measure_needs(settings, before, model.decoder, sampler, device, basis.limits, workspace_bytes)
-    return gpu_num_blocks(settings, model.own, basis.capacity, needs)
+    return gpu_num_blocks(settings, model.own if settings.divides_pool else model.layout, basis.capacity, needs)
 
 
-def recorded_pass(basis: Basis, model: ModelShard, attention: AttentionBackend) -> ForwardPass | None:
+def recorded_pass(basis: Basis, decoder: RunnableDecoder, attention: AttentionBackend) -> ForwardPass | None:
     """The forward pass as recorded calls of kernels, where that is possible. Computes in block 0."""
     settings, limits = basis.settings, basis.limits
-    if model.kernels is None or not isinstance(attention, NativeAttention) or settings.enforce_eager:
+    if basis.kernels is None or not isinstance(attention, NativeAttention) or settings.enforce_eager:
         return None
-    if not isinstance(model.decoder, Decoder):
+    if not isinstance(decoder, Decoder):
         return None
     max_positions = limits.max_blocks_per_request * settings.block_size
     sizes = StepSizes(limits.max_step_tokens, limits.max_num_seqs, max_positions)
-    return record_layers(model.decoder, attention, model.kernels, sizes)
+    return record_layers(decoder, attention, basis.kernels, sizes)
 
 
 def stream_of(basis: Basis, model: ModelShard, shard: Shard) -> StreamShape | None:
@@ -304,7 +326,7 @@ def _load_modelling(
     else:
         decoder = loading.load_modelling_decoder(folder, config, dtype, device, on_weights, remote_code=remote_code)
     layout = KvLayout.of_layers(kv_dtype, settings.block_size, decoder.layer_kvs)
-    return ModelShard(decoder, layout, layout, choose_ops(device.torch_device, kernels), num_bytes, kernels)
+    return ModelShard(decoder, layout, layout, choose_ops(device.torch_device, kernels), num_bytes)
 
 
 def _checked_weights(settings: EngineSettings, folder: Path, shapes: Decoder, device: Device, shard: Shard) -> int:

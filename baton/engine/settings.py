@@ -10,7 +10,7 @@ from baton.runtime.ranges import BYTES_OR_NONE, COUNT_OR_NONE, MILLISECONDS, SHA
 from baton.runtime.settings import setting
 from baton.wire.kv_shard import MAX_RANKS
 
-AUTO, SHARED, OWN, HOST, VALKEY = "auto", "shared", "own", "host", "valkey"
+AUTO, SHARED, OWN, HOST, VALKEY, DUMMY = "auto", "shared", "own", "host", "valkey", "dummy"
 RANKS, RANKS_OR_SAME = Range(1, MAX_RANKS), Range(0, MAX_RANKS)
 BLOCK_SIZE, SEQUENCES, BATCHED_TOKENS = Range(1, 4096), Range(1, 65536), Range(0, 2**20)
 _model = partial(setting, group="model")

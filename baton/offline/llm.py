@@ -36,7 +36,7 @@ from baton.wire.messages.output import TokenLogprobs
 from baton.wire.prompt import Prompt
 from baton.wire.prompt_logprobs import PromptTokenLogprobs, read_rows
 from baton.wire.request_key import RequestKey
-from baton.wire.sampling import SamplingParams
+from baton.wire.sampling import MAX_PREDICTION_TOKENS, SamplingParams
 
 _NOT_A_NUMBER = "the model computed NaN for a prompt: its weights overflow in this dtype"
 _READINESS_WAIT_S = 0.001
@@ -158,6 +158,9 @@ class LLM:
     def _start(self, key: RequestKey, prompt: Prompt, params: SamplingParams) -> _Stream:
         params.check_vocabulary(self._tokenizer.vocab_size)
         seeded = params if params.seed is not None else replace(params, seed=secrets.randbits(62))
+        if params.prediction:
+            ids = self._tokenizer.encode(params.prediction, add_special_tokens=False)
+            seeded = replace(seeded, prediction_ids=tuple(ids[:MAX_PREDICTION_TOKENS]))
         self._core.add(key, prompt, seeded.decoding())
         return _Stream(self._tokenizer, prompt.token_ids, seeded)
 

@@ -62,7 +62,8 @@ read of a prompt's rows is told whatever it is (`PromptRead`).
 20: a node copies the beginning of a prompt out of another one's prefix cache (`Lend`, `Pull`, `Pulled`); how full the
 tiers of its KV store are, and how many tokens of a prompt came from them (`tiers`).
 21: a leg waits for its prefix at its node (`awaited`), which uses what has come of it (checksums in `Pushed`).
-22: what an output may be like (`prediction_ids`); the draft by which tokens were found, and a node's counts (`drafts`).
+22: what an output may be like (`prediction_ids`); the draft by which tokens were found, and a node's counts (`drafts`);
+how many tokens of a handoff have KV of a draft model beside their own (`num_drafted`).
 """
 
 _MAGIC = b"BT"

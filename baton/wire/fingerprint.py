@@ -1,26 +1,29 @@
-"""The fingerprint of a model: its checkpoint's identity in hex, how weights were quantized while they were loaded, and
-the dtype of its KV where that is not the model's own.
+"""The fingerprint of a model: its checkpoint's identity in hex, how weights were quantized while they were loaded, the
+dtype of its KV where that is not the model's own, and the draft whose KV lies beside that.
 
-Owns how the three are one name. Nodes that exchange KV have the same one; a router knows the checkpoint alone.
+Owns how these are one name. Nodes that exchange KV have the same one; a router knows the checkpoint alone.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-_SEPARATOR, _KV = "+", "+kv-"
+_SEPARATOR, _KV, _DRAFT = "+", "+kv-", "+draft-"
 
 
 class _Parts(NamedTuple):
     checkpoint: str
     quantization: str
     kv_dtype: str
+    draft: str
 
 
-def with_quantization(checkpoint: str, quantization: str, kv_dtype: str = "") -> str:
-    """The fingerprint of a model. `quantization`: "" for none; `kv_dtype`: "" for the model's own."""
+def with_quantization(checkpoint: str, quantization: str, kv_dtype: str = "", draft: str = "") -> str:
+    """The fingerprint of a model. `quantization`: "" for none; `kv_dtype`: "" for the model's own; `draft`: the
+    identity of what computes drafts, "" for nothing with KV."""
     weights = f"{checkpoint}{_SEPARATOR}{quantization}" if quantization else checkpoint
-    return f"{weights}{_KV}{kv_dtype}" if kv_dtype else weights
+    stored = f"{weights}{_KV}{kv_dtype}" if kv_dtype else weights
+    return f"{stored}{_DRAFT}{draft}" if draft else stored
 
 
 def checkpoint_of(fingerprint: str) -> str:
@@ -36,11 +39,15 @@ def difference(ours: str, theirs: str, node_id: str) -> str:
     if here.quantization != there.quantization:
         found = (parts.quantization or "none" for parts in (here, there))
         return f"quantization differs: {next(found)} here, {next(found)} at {node_id} (see --quantization)"
+    if here.draft != there.draft:
+        found = (parts.draft or "none" for parts in (here, there))
+        return f"draft model differs: {next(found)} here, {next(found)} at {node_id} (see --speculative-config)"
     found = (parts.kv_dtype or "the model's dtype" for parts in (here, there))
     return f"KV cache differs: {next(found)} here, {next(found)} at {node_id} (see --kv-cache-dtype)"
 
 
 def _parts(fingerprint: str) -> _Parts:
-    weights, _, kv_dtype = fingerprint.partition(_KV)
+    stored, _, draft = fingerprint.partition(_DRAFT)
+    weights, _, kv_dtype = stored.partition(_KV)
     checkpoint, _, quantization = weights.partition(_SEPARATOR)
-    return _Parts(checkpoint, quantization, kv_dtype)
+    return _Parts(checkpoint, quantization, kv_dtype, draft)

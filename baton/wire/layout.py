@@ -1,8 +1,8 @@
 """The layout of a KV block in memory, on which two nodes must agree before a byte may move between them.
 
 A block holds `block_size` tokens of all layers in one contiguous region: layer after layer in the model's order, so
-that what is computed first lies first. Layers may differ in what they store of a token. Those that store the same make
-a group; a model whose layers are all alike has one.
+that what is computed first lies first. Layers that compute drafts lie behind the model's. Layers may differ in what
+they store of a token. Those that store the same make a group; a model whose layers are all alike has one.
 
 A head of a layer has its `block_size` keys (or values) next to each other. In FP8_E4M3 they are codes of 8 bits, and
 behind them lie `block_size` scales, a byte each: scale s of a token stands for 2^(s - 127), and multiplies its codes.
@@ -111,6 +111,10 @@ class KvLayout:
         for number, kv in enumerate(layers):
             grouped.setdefault(kv, []).append(number)
         return cls(dtype, block_size, tuple(KvGroup(tuple(numbers), kv) for kv, numbers in grouped.items()))
+
+    def followed_by(self, layers: Iterable[LayerKv]) -> KvLayout:
+        """This layout with `layers` behind its own. Raises `InvalidSetting`."""
+        return self.of_layers(self.dtype, self.block_size, (*self.layers, *layers))
 
     @property
     def num_layers(self) -> int:

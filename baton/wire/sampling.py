@@ -154,11 +154,13 @@ class DecodingParams:
 class SamplingParams(DecodingParams):
     """The parameters of the offline `LLM` class: `DecodingParams`, and those that concern text.
 
-    `stop`: up to 16 strings; the text ends before the first of them that appears.
+    `stop`: up to 16 strings; the text ends before the first of them that appears. `prediction`: a text that the output
+    may be like, in place of `prediction_ids`; what is too long is cut.
     """
 
     stop: Annotated[tuple[str, ...], Length(MAX_STOP_STRINGS)] = ()
     include_stop_str_in_output: bool = False
+    prediction: str = ""
 
     def __post_init__(self) -> None:
         DecodingParams.__post_init__(self)

@@ -65,6 +65,13 @@ class Outcome:
         details = self.usage.get("prompt_tokens_details")
         return count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
 
+    @property
+    def drafts(self) -> dict[str, dict[str, Any]]:
+        """Baton's counts of drafts by method, or {}."""
+        details = self.usage.get("completion_tokens_details")
+        found = details.get("drafts") if isinstance(details, dict) else None
+        return found if isinstance(found, dict) else {}
+
 
 def count_of(value: Any) -> int | None:
     """A number of tokens as a server reports it; None for what is none."""

@@ -143,8 +143,7 @@ def _identity(settings: ServeBenchSettings, dataset: DatasetSettings, served: st
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, and write the file that is asked for; 1 when every request failed. Raises `BatonError`."""
     parser = CommandParser(
-        prog="baton bench serve",
-        description="Benchmark a running server: latency, throughput and goodput under load.",
+        prog="baton bench serve", description="Benchmark a running server: latency, throughput and goodput under load."
     )
     settings, dataset = parse_settings(parser, arguments, ServeBenchSettings, DatasetSettings)
     prepare_folder(settings)

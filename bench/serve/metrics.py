@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from baton.bench.client.outcome import Outcome
+from baton.bench.client.outcome import Outcome, count_of
 from baton.bench.runs import FAMILIES
 
 PERCENTILES = (50, 90, 95, 99)
 _MAX_FAILURE_MESSAGES = 3
+_OF_DRAFTS = ("steps", "tokens", "accepted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ def summarise(outcomes: Sequence[Outcome], duration_s: float, slo: Mapping[str, 
         # of all gaps, those between chunks that the client read in one piece
         "zero_gap_share": round(gaps_s.count(0) / len(gaps_s), 6) if gaps_s else None,
         "cached_tokens": sum(cached) if cached else None,
+        **_drafts(completed, num_output),
     }
 
 
@@ -137,6 +139,21 @@ def _peaks(completed: Sequence[Outcome]) -> dict[str, float | int]:
         np.add.at(tokens, seconds, [num for num in outcome.chunk_tokens if num])
         num_open[int(outcome.sent_s - begin_s) : seconds[-1] + 1] += 1
     return {"max_output_tokens_per_s": float(tokens.max()), "max_concurrent_requests": int(num_open.max())}
+
+
+def _drafts(completed: Sequence[Outcome], num_output: int) -> dict[str, float | None]:
+    """What drafts did, as far as servers tell it with their answers; None where they tell of none."""
+    told = [method for outcome in completed for method in outcome.drafts.values() if isinstance(method, dict)]
+    steps, tokens, accepted = (sum(count_of(each.get(name)) or 0 for each in told) for name in _OF_DRAFTS)
+    is_told = 0 < steps <= tokens and accepted < num_output
+    return {
+        "spec_decode_num_drafts": steps if is_told else None,
+        "spec_decode_draft_tokens": tokens if is_told else None,
+        "spec_decode_accepted_tokens": accepted if is_told else None,
+        "spec_decode_acceptance_rate": 100 * accepted / tokens if is_told else None,
+        "spec_decode_acceptance_length": 1 + accepted / steps if is_told else None,
+        "tokens_per_step": num_output / (num_output - accepted) if is_told else None,
+    }
 
 
 def _schedule_delay(outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -35,6 +35,13 @@ _TOTALS = (
     ("Total token throughput (tok/s):", "total_token_throughput", ".2f"),
 )
 """What is None (or an infinite rate) has no line."""
+_DRAFTS = (
+    ("Acceptance rate (%):", "spec_decode_acceptance_rate", ".2f"),
+    ("Acceptance length:", "spec_decode_acceptance_length", ".2f"),
+    ("Drafts:", "spec_decode_num_drafts", "d"),
+    ("Draft tokens:", "spec_decode_draft_tokens", "d"),
+    ("Accepted tokens:", "spec_decode_accepted_tokens", "d"),
+)
 _FAMILIES = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -104,6 +111,7 @@ def report(result: Mapping[str, Any]) -> str:
         " Serving Benchmark Result ".center(WIDTH, "="),
         *_lines(result, _TOTALS),
         *(line for name in _FAMILIES for line in _family(result, name)),
+        *_section("Speculative Decoding", [*_lines(result, _DRAFTS)]),
         "=" * WIDTH,
         'genai-perf and aiperf call what is TPOT here "ITL"; ITL here is every gap, pooled.',
     ]
@@ -122,6 +130,10 @@ def _family(result: Mapping[str, Any], name: str) -> Iterator[str]:
     yield _line(f"Mean {short} (ms):", result[f"mean_{name}_ms"])
     yield _line(f"Median {short} (ms):", result[f"median_{name}_ms"])
     yield _line(f"P99 {short} (ms):", result[f"p99_{name}_ms"])
+
+
+def _section(title: str, lines: Sequence[str]) -> Sequence[str]:
+    return [_title(title), *lines] if lines else ()
 
 
 def _title(text: str) -> str:

@@ -70,9 +70,7 @@ class LoadSettings:
         group=_TRAFFIC,
     )
     max_concurrency: int | None = setting(
-        None,
-        "requests in flight at most; the others wait, which is the schedule delay",
-        allowed=COUNT,
+        None, "requests in flight at most; the others wait, which is the schedule delay", allowed=COUNT
     )
     num_warmups: int = setting(
         0, "requests before the measured ones, with other prompts", group=_TRAFFIC, allowed=COUNT_OR_NONE
@@ -99,12 +97,7 @@ class ServeBenchSettings(LoadSettings):
 
     base_url: tuple[str, ...] = setting((), "server instead of host and port; several are asked in turn", metavar="URL")
     host: str = setting("127.0.0.1", "host of the server", group=_SERVER)
-    port: int = setting(
-        8000,
-        "port of the server",
-        group=_SERVER,
-        allowed=PORT,
-    )
+    port: int = setting(8000, "port of the server", group=_SERVER, allowed=PORT)
     ready_check_timeout_sec: float = setting(
         0.0, "seconds to try a request until the server answers it; 0: no try", group=_SERVER, allowed=SECONDS_OR_NONE
     )

@@ -189,9 +189,7 @@ def read_session(
 ) -> Session[_SettingsT]:
     """The settings of `baton bench COMMAND`. Raises `InvalidSetting`; exits on unknown flags."""
     parser = CommandParser(
-        prog=f"baton bench {command}",
-        usage=f"baton bench {command} {usage} [options]",
-        description=description,
+        prog=f"baton bench {command}", usage=f"baton bench {command} {usage} [options]", description=description
     )
     settings, of_load, dataset = parse_settings(parser, arguments, settings_class, LoadSettings, DatasetSettings)
     serve = ServeBenchSettings(**dataclasses.asdict(of_load))

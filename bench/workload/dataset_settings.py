@@ -24,15 +24,8 @@ TOKENS, TOKENS_OR_NONE, _RATIO = Range(1, MAX_TOKENS), Range(0, MAX_TOKENS), Ran
 @dataclass(frozen=True, slots=True)
 class DatasetSettings:
     dataset_name: str = setting(RANDOM, "source of the prompts", choices=DATASET_NAMES)
-    dataset_path: str = setting(
-        "",
-        "file of mooncake or azure; empty: the bundled sample",
-    )
-    num_prompts: int = setting(
-        1000,
-        "requests to send; a trace gives what it has",
-        allowed=TOKENS,
-    )
+    dataset_path: str = setting("", "file of mooncake or azure; empty: the bundled sample")
+    num_prompts: int = setting(1000, "requests to send; a trace gives what it has", allowed=TOKENS)
     seed: int = setting(0, "the same seed makes the same prompts and arrivals", group=_GENERAL, allowed=SEED)
     random_input_len: int = setting(
         1024, "input tokens of each request, without the prefix", group=_RANDOM, allowed=TOKENS_OR_NONE

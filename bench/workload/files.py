@@ -24,14 +24,7 @@ from pydantic import Field
 
 from baton.bench.arguments import checked, parse_json
 from baton.bench.workload.dataset_settings import MAX_TOKENS, DatasetSettings, Workload
-from baton.bench.workload.passages import (
-    Vocabulary,
-    described,
-    draw_ids,
-    generator,
-    num_after_opening,
-    opened,
-)
+from baton.bench.workload.passages import Vocabulary, described, draw_ids, generator, num_after_opening, opened
 from baton.wire.errors import InvalidSetting
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"

@@ -45,18 +45,22 @@ class FlightFigures:
 
 @dataclass(slots=True)
 class DraftedTokens:
-    """Tokens that were drafted for an answer and verified, by method, and those of them that are in the answer."""
+    """Tokens that were drafted for an answer and verified, by method, and those of them that are in the answer.
+    `steps`: those that have verified them."""
 
+    steps: Counter[str] = field(default_factory=Counter)
     verified: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
 
     def add(self, draft: VerifiedDraft, num_found: int) -> None:
         """A step with `draft` has found so many tokens: fewer than were right where the answer ended among them."""
+        self.steps[draft.method] += 1
         self.verified[draft.method] += draft.num_tokens
         self.accepted[draft.method] += min(draft.num_accepted, num_found)
 
     def add_all(self, other: DraftedTokens) -> None:
         """Those of another answer."""
+        self.steps += other.steps
         self.verified += other.verified
         self.accepted += other.accepted
 

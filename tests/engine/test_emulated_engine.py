@@ -25,6 +25,8 @@ from baton.engine.attention.paged_kv import PagedKv
 from baton.engine.build import Engine, build_engine
 from baton.engine.core import EngineCore
 from baton.engine.runner.kv_memory import allocate_private
+from baton.engine.scheduler.proposer import Proposer
+from baton.engine.scheduler.request import Request
 from baton.engine.settings import EngineSettings
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
@@ -32,6 +34,7 @@ from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.attention import flashinfer_stand_in as stand_in
 from tests.engine.models.adapters.adapter_folders import write_adapter
+from tests.engine.scheduler.proposers import Guessing, oracle
 from tests.request_keys import key_of
 
 MAX_NUM_SEQS = 6
@@ -63,7 +66,13 @@ def choose_stand_in(setting: str, device: Device, shape: AttentionShape, kernels
 
 
 @contextmanager
-def engine(folder: Path, device: str, adapters: Mapping[str, Path] | None = None, **settings: Any) -> Iterator[Engine]:
+def engine(
+    folder: Path,
+    device: str,
+    adapters: Mapping[str, Path] | None = None,
+    proposer: Proposer | None = None,
+    **settings: Any,
+) -> Iterator[Engine]:
     chosen = {"block_size": 16, "num_blocks": 24, "num_threads": 1, "max_model_len": 160, **settings}
     with (
         mock.patch("baton.engine.model_shard.choose_attention", choose_stand_in)
@@ -74,6 +83,7 @@ def engine(folder: Path, device: str, adapters: Mapping[str, Path] | None = None
             EngineSettings(model=str(folder), device=device, max_num_seqs=MAX_NUM_SEQS, **chosen),
             allocate_private,
             adapters=adapters,
+            proposer=proposer,
         )
     yield built
     built.device.close()
@@ -106,6 +116,11 @@ class Traffic:
             ]
         )
         return key_of(number), prompt, DecodingParams(max_tokens=self.chance.randrange(1, 60), **options)
+
+    def following(self, request: Request, count: int) -> Sequence[int]:
+        """What comes next when it is said again."""
+        first = len(request.token_ids) - request.num_prompt_tokens
+        return self.tokens.get(request.key, [])[first : first + count]
 
     def drive(self, core: EngineCore) -> None:
         """All requests to their ends. Tokens are compared by request and not by step: scheduling decides when a request
@@ -141,6 +156,34 @@ def test_asynchronous_and_recorded_steps_equal_plain_ones(checkpoint: Path, seed
         assert built.core.status().num_preemptions > 0 or num_blocks > 12
     assert replay.call_count > 10
     assert emulated.tokens == plain.tokens
+
+
+@pytest.mark.parametrize(("checkpoint", "num_blocks"), [("qwen3", 12), ("llama", 200)], indirect=["checkpoint"])
+def test_drafts_change_no_token_of_recorded_steps(checkpoint: Path, num_blocks: int) -> None:
+    plain, emulated = Traffic(2), Traffic(2)
+    with engine(checkpoint, "cpu", num_blocks=num_blocks) as built:
+        plain.drive(built.core)
+    proposer = Guessing(lambda request, count: plain.following(request, count), 0.8, most=3)
+    with engine(checkpoint, "emulated", num_blocks=num_blocks, proposer=proposer) as built:
+        emulated.drive(built.core)
+        assert proposer.num_accepted > 50
+    assert emulated.tokens == plain.tokens
+
+
+@pytest.mark.parametrize("checkpoint", ["qwen3"], indirect=True)
+def test_a_draft_is_a_row_of_a_graph(checkpoint: Path) -> None:
+    found, num_replays = [], 0
+    replays = mock.patch.object(EmulatedGraph, "replay", autospec=True, side_effect=EmulatedGraph.replay)
+    for proposer in (None, oracle(lambda request, count: found[0][len(request.token_ids) - 20 :][:count], most=3)):
+        with engine(checkpoint, "emulated", proposer=proposer) as built, replays as replay:
+            params = DecodingParams(temperature=1.0, seed=3, max_tokens=40, repetition_penalty=1.2, ignore_eos=True)
+            built.core.add(key_of("a"), Prompt.of(range(20)), params)
+            steps = [outputs for _ in iter(lambda: built.core.has_work, False) if (outputs := built.core.step())]
+        found.append([token_id for (output,) in steps for token_id in output.token_ids])
+        num_replays = replay.call_count
+        assert num_replays == len(steps) - 1  # all but that of the prompt
+    assert found[0] == found[1]
+    assert num_replays < 20
 
 
 @pytest.mark.parametrize("checkpoint", ["llama"], indirect=True)

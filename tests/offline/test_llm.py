@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -9,6 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from baton import LLM, SamplingParams
+from baton.engine.core import EngineCore
 from baton.wire.errors import InvalidRequest
 from tests.checkpoints import make_checkpoint
 
@@ -52,6 +54,15 @@ def test_text_and_its_token_ids_are_the_same_prompt(llm: LLM) -> None:
     as_text = llm.generate(PROMPTS[0], GREEDY)[0]
     assert llm.generate(list(as_text.prompt_token_ids), GREEDY)[0].token_ids == as_text.token_ids
     assert llm.generate([list(as_text.prompt_token_ids)], GREEDY)[0].token_ids == as_text.token_ids
+
+
+def test_a_prediction_reaches_the_engine_as_tokens_and_changes_nothing(checkpoint: Path, llm: LLM) -> None:
+    plain = llm.generate(PROMPTS[0], GREEDY)[0]
+    with mock.patch.object(EngineCore, "add", autospec=True, side_effect=EngineCore.add) as add:
+        predicted = llm.generate(PROMPTS[0], replace(GREEDY, prediction=plain.text))[0]
+    assert (predicted.token_ids, predicted.logprobs) == (plain.token_ids, plain.logprobs)
+    expected = AutoTokenizer.from_pretrained(checkpoint)(plain.text, add_special_tokens=False)["input_ids"]
+    assert add.call_args.args[3].prediction_ids == tuple(expected)
 
 
 def test_log_probabilities_of_a_prompt_are_those_that_it_has_as_output(llm: LLM) -> None:

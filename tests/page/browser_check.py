@@ -101,6 +101,7 @@ def check_deployment(browser: Browser, look: Look, model: str) -> None:
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "baton", "serve", *([model] if model else []), "--port", str(port)]
     command += ["--kv-offloading-size", "0.05"]
+    command += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}']
     with running(command, {KEY_VARIABLE: key}) as serve:
         until("the deployment", lambda: is_ready(url))
         _say(check_relay(browser, url, psutil.Process(serve.pid), key, look))

@@ -67,7 +67,9 @@ def check_turns(browser: Browser, look: Look) -> None:
         assert before, notes
         assert now, notes
         assert sum(map(int, _CACHED.findall(now[2]))) >= int(before[1]) // BLOCK_SIZE * BLOCK_SIZE, notes
-    assert "host 0 %" in browser.run("return document.querySelector('#nodes').innerText")
+    nodes = browser.run("return document.querySelector('#nodes').innerText")
+    assert "host 0 %" in nodes
+    assert re.search(r"drafts: \d\.\d  a step, \d+ %", nodes), nodes
     look.at(browser, "turns")
 
 

@@ -50,12 +50,18 @@ def details_of(reply: Reply) -> dict[str, Any]:
 ONE_CHOICE = {
     "accepted_prediction_tokens": 2,
     "rejected_prediction_tokens": 5,
-    "drafts": {"prediction": {"tokens": 7, "accepted": 2}, "ngram": {"tokens": 7, "accepted": 4}},
+    "drafts": {
+        "prediction": {"steps": 2, "tokens": 7, "accepted": 2},
+        "ngram": {"steps": 2, "tokens": 7, "accepted": 4},
+    },
 }
 TWO_CHOICES = {
     "accepted_prediction_tokens": 4,
     "rejected_prediction_tokens": 11,
-    "drafts": {"prediction": {"tokens": 15, "accepted": 4}, "ngram": {"tokens": 14, "accepted": 8}},
+    "drafts": {
+        "prediction": {"steps": 4, "tokens": 15, "accepted": 4},
+        "ngram": {"steps": 4, "tokens": 14, "accepted": 8},
+    },
 }
 
 
@@ -111,7 +117,7 @@ async def test_drafts_of_other_methods_are_told_without_a_prediction_and_are_non
         node.emit(leg, [70, 71], 0, "length", draft=VerifiedDraft("ngram", 3, 1))
 
     await server.rig.join(DECODE, script)
-    assert details_of(await post_chat(server)) == {"drafts": {"ngram": {"tokens": 3, "accepted": 1}}}
+    assert details_of(await post_chat(server)) == {"drafts": {"ngram": {"steps": 1, "tokens": 3, "accepted": 1}}}
     predicted = details_of(await post_chat(server, **PREDICTED))
     assert (predicted["accepted_prediction_tokens"], predicted["rejected_prediction_tokens"]) == (0, 0)
 

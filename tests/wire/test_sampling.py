@@ -27,6 +27,7 @@ ALLOWED: list[tuple[str, list[Any]]] = [
     ("prompt_logprobs", [None, 0, 20]),
     ("allowed_token_ids", [(), (0, 2**32 - 1), (1,) * 4096]),
     ("bad_word_ids", [(), ((0,), (2**32 - 1, 1)), ((1,) * 64,) * 256]),
+    ("prediction_ids", [(), (0, 2**32 - 1)]),
 ]
 FORBIDDEN: list[tuple[str, list[Any]]] = [
     ("temperature", [-0.1, 2.1, math.nan, math.inf, True, "1", None]),

@@ -111,7 +111,7 @@ SAMPLES: tuple[tuple[Codec, Any], ...] = (
     (RECEIVER_TO_SENDER, Renew((NAME, NAME))),
     (SENDER_TO_RECEIVER, PeerWelcome("p", 2, "shm", (PROCESS, PROCESS))),
     (SENDER_TO_RECEIVER, PeerRefusal("model differs")),
-    (SENDER_TO_RECEIVER, Commit(NAME, 1, 2, 40, b"d" * 16, (1, 2), (3, 4), (EVENT, EVENT), 1, 250)),
+    (SENDER_TO_RECEIVER, Commit(NAME, 1, 2, 40, b"d" * 16, (1, 2), (3, 4), (EVENT, EVENT), 1, 250, 37)),
     (SENDER_TO_RECEIVER, Pushed(NAME, (0, 1, 9))),
     (SENDER_TO_RECEIVER, Pushed(NAME, (0, 1), (2**64 - 1, 0))),
     (SENDER_TO_RECEIVER, Revoked(NAME, "gone", False, True)),

@@ -52,6 +52,12 @@ class PlannedShare(Protocol):
         """Tokens the last token of the share attends to, itself included."""
         ...
 
+    @property
+    def num_drafts(self) -> int:
+        """How many of the last tokens are guesses. Only backends with states need to know: a state has to go back
+        behind a wrong one."""
+        ...
+
 
 class SequenceShare(NamedTuple):
     """A sequence's part of a step, as a plain value: the least that a backend has to know."""
@@ -59,6 +65,7 @@ class SequenceShare(NamedTuple):
     start: int
     num_tokens: int
     block_table: Sequence[int]
+    num_drafts: int = 0
 
     @property
     def context_len(self) -> int:
@@ -103,14 +110,14 @@ class Attention(Protocol):
 
 class StatePiece(NamedTuple):
     """Neighbouring tokens of one sequence, in one block: the tokens `first` to `last - 1` of a step. Their sequence's
-    state before them lies in the block `before` (None at its begin), and that behind them belongs into `block`.
-    `is_alone`: the sequence has no other piece in the step."""
+    state before them lies in the block `before` (None at its begin), and that behind them belongs into `block`. In the
+    step there are `level` pieces of the sequence before it."""
 
     first: int
     last: int
     before: int | None
     block: int
-    is_alone: bool
+    level: int
 
 
 class KeepsStates(Protocol):
@@ -136,6 +143,11 @@ class KeepsStates(Protocol):
 
     def stored(self) -> None:
         """To be called when the states of a layer are brought up to date."""
+        ...
+
+    def settle(self, num_accepted: Tensor) -> None:
+        """Of each share with drafts the first `num_accepted` [shares] int64 were right: have the states behind these in
+        its blocks. Issued once for a step, behind it."""
         ...
 
 

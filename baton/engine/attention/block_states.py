@@ -7,7 +7,12 @@ it from the block of the token before its first one, and writes it into each blo
 block holds the state at its end, for ever: whoever finds the block in the prefix cache, or receives it, goes on from
 there. Of a block that is not full there is one state only: it cannot be shared by sequences that go on differently.
 
-Letters: T tokens of the step, N sequences, B blocks of the pool, P pieces of the step, E elements of a row.
+Drafts are computed one after another, as steps of a token each would compute them. The state behind each lies in a
+block of its own, that no request has. Behind the step it is known which drafts were right: of each block that they have
+reached, the last state that is right goes there, see `settle`. No other step sees a state behind a draft.
+
+Letters: T tokens of the step, N sequences, B blocks of the pool, P pieces of the step, E elements of a row, D sequences
+with drafts, M blocks that drafts reach.
 """
 
 from __future__ import annotations
@@ -39,6 +44,20 @@ class _Inputs:
     blocks: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Drafted:
+    """The blocks that the drafts of a step reach, each with its drafts, all [M]: which of the D sequences has them, how
+    many drafts of it come before, and how many there are. `first`: which of all drafts is the first of them; `states`:
+    the blocks with the state behind each of all drafts."""
+
+    blocks: Tensor
+    owner: Tensor
+    num_before: Tensor
+    count: Tensor
+    first: Tensor
+    states: Tensor
+
+
 class BlockStates:
     """The states of all layers that have some."""
 
@@ -47,6 +66,8 @@ class BlockStates:
         self._states = {layer: pool.state(layer) for layer, kind in kinds if kind == STATE}
         self._block_size = pool.layout.block_size
         self._rank = pool.shard.rank
+        self._draft_blocks = pool.draft_blocks
+        self._drafted: _Drafted | None = None
         self._inputs: _Inputs | None = None
         self._windows: dict[int, Tensor] = {}
         self.pieces: Sequence[StatePiece] = ()
@@ -59,7 +80,12 @@ class BlockStates:
         counts = np.array([share.num_tokens for share in shares], dtype=np.int64)
         begins = np.cumsum(counts) - counts
         owner = np.repeat(np.arange(len(shares)), counts)
-        self.pieces = [piece for begin, share in zip(begins, shares, strict=True) for piece in self._cut(begin, share)]
+        behind_drafts = iter(self._draft_blocks)
+        self.pieces = [
+            piece
+            for begin, share in zip(begins, shares, strict=True)
+            for piece in self._cut(int(begin), share, behind_drafts)
+        ]
         before = [share.block_table[max(share.start - 1, 0) // self._block_size] for share in shares]
         self._inputs = _Inputs(
             before=staging.put(np.array(before, dtype=np.int64)),
@@ -70,6 +96,20 @@ class BlockStates:
             blocks=staging.put(np.array([piece.block for piece in self.pieces], dtype=np.int64)),
         )
         self._windows.clear()
+        drafting = [share for share in shares if share.num_drafts]
+        self._drafted = self._put_drafted(drafting, staging) if drafting else None
+
+    def settle(self, num_accepted: Tensor) -> None:
+        """See `KeepsStates.settle`. A block without a draft that was right keeps the state that it has."""
+        drafted = self._drafted
+        if drafted is None:
+            return
+        reached = num_accepted[drafted.owner] - drafted.num_before
+        reached = torch.minimum(reached.clamp(min=0), drafted.count)
+        source = drafted.states[(drafted.first + reached - 1).clamp(min=0)]
+        source = torch.where(reached > 0, source, drafted.blocks)
+        for states in self._states.values():
+            states.index_copy_(0, drafted.blocks, states.index_select(0, source))
 
     def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
         """Windows of inputs, [T, 1 + num_before, E]. Also stores the last inputs of every block of the step."""
@@ -92,16 +132,31 @@ class BlockStates:
         behind = self._states[layer][:, num_before:].flatten(1)
         return behind[:, self._rank * num_elements : (self._rank + 1) * num_elements]
 
-    def _cut(self, begin: int, share: PlannedShare) -> Iterator[StatePiece]:
-        """The pieces of a share whose first token is the token `begin` of the step."""
-        size, at = self._block_size, share.start
+    def _cut(self, begin: int, share: PlannedShare, behind_drafts: Iterator[int]) -> Iterator[StatePiece]:
+        """The pieces of a share whose first token is the token `begin` of the step. The state behind each of its drafts
+        goes into the next of `behind_drafts`."""
+        size, at, level = self._block_size, share.start, 0
+        before = share.block_table[(at - 1) // size] if at else None
+        first, first_draft = begin - share.start, share.context_len - share.num_drafts
         while at < share.context_len:
-            end = min((at // size + 1) * size, share.context_len)
-            before = share.block_table[(at - 1) // size] if at else None
-            first = int(begin) - share.start
-            is_alone = at == share.start and end == share.context_len
-            yield StatePiece(first + at, first + end, before, share.block_table[at // size], is_alone)
-            at = end
+            is_draft = at >= first_draft
+            end = at + 1 if is_draft else min((at // size + 1) * size, first_draft)
+            block = next(behind_drafts) if is_draft else share.block_table[at // size]
+            yield StatePiece(first + at, first + end, before, block, level)
+            before, at, level = block, end, level + 1
+
+    def _put_drafted(self, drafting: Sequence[PlannedShare], staging: Staging) -> _Drafted:
+        size, values, num_drafts = self._block_size, list[tuple[int, ...]](), 0
+        for owner, share in enumerate(drafting):
+            begin = share.context_len - share.num_drafts
+            for number in range(begin // size, -(-share.context_len // size)):
+                first = max(begin, number * size)
+                count = min(share.context_len, (number + 1) * size) - first
+                block = share.block_table[number]
+                values.append((block, owner, first - begin, count, num_drafts + first - begin))
+            num_drafts += share.num_drafts
+        columns = [staging.put(np.array(column, dtype=np.int64)) for column in zip(*values, strict=True)]
+        return _Drafted(*columns, staging.put(np.array(self._draft_blocks[:num_drafts], dtype=np.int64)))
 
 
 def _windows(inputs: _Inputs, num_before: int) -> Tensor:

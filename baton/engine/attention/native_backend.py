@@ -195,6 +195,10 @@ class NativeAttention:
         self._kernels.attention(attention)
         return out
 
+    def take_due(self, rows: Tensor) -> None:
+        """Let what a recording gathers of the rows that are due take `rows` [T] int64, which have to stay."""
+        self._step.due = rows.data_ptr()
+
     def replay(self, recording: Recording, token_ids: Tensor, positions: Tensor) -> None:
         """Make the calls of `recording` for the step that was planned last; token_ids, positions: [T] int64."""
         self._step.num_sequences = self._num_sequences

@@ -198,7 +198,8 @@ class TorchAttention:
         rules = rules or [PLAIN] * pool.layout.num_layers
         self._blocks = pool.blocks
         self._block_size = pool.layout.block_size
-        self._is_shared = pool.whole is not None
+        self._own_part = pool.own_part
+        self._is_shared = not pool.shard.is_whole
         groups = [group for group in pool.layout.groups if group.kv.kind != STATE]
         self._groups = [_Rows(pool, group.kv) for group in groups]
         self._layers = {
@@ -275,6 +276,10 @@ class TorchAttention:
         if self._layer_stored is not None:
             self._layer_stored()
 
+    def settle(self, num_accepted: Tensor) -> None:
+        """Have the states behind the drafts that were right in the blocks of their sequences."""
+        self._states.settle(num_accepted)
+
     def _begin_step(self) -> None:
         """Prepare what several layers share in a step; issued by its first layer, when the staged inputs are on the
         device."""
@@ -282,7 +287,7 @@ class TorchAttention:
         if inputs is None:
             return
         if inputs.begun is not None:
-            self._blocks.index_fill_(0, inputs.begun, 0)
+            self._own_part.index_fill_(0, inputs.begun, 0)
         self._plans = [group.plan(inputs) for group in self._groups]
 
     def _gather(self, rows: Tensor, layer: _Layer, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

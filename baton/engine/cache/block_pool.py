@@ -176,6 +176,10 @@ class BlockPool:
             found.append(block_id)
         return found
 
+    def num_owners(self, block_id: int) -> int:
+        """How many hold this block."""
+        return self._references[block_id]
+
     def generation(self, block_id: int) -> int:
         """How often this block has been allocated."""
         return self._generations[block_id]

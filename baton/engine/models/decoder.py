@@ -15,6 +15,7 @@ Letters: T tokens of the step, N rows that need logits, V vocabulary, E hidden s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import torch
@@ -36,8 +37,10 @@ from baton.engine.models.parts.norm import make_norm
 from baton.engine.models.quantization.base import UNQUANTIZED, Quantization
 from baton.engine.models.rope import ModelRotations, Rotations
 from baton.engine.models.shard import WHOLE, Shard
+from baton.engine.models.taps import KeptStreams, Taps
 from baton.wire.layout import LayerKv
 
+_KV_SCALE = re.compile(r".*\.[kv]_scale")
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 """The dtypes a decoder runs in, by the names that settings and checkpoints use."""
 
@@ -47,7 +50,7 @@ class Decoder:
 
     `is_divided`: the parts of several ranks are put together, the logits too. `has_all_layers`: there are no other
     stages. `has_head`: it computes logits; without, what `forward` returns is the next stage's input. `adapters`: what
-    its products may have added.
+    its products may have added. `taps`: who reads the residual stream between layers, if anybody.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Decoder:
         self.device = torch.device(device)
         chosen = choose_ops(self.device) if ops is None else ops
         self.adapters = Adapters()
+        self.taps: Taps | None = None
         setup = PartSetup(dtype, self.device, chosen, shard, collectives, quantization, self.adapters)
         self.is_divided = collectives is not None
         self.has_all_layers = shard.num_stages == 1
@@ -128,13 +132,21 @@ class Decoder:
         """Add to `residual` [T, E] in place what all layers add to it, but for what the last MLP adds: that is
         returned, [T, E]. `media` add their own behind the first layers."""
         delta: Tensor | None = None
-        deeper = () if media is None else media.rows[1:]
+        deeper, taps = () if media is None else media.rows[1:], self.taps
         for number, layer in enumerate(self._layers):
+            if taps is not None:
+                taps.pass_by(number, residual, delta)
             delta = layer.forward(residual, delta, rotations, attention)
             if media is not None and number < len(deeper):
                 residual.index_add_(0, media.places, deeper[number])
         assert delta is not None  # a model has layers
+        if taps is not None:
+            taps.pass_by(len(self._layers), residual, delta)
         return delta
+
+    def tapped(self) -> list[Tensor]:
+        """The residual streams [T, E] that the taps of the last `forward` have kept, in the order of the taps."""
+        return self.taps.streams if isinstance(self.taps, KeptStreams) else []
 
     def normed(self, hidden: Tensor) -> Tensor:
         """The last hidden states [N, E] of rows [N, E] that `forward` returned."""
@@ -148,9 +160,13 @@ class Decoder:
     def head(self, residual: Tensor, delta: Tensor | None) -> Tensor:
         """Logits [N, V], in the model's dtype, of rows [N, E] of the residual stream. `delta` [N, E], which was not
         added to them yet, is added in place. Only with `has_head`."""
-        assert self._head is not None
         assert self._norm is not None
-        return self._head(self._norm(residual, delta))
+        return self.project(self._norm(residual, delta))
+
+    def project(self, normed: Tensor) -> Tensor:
+        """Logits [N, V], in the model's dtype, of last hidden states [N, E]. Only with `has_head`."""
+        assert self._head is not None
+        return self._head(normed)
 
     @property
     def lookup_table(self) -> LinearWeight | None:
@@ -182,6 +198,19 @@ class Decoder:
         """All parameters, which loading fills. Only before `pack`."""
         for part in self.parts():
             yield from part.parameters()
+
+    @property
+    def architecture(self) -> str:
+        """What its checkpoint says that it is."""
+        return self.config.architecture
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether a tensor of its checkpoint is another part's, another stage's, or a scale that KV does not need."""
+        config = self.config
+        drafts = (f"{config.names.layer(config.num_layers + number)}." for number in range(config.num_draft_layers))
+        has_kv_scales = config.quantization is not None and config.quantization.has_kv_scales
+        is_other = not self.has_all_layers or name.startswith((*drafts, *config.other_parts))
+        return is_other or (has_kv_scales and _KV_SCALE.fullmatch(name) is not None)
 
     def pack(self) -> None:
         """Bring the weights into the formats that this device computes with fastest. Call once, after loading;

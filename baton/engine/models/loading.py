@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from baton.engine.models.decoder import Decoder
 from baton.engine.models.gguf.weights import opened_gguf
 from baton.engine.models.parameters import Parameter, Source, slices
 from baton.engine.models.parts.base import Part
@@ -44,7 +43,32 @@ _DERIVED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 """Tables that old checkpoints carry; they follow from the config."""
 _log = logging.getLogger(__name__)
 _SCALES = ("weight_scale", "weight_scale_inv")
-_KV_SCALE = re.compile(r".*\.[kv]_scale")
+
+
+class Loadable(Protocol):
+    """What is made of a checkpoint's tensors: a decoder, or a head."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which it computes."""
+        ...
+
+    @property
+    def architecture(self) -> str:
+        """What it is, for messages."""
+        ...
+
+    def parts(self) -> Iterator[Part]:
+        """All parts, each of which is packed when its parameters are loaded."""
+        ...
+
+    def parameters(self) -> Iterator[Parameter]:
+        """All parameters, before anything is packed."""
+        ...
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether this tensor of the checkpoint need not be used."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +101,18 @@ class _Uses:
         return sorted(lacking & begun)
 
 
-def load_weights(folder: Path, decoder: Decoder, progress: OnProgress | None = None) -> None:
-    """Fill every parameter of `decoder` from the checkpoint in `folder`, converting to its dtype, and pack each part as
+def load_weights(folder: Path, model: Loadable, progress: OnProgress | None = None) -> None:
+    """Fill every parameter of `model` from the checkpoint in `folder`, converting to its dtype, and pack each part as
     soon as it is filled: a model that is quantized while it is loaded takes little more than it takes afterwards.
 
     `progress(bytes_done, bytes_total)` counts the tensor bytes of the files, those that a shard leaves out included:
     first call (0, total), last (total, total). Raises `ModelLoadError`.
     """
     headers = {path: read_header(path) for path in weight_files(folder)}
-    uses = _Uses(decoder.parameters())
-    _check_complete(headers, uses, decoder)
-    _report_mixed(headers, uses, decoder)
-    waiting = _Waiting(decoder)
+    uses = _Uses(model.parameters())
+    _check_complete(headers, uses, model)
+    _report_mixed(headers, uses, model)
+    waiting = _Waiting(model)
     bytes_total = sum(entry.num_bytes for header in headers.values() for entry in header.values())
     bytes_done = 0
     if progress is not None:
@@ -107,7 +131,7 @@ def load_weights(folder: Path, decoder: Decoder, progress: OnProgress | None = N
     waiting.finish()
 
 
-def _report_mixed(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, decoder: Decoder) -> None:
+def _report_mixed(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, model: Loadable) -> None:
     """One log line where matrices have several dtypes, and so some of them another one than is computed in. Norms,
     biases and scales often have."""
     examples: dict[str, str] = {}
@@ -118,17 +142,17 @@ def _report_mixed(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses
                 examples.setdefault(entry.dtype, name)
     if len(examples) > 1:
         found = ", ".join(f"{dtype} ({name})" for dtype, name in sorted(examples.items()))
-        computed = str(decoder.dtype).removeprefix("torch.")
+        computed = str(model.dtype).removeprefix("torch.")
         _log.warning("the checkpoint has matrices of several dtypes, and all are converted to %s: %s", computed, found)
 
 
 class _Waiting:
-    """Parts of a decoder that still lack tensors, and are packed when they have them all."""
+    """Parts of a model that still lack tensors, and are packed when they have them all."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, model: Loadable) -> None:
         self._parts: dict[int, tuple[Part, set[str]]] = {}
         self._of_name: dict[str, list[int]] = {}
-        for number, part in enumerate(decoder.parts()):
+        for number, part in enumerate(model.parts()):
             names = {source.name for parameter in part.parameters() for source in parameter.sources}
             self._parts[number] = (part, names)
             for name in names:
@@ -153,15 +177,14 @@ class _Waiting:
         part.pack()
 
 
-def check_weights(folder: Path, decoder: Decoder) -> None:
-    """Compare the headers of the files with what `decoder` needs, which may be on the device "meta": before anything is
+def check_weights(folder: Path, model: Loadable) -> None:
+    """Compare the headers of the files with what `model` needs, which may be on the device "meta": before anything is
     allocated. Raises `ModelLoadError`."""
     headers = {path: read_header(path) for path in weight_files(folder)}
-    _check_complete(headers, _Uses(decoder.parameters()), decoder)
+    _check_complete(headers, _Uses(model.parameters()), model)
 
 
-def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, decoder: Decoder) -> None:
-    config = decoder.config
+def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, model: Loadable) -> None:
     found: dict[str, TensorEntry] = {}
     for path, header in headers.items():
         twice = [name for name in header if name in found]
@@ -173,17 +196,13 @@ def _check_complete(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Us
         half_filled = uses.half_filled(missing)
         note = f"; fused parameters left half filled: {listed(half_filled)}" if half_filled else ""
         raise ModelLoadError(f"the checkpoint lacks {len(missing)} tensors: {listed(missing)}{note}")
-    drafts = tuple(f"{config.names.layer(config.num_layers + number)}." for number in range(config.num_draft_layers))
-    ignored = (*drafts, *config.other_parts)
     used = {*uses.by_name, *uses.copies}
-    if config.quantization is not None and config.quantization.has_kv_scales:
-        used |= {name for name in found if _KV_SCALE.fullmatch(name)}
     unused = [
-        name for name in found if name not in used and not _DERIVED.fullmatch(name) and not name.startswith(ignored)
+        name for name in found if name not in used and not _DERIVED.fullmatch(name) and not model.leaves_out(name)
     ]
-    if unused and decoder.has_all_layers:  # else they are other stages'
+    if unused:
         raise ModelLoadError(
-            f"the checkpoint has {len(unused)} tensors that {config.architecture} does not use: {listed(unused)}"
+            f"the checkpoint has {len(unused)} tensors that {model.architecture} does not use: {listed(unused)}"
         )
     for name, of_name in uses.by_name.items():
         for use in of_name:

@@ -48,6 +48,17 @@ class Names:
         return f"{self.layers}.{number}"
 
 
+@dataclass(frozen=True)
+class LoneLayer(Names):
+    """Names of a model with one layer, whose tensors begin with `only`."""
+
+    only: str = ""
+
+    def layer(self, number: int) -> str:
+        """`only`, whatever the number."""
+        return self.only
+
+
 LLAMA = Names()
 MIXTRAL = Names(mlp="block_sparse_moe", expert_gate="w1", expert_up="w3", expert_down="w2")
 PHI3 = Names(qkv="qkv_proj", gate_up="gate_up_proj")

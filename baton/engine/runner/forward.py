@@ -37,6 +37,10 @@ class Stream(Protocol):
         """[T, E], as `RunnableDecoder.forward` returns it."""
         ...
 
+    def tapped(self) -> Sequence[Tensor]:
+        """The stream [T, E] as it was in front of some layers: at each of the decoder's taps."""
+        ...
+
     def logits(self, due: DueRows) -> Tensor:
         """[N, V] float32, or of a dtype that the sampler takes, which the caller may change."""
         ...
@@ -56,6 +60,10 @@ class DecodedStream:
     def rows(self) -> Tensor:
         """The hidden states [T, E] of all tokens."""
         return self.hidden
+
+    def tapped(self) -> Sequence[Tensor]:
+        """What the taps of the decoder have kept in its pass."""
+        return self.decoder.tapped() if isinstance(self.decoder, Decoder) else ()
 
     def logits(self, due: DueRows) -> Tensor:
         """The logits [N, V] of these tokens."""
@@ -78,12 +86,17 @@ def special_pass(decoder: RunnableDecoder, attention: Attention, inputs: StepInp
 class Forward(Protocol):
     """One step, staged and ready."""
 
+    @property
+    def stream(self) -> Stream | None:
+        """Once it is computed: what it has left of each token. None of a recorded graph."""
+        ...
+
     def compute(self, due: DueRows) -> Tensor | None:
         """Issue the step, after the upload. See `Stream.logits`; None when N is 0."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EagerForward:
     """A pass of which each operation is launched by itself. token_ids, positions: [T] int64; sources as well, None when
     no token is pending. `readings`: what the step reads of prompts."""
@@ -95,13 +108,14 @@ class EagerForward:
     sources: Tensor | None
     sampled: Tensor
     readings: StepReadings | None
+    stream: Stream | None = None
 
     def compute(self, due: DueRows) -> Tensor | None:
         """Launch the pass, and what is read of its rows."""
         token_ids = self.token_ids
         if self.sources is not None:
             token_ids = fill_pending(token_ids, self.sources, self.sampled)
-        stream = self.run(token_ids, self.positions)
+        stream = self.stream = self.run(token_ids, self.positions)
         if self.readings is not None:
             self.readings.compute(self.decoder, stream.rows())
         return stream.logits(due) if due.count else None

@@ -12,6 +12,9 @@ fixed capacities; that is checked at every step. What all graphs write shares on
 Padding is a sequence of one token, token id 0 at position 0, whose only block is the spare block: it reads and writes
 no block of a request.
 
+A draft is a sequence, too: it has the blocks of its request and a longer context. That computes the same, because
+backends store the keys and values of all tokens before one of them attends.
+
 Letters: S sequences of a graph, N of the step (N <= S), E hidden size, V vocabulary.
 """
 
@@ -31,6 +34,7 @@ from baton.engine.models.base import RunnableDecoder
 from baton.engine.runner.forward import DueRows
 from baton.engine.runner.inputs import StepInputs, fill_pending
 from baton.engine.runner.limits import graph_size, graph_sizes
+from baton.engine.scheduler.request import ScheduledRequest
 
 ReportProgress: TypeAlias = Callable[[int, int], None]
 
@@ -64,6 +68,7 @@ class GraphForward:
 
     graph: Graph
     output: Tensor
+    stream: None = None
 
     def compute(self, due: DueRows) -> Tensor | None:
         """Launch the graph."""
@@ -129,7 +134,8 @@ class DecodeGraphs:
         return graph_size(self._sizes, len(inputs.token_ids)) in self._recorded
 
     def stage(self, inputs: StepInputs, shares: Sequence[PlannedShare]) -> GraphForward | None:
-        """Stage a step, right behind what `begin` puts. None when no graph can compute it."""
+        """Stage a step over `shares` (see `one_token_each`), right behind what `begin` puts. None when no graph can
+        compute it."""
         if len(inputs.token_ids) != len(shares):
             return None
         size = graph_size(self._sizes, len(shares))
@@ -182,6 +188,19 @@ class DecodeGraphs:
         positions = staging.put(_padded(inputs.positions, size, 0), size)
         attention.plan([*shares, *[self._padding] * (size - len(shares))], staging)
         return token_ids, sources, positions
+
+
+def one_token_each(shares: Sequence[ScheduledRequest]) -> Sequence[PlannedShare] | None:
+    """The tokens of `shares` as sequences of their own; None where one has others than a decoded token and drafts."""
+    if all(share.num_tokens == 1 for share in shares):
+        return shares
+    if any(share.num_tokens > 1 + share.num_drafts for share in shares):
+        return None
+    return [
+        SequenceShare(position, 1, share.block_table)
+        for share in shares
+        for position in range(share.start, share.context_len)
+    ]
 
 
 def _padded(values: Array, size: int, padding: int) -> Array:

@@ -69,6 +69,12 @@ class KvMemory:
         """Whether other ranks have the rest of each block in pools of their own."""
         return not self.shard.is_whole
 
+    @property
+    def begun_part(self) -> torch.Tensor:
+        """[B, elements of the model's layers, of all stages]: what is to be wiped where a step begins a block. KV of a
+        draft may be in it already."""
+        return self.paged.own_part if self.paged.shard.num_stages == 1 else self.paged.blocks
+
 
 def host_kv_memory(
     layout: KvLayout,
@@ -78,14 +84,12 @@ def host_kv_memory(
     own: KvLayout | None = None,
     shard: Shard = WHOLE,
 ) -> KvMemory:
-    """KV in host memory that `allocate` gives. `own`: what a rank of several stores of it, see `PagedKv`."""
+    """KV in host memory that `allocate` gives. `own`: what the model stores of it here, see `PagedKv`."""
     region = allocate(num_blocks * layout.block_bytes)
     memory, descriptor = (region.array, region.descriptor) if isinstance(region, SharedRegion) else (region, None)
     _populate(memory)
     blocks: ByteArray = memory.reshape(num_blocks, layout.block_bytes)
-    paged = _paged(torch.from_numpy(memory), layout)
-    if own is not None and not shard.is_whole:
-        paged = PagedKv(own, paged.blocks, layout, shard)
+    paged = _part(_paged(torch.from_numpy(memory), layout), own or layout, shard)
     return KvMemory(layout, num_blocks, blocks, paged, descriptor=descriptor)
 
 
@@ -118,20 +122,28 @@ def mapped_kv(layout: KvLayout, own: KvLayout, shard: Shard, num_bytes: int, des
     """The blocks that the driver of a rank has allocated, as that rank sees them. Raises `OSError` and `ValueError`
     when the file does not have that many bytes."""
     memory: ByteArray = np.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=np.uint8)
-    return PagedKv(own, _paged(torch.from_numpy(memory), layout).blocks, layout, shard)
+    return _part(_paged(torch.from_numpy(memory), layout), own, shard)
 
 
-def device_kv_memory(layout: KvLayout, num_blocks: int, device: torch.device) -> KvMemory:
-    """KV in memory of `device`, with a spare block."""
+def device_kv_memory(layout: KvLayout, num_blocks: int, device: torch.device, own: KvLayout | None = None) -> KvMemory:
+    """KV in memory of `device`, with a spare block. `own`: what the model stores of it, see `PagedKv`."""
     memory = torch.zeros((num_blocks + 1) * layout.block_bytes, dtype=torch.uint8, device=device)
     blocks = memory[: num_blocks * layout.block_bytes].view(num_blocks, layout.block_bytes)
-    return KvMemory(layout, num_blocks, blocks, _paged(memory, layout), num_blocks)
+    return KvMemory(layout, num_blocks, blocks, _part(_paged(memory, layout), own or layout), num_blocks)
 
 
 def _paged(memory: torch.Tensor, layout: KvLayout) -> PagedKv:
     elements_per_block = layout.block_bytes // DTYPE_BYTES[layout.dtype]
     elements = memory if layout.has_scales else memory.view(TORCH_DTYPES[layout.dtype])
     return PagedKv(layout, elements.view(-1, elements_per_block))
+
+
+def _part(paged: PagedKv, own: KvLayout, shard: Shard = WHOLE) -> PagedKv:
+    """The part of blocks of a whole layout that is the model's here."""
+    if own == paged.layout and shard.is_whole:
+        return paged
+    first_layer = 0 if shard.num_stages == 1 else shard.layers_of(paged.layout.num_layers).start
+    return PagedKv(own, paged.blocks, paged.layout, shard, first_layer=first_layer)
 
 
 def allocate_shared(num_bytes: int) -> SharedRegion:

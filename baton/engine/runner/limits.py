@@ -22,13 +22,15 @@ class RunnerLimits:
     large.
 
     `spare_block`: a block of the KV tensor that is not in the pool. Padding reads and writes it; None: nothing is
-    padded, and no graphs are recorded.
+    padded, and no graphs are recorded. `num_draft_blocks`: more of them, for the states behind as many drafts of a step;
+    0: there are no states, or no drafts.
     """
 
     max_num_seqs: int
     max_step_tokens: int
     max_blocks_per_request: int
     spare_block: int | None = None
+    num_draft_blocks: int = 0
 
 
 def staging_bytes(limits: RunnerLimits) -> int:
@@ -38,7 +40,10 @@ def staging_bytes(limits: RunnerLimits) -> int:
     inputs = 5 * staged_bytes(limits.max_step_tokens, np.int64) + 2 * (MAX_KINDS - 1) * ALIGNMENT
     due_rows = staged_bytes(limits.max_num_seqs, np.int64)
     plan = attention_staging_bytes(limits.max_step_tokens, limits.max_num_seqs, limits.max_blocks_per_request)
-    return inputs + due_rows + -(-plan // ALIGNMENT) * ALIGNMENT + sampling_bytes(limits.max_num_seqs)
+    drafts = limits.num_draft_blocks
+    # where they are and what they are, for as many requests as drafts; which blocks they reach, and their states
+    drafted = 2 * staged_bytes(drafts * drafts, np.int64) + 6 * staged_bytes(2 * drafts, np.int64)
+    return inputs + due_rows + -(-plan // ALIGNMENT) * ALIGNMENT + drafted + sampling_bytes(limits.max_num_seqs)
 
 
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:

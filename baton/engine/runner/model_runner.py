@@ -13,17 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 
 from baton.device.base import Device, HostCopy
-from baton.engine.attention.base import AttentionBackend, LayerStored
+from baton.engine.attention.base import AttentionBackend, KeepsStates, LayerStored, PlannedShare
 from baton.engine.models.base import RunnableDecoder
 from baton.engine.runner.base import RunningStep
+from baton.engine.runner.drafted_rows import DraftedRows
+from baton.engine.runner.follower import ComputedStep, StepFollower
 from baton.engine.runner.forward import DueRows, EagerSteps, Forward, ForwardPass, decoded_pass
-from baton.engine.runner.graphs import DecodeGraphs, ReportProgress
+from baton.engine.runner.graphs import DecodeGraphs, ReportProgress, one_token_each
 from baton.engine.runner.greedy_series import GreedySeries
 from baton.engine.runner.inputs import InputReader, StepInputs, read_inputs
 from baton.engine.runner.limits import RunnerLimits, staging_bytes
@@ -85,7 +87,8 @@ class LaunchedStep:
 
 
 class PlannedStep(NamedTuple):
-    """A step that was read: `due`, `rows` and `plan` say what it samples, and how."""
+    """A step that was read: `due`, `rows` and `plan` say what it samples, and how. `drafted`: its drafts, where states
+    go back behind wrong ones."""
 
     step: Step
     inputs: StepInputs
@@ -93,6 +96,7 @@ class PlannedStep(NamedTuple):
     rows: DueRows
     plan: SamplingPlan
     readings: StepReadings | None
+    drafted: DraftedRows | None
 
 
 class RunnerArguments(NamedTuple):
@@ -141,8 +145,13 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._stream: torch.Tensor | None = None  # that graphs begin with in a later stage
         self._sampled_rows: dict[RequestKey, int] = {}
+        self._follower: StepFollower | None = None
         # entered in every step: as a decorator it would be made anew each time, which takes 30 us
         self._inference = torch.inference_mode()
+
+    def be_followed(self, follower: StepFollower) -> None:
+        """Tell `follower` of each step but those of a series. Before the first launch, and instead of graphs."""
+        self._follower = follower
 
     @torch.inference_mode()
     def record_graphs(self, progress: ReportProgress | None = None) -> int:
@@ -216,10 +225,11 @@ class ModelRunner:
         ends, due = due_requests(step, inputs)
         rows, plan = self._begin(ends, due, len(inputs.token_ids))
         readings = StepReadings(step, inputs.last_tokens, self._staging) if step.spans else None
-        return PlannedStep(step, inputs, due, rows, plan, readings)
+        drafted = DraftedRows.put(step.requests, self._staging) if self._limits.num_draft_blocks else None
+        return PlannedStep(step, inputs, due, rows, plan, readings, drafted)
 
     def _compute(self, planned: PlannedStep, layer_stored: LayerStored | None) -> RunningStep:
-        step, inputs, due, rows, plan, readings = planned
+        step, inputs, due, rows, plan, readings, drafted = planned
         forward = self._stage(step, inputs, layer_stored, readings)
         plan = plan.stage_changes(self._staging)
         self._staging.upload()
@@ -228,20 +238,46 @@ class ModelRunner:
         read = None if readings is None else (readings, self._device.fetch(readings.outputs))
         if logits is None:
             self._sampled_rows = {}
+            self._be_followed_in(step, forward, (), layer_stored)
             return LaunchedStep((), FetchedRows(plan, self._device.fetch(())), read)
-        return LaunchedStep([request.key for request in due], self._sample(plan, due, logits), read)
+        sampled, token_ids = self._sample(plan, due, logits, drafted)
+        self._be_followed_in(step, forward, token_ids, layer_stored)
+        return LaunchedStep([request.key for request in due], sampled, read)
 
-    def _sample(self, plan: SamplingPlan, due: Sequence[ScheduledRequest], logits: torch.Tensor) -> SampledRows:
+    def _be_followed_in(
+        self,
+        step: Step,
+        forward: Forward,
+        token_ids: Sequence[int] | torch.Tensor,
+        layer_stored: LayerStored | None,
+    ) -> None:
+        """Tell the follower, if there is one, of `step`, whose rows have sampled these tokens."""
+        if self._follower is not None and forward.stream is not None:
+            self._follower.follow(ComputedStep(step, forward.stream, token_ids, layer_stored))
+
+    def _sample(
+        self, plan: SamplingPlan, due: Sequence[ScheduledRequest], logits: torch.Tensor, drafted: DraftedRows | None
+    ) -> tuple[SampledRows, Sequence[int] | torch.Tensor]:
+        """The rows, and their token ids [N]."""
         redraw = None
         if self.is_asynchronous:
             if plan.grammar_rows:  # the matchers make masks while the device computes
                 redraw = redraw_beforehand(plan.grammar_rows, self._sampler.vocab_size, self._staging)
                 self._staging.upload()
         elif (plain := self._sampler.sample_plain(plan, logits)) is not None:
-            return plain
+            if drafted is not None:
+                self._settle(drafted, torch.tensor(plain.token_ids), torch.tensor(plain.is_number))
+            return plain, plain.token_ids
         outputs = self._sampler.sample(plan, logits, redraw)
+        if drafted is not None:
+            self._settle(drafted, outputs[0], outputs[1])
         self._store_sampled(due, outputs[0])
-        return FetchedRows(plan, self._device.fetch(outputs))
+        return FetchedRows(plan, self._device.fetch(outputs)), outputs[0]
+
+    def _settle(self, drafted: DraftedRows, token_ids: torch.Tensor, is_valid: torch.Tensor) -> None:
+        """Have states go back behind drafts that are not what was sampled."""
+        # a pool with states has no other attention
+        cast(KeepsStates, self._attention).settle(drafted.num_accepted(token_ids, is_valid))
 
     def _begin(
         self, ends: Sequence[int], due: Sequence[ScheduledRequest], num_tokens: int
@@ -269,14 +305,20 @@ class ModelRunner:
     ) -> Forward:
         """Stage the step for a graph when there is one that does all that is wanted, else for operation by
         operation."""
-        graphs = self._graphs_for(step, inputs, layer_stored)
-        if graphs is not None and (recorded := graphs.stage(inputs, step.requests)) is not None:
-            return recorded
+        rows = self._recorded_rows(step, inputs, layer_stored)
+        if rows is not None and self._graphs is not None:
+            recorded = self._graphs.stage(inputs, rows)
+            if recorded is not None:
+                return recorded
         return self._eager.stage(inputs, step.requests, layer_stored, readings)
 
-    def _graphs_for(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> DecodeGraphs | None:
-        """The graphs, where they do all that is wanted of a step."""
-        return self._graphs if layer_stored is None and not step.spans and inputs.is_plain else None
+    def _recorded_rows(
+        self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None
+    ) -> Sequence[PlannedShare] | None:
+        """A step as a graph takes it, where one does all that is wanted of it; None where none does."""
+        if layer_stored is not None or step.spans or not inputs.is_plain:
+            return None
+        return one_token_each(step.requests) if self._graphs is not None and self._graphs.takes(inputs) else None
 
     def _store_sampled(self, requests: Sequence[ScheduledRequest], token_ids: torch.Tensor) -> None:
         """Store sampled tokens for the next step, also when a step between cannot be launched. token_ids: [N]."""

@@ -13,6 +13,7 @@ Letters: T tokens of the step, N rows that need logits, E hidden size, D head si
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
 import torch
@@ -23,6 +24,7 @@ from baton.engine.attention.base import SequenceShare
 from baton.engine.attention.native_backend import NativeAttention
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.ops.native_ops import gather_of
+from baton.engine.models.taps import KeptStreams
 from baton.engine.native.arguments import DUE, POSITIONS, TOKEN_IDS, BatonStep
 from baton.engine.native.library import Kernels
 from baton.engine.native.recording import Recording
@@ -61,11 +63,15 @@ class RecordedLayers:
         attention.plan([SequenceShare(0, _NUM_NOTED, (0, 0))], HostStaging())
         self._rotations.extend(attention.num_positions)
         residual = self.residual[:_NUM_NOTED].copy_(decoder.embed(token_ids, positions))
+        kept, self._taps = decoder.taps, None
+        if isinstance(kept, KeptStreams):
+            decoder.taps = self._taps = RecordedTaps(kept.layers, attention, kernels, self.residual)
         with kernels.noting() as notes:
             if self._embedded is not None:
                 kernels.gather(gather_of(self.residual, self._embedded, TOKEN_IDS, token_ids))
             rotations = self._rotations.gather(kernels, positions)
             delta = decoder.run_layers(residual, rotations, attention)
+        decoder.taps = kept
         self.recording = Recording(kernels, notes, delta, sizes.max_tokens)
         self._rows, self._delta = FirstRows(self.residual), FirstRows(self.recording.output)
 
@@ -79,7 +85,7 @@ class RecordedLayers:
             residual.copy_(self._decoder.embed(token_ids, positions))
         self._rotations.extend(self._attention.num_positions)
         self._attention.replay(self.recording, token_ids, positions)
-        return RecordedStream(self._decoder, self.head, residual, self._delta.of(num_tokens))
+        return RecordedStream(self._decoder, self.head, residual, self._delta.of(num_tokens), self._taps)
 
     @property
     def needs_torch(self) -> bool:
@@ -93,6 +99,37 @@ class RecordedLayers:
         self._attention.repeat(self.recording)
         if self.head is not None:
             self.head.repeat()
+
+
+class RecordedTaps:
+    """Taps in front of `layers`: the calls that copy the stream there, and what is still to be added to it, are noted
+    with the others. See `Taps`."""
+
+    def __init__(self, layers: Sequence[int], attention: NativeAttention, kernels: Kernels, residual: Tensor) -> None:
+        """`residual`: the whole of what passes are computed in."""
+        self._layers = layers
+        self._kernels = kernels
+        self._all = torch.arange(len(residual))
+        self._like = residual
+        self._kept: dict[int, list[Tensor]] = {}
+        attention.take_due(self._all)
+
+    def pass_by(self, number: int, residual: Tensor, delta: Tensor | None) -> None:
+        """Copy both, where there is a tap."""
+        if number not in self._layers:
+            return
+        self._kept[number] = [torch.empty_like(self._like) for table in (residual, delta) if table is not None]
+        for out, table in zip(self._kept[number], (residual, delta), strict=False):
+            assert table is not None  # the last one, if any
+            copied = gather_of(out, table, DUE, self._all[: len(table)])
+            copied.num_table_rows = len(self._all)  # of a replay
+            self._kernels.gather(copied)
+
+    def streams(self, num_tokens: int) -> list[Tensor]:
+        """The streams of the last replay, which had `num_tokens`: for each of the layers [T, E]."""
+        first = {number: [each[:num_tokens] for each in kept] for number, kept in self._kept.items()}
+        sums = {number: rows[0] + rows[1] if len(rows) > 1 else rows[0].clone() for number, rows in first.items()}
+        return [sums[layer] for layer in self._layers]
 
 
 class FirstRows:
@@ -184,12 +221,14 @@ class RecordedHead:
 @dataclass(slots=True)
 class RecordedStream:
     """The hidden states that recorded layers have computed. residual: [T, E]; delta: what the last layer adds to it,
-    until it `is_complete`. `head`: computes logits of an incomplete one; None: the decoder does, of a complete one."""
+    until it `is_complete`. `taps`: what kept it between layers. `head`: computes logits of an incomplete one; None: the
+    decoder does, of a complete one."""
 
     decoder: Decoder
     head: RecordedHead | None
     residual: Tensor
     delta: Tensor
+    taps: RecordedTaps | None = None
     is_complete: bool = False
 
     def rows(self) -> Tensor:
@@ -198,6 +237,10 @@ class RecordedStream:
             self.residual.add_(self.delta)
             self.is_complete = True
         return self.residual
+
+    def tapped(self) -> Sequence[Tensor]:
+        """The streams [T, E] at the taps."""
+        return () if self.taps is None else self.taps.streams(len(self.residual))
 
     def logits(self, due: DueRows) -> Tensor:
         """The logits [N, V] of these tokens."""

@@ -43,10 +43,12 @@ class Drafts:
         self._limits = limits
         self._blocks = blocks
         self._in_flight: dict[RequestKey, Draft] = {}
-        self._reasons: set[str] = set()
-        if limits.has_states and self._proposer is not None:
+        self._is_impossible = self._proposer is not None and not limits.max_num_drafts
+        if self._is_impossible:
             self._proposer = self._depth = None
-            self._log_reason("states")
+            _log.warning(
+                "drafts are not used: this model has states, which go back on a single rank with room for them"
+            )
 
     def needs_last_token(self, request: Request) -> bool:
         """Whether the next step of `request` depends on the value of the token that the last one samples."""
@@ -69,7 +71,8 @@ class Drafts:
     ) -> None:
         """Put drafts behind those of `shares` that decode. The step has `num_rows` rows without them, and `budget`
         tokens are left of it."""
-        proposer, num_left = self._proposer, min(budget, self._limits.max_num_seqs - num_rows)
+        limits, proposer = self._limits, self._proposer
+        num_left = min(budget, limits.max_num_seqs - num_rows, limits.max_num_drafts)
         if proposer is None or num_left <= 0:
             return
         decoding = [running[key] for key, share in shares.items() if share.needs_sample and running[key].has_jumped]
@@ -79,12 +82,13 @@ class Drafts:
         for request, draft in self._chosen(wanted, proposer, tuple(shares.values()), decoding):
             draft = draft.first(min(num_left, self._blocks.num_slots_behind(request)))
             num_left -= len(draft.token_ids)
-            self._blocks.extend(request, len(draft.token_ids))
+            if proposer.stores_kv:
+                self._blocks.trim(request, len(draft.token_ids))
+            else:
+                self._blocks.extend(request, len(draft.token_ids))
             if draft.token_ids:
                 shares[request.key] = shares[request.key].with_drafts(draft.token_ids)
                 self._in_flight[request.key] = draft
-            elif proposer.stores_kv:
-                self._blocks.trim(request)
 
     def _chosen(
         self,
@@ -129,6 +133,8 @@ class Drafts:
 
     def forget(self, request: Request) -> None:
         """`request` has left."""
+        if self._is_impossible:
+            self.counts.undrafted["states"] += 1
         if self._proposer is not None:
             self._in_flight.pop(request.key, None)
             self._proposer.forget(request)
@@ -166,21 +172,3 @@ class Drafts:
         if self._depth is not None and self._depth.is_resting(request):
             return False
         return self._proposer.follows(request)
-
-    def _is_undrafted(self, request: Request, reason: str) -> bool:
-        """Count `request` once as one that gets no drafts. Always false."""
-        if not request.is_undrafted:
-            request.is_undrafted = True
-            self.counts.undrafted[reason] += 1
-            self._log_reason(reason)
-        return False
-
-    def _log_reason(self, reason: str) -> None:
-        if reason not in self._reasons:
-            self._reasons.add(reason)
-            _log.warning("drafts are not used: %s", _REASONS[reason])
-
-
-_REASONS = {
-    "states": "this model has states, which cannot go back behind a wrong one",
-}

@@ -24,8 +24,8 @@ class SchedulerLimits:
 
     Token ids lie below `vocab_size`: one that does not would fail the whole step it is computed in. `jumps_ahead`: the
     tokens that a grammar forces are computed as one chunk. `has_states`: a block that is not full holds a state, which
-    only one sequence may use. `num_stages`: see `LiveRequests.by_age`. `adapters`: digests of those that are
-    loaded.
+    only one sequence may use. `max_num_drafts`: in one step; 0: this model's states do not go back behind a wrong one.
+    `num_stages`: see `LiveRequests.by_age`. `adapters`: digests of those that are loaded.
     """
 
     block_size: int
@@ -36,6 +36,7 @@ class SchedulerLimits:
     vocab_size: int = 2**32
     jumps_ahead: bool = True
     has_states: bool = False
+    max_num_drafts: int = 2**31
     num_stages: int = 1
     adapters: Collection[bytes] = ()
 

@@ -150,8 +150,7 @@ class Request:
     With a `load` it waits for KV: a store's thread writes into blocks of its table behind what is computed. Before it
     has blocks it may wait for KV that is `awaited` in the prefix cache.
 
-    `drafting`: what a proposer keeps of it (`baton.engine.scheduler.proposer`). `is_undrafted`: it was counted as one
-    that gets no drafts.
+    `drafting`: what a proposer keeps of it (`baton.engine.scheduler.proposer`).
 
     `first_due_s`, `last_due_s`: when its first and its last token have to be there for its goals to be met, see
     `baton.engine.scheduler.step_bound`; the second is None until there is a first token, and -inf when that was late.
@@ -183,7 +182,6 @@ class Request:
     load: PoolLoad | None = None
     awaited: Awaited | None = None
     drafting: object | None = None
-    is_undrafted: bool = False
     first_due_s: float = math.inf
     last_due_s: float | None = None
     turn_s: float = 0.0

@@ -145,9 +145,10 @@ class RequestBlocks:
         num_blocks = self._num_blocks(len(request.token_ids) + num_behind)
         request.block_table.extend(self._pool.allocate(num_blocks - len(request.block_table)))
 
-    def trim(self, request: Request) -> None:
-        """Release the blocks of `request` behind those that have its tokens. No step writes into them."""
-        num_blocks = self._num_blocks(len(request.token_ids))
+    def trim(self, request: Request, num_behind: int = 0) -> None:
+        """Release the blocks of `request` behind those that have its tokens and `num_behind` slots more. No step writes
+        into them."""
+        num_blocks = self._num_blocks(len(request.token_ids) + num_behind)
         if excess := request.block_table[num_blocks:]:
             self._pool.release(excess)
             del request.block_table[num_blocks:]

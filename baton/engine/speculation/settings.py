@@ -1,11 +1,12 @@
 """What `--speculative-config` asks for: which proposer guesses tokens, in the words of vLLM.
 
-Owns the reading of the setting. Proposers are made once, before weights are loaded, and know no model.
+Owns the reading of the setting, and knows no model. Proposers of text are made here; what has a model of its own is
+made of what was asked for.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -16,12 +17,14 @@ from baton.engine.speculation.text.suffixes import SuffixRules
 from baton.wire.errors import InvalidSetting
 
 _USUAL_LENGTH = 5
+_FLAG = "--speculative-config"
+GREEDY = "greedy"
 _LEAST_SURE = 0.15
 _MOST = 64
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 
 
-class _Ngrams(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", tag="ngram"):
+class Ngrams(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", tag="ngram", frozen=True):
     """Where one of the two lengths is not said, it is the other."""
 
     num_speculative_tokens: _Tokens
@@ -32,14 +35,12 @@ class _Ngrams(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", ta
         longest = self.prompt_lookup_max or self.prompt_lookup_min or _USUAL_LENGTH
         shortest = self.prompt_lookup_min or longest
         if shortest > longest:
-            raise InvalidSetting(
-                f"--speculative-config: prompt_lookup_min {shortest} is above prompt_lookup_max {longest}"
-            )
+            raise InvalidSetting(f"{_FLAG}: prompt_lookup_min {shortest} is above prompt_lookup_max {longest}")
         rules = SuffixRules("ngram", shortest, 0.0, spec_factor=_MOST, max_depth=_MOST, least_share=0.0)
         return TextProposer(self.num_speculative_tokens, open_sources(rules, longest, 0), rules.method)
 
 
-class _Suffixes(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", tag="suffix"):
+class Suffixes(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", tag="suffix", frozen=True):
     """Without a number of tokens it is the depth."""
 
     num_speculative_tokens: _Tokens | None = None
@@ -62,12 +63,72 @@ class _Suffixes(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", 
         return TextProposer(self.num_speculative_tokens or depth, sources, rules.method)
 
 
-def proposer_of(config: str) -> Proposer | None:
-    """The proposer that `config`, a JSON object, describes; None for "". Raises `InvalidSetting`."""
+class DraftModelAsked(msgspec.Struct, tag_field="method", tag="draft_model", forbid_unknown_fields=True, frozen=True):
+    """A second checkpoint. `max_model_len`: longer requests get no drafts; None: as long as that model can.
+    `draft_sample_method`: "probabilistic" draws guesses as the request draws tokens, "greedy" takes the likeliest."""
+
+    num_speculative_tokens: _Tokens
+    model: str
+    revision: str = ""
+    quantization: str | None = None
+    max_model_len: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    draft_tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
+    draft_sample_method: Literal["probabilistic", "greedy"] = "probabilistic"
+
+    @property
+    def checkpoint(self) -> str:
+        """As `--model` names one."""
+        return f"{self.model}@{self.revision}" if self.revision else self.model
+
+
+class Eagle3Asked(msgspec.Struct, tag_field="method", tag="eagle3", forbid_unknown_fields=True, frozen=True):
+    """A head in a checkpoint of its own."""
+
+    num_speculative_tokens: _Tokens
+    model: str
+    revision: str = ""
+    draft_tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
+
+    @property
+    def checkpoint(self) -> str:
+        """As `--model` names one."""
+        return f"{self.model}@{self.revision}" if self.revision else self.model
+
+
+class MtpAsked(msgspec.Struct, tag_field="method", tag="mtp", forbid_unknown_fields=True, frozen=True):
+    """The layer for further tokens that the model ships."""
+
+    num_speculative_tokens: _Tokens = 1
+
+
+class _DeepseekMtp(MtpAsked, tag="deepseek_mtp", frozen=True):
+    """An older name of the same, as the next two."""
+
+
+class _Qwen3NextMtp(MtpAsked, tag="qwen3_next_mtp", frozen=True): ...
+
+
+class _Glm4MoeMtp(MtpAsked, tag="glm4_moe_mtp", frozen=True): ...
+
+
+TextAsked: TypeAlias = Ngrams | Suffixes
+HeadAsked: TypeAlias = Eagle3Asked | MtpAsked
+Asked: TypeAlias = TextAsked | DraftModelAsked | HeadAsked | _DeepseekMtp | _Qwen3NextMtp | _Glm4MoeMtp
+_DECODER = msgspec.json.Decoder[Asked](Asked)
+
+
+def read_asked(config: str) -> Asked | None:
+    """What `config`, a JSON object, asks for; None for "". Raises `InvalidSetting`."""
     if not config:
         return None
     try:
-        asked = msgspec.json.decode(config, type=_Ngrams | _Suffixes)
+        asked: Asked = _DECODER.decode(config)
     except msgspec.DecodeError as error:
-        raise InvalidSetting(f"--speculative-config {config!r:.200}: {error}") from None
-    return asked.proposer()
+        raise InvalidSetting(f"{_FLAG} {config!r:.200}: {error}") from None
+    return asked
+
+
+def proposer_of(config: str) -> Proposer | None:
+    """The proposer that `config` describes, where it needs no model. Raises `InvalidSetting`."""
+    asked = read_asked(config)
+    return asked.proposer() if isinstance(asked, TextAsked) else None

@@ -83,12 +83,13 @@ class Leader(Protocol):
 @dataclass(frozen=True, slots=True)
 class Led:
     """The other ranks, as the runner of the driver has them: `collectives` is None where a stage is one rank; `costs`:
-    of this engine's steps."""
+    of this engine's steps; `begun`: [B, E], what of each block all ranks together store."""
 
     leader: Leader
     collectives: Collectives | None
     settings: EngineSettings
     costs: StepCosts
+    begun: Tensor
 
     def runner(
         self, arguments: RunnerArguments, run: ForwardPass | None, num_layers_before: int, incoming: Incoming | None
@@ -108,6 +109,7 @@ class LeadingRunner(ModelRunner):
         self._leader = led.leader
         self._collectives = led.collectives
         self._costs = led.costs
+        self._begun = led.begun
         self._block_size = led.settings.block_size
         self._has_own_pools = led.settings.divides_pool
 
@@ -154,18 +156,17 @@ class LeadingRunner(ModelRunner):
         if self._has_own_pools:
             return
         for block in begun_blocks(step.requests, self._block_size):
-            self._blocks[block].zero_()
+            self._begun[block].zero_()
 
     def _order(self, step: Step, inputs: StepInputs, layer_stored: LayerStored | None) -> Compute:
         """The step in plain values. On the host no token is pending: a request is in one step that samples at a
         time."""
         if inputs.has_pending and not self.is_asynchronous:
             raise DeviceFailed("a token that is still sampled cannot be told to other ranks")
-        graphs = self._graphs_for(step, inputs, layer_stored)
-        is_recorded = graphs is not None and len(inputs.token_ids) == len(step.requests) and graphs.takes(inputs)
+        rows = self._recorded_rows(step, inputs, layer_stored)
         shares = tuple(
             Share(each.start, each.num_tokens, np.asarray(each.block_table, dtype=np.int32).tobytes())
-            for each in step.requests
+            for each in (step.requests if rows is None else rows)
         )
         due, _ = due_requests(step, inputs)
         copied: list[int] = []
@@ -178,7 +179,7 @@ class LeadingRunner(ModelRunner):
             _rows(due),
             _rows(copied),
             inputs.sources.tobytes(),
-            is_recorded,
+            rows is not None,
         )
 
 
@@ -261,6 +262,7 @@ class _ReceivedForward:
     incoming: Incoming
     num_tokens: int
     recorded: GraphForward
+    stream: None = None
 
     def compute(self, due: DueRows) -> Tensor | None:
         """Receive the stream, then replay the graph. Returns the logits [N, V], or None when N is 0."""

@@ -49,6 +49,7 @@ class MpExecutor:
         meet = self.leader.meeting, self.leader.nonce
         spread = self.leader.spread
         self._incoming: Incoming | None = None
+        self._memory: KvMemory | None = None
         self._transfer_ends: dict[Shard, tuple[socket.socket, socket.socket]] = {}
         try:
             with self.leader.within(_JOIN_S):
@@ -85,6 +86,7 @@ class MpExecutor:
         use = UsePool(memory.num_blocks, num_bytes)
         if memory.descriptor is None and not memory.is_divided:
             raise ValueError("ranks attend over one memory, and this is private")
+        self._memory = memory
         spread = self.leader.spread
         near = [shard for number, shard in enumerate(spread.shards) if not spread.is_next_afar(number)]
         passages = None if stream is None else Passages(near, stream)
@@ -116,7 +118,8 @@ class MpExecutor:
         self, arguments: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
     ) -> LeadingRunner:
         """The runner that leads all ranks through a step."""
-        led = Led(self.leader, self.collectives, self._settings, costs)
+        assert self._memory is not None  # the order of calls
+        led = Led(self.leader, self.collectives, self._settings, costs, self._memory.begun_part)
         return led.runner(arguments, run, num_layers_before, self._incoming)
 
     def take_transfer_ends(self) -> Mapping[Shard, tuple[socket.socket, socket.socket]]:

@@ -193,7 +193,7 @@ def _prepared(
     stream = stream_of(basis, model, shard)
     ends = NO_PASSAGES if stream is None else taken_ends(shard, stream, channel.take_descriptor, pairs)
     attention = choice.build(paged)
-    run = recorded_pass(basis, model, attention) or decoded_pass(model.decoder, attention)
+    run = recorded_pass(basis, model.decoder, attention) or decoded_pass(model.decoder, attention)
     follower = Follower(RankModel(model.decoder, attention, run, blocks), basis.device, limits, world, ends)
     if basis.records_steps:
         follower.record_graphs()

@@ -84,9 +84,10 @@ def _output_details(usage: Usage) -> dict[str, Any]:
         details["reasoning_tokens"] = usage.num_reasoning_tokens
     if usage.is_predicted:
         details["accepted_prediction_tokens"], details["rejected_prediction_tokens"] = usage.drafted.of_prediction
-    if usage.drafted.verified:
+    drafted = usage.drafted
+    if drafted.steps:
         details["drafts"] = {
-            method: {"tokens": count, "accepted": usage.drafted.accepted[method]}
-            for method, count in usage.drafted.verified.items()
+            method: {"steps": count, "tokens": drafted.verified[method], "accepted": drafted.accepted[method]}
+            for method, count in drafted.steps.items()
         }
     return details

@@ -42,6 +42,48 @@ def test_the_figures_of_three_requests_are_those_added_up_by_hand() -> None:
     assert found["cached_tokens"] is None
 
 
+def drafting(**drafts: Any) -> dict[str, Any]:
+    """The part of a usage that tells of drafts."""
+    return {"completion_tokens_details": {"drafts": drafts}}
+
+
+def test_figures_of_drafts_are_of_all_methods_together_and_have_the_names_of_vllm() -> None:
+    ngrams, model = {"steps": 2, "tokens": 6, "accepted": 4}, {"steps": 1, "tokens": 2, "accepted": 0}
+    outcomes = [
+        answered([0.1, 0.2], num_output=8, **drafting(ngram=ngrams, draft_model=model)),
+        answered([0.1, 0.2], num_output=4, **drafting(ngram={"steps": 1, "tokens": 4, "accepted": 2})),
+        answered([0.1, 0.2]),
+        failed(Failure.STALLED),
+    ]
+    found = figures(outcomes)
+    of_drafts = {name.removeprefix("spec_decode_"): found[name] for name in found if name.startswith("spec_decode_")}
+    assert of_drafts == {
+        "num_drafts": 4,
+        "draft_tokens": 12,
+        "accepted_tokens": 6,
+        "acceptance_rate": 50.0,
+        "acceptance_length": 2.5,
+    }
+    assert found["tokens_per_step"] == pytest.approx(14 / 8)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {},
+        {"completion_tokens_details": 5},
+        drafting(),
+        drafting(ngram=5),
+        drafting(ngram={"steps": "a"}),
+        drafting(ngram={"steps": 3, "tokens": 1, "accepted": 0}),
+        drafting(ngram={"steps": 1, "tokens": 9, "accepted": 9}),
+    ],
+)
+def test_without_counts_that_can_be_there_are_no_figures_of_drafts(usage: dict[str, Any]) -> None:
+    found = figures([answered([0.1, 0.2], **usage)])
+    assert {found[name] for name in found if "spec_decode" in name or name == "tokens_per_step"} == {None}
+
+
 def test_goodput_counts_good_requests_and_attainment_is_of_all_that_were_sent() -> None:
     outcomes = [answered([0.1, 0.2]), answered([0.4, 0.5]), answered([0.1, 0.9]), failed(Failure.STALLED)]
     found = figures(outcomes, ttft=200.0, tpot=150.0)

@@ -47,6 +47,7 @@ def lines_of_vllm() -> Iterator[tuple[str, float | None]]:
 def test_scripts_for_vllm_find_their_lines_in_order_and_read_the_values() -> None:
     outcomes = [answered([0.1, 0.2, 0.3]), answered([0.3, 0.4, 0.5])]
     text = report(result_of(outcomes, slo={"ttft": 150.0}, request_rate=4.0, max_concurrency=8).summary)
+    assert "Speculative" not in text
     end = 0
     for pattern, value in lines_of_vllm():
         found = re.compile(pattern, re.MULTILINE).search(text, end)
@@ -54,3 +55,17 @@ def test_scripts_for_vllm_find_their_lines_in_order_and_read_the_values() -> Non
         end = found.end()
         if value is not None:
             assert float(found.group(1)) == pytest.approx(value)
+
+
+def test_drafts_have_the_lines_of_vllm_where_there_were_any() -> None:
+    drafts = {"ngram": {"steps": 3, "tokens": 8, "accepted": 4}}
+    drafted = answered([0.1, 0.2, 0.3], num_output=9, completion_tokens_details={"drafts": drafts})
+    lines = report(result_of([drafted]).summary).splitlines()
+    begin = next(place for place, line in enumerate(lines) if "Speculative Decoding" in line)
+    assert [re.split(r"\s{2,}", line)[:2] for line in lines[begin + 1 : begin + 6]] == [
+        ["Acceptance rate (%):", "50.00"],
+        ["Acceptance length:", "2.33"],
+        ["Drafts:", "3"],
+        ["Draft tokens:", "8"],
+        ["Accepted tokens:", "4"],
+    ]

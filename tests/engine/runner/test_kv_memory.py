@@ -10,6 +10,7 @@ import torch
 from baton.engine.runner.kv_memory import allocate_private, device_kv_memory, host_kv_memory
 from baton.wire.layout import DTYPE_BYTES, FP8_E4M3, KvLayout, LayerKv
 
+CPU = torch.device("cpu")
 PLAIN = sorted(set(DTYPE_BYTES) - {FP8_E4M3})
 
 
@@ -31,6 +32,26 @@ def test_layers_of_a_block_are_one_row_of_bytes_in_their_order(dtype: str) -> No
     in_order = torch.cat([layer[3].reshape(-1).view(torch.uint8) for layer in layers])
     assert memory.blocks[3].tobytes() == in_order.numpy().tobytes()
     assert not memory.blocks[[0, 1, 2, 4]].any()
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPE_BYTES))
+def test_a_draft_has_the_last_layers_of_each_block_and_the_model_those_before(dtype: str) -> None:
+    own = mixed(dtype)
+    draft = KvLayout.of_layers(dtype, 4, [LayerKv(2, 8), LayerKv(1, 4)])
+    layout = own.followed_by(draft.layers)
+    whole = host_kv_memory(layout, 5, allocate_private).paged
+    for memory in (host_kv_memory(layout, 5, allocate_private, own=own), device_kv_memory(layout, 5, CPU, own)):
+        model, behind = memory.paged, memory.paged.last_layers(draft)
+        assert (model.layout, behind.layout) == (own, draft)
+        assert memory.blocks.shape == (5, layout.block_bytes)
+        model.own_part[2], behind.own_part[2] = 1, 2
+        parts = [whole.heads(layer) for layer in range(5)]
+        assert [model.heads(layer).shape[1:] for layer in range(3)] == [part.shape[1:] for part in parts[:3]]
+        assert [behind.heads(layer).shape[1:] for layer in range(2)] == [part.shape[1:] for part in parts[3:]]
+        assert all(torch.all(model.heads(layer)[2] == 1) for layer in range(3))
+        assert all(torch.all(behind.heads(layer)[2] == 2) for layer in range(2))
+        assert torch.all(memory.paged.blocks[2] > 0)
+        assert not memory.paged.blocks[[0, 1, 3, 4]].any()
 
 
 def test_bytes_copied_into_a_block_are_its_kv() -> None:

@@ -12,8 +12,9 @@ import torch
 from baton.device.base import Array, Device, Staging
 from baton.device.emulated import EmulatedDevice, EmulatedGraph, EmulatedStaging
 from baton.device.host import HostDevice
-from baton.engine.attention.base import LayerStored, PlannedShare
+from baton.engine.attention.base import LayerStored, PlannedShare, SequenceShare
 from baton.engine.models.decoder import Decoder
+from baton.engine.runner.graphs import one_token_each
 from baton.engine.runner.inputs import TokenUnknown
 from baton.engine.runner.limits import RunnerLimits, graph_sizes
 from baton.engine.runner.model_runner import ModelRunner
@@ -328,3 +329,12 @@ def test_graphs_are_recorded_largest_first_where_that_is_possible(decoder: Decod
 def test_a_runner_is_asynchronous_when_its_device_is(make_device: Callable[[], Device], decoder: Decoder) -> None:
     device = make_device()
     assert make_runner(decoder, device, make_kv(decoder)).is_asynchronous == device.is_asynchronous
+
+
+def test_tokens_of_a_chunk_are_no_rows_of_a_graph() -> None:
+    decoding, chunk = scheduled(A, 4, 1, [3] * 5, 2, [0, 1], GREEDY), scheduled(A, 3, 2, [3] * 5, 2, [0, 1], GREEDY)
+    drafting = decoding.with_drafts([7, 8])
+    assert one_token_each([decoding]) == [decoding]
+    assert one_token_each([decoding, drafting]) == [SequenceShare(start, 1, [0, 1]) for start in (4, 4, 5, 6)]
+    assert one_token_each([drafting, chunk]) is None
+    assert one_token_each([chunk.with_drafts([7, 8])]) is None

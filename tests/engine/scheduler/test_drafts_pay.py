@@ -137,6 +137,6 @@ def test_the_more_streams_there_are_the_fewer_tokens_are_drafted() -> None:
     drafted = []
     for num_streams in (1, 4, 16):
         methods = served(texts, num_streams, speculates=True)[1].by_method()
-        drafted.append(sum(sum(method.tokens) for method in methods))
+        drafted.append(sum(sum(method.tokens_by_position) for method in methods))
     assert drafted == sorted(drafted, reverse=True)
     assert drafted[-1] < 0.4 * drafted[0]

@@ -60,7 +60,9 @@ def test_suffixes_have_the_settings_of_vllm() -> None:
     [
         ("ngram", "malformed"),
         ("[]", "Expected `object`, got `array`"),
-        ('{"method": "eagle3", "num_speculative_tokens": 2}', "Invalid value 'eagle3'"),
+        ('{"method": "medusa", "num_speculative_tokens": 2}', "Invalid value 'medusa'"),
+        ('{"method": "eagle3", "num_speculative_tokens": 2}', "missing required field `model`"),
+        ('{"method": "mtp", "model": "x"}', "unknown field `model`"),
         ('{"method": "suffix", "suffix_decoding_min_token_prob": 1.5}', "`float` <= 1.0"),
         ('{"method": "suffix", "suffix_decoding_max_cached_requests": -1}', "`int` >= 0"),
         ('{"method": "suffix", "prompt_lookup_max": 2}', "unknown field `prompt_lookup_max`"),

@@ -21,12 +21,15 @@ from baton.engine.models.shard import Shard
 from baton.engine.runner.limits import RunnerLimits
 from baton.engine.runner.profiling import profile, profile_shard
 from baton.engine.runner.sampler import Sampler
+from baton.engine.scheduler.request import Request
 from baton.engine.settings import EngineSettings
 from baton.ranks.executor.choose import open_executor
 from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
+from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
+from tests.engine.scheduler.proposers import Guessing
 from tests.engine.test_emulated_engine import choose_stand_in
 from tests.ranks.executor.test_steps_of_ranks import alone, answers, outputs_of, prompt, tokens_in
 from tests.ranks.executor.thread_ranks import GlooExecutor, SharedCalls, ThreadCollectives, built, orders_of
@@ -55,6 +58,26 @@ def test_recorded_steps_of_ranks_draw_the_tokens_of_one(tmp_path: Path, size: in
     # one more was ordered
     assert any(order.sources for order in orders) == (num_stages == 1)
     assert executor.most_in_flight == (num_stages + 1 if num_stages > 1 else 0)
+
+
+@pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (2, 2)])
+def test_ranks_replay_steps_with_drafts_together(tmp_path: Path, size: int, num_stages: int) -> None:
+    folder = make_checkpoint(tmp_path, "qwen3", changes={"head_dim": 64, "num_hidden_layers": 3})
+    expected = answers(alone(folder, block_size=16))
+    proposer = Guessing(lambda request, count: _following(expected, request, count), 0.8, most=3)
+    with mock.patch("baton.engine.model_shard.choose_attention", choose_stand_in):
+        engine, executor = built(folder, size, num_stages, executor=GlooExecutor, proposer=proposer, **SETTINGS)
+        assert answers(engine) == expected
+        executor.close()
+    assert 0 < proposer.num_accepted < proposer.num_drafts
+    # rows of one request, in graphs
+    recorded = [order for order in orders_of(executor) if order.is_recorded]
+    assert any(len({share.blocks for share in order.shares}) < len(order.shares) for order in recorded)
+
+
+def _following(expected: dict[RequestKey, list[int]], request: Request, count: int) -> list[int]:
+    first = len(request.token_ids) - request.num_prompt_tokens
+    return expected[request.key][first : first + count]
 
 
 @pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (1, 2)])

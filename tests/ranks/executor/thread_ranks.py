@@ -150,7 +150,7 @@ class ThreadExecutor:
             descriptors = () if passages is None else passages.descriptors_of(shard)
             ends = taken_ends(shard, stream, map(os.dup, descriptors).__next__, pairs)
         attention = choice.build(paged)
-        run = recorded_pass(basis, model, attention) or decoded_pass(model.decoder, attention)
+        run = recorded_pass(basis, model.decoder, attention) or decoded_pass(model.decoder, attention)
         self._ends += [end for end in ends if end is not None]
         blocks = paged.blocks if memory.is_divided else None
         limits = replace(basis.limits, spare_block=memory.spare_block)
@@ -229,7 +229,7 @@ class ThreadExecutor:
     def leading_runner(
         self, arguments: RunnerArguments, run: ForwardPass | None, num_layers_before: int, costs: StepCosts
     ) -> ModelRunner:
-        led = Led(self, self.collectives, self._settings, costs)
+        led = Led(self, self.collectives, self._settings, costs, self.memory.result()[0].begun_part)
         return led.runner(arguments, run, num_layers_before, self._incoming)
 
     def take_transfer_ends(self) -> dict[Shard, Any]:

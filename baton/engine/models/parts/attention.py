@@ -29,8 +29,9 @@ from baton.wire.layout import KEY_VALUE, SHORT_KEY_VALUE, LayerKv
 class GroupedQueryAttention:
     """The attention of one layer. See `Part`. `kv`: what it stores of each token; `rule`: how it attends."""
 
-    def __init__(self, layer: int, config: ModelConfig, rope: int, setup: PartSetup) -> None:
-        """`rope`: the number of this layer's rotation among those of a step."""
+    def __init__(self, layer: int, config: ModelConfig, rope: int, setup: PartSetup, num_in: int | None = None) -> None:
+        """`rope`: the number of this layer's rotation among those of a step. `num_in`: elements of what it attends
+        with; None: the hidden size."""
         name, size = f"layers.{layer}", config.head_dim
         tensors = f"{config.names.layer(layer)}.{config.names.attention}"
         heads = setup.shard.share_of(config.num_heads, "attention heads")
@@ -53,7 +54,7 @@ class GroupedQueryAttention:
         self._qkv = Linear.column_parallel(
             f"{name}.qkv",
             qkv_matrices(tensors, config, heads, kv_heads),
-            config.hidden_size,
+            num_in or config.hidden_size,
             config.qkv_bias,
             setup,
             is_transposed=config.names.is_transposed,

@@ -11,7 +11,8 @@ Letters: T tokens of the step, E hidden size, Hk key heads, Hv value heads, Dk a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import cast
 
 import torch
@@ -110,9 +111,7 @@ class GatedDeltaNet:
         if not pieces:
             return out
         matrices = self._matrices_in(states.carried(self._place, self._num_before, self._num_carried))
-        single = [piece for piece in pieces if piece.is_alone and piece.last - piece.first == 1]
-        longer = [[piece] for piece in pieces if not (piece.is_alone and piece.last - piece.first == 1)]
-        for together in [single, *longer] if single else longer:
+        for together in _computed_together(pieces):
             tokens = torch.tensor([range(piece.first, piece.last) for piece in together], device=v.device)
             # [pieces, Hv, n, ...]
             of_pieces = [part[tokens].transpose(1, 2) for part in (q, k, v, beta, fading)]
@@ -160,6 +159,17 @@ def carry_on(before: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, fadi
     last = faded[..., -1:]
     after = before * last.exp()[..., None] + (k * (last - faded).exp()[..., None]).mT @ added
     return read, after
+
+
+def _computed_together(pieces: Sequence[StatePiece]) -> Iterator[Sequence[StatePiece]]:
+    """Pieces of which none needs another: of each level those of a single token, and the others one by one."""
+    by_level = attrgetter("level")
+    for _, of_level in groupby(sorted(pieces, key=by_level), by_level):
+        here = list(of_level)
+        single = [piece for piece in here if piece.last - piece.first == 1]
+        if single:
+            yield single
+        yield from ([piece] for piece in here if piece.last - piece.first > 1)
 
 
 def _before(matrices: Tensor, pieces: Sequence[StatePiece]) -> Tensor:

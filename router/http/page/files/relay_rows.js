@@ -25,6 +25,8 @@ function showMeter(bar, values, total, label) {
 export function nodeRow() {
   const row = cells(5);
   row.children[2].className = row.children[3].className = "n";
+  row.children[3].append(make("span"), make("div", "note"));
+  row.children[3].title = "With drafts: tokens of a step, and how many of the drafts are right";
   meter(row.children[4], ["held", "leased", "cached"]);
   row.children[4].append(make("span", "note"));
   return row;
@@ -40,13 +42,19 @@ export function groupsOf(nodes) {
   return groups;
 }
 
+/** Tokens of a step that has drafts of a request, and how many of theirs are right. */
+function draftsOf({ num_drafts: drafts, num_draft_tokens: tokens, num_accepted_draft_tokens: accepted }) {
+  return drafts ? `drafts: ${(1 + accepted / drafts).toFixed(1)} a step, ${Math.round(100 * accepted / tokens)} %` : "";
+}
+
 export function showNode(row, node, group) {
   const [name, role, load, steps, pool] = row.children;
   setText(name, node.id);
   const of = group ? `, 1 of ${group.nodes} of ${node.group} with ${count(group.load)} in all` : "";
   setText(role, `${node.role}${of}${node.is_leaving ? ", leaving" : node.is_ejected ? ", ejected" : ""}`);
   setText(load, count(node.load));
-  setText(steps, node.num_waiting ? `${node.num_running} + ${node.num_waiting} waiting` : count(node.num_running));
+  setText(steps.firstElementChild, node.num_waiting ? `${node.num_running} + ${node.num_waiting} waiting` : count(node.num_running));
+  setText(steps.lastElementChild, draftsOf(node));
   const kinds = poolOf(node);
   const label = `${kinds.map(([kind, blocks]) => `${count(blocks)} ${kind}`).join(", ")}, ${count(node.num_free_blocks)} free`;
   showMeter(pool.firstElementChild, kinds.map(([, blocks]) => blocks), node.num_blocks, `${label} of ${node.num_blocks} blocks`);

@@ -14,6 +14,7 @@ from baton.router.http.operators.operations import POOLING_PATHS, shown_settings
 from baton.router.settings import RouterSettings
 from baton.runtime.settings import setting
 from baton.wire.codec import PROTOCOL_VERSION
+from baton.wire.drafts import DraftsOfMethod
 from baton.wire.errors import InvalidSetting
 from baton.wire.messages.membership import DECODE, PREFILL
 from baton.wire.tiers import TierUsage
@@ -59,7 +60,8 @@ async def test_the_router_lives_without_nodes(server: Server) -> None:
 async def test_server_info_shows_nodes_and_settings(server: Server) -> None:
     prefill = await server.rig.join(PREFILL)
     tiers = (TierUsage("host", 0.25), TierUsage("disk", 0.0009))
-    decode = await server.rig.join(DECODE, status=replace(STATUS, tiers=tiers))
+    drafts = (DraftsOfMethod("ngram", 4, (4, 3), (2, 1)), DraftsOfMethod("prediction", 1, (1,), ()))
+    decode = await server.rig.join(DECODE, status=replace(STATUS, tiers=tiers, drafts=drafts))
     info = (await fetch(server, "GET", "/server_info")).json()
     assert info["protocol_version"] == PROTOCOL_VERSION
     assert info["settings"]["max_attempts"] == 3
@@ -69,6 +71,8 @@ async def test_server_info_shows_nodes_and_settings(server: Server) -> None:
     ]
     assert {(node["load"], node["num_blocks"], node["num_free_blocks"]) for node in info["nodes"]} == {(0, 64, 64)}
     assert [node["kv_tiers"] for node in info["nodes"]] == [{}, {"host": 0.25, "disk": 0.001}]
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_draft_tokens")
+    assert [info["nodes"][1][name] for name in names] == [5, 8, 3]
 
 
 def test_texts_of_settings_are_hidden_unless_they_are_known_to_be_harmless() -> None:

@@ -403,4 +403,4 @@ async def test_figures_of_an_answer_that_broke_off_are_those_of_its_beginning(pr
         usage = json.loads(events_of((await asking).body)[-2][1])["usage"]
     details = usage["prompt_tokens_details"]
     assert (details["cached_tokens"], details["cached_tokens_by_place"]) == (2, {"decode": 1, "host": 1})
-    assert usage["completion_tokens_details"] == {"drafts": {"ngram": {"tokens": 5, "accepted": 1}}}
+    assert usage["completion_tokens_details"] == {"drafts": {"ngram": {"steps": 2, "tokens": 5, "accepted": 1}}}

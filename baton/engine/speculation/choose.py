@@ -1,0 +1,57 @@
+"""Chooses what computes drafts with layers of its own, if anything does. All ranks choose alike, before they load."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from baton.device.base import Device
+from baton.engine.models.config import ModelConfig
+from baton.engine.models.modelling.config import ModellingConfig
+from baton.engine.settings import DUMMY, EngineSettings
+from baton.engine.speculation.draft_model.checkpoint import open_checkpoint
+from baton.engine.speculation.heads.checkpoint import open_head
+from baton.engine.speculation.layers import DraftLayers
+from baton.engine.speculation.settings import DraftModelAsked, HeadAsked, TextAsked, read_asked
+
+_log = logging.getLogger(__name__)
+
+
+def open_draft(
+    settings: EngineSettings, folder: Path, config: ModelConfig | ModellingConfig, device: Device
+) -> DraftLayers | None:
+    """The layers that the settings ask for beside the model of `folder`; None for none, and with a log line where they
+    cannot be. Raises `ModelLoadError` and `InvalidSetting`."""
+    asked = read_asked(settings.speculative_config)
+    if asked is None or isinstance(asked, TextAsked):
+        return None
+    reason = _reason_against(settings, config)
+    if isinstance(asked, HeadAsked):
+        reason = reason or _reason_against_heads(settings, config)
+    if reason:
+        _log.warning("drafts are not used: %s", reason)
+        return None
+    if isinstance(asked, DraftModelAsked):
+        return open_checkpoint(asked, settings, folder, config, device)
+    assert isinstance(config, ModelConfig)  # else there was a reason
+    return open_head(asked, settings, folder, config)
+
+
+def _reason_against(settings: EngineSettings, config: ModelConfig | ModellingConfig) -> str:
+    if settings.divides_pool:
+        return "each rank has a KV pool of its own"
+    if settings.pipeline_parallel_size > 1:
+        return "the layers are divided among stages"
+    if isinstance(config, ModelConfig) and config.states is not None:
+        return "this model has states, beside which layers of drafts have no place"
+    return ""
+
+
+def _reason_against_heads(settings: EngineSettings, config: ModelConfig | ModellingConfig) -> str:
+    if settings.num_ranks > 1:
+        return "a head reads hidden states of a whole model, and here ranks have shares of it"
+    if not isinstance(config, ModelConfig):
+        return "transformers computes this model, and does not say what is between its layers"
+    if settings.load_format == DUMMY:
+        return "a head for random weights guesses nothing"
+    return ""

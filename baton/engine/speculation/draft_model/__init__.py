@@ -1,0 +1,1 @@
+"""Drafts from a model: a second checkpoint of the same vocabulary."""

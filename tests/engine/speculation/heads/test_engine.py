@@ -1,0 +1,285 @@
+"""Heads in whole engines: ids and log probabilities are those of decoding without them, and what a head needs of a
+prompt goes wherever its KV goes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.engine.build import Engine
+from baton.engine.handoffs import FirstToken
+from baton.engine.settings import SHARED
+from baton.engine.speculation.heads.proposer import HeadProposer
+from baton.wire.errors import ModelLoadError
+from baton.wire.prompt import Prompt
+from baton.wire.sampling import DecodingParams
+from tests.checkpoints import make_checkpoint
+from tests.engine.models.families import make_model
+from tests.engine.models.heads.published import add_mtp, make_eagle3
+from tests.engine.speculation.heads.right_head import config_of, make_predictable, make_right_head
+from tests.engine.test_drafts import NUM_OUTPUT, SIZES, assert_same, built, said
+from tests.ranks.executor import thread_ranks
+from tests.request_keys import key_of
+
+PROMPT_IDS = [(7 * number) % 150 for number in range(30)]
+MTP = json.dumps({"method": "mtp", "num_speculative_tokens": 3})
+GREEDY = DecodingParams(temperature=0.0, max_tokens=NUM_OUTPUT)
+
+
+@dataclass
+class Told:
+    """The drafts of each proposer, by how many tokens their request had."""
+
+    drafts: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
+
+    def take(self) -> dict[int, tuple[list[int], list[float]]]:
+        """Those since the last call."""
+        found, self.drafts = self.drafts, {}
+        return found
+
+
+@pytest.fixture(autouse=True)
+def _verify_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many drafts pay is a question of time."""
+    monkeypatch.setattr("baton.engine.build.DraftDepth", lambda *_: None)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    found, propose = Told(), HeadProposer.propose
+
+    def noted(self: HeadProposer, wanted: Any) -> Any:
+        drafts = propose(self, wanted)
+        for each, draft in zip(wanted, drafts, strict=True):
+            if draft.token_ids:
+                found.drafts[len(each.request.token_ids)] = (list(draft.token_ids), list(draft.confidences))
+        return drafts
+
+    monkeypatch.setattr(HeadProposer, "propose", noted)
+    return found
+
+
+def counts_of(engine: Engine) -> tuple[int, int]:
+    """Tokens that were guessed, and those of them that were right."""
+    (counts,) = engine.core.draft_counts.by_method()
+    return sum(counts.tokens_by_position), sum(counts.accepted_by_position)
+
+
+def outputs_of(engine: Engine, number: int = 1) -> list[int]:
+    """The output of the one request that the engine has."""
+    found: list[int] = []
+    while engine.core.has_work:
+        for output in engine.core.step():
+            engine.core.check()
+            assert output.key == key_of(number)
+            found += output.token_ids
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch_invariant": True},
+        {"cpu_kernels": "torch"},
+        {"kv_cache_dtype": "fp8"},
+        {"quantization": "int8"},
+        {"num_blocks": 26, "enable_prefix_caching": False},
+        {"device": "emulated"},
+        {"device": "emulated", "enforce_eager": True},
+    ],
+    ids=["native", "torch", "fp8", "int8", "preempted", "graphs", "asynchronous"],
+)
+def test_a_head_that_knows_its_model_is_right_and_changes_nothing(tmp_path: Path, settings: dict[str, Any]) -> None:
+    model = make_predictable(tmp_path / "model")
+    head = make_right_head(tmp_path / "head", model)
+    plain = said(built(model, **settings))
+    engine = built(model, speculative_config=config_of(head), **settings)
+    found = said(engine)
+    assert_same(plain, found, is_exact="batch_invariant" in settings)
+    num_drafts, num_accepted = counts_of(engine)
+    assert num_accepted > 0.5 * num_drafts > 50
+    assert found.num_steps < plain.num_steps
+
+
+@pytest.mark.parametrize("settings", [{"batch_invariant": True}, {"num_blocks": 26}], ids=["native", "preempted"])
+def test_a_head_that_knows_nothing_changes_nothing(tmp_path: Path, settings: dict[str, Any]) -> None:
+    model = make_checkpoint(tmp_path / "model", "llama", changes={"num_hidden_layers": 4})
+    make_eagle3(tmp_path / "head", model, num_rows=90)
+    plain = said(built(model, **settings))
+    engine = built(model, speculative_config=config_of(tmp_path / "head"), **settings)
+    assert_same(plain, said(engine), is_exact="batch_invariant" in settings)
+    num_drafts, num_accepted = counts_of(engine)
+    assert num_drafts > 100
+    assert num_accepted < 0.2 * num_drafts
+
+
+@pytest.mark.parametrize("family", ["deepseek-v3", "glm4-moe"])
+@pytest.mark.parametrize("method", ["mtp", "deepseek_mtp"])
+def test_layers_for_further_tokens_change_nothing(tmp_path: Path, family: str, method: str) -> None:
+    make_model(tmp_path, family)
+    plain = said(built(tmp_path))
+    add_mtp(tmp_path, 1)
+    engine = built(tmp_path, speculative_config=json.dumps({"method": method, "num_speculative_tokens": 3}))
+    assert_same(plain, said(engine), is_exact=False)
+    assert counts_of(engine)[0] > 100
+    assert engine.fingerprint.endswith("+draft-mtp")
+
+
+class Pair:
+    """Engines of one model and one head, which hand over a prompt to each other."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.model = make_checkpoint(folder / "model", "llama", changes={"num_hidden_layers": 4})
+        make_eagle3(folder / "head", self.model, num_rows=90)
+        self.settings = {"speculative_config": config_of(folder / "head"), "max_num_batched_tokens": 8, **settings}
+
+    def engine(self) -> Engine:
+        return built(self.model, **self.settings)
+
+
+def begun(engine: Engine, prompt: Prompt) -> int:
+    """The first token, computed for another engine. Each step tells of all layers, the head's too."""
+    told: list[int] = []
+    engine.core.add(key_of(1), prompt, GREEDY, first_token_only=True)
+    while True:
+        told.append(0)
+
+        def count(number: int = len(told) - 1) -> None:
+            told[number] += 1
+
+        for output in engine.core.step(lambda step, count=count: count):  # type: ignore[misc]
+            if output.token_ids:
+                assert set(told) == {engine.memory.layout.num_layers} == {5}
+                return output.token_ids[0]
+
+
+def gone_on(source: Engine, target: Engine, prompt: Prompt, token_id: int, *, layers: int = 5) -> list[int]:
+    """The output of a prompt that `source` has computed, of which so many layers came to `target`."""
+    reservation = target.core.handoffs.reserve(key_of(1), prompt)
+    assert reservation is not None
+    sent, end = list(source.core.handoffs.block_table(key_of(1))), source.memory.layout.layer_ends[layers - 1]
+    target.memory.blocks[list(reservation.block_table), :end] = source.memory.blocks[sent, :end]  # type: ignore[assignment]
+    source.core.handoffs.release(key_of(1))
+    target.core.handoffs.add_reserved(reservation, prompt, [FirstToken(key_of(1), GREEDY, token_id)])
+    return [token_id, *outputs_of(target)]
+
+
+def test_drafts_after_a_handoff_are_those_of_one_engine(tmp_path: Path, told: Told) -> None:
+    """The head's KV of the prompt came with the model's, the slot of its last token too; without it they differ."""
+    pair, prompt = Pair(tmp_path), Prompt.of(PROMPT_IDS)
+    alone = pair.engine()
+    alone.core.add(key_of(1), prompt, GREEDY)
+    plain = outputs_of(alone)
+    expected = told.take()
+    assert min(expected) == len(PROMPT_IDS) + 1
+    for layers in (5, 4):
+        source, target = pair.engine(), pair.engine()
+        token_id = begun(source, prompt)
+        assert gone_on(source, target, prompt, token_id, layers=layers) == plain
+        found = told.take()
+        # the hidden state of the prompt's last token has stayed behind
+        assert min(found) == len(PROMPT_IDS) + 2
+        assert len(found) > NUM_OUTPUT - 6
+        assert (found == {length: expected[length] for length in found}) == (layers == 5)
+
+
+def test_drafts_behind_a_prompt_that_is_computed_again_are_the_same(tmp_path: Path, told: Told) -> None:
+    """As after the death of the node that generated it."""
+    pair, prompt = Pair(tmp_path), Prompt.of(PROMPT_IDS)
+    alone, other = pair.engine(), pair.engine()
+    alone.core.add(key_of(1), prompt, GREEDY)
+    plain, expected = outputs_of(alone), told.take()
+    other.core.add(key_of(1), prompt, GREEDY, output_ids=plain[:7])
+    assert outputs_of(other) == plain[7:]
+    found = told.take()
+    assert min(found) == len(PROMPT_IDS) + 8
+    assert found == {length: expected[length] for length in found}
+
+
+def test_a_prefix_that_is_found_has_the_slots_of_the_head(tmp_path: Path, told: Told) -> None:
+    """A prompt that goes on behind another request's output: the slots of prompt and output are there, and the
+    last one was made with the same token."""
+    pair = Pair(tmp_path)
+    engine, fresh = pair.engine(), pair.engine()
+    engine.core.add(key_of(1), Prompt.of(PROMPT_IDS), GREEDY)
+    longer = Prompt.of([*PROMPT_IDS, *outputs_of(engine)[:19], 5, 6])
+    told.take()
+    fresh.core.add(key_of(1), longer, GREEDY)
+    plain, expected = outputs_of(fresh), told.take()
+    engine.core.add(key_of(1), longer, GREEDY)
+    (output,) = engine.core.step()
+    assert output.num_cached_tokens == 48
+    assert [*output.token_ids, *outputs_of(engine)] == plain
+    assert told.take() == expected
+
+
+def test_slots_of_steps_that_nobody_followed_are_filled(tmp_path: Path, told: Told) -> None:
+    """A request that rests goes on without the head. Drafts behind that are not those without a rest, and drafts all
+    the same; a step's hidden states are needed first."""
+    pair, prompt = Pair(tmp_path), Prompt.of(PROMPT_IDS)
+    engine = pair.engine()
+    engine.core.add(key_of(1), prompt, GREEDY)
+    plain = outputs_of(engine)
+    told.take()
+    resting = range(len(PROMPT_IDS) + 5, len(PROMPT_IDS) + 12)
+    follows = HeadProposer.follows
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            HeadProposer,
+            "follows",
+            lambda self, request: len(request.token_ids) not in resting and follows(self, request),
+        )
+        other = pair.engine()
+        other.core.add(key_of(1), prompt, GREEDY)
+        assert outputs_of(other) == plain
+    found = told.take()
+    assert not any(length in found for length in resting)
+    assert min(length for length in found if length > resting[0]) <= resting[-1] + 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"model_impl": "transformers"}, "transformers computes this model"),
+        ({"load_format": "dummy"}, "a head for random weights guesses nothing"),
+    ],
+)
+def test_where_a_head_cannot_be_the_model_goes_on_without_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], reason: str
+) -> None:
+    make_model(tmp_path / "model", "llama")
+    make_eagle3(tmp_path / "head", tmp_path / "model", changes={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]})
+    with caplog.at_level(logging.WARNING):
+        engine = built(tmp_path / "model", speculative_config=config_of(tmp_path / "head"), **settings)
+    assert f"drafts are not used: {reason}" in caplog.text
+    engine.core.add(key_of(1), Prompt.of(PROMPT_IDS), GREEDY)
+    assert len(outputs_of(engine)) == NUM_OUTPUT
+    assert engine.core.draft_counts.by_method() == ()
+
+
+def test_ranks_and_models_with_states_go_on_without_a_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_model(tmp_path / "next", "qwen3-next")
+    add_mtp(tmp_path / "next", 1)
+    with caplog.at_level(logging.WARNING):
+        built(tmp_path / "next", speculative_config=MTP)
+        assert "drafts are not used: this model has states" in caplog.text
+        make_model(tmp_path / "llama", "llama")
+        make_eagle3(tmp_path / "head", tmp_path / "llama", changes={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]})
+        config = config_of(tmp_path / "head")
+        values: dict[str, Any] = {**SIZES, "rank_pools": SHARED, "speculative_config": config}
+        engine, executor = thread_ranks.built(tmp_path / "llama", 2, 1, **values)
+        assert "a head reads hidden states of a whole model" in caplog.text
+    assert_same(said(built(tmp_path / "llama")), said(engine), is_exact=False)
+    executor.close()
+
+
+def test_a_head_that_does_not_fit_keeps_the_node_from_starting(tmp_path: Path) -> None:
+    """Before weights are read."""
+    make_model(tmp_path, "llama")
+    with pytest.raises(ModelLoadError, match="LlamaForCausalLM has no layers that predict further tokens"):
+        built(tmp_path, speculative_config=MTP)
