@@ -43,7 +43,7 @@ def _reason_against(settings: EngineSettings, config: ModelConfig | ModellingCon
     if settings.pipeline_parallel_size > 1:
         return "the layers are divided among stages"
     if isinstance(config, ModelConfig) and config.states is not None:
-        return "this model has states, which cannot go back behind a wrong draft"
+        return "this model has states, beside which layers of drafts have no place"
     return ""
 
 
