@@ -274,7 +274,8 @@ def test_a_user_who_predicts_the_text_gets_the_same_in_far_fewer_steps(tmp_path:
     folder, found, num_steps = make_checkpoint(tmp_path, "llama"), [], []
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=90, logprobs=2)
     for setting in ("", '{"method": "suffix", "num_speculative_tokens": 8}'):
-        llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
+        with mock.patch("baton.engine.build.DraftDepth", return_value=None):
+            llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
         with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
             found += llm.generate(PROMPT, params)
         num_steps.append(stepped.call_count)
