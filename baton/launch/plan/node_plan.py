@@ -156,10 +156,7 @@ class NodePlanner:
         # a tied head reads all of the table, where that is in the same stage
         has_own_head = not self.config.tie_word_embeddings or node.ranks.stages > 1
         return max(
-            stage.weights_bytes
-            - stage.draft_bytes
-            - unread * stage.expert_bytes
-            - (stage.table_bytes if has_own_head else 0)
+            stage.model_bytes - unread * stage.expert_bytes - (stage.table_bytes if has_own_head else 0)
             for stage in node.stages
         )
 

@@ -45,6 +45,11 @@ class RankSize:
         )
 
     @property
+    def model_bytes(self) -> int:
+        """The weights of the model itself."""
+        return self.weights_bytes - self.draft_bytes
+
+    @property
     def model_layers(self) -> tuple[LayerKv, ...]:
         """What layers of the model itself store."""
         return self.layout.layers[: self.layout.num_layers - self.num_draft_layers]
