@@ -15,10 +15,11 @@ import pytest
 from baton import LLM, SamplingParams
 from baton.engine.build import Engine, build_engine
 from baton.engine.core import EngineCore
+from baton.engine.handoffs import FirstToken
 from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.request import Request
-from baton.engine.scheduler.step import SampledToken
+from baton.engine.scheduler.step import RequestOutput, SampledToken
 from baton.engine.settings import OWN, SHARED, EngineSettings
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
@@ -58,9 +59,17 @@ class Followed:
 
     def following(self, request: Request, count: int) -> Sequence[int]:
         """What comes next when it is said again."""
-        ids = [token.token_id for token in self.tokens[request.key]]
+        ids = [token.token_id for token in self.tokens.get(request.key, ())]
         first = len(request.token_ids) - request.num_prompt_tokens
         return ids[first : first + count]
+
+    def note(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            assert not output.has_failed or output.failure
+            tokens = self.tokens.setdefault(output.key, [])
+            tokens += output.tokens
+            if output.has_left:
+                self.reasons[output.key] = output.finish_reason or output.failure
 
 
 def built(folder: Path, proposer: Proposer | None = None, **settings: object) -> Engine:
@@ -81,13 +90,18 @@ def said(engine: Engine, variants: Sequence[Mapping[str, Any]] = VARIANTS) -> Fo
         outputs = engine.core.step()
         engine.core.check()
         found.num_steps += 1
-        for output in outputs:
-            assert not output.has_failed or output.failure
-            assert output.output_index == len(found.tokens[output.key])
-            found.tokens[output.key] += output.tokens
-            if output.has_left:
-                found.reasons[output.key] = output.finish_reason or output.failure
+        assert all(output.output_index == len(found.tokens[output.key]) for output in outputs)
+        found.note(outputs)
     return found
+
+
+def driven(engine: Engine, found: Followed, *request: Any) -> None:
+    """To the end, with one more `request` if there is one."""
+    if request:
+        engine.core.add(*request)
+    while engine.core.has_work:
+        found.note(engine.core.step())
+        engine.core.check()
 
 
 def assert_same(plain: Followed, found: Followed, *, is_exact: bool) -> None:
@@ -205,7 +219,9 @@ def test_a_user_who_asks_for_drafts_from_text_gets_the_same_in_fewer_steps(
     # so few tokens repeat themselves
     whole = SamplingParams(temperature=temperature, seed=3, max_tokens=90, logprobs=2, allowed_token_ids=(70, 80, 90))
     for setting in ("", json.dumps(asked)):
-        llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
+        # all that is proposed is verified: how many drafts pay depends on how busy this machine is
+        with mock.patch("baton.engine.build.DraftDepth", return_value=None):
+            llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
         with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
             (first,) = llm.generate(PROMPT, whole)
         stopped = [replace(whole, stop=(first.text[place : place + 12],)) for place in range(40, 48)]
@@ -221,7 +237,8 @@ def test_a_user_who_predicts_the_text_gets_the_same_in_far_fewer_steps(tmp_path:
     folder, found, num_steps = make_checkpoint(tmp_path, "llama"), [], []
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=90, logprobs=2)
     for setting in ("", '{"method": "suffix", "num_speculative_tokens": 8}'):
-        llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
+        with mock.patch("baton.engine.build.DraftDepth", return_value=None):
+            llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
         with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
             found += llm.generate(PROMPT, params)
         num_steps.append(stepped.call_count)
@@ -248,3 +265,36 @@ def test_states_go_back_behind_wrong_drafts(
     assert_same(plain, drafted, is_exact=False)
     assert proposer.num_drafts > 50
     assert (proposer.num_accepted > 0) == (share_right > 0)
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2", "qwen3-next"])
+def test_what_drafts_leave_in_blocks_is_what_others_go_on_with(tmp_path: Path, family: str) -> None:
+    """A request that is handed over in its middle, and one that finds its beginning in the prefix cache."""
+    make_model(tmp_path, family)
+    prompt, params = Prompt.of(range(9)), DecodingParams(temperature=0.0, max_tokens=30)
+    plain, sizes = Followed(), {"num_blocks": 96, "block_size": 4}
+    driven(built(tmp_path, **sizes), plain, key_of("a"), prompt, params)
+    ids = [token.token_id for token in plain.tokens[key_of("a")]]
+    for num_steps in range(3, 12):
+        source, target = (built(tmp_path, Guessing(plain.following, 0.6, most=4), **sizes) for _ in range(2))
+        source.core.add(key_of("a"), prompt, params)
+        for _ in range(num_steps):
+            source.core.step()
+        handed = source.core.handoffs.hand_over(key_of("a"), key_of("held"))
+        assert handed is not None
+        reservation = target.core.handoffs.reserve(key_of("a"), prompt, handed.output_ids)
+        assert reservation is not None
+        for source_id, target_id in zip(handed.block_table, reservation.missing_block_ids, strict=True):
+            target.memory.blocks[target_id] = source.memory.blocks[source_id]
+        first = FirstToken(key_of("a"), params, handed.next_token_id)
+        target.core.handoffs.add_reserved(reservation, prompt, [first], handed.output_ids)
+        found = Followed({key_of("a"): []})
+        driven(target, found)
+        said_before = [*handed.output_ids, handed.next_token_id]
+        assert said_before + [token.token_id for token in found.tokens[key_of("a")]] == ids
+        again = Followed()
+        driven(
+            target, again, key_of("b"), Prompt.of([*range(9), *ids[:20]]), DecodingParams(max_tokens=9, temperature=0)
+        )
+        assert [token.token_id for token in again.tokens[key_of("b")]] == ids[20:29]
+        assert target.core.status().num_cached_blocks >= 9

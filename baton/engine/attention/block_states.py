@@ -7,9 +7,9 @@ it from the block of the token before its first one, and writes it into each blo
 block holds the state at its end, for ever: whoever finds the block in the prefix cache, or receives it, goes on from
 there. Of a block that is not full there is one state only: it cannot be shared by sequences that go on differently.
 
-Drafts are computed one after another, as steps of a token each would compute them. The state behind each lies in a block
-of its own, that no request has. When the step has sampled and it is known which drafts were right, the last state that
-is right in each block goes there: `settle`. Nothing else of the step, and no later one, sees a state behind a draft.
+Drafts are computed one after another, as steps of a token each would compute them. The state behind each lies in a
+block of its own, that no request has. Behind the step it is known which drafts were right: of each block that they have
+reached, the last state that is right goes there, see `settle`. No other step sees a state behind a draft.
 
 Letters: T tokens of the step, N sequences, B blocks of the pool, P pieces of the step, E elements of a row, D sequences
 with drafts, M blocks that drafts reach.

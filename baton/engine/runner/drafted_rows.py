@@ -1,4 +1,4 @@
-"""How many drafts of a step were right, found where its tokens are: for what has to be set right behind the step itself.
+"""How many drafts of a step were right, found where its tokens are: for what has to be set right behind the step.
 
 Owns the same rule as `baton.engine.scheduler.drafts`, on tensors: a device finds it out without waiting for the host.
 

@@ -6,7 +6,7 @@ made of what was asked for.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,7 @@ from baton.wire.errors import InvalidSetting
 
 _USUAL_LENGTH = 5
 _FLAG = "--speculative-config"
+GREEDY = "greedy"
 _LEAST_SURE = 0.15
 _MOST = 64
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
@@ -63,7 +64,8 @@ class Suffixes(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", t
 
 
 class DraftModelAsked(msgspec.Struct, tag_field="method", tag="draft_model", forbid_unknown_fields=True, frozen=True):
-    """A second checkpoint. `max_model_len`: longer requests get no drafts; None: as long as that model can."""
+    """A second checkpoint. `max_model_len`: longer requests get no drafts; None: as long as that model can.
+    `draft_sample_method`: "probabilistic" draws guesses as the request draws tokens, "greedy" takes the likeliest."""
 
     num_speculative_tokens: _Tokens
     model: str
@@ -71,6 +73,7 @@ class DraftModelAsked(msgspec.Struct, tag_field="method", tag="draft_model", for
     quantization: str | None = None
     max_model_len: Annotated[int, msgspec.Meta(ge=2)] | None = None
     draft_tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
+    draft_sample_method: Literal["probabilistic", "greedy"] = "probabilistic"
 
     @property
     def checkpoint(self) -> str:

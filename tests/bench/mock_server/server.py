@@ -175,7 +175,9 @@ class _Reply:
         prompt = body.get("prompt") or " ".join(str(message["content"]) for message in body["messages"])
         num_prompt = len(prompt if isinstance(prompt, list) else prompt.split())
         usage = {"prompt_tokens": num_prompt, "completion_tokens": num_output, "total_tokens": num_prompt + num_output}
-        return {**usage, "prompt_tokens_details": {"cached_tokens": 0}}
+        drafts = {"ngram": {"steps": 1, "tokens": 2, "accepted": 1}}
+        details = {"prompt_tokens_details": {"cached_tokens": 0}, "completion_tokens_details": {"drafts": drafts}}
+        return {**usage, **details}
 
 
 def _sse(payload: dict[str, Any]) -> bytes:

@@ -77,3 +77,56 @@ def test_a_full_block_holds_the_state_at_its_end_for_whoever_finds_it() -> None:
     compute(SequenceShare(0, 11, (5, 3, 9)), first)
     assert compute(SequenceShare(8, 3, (5, 3, 7)), second).equal(seen(second, 2)[8:])
     assert compute(SequenceShare(4, 7, (5, 2, 4)), first).equal(seen(first, 2)[4:])
+
+
+@pytest.mark.parametrize("share_right", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_state_is_the_one_behind_the_last_draft_that_was_right(seed: int, share_right: float) -> None:
+    """That of inputs, and what is carried: here the sum of all inputs."""
+    chance, num_rows, num_carried, most = random.Random(f"{seed}:{share_right}"), 3, SIZE, 6
+    state = LayerKv(num_rows + 1, SIZE, kind=STATE, num_carried=num_carried)
+    layout = KvLayout.of_layers("float32", BLOCK_SIZE, [state, LayerKv(1, 2)])
+    blocks = torch.full((40, layout.block_bytes // 4), float("nan"))
+    attention = TorchAttention(PagedKv(layout, blocks, draft_blocks=range(28, 40)))
+    ids = chance.sample(range(28), 28)
+    tables, lengths = (tuple(ids[:14]), tuple(ids[14:])), (43, 41)
+    inputs = torch.randn(2, 64, SIZE, generator=torch.Generator().manual_seed(seed))
+    staging = HostDevice().staging(attention_staging_bytes(64, 2, 14) + 2**12)
+    done = [0, 0]
+    while chosen := [number for number in (0, 1) if done[number] < lengths[number]]:
+        shares, now, num_right = list[SequenceShare](), list[Tensor](), list[int]()
+        for number in chosen:
+            at = done[number]
+            num_known = chance.choice((1, 1, 2, 5))
+            num_drafts = chance.randrange(most + 1)
+            found = inputs[number][at : at + num_known + num_drafts].clone()
+            right = next((n for n in range(num_drafts) if chance.random() >= share_right), num_drafts)
+            found[num_known + right :] += 1.0
+            shares.append(SequenceShare(at, num_known + num_drafts, tables[number], num_drafts))
+            now.append(found)
+            num_right += [right] if num_drafts else []
+            done[number] += num_known + right
+        staging.begin()
+        attention.plan(shares, staging)
+        staging.upload()
+        windows, x = attention.recent(0, torch.cat(now), num_rows), torch.cat(now)
+        carried = attention.carried(0, num_rows, num_carried)
+        for piece in sorted(attention.pieces, key=lambda piece: piece.level):
+            before = 0.0 if piece.before is None else carried[piece.before].clone()
+            carried[piece.block] = before + x[piece.first : piece.last].sum(dim=0)
+        attention.settle(torch.tensor(num_right, dtype=torch.int64))
+        first = 0
+        for number, share in zip(chosen, shares, strict=True):
+            count = done[number] - share.start
+            expected = seen(inputs[number], num_rows)[share.start : done[number]]
+            assert windows[first : first + count].equal(expected)
+            first += share.num_tokens
+            ends = {*range(BLOCK_SIZE, done[number], BLOCK_SIZE), done[number]}
+            for end in ends:
+                block = tables[number][(end - 1) // BLOCK_SIZE]
+                assert (
+                    attention.carried(0, 0, num_rows * SIZE)[block]
+                    .view(num_rows, SIZE)
+                    .equal(seen(inputs[number], num_rows)[end - 1][1:])
+                )
+                assert carried[block].allclose(inputs[number][:end].sum(dim=0), atol=1e-4)

@@ -22,6 +22,7 @@ from baton.engine.models.decoder import Decoder
 from baton.engine.models.loading import load_weights
 from baton.engine.models.noted_collectives import NotedCollectives
 from baton.engine.models.ops.native_ops import NativeOps, NativeWeight
+from baton.engine.models.taps import KeptStreams, Taps
 from baton.engine.models.weight_files import SINGLE_FILE
 from baton.engine.native.library import Kernels
 from baton.engine.native.recording import Recording
@@ -42,11 +43,18 @@ class Model:
     """A small decoder with KV of its own."""
 
     def __init__(
-        self, folder: Path, dtype: str, ops: NativeOps, threads: Kernels, collectives: Collectives | None = None
+        self,
+        folder: Path,
+        dtype: str,
+        ops: NativeOps,
+        threads: Kernels,
+        collectives: Collectives | None = None,
+        taps: Taps | None = None,
     ) -> None:
         config = load_config(folder)
         self.decoder = Decoder(config, DTYPES[dtype], "cpu", ops, collectives=collectives)
         load_weights(folder, self.decoder)
+        self.decoder.taps = taps
         layout = KvLayout.of_layers(dtype, 4, self.decoder.layer_kvs)
         self.blocks = torch.zeros(32, layout.block_bytes // DTYPE_BYTES[dtype], dtype=DTYPES[dtype])
         self.attention = NativeAttention(threads, PagedKv(layout, self.blocks), config.num_heads)
@@ -80,9 +88,10 @@ def model_of(
     num_threads: int = 2,
     *,
     tie: bool = False,
+    taps: Taps | None = None,
 ) -> Model:
     threads = kernels(level or LEVELS[0], num_threads)
-    return Model(make_checkpoint(folder, family, dtype=dtype, tie=tie), dtype, NativeOps(threads), threads)
+    return Model(make_checkpoint(folder, family, dtype=dtype, tie=tie), dtype, NativeOps(threads), threads, taps=taps)
 
 
 STEPS = [
@@ -107,6 +116,25 @@ def test_steps_of_any_size_are_those_of_the_decoder(tmp_path: Path, family: str,
         replayed = model.replay(shares)
         assert torch.equal(replayed, expected), number
         assert torch.equal(model.blocks, stored), number
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_taps_keep_the_stream_between_layers_that_the_decoder_has(tmp_path: Path, family: str, dtype: str) -> None:
+    """In front of the first layer, between both, and behind the last; in any order, and more than once."""
+    model = model_of(tmp_path, family, dtype, taps=KeptStreams((2, 0, 1, 1)))
+    assert model.recorded is not None
+    for shares in STEPS:
+        hidden, expected = model.run(shares), model.decoder.tapped()
+        assert torch.equal(expected[0], hidden)
+        assert torch.equal(expected[2], expected[3])
+        stream = model.recorded(*model.plan(shares))
+        found = stream.tapped()
+        assert len(found) == len(expected) == 4
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        assert torch.equal(stream.rows(), hidden)
+        assert all(torch.equal(a, b) for a, b in zip(stream.tapped(), expected, strict=True))
 
 
 @torch.inference_mode()

@@ -161,9 +161,9 @@ class Scripted:
 
 
 def new_scheduler(
-    proposer: Scripted, num_blocks: int = 32, max_num_seqs: int = 8, budget: int = 16, *, has_states: bool = False
+    proposer: Scripted, num_blocks: int = 32, max_num_seqs: int = 8, budget: int = 16, max_num_drafts: int = 99
 ) -> Scheduler:
-    limits = SchedulerLimits(4, max_num_seqs, budget, 64, vocab_size=100, has_states=has_states)
+    limits = SchedulerLimits(4, max_num_seqs, budget, 64, vocab_size=100, max_num_drafts=max_num_drafts)
     return Scheduler(BlockPool(num_blocks), limits, frozenset({EOS}), speculation=Speculation(proposer))
 
 
@@ -275,6 +275,7 @@ def test_drafts_are_as_many_as_there_are_rows_tokens_of_the_budget_places_and_bl
         ({"budget": 5}, 5),
         ({"num_blocks": 2}, 2),
         ({"num_blocks": 3}, 6),
+        ({"max_num_drafts": 3}, 3),
     ):
         scripted = Scripted(*many)
         scheduler, asked = new_scheduler(scripted, **settings), request(A)  # type: ignore[arg-type]
@@ -311,9 +312,6 @@ def test_who_cannot_be_verified_gets_no_drafts() -> None:
     scripted.followed = (A, C, key_of("first"), key_of("fork"))
     step = scheduler.schedule()
     assert {share.key: share.num_drafts for share in step.requests} == {A: 1, C: 0, key_of("first"): 0}
-    with_states = new_scheduler(Scripted(11), has_states=True)
-    decoding(with_states, request(A))
-    assert with_states.schedule().requests[0].num_drafts == 0
 
 
 @pytest.mark.parametrize(
@@ -416,4 +414,19 @@ def test_drafts_are_counted_by_method_and_place() -> None:
     decoding(scheduler, request(A))
     stepped(scheduler, 11, 12, 9)
     stepped(scheduler, 9)
-    assert scheduler.drafts.counts.by_method() == (DraftsOfMethod("script", 2, (2, 2, 2), (1, 1)),)
+    counts = scheduler.drafts.counts
+    assert counts.by_method() == (DraftsOfMethod("script", 2, (2, 2, 2), (1, 1)),)
+    assert not counts.undrafted
+
+
+def test_requests_of_a_model_whose_states_cannot_go_back_are_counted_once_each() -> None:
+    scripted = Scripted(11)
+    scheduler = new_scheduler(scripted, max_num_drafts=0)
+    decoding(scheduler, request(A), request(B))
+    for _ in range(3):
+        step, _ = stepped(scheduler, 9)
+        assert [share.num_drafts for share in step.requests] == [0, 0]
+    for key in (A, B):
+        scheduler.requests.remove(key)
+    assert scheduler.drafts.counts.undrafted == {"states": 2}
+    assert not scripted.asked

@@ -20,7 +20,7 @@ from baton.engine.models.ops.torch_ops import TorchOps
 from baton.engine.models.quantization.while_loading import AUTO
 from baton.engine.settings import DUMMY, EngineSettings
 from baton.engine.speculation.layers import DraftLayers
-from baton.engine.speculation.settings import DraftModelAsked
+from baton.engine.speculation.settings import GREEDY, DraftModelAsked
 from baton.engine.text.tokenizer_digest import tokenizer_digest
 from baton.wire.errors import InvalidSetting
 
@@ -32,7 +32,8 @@ _IDENTITY_BYTES = 4
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint(DraftLayers):
     """A draft model that was not loaded yet. `dtype`: that it is computed in; `quantization`: as `--quantization`;
-    `max_tokens`: of the longest request that it guesses for; `num_tokens`: that it guesses at most."""
+    `max_tokens`: of the longest request that it guesses for; `num_tokens`: that it guesses at most; `is_greedy`: it
+    guesses the likeliest."""
 
     folder: Path
     config: ModelConfig
@@ -40,6 +41,7 @@ class DraftCheckpoint(DraftLayers):
     quantization: str
     max_tokens: int
     num_tokens: int
+    is_greedy: bool
 
 
 def open_checkpoint(
@@ -67,7 +69,16 @@ def open_checkpoint(
     max_tokens = min(asked.max_model_len or facts.max_context_len, facts.max_context_len)
     num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())
     return DraftCheckpoint(
-        shapes.layer_kvs, identity, num_bytes, own, facts, dtype, quantization, max_tokens, asked.num_speculative_tokens
+        shapes.layer_kvs,
+        identity,
+        num_bytes,
+        own,
+        facts,
+        dtype,
+        quantization,
+        max_tokens,
+        asked.num_speculative_tokens,
+        asked.draft_sample_method == GREEDY,
     )
 
 

@@ -28,6 +28,7 @@ from baton.wire.sampling import DecodingParams
 
 _CATCH_UP_S, _FEWEST_CAUGHT_UP = 0.02, 32
 """A step waits so long for draft KV of known tokens, or for so many of them, whichever is more."""
+_LIKELIEST = DecodingParams(temperature=0.0, logprobs=0)
 _log = logging.getLogger(__name__)
 
 
@@ -106,6 +107,7 @@ class DraftModelProposer:
         self._num_tokens = draft.num_tokens
         self._max_tokens = draft.max_tokens
         self._end_token_ids = frozenset(draft.config.eos_token_ids)
+        self._is_greedy = draft.is_greedy
         self._num_rows = 1
         self._has_failed = False
 
@@ -200,7 +202,7 @@ class DraftModelProposer:
         """What the draft has seen of it, which is never its last token."""
         followed, most = request.drafting, len(request.token_ids) - 1
         if not isinstance(followed, _Followed):
-            params = replace(request.params, logprobs=0, prompt_logprobs=None)
+            params = _LIKELIEST if self._is_greedy else replace(request.params, logprobs=0, prompt_logprobs=None)
             followed = request.drafting = _Followed(params, request.block_table, 0)
             followed.num_covered = self._coverage.of(request.block_table, most)
         elif followed.table is not request.block_table:  # it was preempted

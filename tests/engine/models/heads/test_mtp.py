@@ -18,13 +18,15 @@ from baton.engine.models.heads.base import DraftHead
 from baton.engine.models.heads.making import MTP, make_draft_head
 from baton.engine.models.loading import load_weights
 from baton.engine.models.ops.torch_ops import TorchOps
-from baton.engine.models.quantization.base import UNQUANTIZED
+from baton.engine.models.quantization.choose import choose_quantization
 from baton.engine.models.weight_files import SINGLE_FILE
 from baton.wire.errors import ModelLoadError
 from tests.checkpoints import write_weights
-from tests.engine.models.families import VOCAB_SIZE, make_model
+from tests.engine.models.families import FAMILIES, VOCAB_SIZE, make_model
 from tests.engine.models.heads.published import add_mtp
 from tests.engine.models.heads.running import HeadRun
+from tests.engine.models.quantization.answers import matrices_of, republished
+from tests.engine.models.quantization.test_published import METHODS
 
 _LIKE_LAYERS = {"deepseek-v3": 1, "glm4-moe": 1, "qwen3-next": 1}
 """Of each family a layer that attends and has experts."""
@@ -32,9 +34,11 @@ _NUM_TOKENS = 11
 
 
 def loaded(folder: Path) -> tuple[Decoder, DraftHead]:
-    decoder = Decoder(load_config(folder), torch.float32, "cpu", TorchOps())
+    config = load_config(folder)
+    quantization = choose_quantization("auto", config, folder)
+    decoder = Decoder(config, torch.float32, "cpu", TorchOps(), quantization=quantization)
     load_weights(folder, decoder)
-    head = make_draft_head(MTP, folder, decoder, TorchOps(), UNQUANTIZED)
+    head = make_draft_head(MTP, folder, decoder, TorchOps(), quantization)
     load_weights(folder, head)
     return decoder, head
 
@@ -93,11 +97,11 @@ def test_states_and_logits_are_those_of_a_layer_of_transformers(tmp_path: Path, 
     folder = tmp_path / "model"
     model = make_model(folder, family)
     reference = Reference(folder, add_mtp(folder, _LIKE_LAYERS[family]))
-    decoder, head = loaded(folder)
+    _, head = loaded(folder)
     ids = torch.randint(0, VOCAB_SIZE, (_NUM_TOKENS + 1,), generator=torch.Generator().manual_seed(2))
     hidden = model(ids[None, :-1], output_hidden_states=True).hidden_states[-1][0]
     last: list[Tensor] = []
-    with model.model.norm.register_forward_pre_hook(lambda _, given: last.append(given[0][0])):  # type: ignore[union-attr, operator]
+    with model.model.norm.register_forward_pre_hook(lambda _, given: last.append(given[0][0])):
         model(ids[None, :-1])
     torch.testing.assert_close(head.fused(last[0]), hidden, atol=1e-4, rtol=1e-4)
     run = HeadRun(head)
@@ -112,6 +116,31 @@ def test_states_and_logits_are_those_of_a_layer_of_transformers(tmp_path: Path, 
     assert head.taps == ()
 
 
+@torch.inference_mode()
+def test_a_layer_in_fp8_computes_with_the_numbers_in_the_files(tmp_path: Path) -> None:
+    """As DeepSeek V3 is published: all of its products are in blocks, but the one that brings both inputs together."""
+    model_type, changes = FAMILIES["deepseek-v3"]
+    make_model(tmp_path / "plain", (model_type, {**changes, "vocab_size": 256, "moe_intermediate_size": 64}))
+    added = add_mtp(tmp_path / "plain", 1)
+    make, settings = METHODS["fp8-blocks"]
+
+    def parts(name: str, matrix: Tensor) -> dict[str, Tensor]:
+        is_plain = f"{name}.weight" in added and name.endswith("eh_proj")
+        made = {f"{name}.{ending}": values for ending, values in make(matrix).tensors.items()}
+        return {f"{name}.weight": matrix} if is_plain else made
+
+    def meaning(name: str, matrix: Tensor) -> dict[str, Tensor]:
+        return {f"{name}.weight": matrix if name.endswith("eh_proj") else make(matrix).meaning}
+
+    folder = republished(tmp_path / "plain", tmp_path / "fp8", parts, {"quantization_config": settings})
+    reference = republished(tmp_path / "plain", tmp_path / "reference", meaning)
+    assert any(name.startswith("model.layers.2.") for name in matrices_of(folder))
+    hidden = torch.randn(_NUM_TOKENS, 64, generator=torch.Generator().manual_seed(2))
+    ids = torch.arange(_NUM_TOKENS)
+    found, expected = (HeadRun(loaded(each)[1]).store(0, hidden, ids) for each in (folder, reference))
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize("family", ["deepseek-v3", "qwen3-next"])
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path, family: str) -> None:
     make_model(tmp_path, family)
@@ -119,7 +148,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, family: str) -> None:
     tensors = load_file(tmp_path / SINGLE_FILE)
     name = next(name for name in added if name.endswith(("eh_proj.weight", "mtp.fc.weight")))
     write_weights(tmp_path, {**tensors, name.replace("proj", "bias").replace("fc", "bias"): torch.ones(64)})
-    with pytest.raises(ModelLoadError, match="the layer for further tokens of .* does not use: .*bias"):
+    with pytest.raises(ModelLoadError, match=r"the layer for further tokens of .* does not use: .*bias"):
         loaded(tmp_path)
     write_weights(tmp_path, {**tensors, name: torch.ones(64, 64)})
     with pytest.raises(ModelLoadError, match=rf"{name} has shape \[64, 64\], config\.json makes it \[64, 128\]"):

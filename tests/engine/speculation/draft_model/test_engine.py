@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from baton import LLM, SamplingParams
 from baton.engine.build import Engine
 from baton.engine.handoffs import FirstToken
 from baton.engine.settings import SHARED
 from baton.engine.speculation.draft_model.passes import DraftPasses
 from baton.wire.prompt import Prompt
+from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.families import make_model
@@ -36,8 +39,9 @@ def _verify_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def counts_of(engine: Engine) -> tuple[int, int]:
     """Tokens that were guessed, and those of them that were right."""
-    counts = engine.core.draft_counts
-    return counts.tokens.total(), counts.accepted.total()
+    (counts,) = engine.core.draft_counts.by_method()
+    assert counts.method == "draft_model"
+    return sum(counts.tokens_by_position), sum(counts.accepted_by_position)
 
 
 @pytest.mark.parametrize(
@@ -138,3 +142,89 @@ def test_the_drafts_kv_of_a_prompt_comes_with_it_unless_somebody_waits(tmp_path:
     assert num_accepted == num_drafts > 10
     seen = sum(share.num_tokens for call in computed.call_args_list for share in call.args[1] if share.start < 30)
     assert (seen >= len(PROMPT_IDS)) == waits
+
+
+def streams(
+    engine: Engine, prompts: Sequence[tuple[Sequence[RequestKey], Sequence[int]]]
+) -> dict[RequestKey, list[int]]:
+    """What each key says, of prompts with one choice or more."""
+    found: dict[RequestKey, list[int]] = {}
+    for (key, *forks), prompt in prompts:
+        found |= {each: [] for each in (key, *forks)}
+        params = DecodingParams(temperature=1.0, seed=11, max_tokens=NUM_OUTPUT)
+        engine.core.add(key, Prompt.of(prompt), params, forks=forks)
+    while engine.core.has_work:
+        for output in engine.core.step():
+            found[output.key] += output.token_ids
+        engine.core.check()
+    return found
+
+
+def test_choices_of_one_prompt_have_drafts_of_their_own(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama")
+    choices = [([key_of(1), key_of(2), key_of(3)], PROMPT_IDS)]
+    plain = streams(built(tmp_path), choices)
+    assert len({tuple(each) for each in plain.values()}) == 3
+    engine = built(tmp_path, speculative_config=draft_config(tmp_path))
+    assert streams(engine, choices) == plain
+    num_drafts, num_accepted = counts_of(engine)
+    assert num_accepted == num_drafts > 30
+
+
+def test_a_prefix_that_is_found_again_has_its_draft_kv(tmp_path: Path) -> None:
+    """Only what is new is caught up with, and the drafts are as good."""
+    make_model(tmp_path, "llama")
+    engine = built(tmp_path, speculative_config=draft_config(tmp_path))
+    plain = built(tmp_path)
+    turns = [PROMPT_IDS, [*PROMPT_IDS, *range(9)]]
+    for number, prompt in enumerate(turns):
+        asked = [([key_of(number)], prompt)]
+        with mock.patch.object(DraftPasses, "compute", autospec=True, side_effect=DraftPasses.compute) as computed:
+            assert streams(engine, asked) == streams(plain, asked)
+        starts = [share.start for call in computed.call_args_list for share in call.args[1]]
+        assert min(starts) == (0, len(PROMPT_IDS) // 4 * 4)[number]
+    num_drafts, num_accepted = counts_of(engine)
+    assert num_accepted == num_drafts > 20
+
+
+def test_a_users_text_is_the_same_with_a_draft_model(tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target", "llama")
+    params = [SamplingParams(temperature=each, seed=3, max_tokens=40, logprobs=2) for each in (0.0, 0.8)]
+    found = [
+        LLM(str(target), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=config).generate(
+            ["The river said that", "1 + 1 = 2"], params
+        )
+        for config in ("", draft_config(target, quantization="int8"))
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_draft_that_fails_ends_drafts_and_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_model(tmp_path, "llama")
+    plain = streams(built(tmp_path), [([key_of(1)], PROMPT_IDS)])
+    engine = built(tmp_path, speculative_config=draft_config(tmp_path))
+    with mock.patch.object(DraftPasses, "compute", side_effect=MemoryError("no room")) as computed:
+        assert streams(engine, [([key_of(1)], PROMPT_IDS)]) == plain
+    assert computed.call_count == 1
+    assert "drafts are not used any more" in caplog.text
+
+
+def test_long_prompts_are_caught_up_with_over_several_steps(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama")
+    prompts = [([key_of(number)], [(number * place) % 150 for place in range(1, 100)]) for number in range(1, 3)]
+    engine = built(tmp_path, speculative_config=draft_config(tmp_path))
+    with mock.patch.object(DraftPasses, "compute", autospec=True, side_effect=DraftPasses.compute) as computed:
+        assert streams(engine, prompts) == streams(built(tmp_path), prompts)
+    sizes = [sum(share.num_tokens for share in call.args[1]) for call in computed.call_args_list]
+    assert 32 < max(sizes) <= 32 + 5
+    assert counts_of(engine)[1] > 10
+
+
+def test_requests_of_stages_are_counted_as_those_without_drafts(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama")
+    values: dict[str, Any] = {**SIZES, "rank_pools": SHARED, "speculative_config": draft_config(tmp_path)}
+    engine, executor = thread_ranks.built(tmp_path, 1, 2, **values)
+    assert streams(engine, [([key_of(1)], PROMPT_IDS)]) == streams(built(tmp_path), [([key_of(1)], PROMPT_IDS)])
+    executor.close()
+    assert engine.core.draft_counts.undrafted == {"stages": 1}
+    assert engine.core.draft_counts.by_method() == ()

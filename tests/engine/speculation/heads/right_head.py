@@ -20,9 +20,9 @@ from tests.engine.models.heads.published import make_eagle3
 NUM_LAYERS = 4
 
 
-def make_predictable(folder: Path) -> Path:
+def make_predictable(folder: Path, max_position: int = 512) -> Path:
     """The model; returns its folder."""
-    make_checkpoint(folder, "llama", changes={"num_hidden_layers": NUM_LAYERS})
+    make_checkpoint(folder, "llama", max_position=max_position, changes={"num_hidden_layers": NUM_LAYERS})
     tensors = load_file(folder / SINGLE_FILE)
     for name in tensors:
         if name.endswith(("o_proj.weight", "down_proj.weight")):

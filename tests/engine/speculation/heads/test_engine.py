@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ def _verify_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     found, propose = Told(), HeadProposer.propose
 
     def noted(self: HeadProposer, wanted: Any) -> Any:
@@ -62,7 +61,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
         return drafts
 
     monkeypatch.setattr(HeadProposer, "propose", noted)
-    yield found
+    return found
 
 
 def counts_of(engine: Engine) -> tuple[int, int]:
@@ -164,7 +163,7 @@ def gone_on(source: Engine, target: Engine, prompt: Prompt, token_id: int, *, la
     reservation = target.core.handoffs.reserve(key_of(1), prompt)
     assert reservation is not None
     sent, end = list(source.core.handoffs.block_table(key_of(1))), source.memory.layout.layer_ends[layers - 1]
-    target.memory.blocks[list(reservation.block_table), :end] = source.memory.blocks[sent, :end]
+    target.memory.blocks[list(reservation.block_table), :end] = source.memory.blocks[sent, :end]  # type: ignore[assignment]
     source.core.handoffs.release(key_of(1))
     target.core.handoffs.add_reserved(reservation, prompt, [FirstToken(key_of(1), GREEDY, token_id)])
     return [token_id, *outputs_of(target)]
