@@ -8,6 +8,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from baton.engine.build import Engine
 from baton.engine.handoffs import FirstToken
 from baton.engine.models.weight_files import SINGLE_FILE
+from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.settings import SHARED
 from baton.engine.speculation.heads.proposer import HeadProposer
 from baton.wire.errors import ModelLoadError
@@ -204,8 +206,8 @@ class Pair:
             make_eagle3(folder / "head", self.model, num_rows=90)
         self.settings = {"speculative_config": config_of(folder / "head"), "max_num_batched_tokens": 8, **settings}
 
-    def engine(self) -> Engine:
-        return built(self.model, **self.settings)
+    def engine(self, **settings: Any) -> Engine:
+        return built(self.model, **{**self.settings, **settings})
 
 
 def begun(engine: Engine, prompt: Prompt) -> int:
@@ -252,6 +254,29 @@ def test_drafts_after_a_handoff_are_those_of_one_engine(tmp_path: Path, told: To
         assert min(found) == len(PROMPT_IDS) + 2
         assert len(found) > NUM_OUTPUT - 6
         assert (found == {length: expected[length] for length in found}) == (layers == 5)
+
+
+def test_steps_without_a_prompt_tell_of_all_layers_too(tmp_path: Path) -> None:
+    engine, told = Pair(tmp_path).engine(), []
+    engine.core.add(key_of(1), Prompt.of(PROMPT_IDS[:5]), GREEDY)
+    num_steps = 0
+    while engine.core.has_work:
+        engine.core.step(lambda step: lambda: told.append(step))
+        num_steps += 1
+    assert len(told) == 5 * num_steps > 5 * NUM_OUTPUT // 2
+
+
+def test_no_graphs_are_recorded_of_steps_that_a_head_reads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = mock.Mock(return_value=0)
+    monkeypatch.setattr(ModelRunner, "record_graphs", record)
+    pair = Pair(tmp_path)
+    pair.engine(device="emulated")
+    assert not record.called
+    assert "steps are not recorded, and take longer: a head reads what is between layers" in caplog.text
+    pair.engine(device="emulated", speculative_config="")
+    assert record.called
 
 
 def test_drafts_behind_a_prompt_that_is_computed_again_are_the_same(tmp_path: Path, told: Told) -> None:
