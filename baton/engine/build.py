@@ -75,6 +75,7 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts
 from baton.engine.settings import EngineSettings
+from baton.engine.speculation.choose import why_no_drafts
 from baton.engine.speculation.draft_model.loading import load_draft
 from baton.engine.speculation.draft_model.model import DraftModel, draft_model
 from baton.engine.speculation.heads.building import FollowingHead, follow, load_head
@@ -366,6 +367,8 @@ def _core(
     if proposer is not None:
         costs.learns_rows = chooses_depth = bool(settings.speculative_config)
         speculation = Speculation(proposer, DraftDepth(costs, bound) if chooses_depth else None)
+    elif (why := why_no_drafts(settings, config)) is not None:
+        speculation = Speculation(None, None, why.reason)
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, speculation, offload)
     if isinstance(drafting, DraftModel) and coverage is not None:
         runner = drafting.beside(runner, basis.device, coverage, scheduler.requests)

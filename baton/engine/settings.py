@@ -167,9 +167,9 @@ class EngineSettings:
     )
     speculative_config: str = _steps(
         "",
-        "how to guess several tokens for a step to verify, as vLLM's JSON; "
-        '{"method": "ngram", "num_speculative_tokens": N, "prompt_lookup_max": N, "prompt_lookup_min": N}: what came '
-        "behind the last tokens before",
+        "how tokens are guessed of which a step verifies several, as vLLM's JSON, for instance "
+        '{"method": "ngram", "num_speculative_tokens": 8}. Methods: ngram, suffix (from text), draft_model, eagle3 (from '
+        "another checkpoint, its model), mtp (from layers that the model ships)",
         metavar="JSON",
     )
     limit_mm_per_prompt: str = _model(

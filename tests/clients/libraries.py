@@ -37,6 +37,19 @@ def openai_chat(base: str, model: str) -> None:
         _require(len(list(helper)) > 1, "events of the helper")
 
 
+def openai_prediction(base: str, model: str) -> None:
+    """A chat whose answer was guessed right: it is the same, and its usage says what became of the guess."""
+    import openai
+
+    client = openai.OpenAI(base_url=base, api_key=KEY, max_retries=0)
+    asked: Any = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "seed": 5, "max_tokens": 32}
+    text = client.chat.completions.create(**asked).choices[0].message.content or ""
+    answer = client.chat.completions.create(**asked, prediction={"type": "content", "content": text})
+    _require(answer.choices[0].message.content == text, "the same answer")
+    details = answer.usage and answer.usage.completion_tokens_details
+    _require(details is not None and details.accepted_prediction_tokens is not None, "accepted tokens")
+
+
 def openai_completions(base: str, model: str) -> None:
     """Completions of texts and of token ids."""
     import openai
@@ -198,6 +211,7 @@ def llama_index(base: str, model: str) -> None:
 
 LIBRARIES = {
     "openai: chat": openai_chat,
+    "openai: prediction": openai_prediction,
     "openai: completions": openai_completions,
     "openai: responses": openai_responses,
     "openai: stored responses": openai_stored_responses,

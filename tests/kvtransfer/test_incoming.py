@@ -178,6 +178,7 @@ def test_a_commit_is_taken_once_and_of_a_silent_receiver_it_says_that_all_is_the
         ({"prompt_digest": bytes(16)}, "another prompt"),
         ({"generations": (5, 7)}, "other blocks"),
         ({"checksums": (101,)}, "other blocks"),
+        ({"num_drafted": 12}, "draft KV of 12 tokens, and 11 tokens"),
         ({"firsts": (first_token(A),)}, "one first token of each choice"),
         ({"firsts": (first_token(B), first_token(A))}, "one first token of each choice"),
         ({"firsts": (first_token(A), first_token(C))}, "one first token of each choice"),

@@ -27,10 +27,12 @@ _log = logging.getLogger(__name__)
 
 
 class Speculation(NamedTuple):
-    """Drafts are those of `proposer`, as many as `depth` chooses. Without it all are verified."""
+    """Drafts are those of `proposer`, as many as `depth` chooses. Without it all are verified. Without a proposer there
+    are none, for this `reason`."""
 
-    proposer: Proposer
+    proposer: Proposer | None
     depth: DraftDepth | None = None
+    reason: str = ""
 
 
 class Drafts:
@@ -43,9 +45,9 @@ class Drafts:
         self._limits = limits
         self._blocks = blocks
         self._in_flight: dict[RequestKey, Draft] = {}
-        self._is_impossible = self._proposer is not None and not limits.max_num_drafts
-        if self._is_impossible:
-            self._proposer = self._depth = None
+        self._reason = "" if speculation is None else speculation.reason
+        if self._proposer is not None and not limits.max_num_drafts:
+            self._proposer, self._depth, self._reason = None, None, "states"
             _log.warning(
                 "drafts are not used: this model has states, which go back on a single rank with room for them"
             )
@@ -133,8 +135,8 @@ class Drafts:
 
     def forget(self, request: Request) -> None:
         """`request` has left."""
-        if self._is_impossible:
-            self.counts.undrafted["states"] += 1
+        if self._reason:
+            self.counts.undrafted[self._reason] += 1
         if self._proposer is not None:
             self._in_flight.pop(request.key, None)
             self._proposer.forget(request)

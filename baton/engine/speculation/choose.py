@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 from baton.device.base import Device
 from baton.engine.models.config import ModelConfig
@@ -17,6 +18,13 @@ from baton.engine.speculation.settings import DraftModelAsked, HeadAsked, TextAs
 _log = logging.getLogger(__name__)
 
 
+class NoDrafts(NamedTuple):
+    """Why an engine has no layers for drafts: in a word for metrics, and in a sentence."""
+
+    reason: str
+    sentence: str
+
+
 def open_draft(
     settings: EngineSettings, folder: Path, config: ModelConfig | ModellingConfig, device: Device
 ) -> DraftLayers | None:
@@ -25,11 +33,8 @@ def open_draft(
     asked = read_asked(settings.speculative_config)
     if asked is None or isinstance(asked, TextAsked):
         return None
-    reason = _reason_against(settings, config)
-    if isinstance(asked, HeadAsked):
-        reason = reason or _reason_against_heads(settings, config)
-    if reason:
-        _log.warning("drafts are not used: %s", reason)
+    if (why := why_no_drafts(settings, config)) is not None:
+        _log.warning("drafts are not used: %s", why.sentence)
         return None
     if isinstance(asked, DraftModelAsked):
         return open_checkpoint(asked, settings, folder, config, device)
@@ -37,21 +42,30 @@ def open_draft(
     return open_head(asked, settings, folder, config)
 
 
-def _reason_against(settings: EngineSettings, config: ModelConfig | ModellingConfig) -> str:
+def why_no_drafts(settings: EngineSettings, config: ModelConfig | ModellingConfig) -> NoDrafts | None:
+    """Why layers that were asked for cannot be; None where they can, or where none were asked for."""
+    asked = read_asked(settings.speculative_config)
+    if asked is None or isinstance(asked, TextAsked):
+        return None
+    why = _why_no_layers(settings, config)
+    return _why_no_head(settings, config) if why is None and isinstance(asked, HeadAsked) else why
+
+
+def _why_no_layers(settings: EngineSettings, config: ModelConfig | ModellingConfig) -> NoDrafts | None:
     if settings.divides_pool:
-        return "each rank has a KV pool of its own"
+        return NoDrafts("ranks", "each rank has a KV pool of its own")
     if settings.pipeline_parallel_size > 1:
-        return "the layers are divided among stages"
+        return NoDrafts("stages", "the layers are divided among stages")
     if isinstance(config, ModelConfig) and config.states is not None:
-        return "this model has states, beside which layers of drafts have no place"
-    return ""
+        return NoDrafts("states", "this model has states, beside which layers of drafts have no place")
+    return None
 
 
-def _reason_against_heads(settings: EngineSettings, config: ModelConfig | ModellingConfig) -> str:
+def _why_no_head(settings: EngineSettings, config: ModelConfig | ModellingConfig) -> NoDrafts | None:
     if settings.num_ranks > 1:
-        return "a head reads hidden states of a whole model, and here ranks have shares of it"
+        return NoDrafts("ranks", "a head reads hidden states of a whole model, and here ranks have shares of it")
     if not isinstance(config, ModelConfig):
-        return "transformers computes this model, and does not say what is between its layers"
+        return NoDrafts("model", "transformers computes this model, and does not say what is between its layers")
     if settings.load_format == DUMMY:
-        return "a head for random weights guesses nothing"
-    return ""
+        return NoDrafts("weights", "a head for random weights guesses nothing")
+    return None

@@ -66,6 +66,15 @@ def test_the_longest_end_that_was_there_before_is_known_after_each_token(num_tex
         assert texts.num_tokens == sum(map(len, said))
 
 
+def test_a_match_stays_as_long_as_it_is_when_another_text_divides_its_state() -> None:
+    texts = texts_of()
+    TextReader(texts).read([26, 1, 2, 3])
+    reader = read_by(TextReader(texts), [2])
+    TextReader(texts).read([25, 1, 2, 4])  # "1 2" and "2" are in more places now than "26 1 2"
+    reader.read_one(4)
+    assert reader.first.match == 2
+
+
 def test_guesses_are_what_followed_most_often() -> None:
     chance = random.Random(4)
     for _ in range(150):
@@ -151,6 +160,17 @@ def test_what_becomes_older_is_followed_on() -> None:
         assert reader.first.match == token_id + 1
     assert texts.num_tokens == 21  # the ninth began a new half
     assert [guess.token for guess in reader.guesses(9)] == [9, 10, 11]
+
+
+def test_what_has_gone_is_followed_no_more() -> None:
+    texts = texts_of(max_tokens=7)
+    TextReader(texts).read([1, 2, 3, 4])
+    reader = read_by(TextReader(texts), [1, 2, 3])
+    for _ in range(3):
+        TextReader(texts).read([1, 2, 3, 4])
+    assert not reader.guesses(9)
+    reader.read_one(4)
+    assert reader.first.match == 1
 
 
 def test_texts_of_any_age_match_no_more_than_was_said_and_no_less_than_is_kept() -> None:

@@ -53,7 +53,7 @@ class PromptDrafts:
         return found
 
     def _is_wanted(self, request: Request, share: ScheduledRequest) -> bool:
-        if request.matcher is not None or request.prompt.media or share.context_len > self._max_tokens:
+        if request.prompt.media or share.context_len > self._max_tokens:
             return False
         if request.most_tokens - request.num_prompt_tokens < _FEWEST_OUTPUT:
             return False

@@ -108,6 +108,7 @@ class DraftModelProposer:
         self._max_tokens = draft.max_tokens
         self._end_token_ids = frozenset(draft.config.eos_token_ids)
         self._is_greedy = draft.is_greedy
+        self._requests: dict[RequestKey, _Followed] = {}
         self._num_rows = 1
         self._has_failed = False
 
@@ -146,6 +147,7 @@ class DraftModelProposer:
 
     def forget(self, request: Request) -> None:
         """What is known of it goes with it."""
+        self._requests.pop(request.key, None)
 
     def _propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
         made: dict[RequestKey, _Drafting] = {}
@@ -200,10 +202,10 @@ class DraftModelProposer:
 
     def _follow(self, request: Request) -> _Followed:
         """What the draft has seen of it, which is never its last token."""
-        followed, most = request.drafting, len(request.token_ids) - 1
-        if not isinstance(followed, _Followed):
+        followed, most = self._requests.get(request.key), len(request.token_ids) - 1
+        if followed is None:
             params = _LIKELIEST if self._is_greedy else replace(request.params, logprobs=0, prompt_logprobs=None)
-            followed = request.drafting = _Followed(params, request.block_table, 0)
+            followed = self._requests[request.key] = _Followed(params, request.block_table, 0)
             followed.num_covered = self._coverage.of(request.block_table, most)
         elif followed.table is not request.block_table:  # it was preempted
             followed.table, followed.ahead = request.block_table, ()

@@ -11,9 +11,6 @@ from baton.engine.native.texts import TextReader, Texts
 from baton.engine.scheduler.proposer import Draft
 from baton.engine.speculation.text.sources import sureness
 
-_ALWAYS_SURE = 4
-"""Behind so many tokens that were there before, the first guess is worth a try whatever followed them."""
-
 
 @dataclass(frozen=True, slots=True)
 class SuffixRules:
@@ -42,11 +39,9 @@ class SuffixText(TextReader):
 
     @property
     def has_draft(self) -> bool:
-        """Whether enough of the last tokens have been there before."""
-        match = self.first.match
-        if match >= _ALWAYS_SURE or match < self._rules.shortest:
-            return match >= self._rules.shortest
-        return self.first.count * sureness(match) >= self._rules.least_sure * self.first.total
+        """Whether enough of the last tokens have been there before, and say enough."""
+        first, rules = self.first, self._rules
+        return first.match >= rules.shortest and first.count * sureness(first.match) >= rules.least_sure * first.total
 
     def draft(self, max_tokens: int) -> Draft:
         """What has followed most often."""
@@ -54,7 +49,7 @@ class SuffixText(TextReader):
         longest = min(rules.max_depth, int(rules.spec_factor * min(self.first.match, rules.max_depth)))
         for guess in self.guesses(min(max_tokens, longest)):
             share = guess.count / guess.total
-            if share < rules.least_share or guess.match < rules.shortest:
+            if share < rules.least_share:
                 break
             token_ids.append(guess.token)
             confidences.append(share * sureness(guess.match))

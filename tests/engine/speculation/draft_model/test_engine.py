@@ -218,3 +218,13 @@ def test_long_prompts_are_caught_up_with_over_several_steps(tmp_path: Path) -> N
     sizes = [sum(share.num_tokens for share in call.args[1]) for call in computed.call_args_list]
     assert 32 < max(sizes) <= 32 + 5
     assert counts_of(engine)[1] > 10
+
+
+def test_requests_of_stages_are_counted_as_those_without_drafts(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama")
+    values: dict[str, Any] = {**SIZES, "rank_pools": SHARED, "speculative_config": draft_config(tmp_path)}
+    engine, executor = thread_ranks.built(tmp_path, 1, 2, **values)
+    assert streams(engine, [([key_of(1)], PROMPT_IDS)]) == streams(built(tmp_path), [([key_of(1)], PROMPT_IDS)])
+    executor.close()
+    assert engine.core.draft_counts.undrafted == {"stages": 1}
+    assert engine.core.draft_counts.by_method() == ()
