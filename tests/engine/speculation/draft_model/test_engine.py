@@ -34,7 +34,7 @@ def draft_config(draft: Path, num_tokens: int = 4, **values: Any) -> str:
 @pytest.fixture(autouse=True)
 def _verify_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many drafts pay is a question of time."""
-    monkeypatch.setattr("baton.engine.build.DraftDepth", lambda *_: None)
+    monkeypatch.setattr("baton.engine.speculation.building.DraftDepth", lambda *_: None)
 
 
 def counts_of(engine: Engine) -> tuple[int, int]:
