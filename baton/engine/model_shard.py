@@ -283,6 +283,8 @@ def gpu_room(
     `InvalidSetting` when it is too small."""
     settings, device, workspace_bytes = basis.settings, basis.device, attention.workspace_bytes
     needs = measure_needs(settings, before, model.decoder, sampler, device, basis.limits, workspace_bytes)
+    if basis.draft is not None:  # it has a workspace and graphs of its own
+        needs = replace(needs, later_bytes=2 * needs.later_bytes)
     return gpu_num_blocks(settings, model.own if settings.divides_pool else model.layout, basis.capacity, needs)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from baton import LLM, SamplingParams
@@ -118,7 +119,10 @@ def handed_over(tmp_path: Path, *, waits: bool) -> tuple[list[int], Engine, Engi
             tokens += output.token_ids if output.key == key else ()
     assert set(told) == {first.memory.layout.num_layers}
     table = first.core.handoffs.block_table(key)
-    second.memory.blocks[list(reservation.block_table)] = first.memory.blocks[list(table)]
+    sent, come = first.memory.blocks, second.memory.blocks
+    assert isinstance(sent, np.ndarray)
+    assert isinstance(come, np.ndarray)
+    come[list(reservation.block_table)] = sent[list(table)]
     num_drafted = first.core.handoffs.num_drafted(table)
     assert num_drafted == (0 if waits else len(PROMPT_IDS))
     second.core.handoffs.add_reserved(reservation, prompt, [FirstToken(key, params, tokens[0])], (), num_drafted)
