@@ -180,7 +180,7 @@ def build_engine(
         num_blocks = _num_blocks(basis, model, size, sampler, attention, before, executor)
         report_shorter_requests(settings, size, basis.capacity, num_blocks)
         memory = _kv_memory(basis, model, size, num_blocks, allocate, rank)
-        if proposer or asked:
+        if proposer or asked or head:
             memory = _with_draft_blocks(memory, settings.num_ranks)
         executor.share_memory(memory, stream_of(basis, model, rank))
         costs = StepCosts(pair_in_tokens=pair_in_tokens(config) if isinstance(config, ModelConfig) else USUAL_PAIR)
