@@ -168,8 +168,8 @@ class EngineSettings:
     speculative_config: str = _steps(
         "",
         "how tokens are guessed of which a step verifies several, as vLLM's JSON, for instance "
-        '{"method": "ngram", "num_speculative_tokens": 8}. Methods: ngram, suffix (from text), draft_model, eagle3 (from '
-        "another checkpoint, its model), mtp (from layers that the model ships)",
+        '{"method": "ngram", "num_speculative_tokens": 8}. Methods: ngram, suffix (from text), draft_model, eagle3 '
+        "(from another checkpoint, its model), mtp (from layers that the model ships)",
         metavar="JSON",
     )
     limit_mm_per_prompt: str = _model(
