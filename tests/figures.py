@@ -20,12 +20,14 @@ from baton.bench.numbers import rate, whole
 from baton.bench.runs import METRIC_OF, Metric, points_of
 from tests.campaign.load import FAILED
 from tests.campaign.results import summed
-from tests.measured import LINES, rows_of, tables
+from tests.measured import rows_of, tables
 from tests.soak.kept import GOAL_HOURS, LongGap, Part
 from tests.soak.summary import hours, summary
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/benchmarks.md", "docs/faults.md", "docs/guides/split_or_not.md", "docs/kv_store.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/faults.md", "docs/guides/split_or_not.md")
+PAGES += ("docs/kv_store.md", "docs/speculation.md")
+_MEASURED = {"kv": "docs/kv_store.jsonl", "drafts": "docs/speculation.jsonl"}
 CHART = "docs/pictures/against-vllm.svg"
 _BLOCK = re.compile(r"(?<=<!-- figures: )([\w-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
@@ -131,10 +133,14 @@ def _is_program(line: str) -> bool:
     return line.startswith(("| router", "| prefill", "| decode"))
 
 
-def kv_stores() -> dict[str, Callable[[], str]]:
-    """The tables of docs/kv_store.jsonl, by their names on the page."""
-    found = {kind: rows_of(kind, cells) for kind, cells in tables(LINES.read_text().splitlines()).items()}
-    return {f"kv-{kind.replace(' ', '-')}": partial(_table, rows[0], rows[1:]) for kind, rows in found.items()}
+def measured() -> dict[str, Callable[[], str]]:
+    """The tables of trials, by their names on the pages."""
+    return {
+        f"{prefix}-{kind.replace(' ', '-')}": partial(_table, rows[0], rows[1:])
+        for prefix, file in _MEASURED.items()
+        for kind, cells in tables((ROOT / file).read_text().splitlines()).items()
+        for rows in [rows_of(kind, cells)]
+    }
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -144,7 +150,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def filled(page: str) -> str:
     """The text of a page with its figures as their files have them. Raises `KeyError` for a name that nothing has."""
     figures: dict[str, Callable[[], str]] = {name: partial(compared, name) for name in TABLES}
-    figures |= {"campaigns": campaigns, "soak": soak, **kv_stores()}
+    figures |= {"campaigns": campaigns, "soak": soak, **measured()}
     return _BLOCK.sub(lambda block: f"{block[1]}{block[2]}{figures[block[1]]()}", page)
 
 

@@ -1,4 +1,4 @@
-"""What trials of KV stores have measured, as tables and as lines of a file that docs/kv_store.md quotes.
+"""What trials have measured, as tables and as lines of a file that a page of docs quotes.
 
 Owns the form of these lines. A line has one table of cells by row and column, all values that were measured, and what
 has to be said beside every figure. Knows no trial. Tables of a kind are one table on the page, so a trial of another
@@ -21,16 +21,13 @@ from typing import Any, TypeAlias
 from baton.bench.facts import collect_facts
 from baton.bench.numbers import NONE, number, rate
 
-LINES = Path(__file__).parents[1] / "docs/kv_store.jsonl"
 Cells: TypeAlias = Mapping[str, Mapping[str, str]]
 """By row, then by column."""
 
 
 def add_to(parser: ArgumentParser) -> None:
     """Let the command line say where the line goes."""
-    parser.add_argument(
-        "--to", type=Path, metavar="FILE", help=f"append the line to this file, as {LINES.name} of docs"
-    )
+    parser.add_argument("--to", type=Path, metavar="FILE", help="append the line to this file, as docs/*.jsonl")
 
 
 def report(kind: str, cells: Cells, values: Any, to: Path | None) -> None:

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from tests.figures import CHART, PAGES, ROOT, TABLES, chart, compared, filled, kv_stores
+from tests.figures import CHART, PAGES, ROOT, TABLES, chart, compared, filled, measured
 
 _AGAIN = "run `python -m tests.figures`"
 
@@ -26,7 +26,7 @@ def test_the_chart_is_of_its_file() -> None:
 def test_every_table_is_shown_somewhere_and_every_mark_is_closed() -> None:
     text = "".join((ROOT / page).read_text() for page in PAGES)
     shown = re.findall(r"<!-- figures: (\S+) -->", text)
-    assert {*TABLES, "campaigns", "soak", *kv_stores()} == {*shown}
+    assert {*TABLES, "campaigns", "soak", *measured()} == {*shown}
     assert len(shown) == text.count("<!-- end -->")
 
 

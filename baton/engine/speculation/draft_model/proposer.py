@@ -35,12 +35,13 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Followed:
     """A request as the draft knows it: in the blocks of `table`, its first `num_covered` tokens have draft KV, and so
-    have the guesses of `ahead` behind them."""
+    have the guesses of `ahead` behind them, as long as the blocks of both are in this `use`."""
 
     params: DecodingParams
     table: BlockTable
     num_covered: int
     ahead: Sequence[int] = ()
+    use: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(slots=True)
@@ -189,6 +190,7 @@ class DraftModelProposer:
         followed, known = made.followed, min(made.num_stored, made.num_known)
         self._coverage.fill(followed.table, followed.num_covered, known)
         followed.num_covered, followed.ahead = known, made.token_ids[known : made.num_stored]
+        followed.use = self._coverage.uses(followed.table, known, made.num_stored)
 
     def _draft_of(self, made: _Drafting | None) -> Draft:
         if made is None or not made.confidences:
@@ -223,5 +225,8 @@ class DraftModelProposer:
             if end >= last or token_ids[end] != guess:
                 break
             end += 1
+        use = self._coverage.uses(followed.table, first, end)
+        if use != followed.use[: len(use)]:  # a block of guesses was released in between
+            end = first
         self._coverage.fill(followed.table, first, end)
         followed.num_covered, followed.ahead = end, ()
