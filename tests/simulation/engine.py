@@ -7,6 +7,7 @@ never written show in its tokens.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,7 +20,9 @@ from baton.engine.attention.base import LayerStored
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.core import EngineCore
 from baton.engine.runner.base import RunningStep
+from baton.engine.scheduler.drafts import Speculation
 from baton.engine.scheduler.limits import SchedulerLimits
+from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.reading import RowsRead
 from baton.engine.scheduler.request import PENDING_TOKEN, BlockCopy, ScheduledRequest
 from baton.engine.scheduler.scheduler import Scheduler
@@ -28,6 +31,7 @@ from baton.engine.scheduler.step_costs import StepCosts
 from baton.kvtransfer.transports.base import Blocks
 from baton.wire.request_key import RequestKey
 from tests.computed_step import ComputedStep
+from tests.engine.scheduler.proposers import Guessing
 from tests.kvtransfer.pools import BLOCK_BYTES, BLOCK_SIZE
 
 POISON = (28, 28, 28)
@@ -53,6 +57,7 @@ class _Row(NamedTuple):
     block_table: tuple[int, ...]
     choices: tuple[tuple[RequestKey, int], ...]
     block_copy: BlockCopy | None
+    num_drafts: int
 
 
 @dataclass(slots=True)
@@ -96,7 +101,7 @@ class SimRunner:
         """The row with the token that the step before has sampled."""
         if row.token_ids[-1] != PENDING_TOKEN:
             return row
-        return row._replace(token_ids=(*row.token_ids[:-1], self.sampled[row.key][0].token_id))
+        return row._replace(token_ids=(*row.token_ids[:-1], self.sampled[row.key][-1].token_id))
 
     def _write(self, row: _Row) -> None:
         for position in range(row.start, row.start + row.num_tokens):
@@ -105,9 +110,9 @@ class SimRunner:
             self.blocks[row.block_table[position // BLOCK_SIZE], first : first + _SLOT_BYTES] = content
 
     def _sample(self, row: _Row) -> Mapping[RequestKey, SampledTokens]:
-        num_tokens = row.start + row.num_tokens
-        kv = self.blocks[list(row.block_table)].tobytes()[: num_tokens * _SLOT_BYTES]
-        return {key: (SampledToken(_token(kv, choice), None),) for key, choice in row.choices}
+        num_tokens, whole = row.start + row.num_tokens, self.blocks[list(row.block_table)].tobytes()
+        places = [whole[: count * _SLOT_BYTES] for count in range(num_tokens - row.num_drafts, num_tokens + 1)]
+        return {key: tuple([SampledToken(_token(kv, choice), None) for kv in places]) for key, choice in row.choices}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +142,11 @@ def _row(share: ScheduledRequest) -> _Row:
         tuple(share.block_table),
         choices if share.needs_sample else (),
         share.block_copy,
+        share.num_drafts,
     )
 
 
-def make_core(runner: SimRunner, clock: Callable[[], float]) -> EngineCore:
+def make_core(runner: SimRunner, clock: Callable[[], float], proposer: Proposer | None) -> EngineCore:
     """An engine that computes prompts in small chunks."""
     pool = BlockPool(len(runner.blocks))
     limits = SchedulerLimits(
@@ -150,7 +156,16 @@ def make_core(runner: SimRunner, clock: Callable[[], float]) -> EngineCore:
         max_request_tokens=len(runner.blocks) * BLOCK_SIZE,
         vocab_size=EOS + 1,
     )
-    return EngineCore(pool, Scheduler(pool, limits, frozenset({EOS})), runner, FINGERPRINT, costs=StepCosts(clock))
+    speculation = None if proposer is None else Speculation(proposer)
+    scheduler = Scheduler(pool, limits, frozenset({EOS}), speculation=speculation)
+    return EngineCore(pool, scheduler, runner, FINGERPRINT, costs=StepCosts(clock))
+
+
+def guessing(chance: random.Random) -> Guessing:
+    """Its drafts are mostly right."""
+    return Guessing(
+        lambda request, count: reference(tuple(request.token_ids), count, request.params.choice), 0.7, chance, most=3
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -6,6 +6,7 @@ lose, flip, double and delay blocks), and whatever would need a real thread, sig
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,7 +48,7 @@ from baton.wire.messages.vocabulary import NODE_TO_ROUTER
 from tests.kvtransfer.loopback import LoopbackNetwork, LoopbackOpener, LoopbackReceiver, LoopbackSender
 from tests.kvtransfer.pools import BLOCK_BYTES, LAYOUT
 from tests.simulation.clock import VirtualClock
-from tests.simulation.engine import FINGERPRINT, MAX_NUM_SEQS, NUM_BLOCKS, Crash, SimRunner, make_core
+from tests.simulation.engine import FINGERPRINT, MAX_NUM_SEQS, NUM_BLOCKS, Crash, SimRunner, guessing, make_core
 from tests.simulation.network import Context, Host
 from tests.simulation.programs import SETTINGS, Program, Surroundings, Thread
 
@@ -206,7 +207,8 @@ class NodeProgram(Program):
         self.stopper = SimStopper()
         blocks = np.zeros((NUM_BLOCKS, BLOCK_BYTES), dtype=np.uint8)
         self.runner = SimRunner(blocks, is_asynchronous=around.overlaps)
-        self.core = make_core(self.runner, around.clock)
+        proposer = guessing(random.Random(self.epoch)) if around.drafts and self.epoch % 2 else None
+        self.core = make_core(self.runner, around.clock, proposer)
         self.first_steps = FirstSteps(self._now_us)
         self._engine = Thread(around.clock, self.host, self._turn)
         self._transfers: list[SimTransferThread] = []

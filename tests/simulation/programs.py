@@ -84,7 +84,7 @@ class Thread:
 class Surroundings:
     """What every program needs of the world. `step_s` says how long the next step of an engine takes; `overlaps`:
     engines schedule asynchronously; `routers`: the addresses of those that nodes serve; `max_attempts`: see
-    `RelaySettings`."""
+    `RelaySettings`; `drafts`: half of the nodes have drafts."""
 
     clock: VirtualClock
     network: Network
@@ -95,6 +95,7 @@ class Surroundings:
     overlaps: bool
     routers: Sequence[str]
     max_attempts: int
+    drafts: bool = False
 
 
 class Program:

@@ -102,6 +102,7 @@ class Schedule:
             num_mixed=num_prefills + self.num_decodes if is_mixed else 0,
             num_routers=chance.choice(size.routers),
             max_attempts=8 if self.has_poison else 3,
+            drafts=random.Random(f"drafts of {self.seed}").random() < 0.7,
         )
 
     def run(self) -> None:

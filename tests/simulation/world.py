@@ -162,6 +162,7 @@ class World:
         num_mixed: int = 0,
         num_routers: int = 1,
         max_attempts: int = 3,
+        drafts: bool = False,
     ) -> None:
         self.chance = random.Random(seed)
         self.clock = VirtualClock()
@@ -180,6 +181,7 @@ class World:
             overlaps,
             addresses,
             max_attempts,
+            drafts,
         )
         self.dead: set[ProcessIdentity] = set()
         self.clients: list[Client] = []

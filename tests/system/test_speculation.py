@@ -11,7 +11,7 @@ import pytest
 from baton.demo.location import checkpoint_path
 from baton.wire.drafts import PREDICTION
 from tests.system.conftest import running
-from tests.system.harness import MODEL_NAME, Relay, start_relay, wait_until
+from tests.system.harness import MODEL_NAME, Program, Relay, start_relay, wait_until
 
 NGRAMS = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 8}')
 NUM_TOKENS = 200
@@ -42,31 +42,34 @@ def predicted(relay: Relay, text: str) -> tuple[str, dict[str, Any]]:
     return answer.choices[0].text, answer.usage.completion_tokens_details.to_dict()
 
 
-def test_a_prediction_saves_steps_and_answer_node_and_router_count_the_same(relay: Relay) -> None:
-    (node,) = relay.decodes
+def test_a_prediction_is_drafted_from_and_answers_node_and_router_count_the_same(relay: Relay) -> None:
+    """How many drafts there are follows what steps are seen to cost, so it is asked until there are some."""
     text = relay.client.completions.create(**ASKED).choices[0].text
-    before = node.metrics()
-    for guess in (text, "nothing of this is ever said: 1 2 3 4 5 6 7 8 9 " * 20):
-        answer, details = predicted(relay, guess)
-        assert answer == text
-        accepted = details["accepted_prediction_tokens"]
-        assert (accepted > NUM_TOKENS / 2) == (guess == text), details
-    steps = node.metrics().value("steps_total") - before.value("steps_total")
-    assert steps < 1.7 * NUM_TOKENS, "two answers"
+    told = {"steps": 0, "tokens": 0, "accepted": 0}
 
-    told = node.metrics()
-    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
-    counts = [told.value(f"spec_decode_{name}_total", method=PREDICTION) for name in names]
-    assert 0 < counts[2] <= counts[1] <= 8 * counts[0]
-    assert told.value("spec_decode_num_accepted_tokens_per_pos_total", method=PREDICTION) == counts[2]
+    def is_accepted() -> bool:
+        for guess in ("nothing of this is ever said: 1 2 3 4 5 6 7 8 9 " * 20, text):
+            answer, details = predicted(relay, guess)
+            assert answer == text
+            drafts = details.get("drafts", {}).get(PREDICTION, dict.fromkeys(told, 0))
+            assert details["accepted_prediction_tokens"] == drafts["accepted"]
+            assert details["rejected_prediction_tokens"] == drafts["tokens"] - drafts["accepted"]
+            told.update({name: told[name] + drafts[name] for name in told})
+        return drafts["accepted"] > NUM_TOKENS / 2
 
-    def router_knows() -> bool:
-        shown = relay.router.metrics()
-        with suppress(KeyError):  # before the next heartbeat
-            return counts == [shown.value(f"spec_decode_{name}_total", method=PREDICTION) for name in names]
-        return False
+    wait_until(is_accepted, "an answer has most of its tokens from a prediction", timeout_s=60.0)
+    relay.settle()
+    assert counts_at(relay.decodes[0]) == told
+    wait_until(lambda: counts_at(relay.router) == told, "the router has heard of all drafts")
 
-    wait_until(router_knows, "the router has heard of all drafts")
+
+def counts_at(program: Program) -> dict[str, int]:
+    """What its metrics say of tokens from predictions; nothing while they say nothing."""
+    shown = program.metrics()
+    names = {"steps": "num_drafts", "tokens": "num_draft_tokens", "accepted": "num_accepted_tokens"}
+    with suppress(KeyError):
+        return {name: shown.value(f"spec_decode_{of}_total", method=PREDICTION) for name, of in names.items()}
+    return {}
 
 
 def test_a_prediction_lives_on_when_the_node_that_drafts_dies(relay: Relay) -> None:
@@ -87,4 +90,4 @@ def test_a_prediction_lives_on_when_the_node_that_drafts_dies(relay: Relay) -> N
     details = chunk.usage.completion_tokens_details
     assert details is not None
     assert details.accepted_prediction_tokens is not None
-    assert NUM_TOKENS / 2 < details.accepted_prediction_tokens < NUM_TOKENS
+    assert 0 <= details.accepted_prediction_tokens < NUM_TOKENS

@@ -43,6 +43,11 @@ class DraftCoverage:
             self._filled[block_id] = min(size, end - place * size)
             self._generations[block_id] = self._pool.generation(block_id)
 
+    def uses(self, block_table: Sequence[int], first: int, end: int) -> list[tuple[int, int]]:
+        """The blocks of these tokens, each with its generation: what names this use of it."""
+        block_ids = block_table[first // self._block_size : -(-end // self._block_size)]
+        return [(block_id, self._pool.generation(block_id)) for block_id in block_ids]
+
     def can_fill(self, block_table: Sequence[int], first: int, end: int) -> bool:
         """Whether nobody reads the blocks of these tokens."""
         size = self._block_size

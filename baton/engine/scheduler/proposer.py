@@ -75,7 +75,7 @@ class Proposer(Protocol):
     """Called by the scheduler, between steps: everybody waits for it.
 
     `method`: the usual one of its drafts. `stores_kv`: it writes KV behind the tokens of requests, which have blocks
-    for it when it is asked. Both are constant. It may keep what it knows of a request in `Request.drafting`."""
+    for it when it is asked. Both are constant. What it keeps of a request goes with `forget`."""
 
     @property
     def method(self) -> str:

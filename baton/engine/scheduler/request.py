@@ -150,8 +150,6 @@ class Request:
     With a `load` it waits for KV: a store's thread writes into blocks of its table behind what is computed. Before it
     has blocks it may wait for KV that is `awaited` in the prefix cache.
 
-    `drafting`: what a proposer keeps of it (`baton.engine.scheduler.proposer`).
-
     `first_due_s`, `last_due_s`: when its first and its last token have to be there for its goals to be met, see
     `baton.engine.scheduler.step_bound`; the second is None until there is a first token, and -inf when that was late.
     `turn_s`: prompts are computed in the order of it, and of arrival where it is the same.
@@ -181,7 +179,6 @@ class Request:
     matcher: Matcher | None = None
     load: PoolLoad | None = None
     awaited: Awaited | None = None
-    drafting: object | None = None
     first_due_s: float = math.inf
     last_due_s: float | None = None
     turn_s: float = 0.0

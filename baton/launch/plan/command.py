@@ -18,6 +18,7 @@ from baton.engine.models.config import ModelConfig, load_config, parse_config
 from baton.engine.models.config_fields import read_json_object
 from baton.engine.models.identity import find_checkpoint
 from baton.engine.settings import BATCHED_TOKENS, BLOCK_SIZE, RANKS, RANKS_OR_SAME, SEQUENCES, EngineSettings
+from baton.engine.speculation.settings import DraftModelAsked, TextAsked, read_asked
 from baton.launch.plan.devices import PlannedDevice, find_device
 from baton.launch.plan.handoff import PlannedHandoff, plan_handoff
 from baton.launch.plan.node_plan import NodePlanner, PlannedNode, Ranks
@@ -82,6 +83,9 @@ class PlanSettings:
     flop_utilization: float = _limits(
         0.5, "share of the device's peak that products reach; 1: the most bandwidth that can be needed", allowed=SHARE
     )
+    speculative_config: str = setting(
+        "", "as of `baton serve`: weights and KV of a draft model are counted, text needs neither", metavar="JSON"
+    )
     json: bool = setting(False, "print one JSON object")
 
 
@@ -142,6 +146,7 @@ def make_plan(settings: PlanSettings) -> Plan:
         choose_kv_dtype(settings.kv_cache_dtype, dtype),
         num_sharing=num_prefill * prefill_ranks.count + num_decode * decode_ranks.count,
         utilization=settings.flop_utilization,
+        draft=_draft(settings),
     )
     prefill = _planned(planner, prefill_ranks, "prefill")
     decode = prefill if decode_ranks == prefill_ranks else _planned(planner, decode_ranks, "decode")
@@ -171,6 +176,15 @@ def read_config(model: str) -> ModelConfig:
     return (
         parse_config(read_json_object(path)) if path.is_file() else load_config(find_checkpoint(model, weights=False))
     )
+
+
+def _draft(settings: PlanSettings) -> ModelConfig | None:
+    asked = read_asked(settings.speculative_config)
+    if asked is None or isinstance(asked, TextAsked):
+        return None
+    if not isinstance(asked, DraftModelAsked):
+        raise InvalidSetting("--speculative-config: a plan counts draft models, and no heads, which are a layer or two")
+    return read_config(asked.checkpoint).for_context(asked.max_model_len or settings.max_model_len)
 
 
 def as_document(plan: Plan) -> dict[str, Any]:

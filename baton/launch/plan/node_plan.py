@@ -83,7 +83,7 @@ class PlannedNode:
 @dataclass(frozen=True, slots=True)
 class NodePlanner:
     """Plans nodes of one model on one kind of device. `num_sharing`: ranks that share the memory of this machine, on a
-    CPU. `kv_dtype`: of the stored KV."""
+    CPU. `kv_dtype`: of the stored KV. `draft`: the model that computes drafts, if one does."""
 
     config: ModelConfig
     device: PlannedDevice
@@ -92,12 +92,15 @@ class NodePlanner:
     kv_dtype: str
     num_sharing: int
     utilization: float
+    draft: ModelConfig | None = None
 
     def plan(self, ranks: Ranks) -> PlannedNode:
         """A node. Raises `ModelLoadError` and `InvalidSetting` as that node would."""
-        stages = stage_sizes(
-            self.config, self.dtype, self.kv_dtype, self.settings.block_size, ranks.tensor, ranks.stages
-        )
+        stages = self._stages(self.config, ranks)
+        if self.draft is not None:
+            if ranks.count > 1:
+                raise InvalidSetting("--speculative-config: a node with a draft model is planned as one rank")
+            stages = [stages[0].with_draft(self._stages(self.draft, ranks)[0])]
         capacity = find_capacity(self.settings, self.config, is_gpu=self.device.is_gpu)
         step_bytes = self._step_bytes(capacity, ranks)
         num_blocks = min(self._num_blocks(stage, ranks, capacity, step_bytes) for stage in stages)
@@ -116,6 +119,9 @@ class NodePlanner:
             max_step_tokens=capacity.max_step_tokens,
             stages=tuple(stages),
         )
+
+    def _stages(self, config: ModelConfig, ranks: Ranks) -> list[RankSize]:
+        return stage_sizes(config, self.dtype, self.kv_dtype, self.settings.block_size, ranks.tensor, ranks.stages)
 
     def chunk_s(self, node: PlannedNode, first: int, count: int) -> float:
         """Seconds from one chunk of `count` tokens, behind `first` others, to the next at best: with stages, several
@@ -150,13 +156,13 @@ class NodePlanner:
         # a tied head reads all of the table, where that is in the same stage
         has_own_head = not self.config.tie_word_embeddings or node.ranks.stages > 1
         return max(
-            stage.weights_bytes - unread * stage.expert_bytes - (stage.table_bytes if has_own_head else 0)
+            stage.model_bytes - unread * stage.expert_bytes - (stage.table_bytes if has_own_head else 0)
             for stage in node.stages
         )
 
     def _read_kv_bytes(self, node: PlannedNode, context: int) -> float:
         """Of one request in all ranks: layers with a window read no more than that."""
-        layers = [(stage.layout, kv) for stage in node.stages for kv in stage.layout.layers]
+        layers = [(stage.layout, kv) for stage in node.stages for kv in stage.model_layers]
         return node.ranks.tensor * sum(
             layout.layer_bytes(kv) * (1 if kv.kind == STATE else min(context, kv.window or context) / node.block_size)
             for layout, kv in layers

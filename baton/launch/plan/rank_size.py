@@ -13,7 +13,7 @@ from baton.engine.models.decoder import TORCH_DTYPES, Decoder
 from baton.engine.models.division import require_divisible
 from baton.engine.models.ops.torch_ops import TorchOps
 from baton.engine.models.shard import Shard
-from baton.wire.layout import KvLayout
+from baton.wire.layout import KvLayout, LayerKv
 
 _EXPERTS = ".experts."
 _EMBEDDINGS = ("embedding", "positions")
@@ -22,12 +22,37 @@ _EMBEDDINGS = ("embedding", "positions")
 @dataclass(frozen=True, slots=True)
 class RankSize:
     """The bytes of one rank in one stage. `expert_bytes` of the `weights_bytes` are experts', of which a token needs a
-    few. `table_bytes` are tables, of which a token needs a row."""
+    few. `table_bytes` are tables, of which a token needs a row. `draft_bytes` are a draft model's, whose KV is in the
+    last `num_draft_layers` of the layout."""
 
     weights_bytes: int
     expert_bytes: int
     table_bytes: int
     layout: KvLayout
+    draft_bytes: int = 0
+    num_draft_layers: int = 0
+
+    def with_draft(self, draft: RankSize) -> RankSize:
+        """This rank, which computes drafts with a model of that size too."""
+        layers, num_bytes = draft.layout.layers, draft.weights_bytes
+        return RankSize(
+            self.weights_bytes + num_bytes,
+            self.expert_bytes,
+            self.table_bytes,
+            self.layout.followed_by(layers),
+            num_bytes,
+            len(layers),
+        )
+
+    @property
+    def model_bytes(self) -> int:
+        """The weights of the model itself."""
+        return self.weights_bytes - self.draft_bytes
+
+    @property
+    def model_layers(self) -> tuple[LayerKv, ...]:
+        """What layers of the model itself store."""
+        return self.layout.layers[: self.layout.num_layers - self.num_draft_layers]
 
 
 def stage_sizes(

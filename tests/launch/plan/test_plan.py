@@ -158,6 +158,25 @@ def test_kv_in_codes_of_8_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert plan["prefill"]["weights_bytes"] == _QWEN_WEIGHTS
 
 
+def test_a_draft_model_takes_memory_of_its_own_and_travels_with_the_kv(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "draft").mkdir()
+    model, draft = _written(tmp_path, LLAMA_3_8B), _written(tmp_path / "draft", QWEN3_06B)
+    asked = json.dumps({"method": "draft_model", "model": draft, "num_speculative_tokens": 4})
+    common = (model, "--dtype", "bfloat16", "--context", "4096", "--max-num-seqs", "1", "--speculative-config")
+    plain, with_text, with_draft = (
+        _planned(capsys, *common, config) for config in ("", '{"method": "ngram", "num_speculative_tokens": 4}', asked)
+    )
+    assert with_text == plain
+    node = with_draft["decode"]
+    assert node["weights_bytes"] == _LLAMA_WEIGHTS + _QWEN_WEIGHTS
+    assert node["kv_bytes_per_token"] == 131072 + 2 * 2 * 8 * 128 * 28
+    assert node["num_blocks"] < plain["decode"]["num_blocks"]
+    assert with_draft["handoffs"][0]["num_bytes"] == 4096 * node["kv_bytes_per_token"]
+    assert with_draft["concurrency"][0]["step_s"] == plain["concurrency"][0]["step_s"], "of the model alone"
+
+
 def test_the_demo_model_on_this_machine_is_planned_as_it_is_served(capsys: pytest.CaptureFixture[str]) -> None:
     plan = _planned(capsys, "--gpu", "cpu", "--max-model-len", "256", "--max-num-seqs", "8")
     # as many blocks as eight requests of that length can use
@@ -176,6 +195,8 @@ def test_the_demo_model_on_this_machine_is_planned_as_it_is_served(capsys: pytes
         (LLAMA_3_8B, ["--tp", "0"], "--tp: 0 is not from 1 to 64"),
         (LLAMA_3_8B, ["--flop-utilization", "2"], "--flop-utilization: 2.0 is not above 0"),
         (DEEPSEEK_V3, ["--gpu", "h200", "--decode-tp", "8"], "prefill node of --tp 1 and --pp 1: .* do not fit into"),
+        (LLAMA_3_8B, ["--speculative-config", '{"method": "mtp"}'], "a plan counts draft models, and no heads"),
+        (LLAMA_3_8B, ["--speculative-config", "{"], "--speculative-config '{': "),
         (GPT_OSS_20B, ["--tp", "4"], "2880 rows of an expert cannot be divided among 4 ranks in groups of 32"),
     ],
 )

@@ -35,12 +35,13 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Followed:
     """A request as the draft knows it: in the blocks of `table`, its first `num_covered` tokens have draft KV, and so
-    have the guesses of `ahead` behind them."""
+    have the guesses of `ahead` behind them, as long as the blocks of both are in this `use`."""
 
     params: DecodingParams
     table: BlockTable
     num_covered: int
     ahead: Sequence[int] = ()
+    use: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(slots=True)
@@ -108,6 +109,7 @@ class DraftModelProposer:
         self._max_tokens = draft.max_tokens
         self._end_token_ids = frozenset(draft.config.eos_token_ids)
         self._is_greedy = draft.is_greedy
+        self._requests: dict[RequestKey, _Followed] = {}
         self._num_rows = 1
         self._has_failed = False
 
@@ -146,6 +148,7 @@ class DraftModelProposer:
 
     def forget(self, request: Request) -> None:
         """What is known of it goes with it."""
+        self._requests.pop(request.key, None)
 
     def _propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
         made: dict[RequestKey, _Drafting] = {}
@@ -187,6 +190,7 @@ class DraftModelProposer:
         followed, known = made.followed, min(made.num_stored, made.num_known)
         self._coverage.fill(followed.table, followed.num_covered, known)
         followed.num_covered, followed.ahead = known, made.token_ids[known : made.num_stored]
+        followed.use = self._coverage.uses(followed.table, known, made.num_stored)
 
     def _draft_of(self, made: _Drafting | None) -> Draft:
         if made is None or not made.confidences:
@@ -200,10 +204,10 @@ class DraftModelProposer:
 
     def _follow(self, request: Request) -> _Followed:
         """What the draft has seen of it, which is never its last token."""
-        followed, most = request.drafting, len(request.token_ids) - 1
-        if not isinstance(followed, _Followed):
+        followed, most = self._requests.get(request.key), len(request.token_ids) - 1
+        if followed is None:
             params = _LIKELIEST if self._is_greedy else replace(request.params, logprobs=0, prompt_logprobs=None)
-            followed = request.drafting = _Followed(params, request.block_table, 0)
+            followed = self._requests[request.key] = _Followed(params, request.block_table, 0)
             followed.num_covered = self._coverage.of(request.block_table, most)
         elif followed.table is not request.block_table:  # it was preempted
             followed.table, followed.ahead = request.block_table, ()
@@ -221,5 +225,8 @@ class DraftModelProposer:
             if end >= last or token_ids[end] != guess:
                 break
             end += 1
+        use = self._coverage.uses(followed.table, first, end)
+        if use != followed.use[: len(use)]:  # a block of guesses was released in between
+            end = first
         self._coverage.fill(followed.table, first, end)
         followed.num_covered, followed.ahead = end, ()

@@ -5,6 +5,7 @@ Owns the order: the model has taps before its layers are recorded, and the head 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from baton.engine.attention.choose import AttentionShape, choose_attention
@@ -24,6 +25,8 @@ from baton.engine.speculation.heads.proposer import HeadProposer
 from baton.engine.speculation.heads.slots import HeadSlots
 from baton.runtime.process import return_freed_memory
 from baton.wire.layout import KvLayout
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ def load_head(basis: Basis, model: ModelShard) -> LoadedHead | None:
         return None
     head = checkpoint.load(decoder, model.ops, basis.kernels)
     return_freed_memory()
+    if basis.device.records and not basis.settings.enforce_eager:
+        _log.warning("steps are not recorded, and take longer: a head reads what is between layers")
     if head.taps:
         decoder.taps = KeptStreams(head.taps)
     return LoadedHead(checkpoint, head)

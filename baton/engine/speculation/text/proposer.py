@@ -21,6 +21,7 @@ from baton.engine.scheduler.proposer import FREE, NO_DRAFT, Draft, DraftCost, Wa
 from baton.engine.scheduler.request import Request
 from baton.engine.speculation.text.prediction import Prediction
 from baton.engine.speculation.text.sources import Source
+from baton.wire.request_key import RequestKey
 
 MAX_OWN_TOKENS = 1 << 17
 """Of a request the newest tokens are kept, at most so many: some 100 bytes each."""
@@ -66,6 +67,7 @@ class TextProposer:
         self.method = method
         self._num_tokens = num_tokens
         self._sources = sources
+        self._requests: dict[RequestKey, _Followed] = {}
         self._num_counted = 0
         self._slowest: Request | None = None
         self._has_said_so = False
@@ -97,16 +99,16 @@ class TextProposer:
 
     def forget(self, request: Request) -> None:
         """What was kept of it goes; what it said stays with its tenant."""
-        if isinstance(request.drafting, _Followed):
-            self._num_counted -= request.drafting.num_counted
-            request.drafting = None
+        followed = self._requests.pop(request.key, None)
+        if followed is not None:
+            self._num_counted -= followed.num_counted
         if self._slowest is request:
             self._slowest = None
 
     def _followed(self, request: Request) -> _Followed:
-        followed = request.drafting
-        if not isinstance(followed, _Followed):
-            followed = request.drafting = self._begin(request)
+        followed = self._requests.get(request.key)
+        if followed is None:
+            followed = self._requests[request.key] = self._begin(request)
         return followed
 
     def _begin(self, request: Request) -> _Followed:

@@ -8,18 +8,26 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from baton.engine.build import Engine
 from baton.engine.handoffs import FirstToken
+from baton.engine.models.weight_files import SINGLE_FILE
+from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.settings import SHARED
 from baton.engine.speculation.heads.proposer import HeadProposer
 from baton.wire.errors import ModelLoadError
 from baton.wire.prompt import Prompt
+from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.families import make_model
+from tests.engine.models.heads.described import Described
 from tests.engine.models.heads.published import add_mtp, make_eagle3
 from tests.engine.speculation.heads.right_head import config_of, make_predictable, make_right_head
 from tests.engine.test_drafts import NUM_OUTPUT, SIZES, assert_same, built, said
@@ -89,10 +97,11 @@ def outputs_of(engine: Engine, number: int = 1) -> list[int]:
         {"kv_cache_dtype": "fp8"},
         {"quantization": "int8"},
         {"num_blocks": 26, "enable_prefix_caching": False},
+        {"num_blocks": 26, "kv_offloading_size": 0.01},
         {"device": "emulated"},
         {"device": "emulated", "enforce_eager": True},
     ],
-    ids=["native", "torch", "fp8", "int8", "preempted", "graphs", "asynchronous"],
+    ids=["native", "torch", "fp8", "int8", "preempted", "tiers", "graphs", "asynchronous"],
 )
 def test_a_head_that_knows_its_model_is_right_and_changes_nothing(tmp_path: Path, settings: dict[str, Any]) -> None:
     model = make_predictable(tmp_path / "model")
@@ -104,6 +113,25 @@ def test_a_head_that_knows_its_model_is_right_and_changes_nothing(tmp_path: Path
     num_drafts, num_accepted = counts_of(engine)
     assert num_accepted > 0.5 * num_drafts > 50
     assert found.num_steps < plain.num_steps
+
+
+def test_choices_of_one_prompt_have_drafts_of_their_own(tmp_path: Path) -> None:
+    model = make_predictable(tmp_path / "model")
+    head = make_right_head(tmp_path / "head", model)
+    params = DecodingParams(temperature=1.5, seed=3, max_tokens=NUM_OUTPUT)
+    keys, found = [key_of(number) for number in range(3)], []
+    for config in ("", config_of(head)):
+        engine = built(model, speculative_config=config)
+        engine.core.add(keys[0], Prompt.of(PROMPT_IDS), params, forks=keys[1:])
+        outputs: dict[RequestKey, list[int]] = {key: [] for key in keys}
+        while engine.core.has_work:
+            for output in engine.core.step():
+                engine.core.check()
+                outputs[output.key] += output.token_ids
+        found.append(outputs)
+    assert found[0] == found[1]
+    assert all(len(output) == NUM_OUTPUT for output in found[0].values())
+    assert counts_of(engine)[1] > NUM_OUTPUT
 
 
 @pytest.mark.parametrize("settings", [{"batch_invariant": True}, {"num_blocks": 26}], ids=["native", "preempted"])
@@ -130,16 +158,56 @@ def test_layers_for_further_tokens_change_nothing(tmp_path: Path, family: str, m
     assert engine.fingerprint.endswith("+draft-mtp")
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize(("is_right", "first_token_only"), [(False, False), (False, True), (True, False), (True, True)])
+def test_each_draft_is_that_of_the_description(
+    tmp_path: Path, told: Told, is_right: bool, first_token_only: bool
+) -> None:
+    """Behind a prompt in chunks, here or elsewhere, and behind drafts that were right or wrong: the guesses at each
+    length are those of the head computed anew over all hidden states and tokens, with the chances that it gives
+    them."""
+    pair, prompt = Pair(tmp_path, is_right=is_right), Prompt.of(PROMPT_IDS)
+    target = pair.engine()
+    if first_token_only:
+        source = pair.engine()
+        output = gone_on(source, target, prompt, begun(source, prompt))
+    else:
+        target.core.add(key_of(1), prompt, GREEDY)
+        output = outputs_of(target)
+    tensors = load_file(tmp_path / "head" / SINGLE_FILE)
+    model = AutoModelForCausalLM.from_pretrained(pair.model, dtype=torch.float32, attn_implementation="eager")
+    described = Described(tensors, model.get_input_embeddings().weight)
+    described.adds_to_normed = is_right
+    known = torch.arange(320) if is_right else tensors["t2d"].nonzero()[:, 0]
+    ids = torch.tensor([*PROMPT_IDS, *output])
+    streams = model(ids[None], output_hidden_states=True).hidden_states
+    fused = torch.cat([streams[tap][0] for tap in (1, 2, 2)], dim=1) @ described.matrix("fc")
+    drafts = told.take()
+    assert len(drafts) > (3 if is_right else NUM_OUTPUT - 6)
+    for length, (token_ids, confidences) in drafts.items():
+        hidden, tokens = fused[: length - 1], ids[1:length]
+        for token_id, confidence in zip(token_ids, confidences, strict=True):
+            states = described.states(hidden, tokens)
+            chances = described.logits(states[-1:])[0].softmax(-1)
+            assert known[chances.argmax()] == token_id, length
+            assert confidence == pytest.approx(float(chances.max()), rel=1e-3)
+            hidden, tokens = torch.cat((hidden, states[-1:])), torch.cat((tokens, torch.tensor([token_id])))
+
+
 class Pair:
     """Engines of one model and one head, which hand over a prompt to each other."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.model = make_checkpoint(folder / "model", "llama", changes={"num_hidden_layers": 4})
-        make_eagle3(folder / "head", self.model, num_rows=90)
+    def __init__(self, folder: Path, *, is_right: bool = False, **settings: Any) -> None:
+        if is_right:
+            self.model = make_predictable(folder / "model")
+            make_right_head(folder / "head", self.model)
+        else:
+            self.model = make_checkpoint(folder / "model", "llama", changes={"num_hidden_layers": 4})
+            make_eagle3(folder / "head", self.model, num_rows=90)
         self.settings = {"speculative_config": config_of(folder / "head"), "max_num_batched_tokens": 8, **settings}
 
-    def engine(self) -> Engine:
-        return built(self.model, **self.settings)
+    def engine(self, **settings: Any) -> Engine:
+        return built(self.model, **{**self.settings, **settings})
 
 
 def begun(engine: Engine, prompt: Prompt) -> int:
@@ -186,6 +254,29 @@ def test_drafts_after_a_handoff_are_those_of_one_engine(tmp_path: Path, told: To
         assert min(found) == len(PROMPT_IDS) + 2
         assert len(found) > NUM_OUTPUT - 6
         assert (found == {length: expected[length] for length in found}) == (layers == 5)
+
+
+def test_steps_without_a_prompt_tell_of_all_layers_too(tmp_path: Path) -> None:
+    engine, told = Pair(tmp_path).engine(), []
+    engine.core.add(key_of(1), Prompt.of(PROMPT_IDS[:5]), GREEDY)
+    num_steps = 0
+    while engine.core.has_work:
+        engine.core.step(lambda step: lambda: told.append(step))
+        num_steps += 1
+    assert len(told) == 5 * num_steps > 5 * NUM_OUTPUT // 2
+
+
+def test_no_graphs_are_recorded_of_steps_that_a_head_reads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = mock.Mock(return_value=0)
+    monkeypatch.setattr(ModelRunner, "record_graphs", record)
+    pair = Pair(tmp_path)
+    pair.engine(device="emulated")
+    assert not record.called
+    assert "steps are not recorded, and take longer: a head reads what is between layers" in caplog.text
+    pair.engine(device="emulated", speculative_config="")
+    assert record.called
 
 
 def test_drafts_behind_a_prompt_that_is_computed_again_are_the_same(tmp_path: Path, told: Told) -> None:

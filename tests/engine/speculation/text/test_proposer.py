@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from baton.wire.sampling import DecodingParams
 from tests.engine.native.compiled import needs_kernels
 
 pytestmark = needs_kernels
+NUMBERS = count(1)
 
 
 def text_proposer(**config: Any) -> TextProposer:
@@ -32,7 +34,7 @@ def request_of(
     prompt_ids: Sequence[int], output_ids: Sequence[int] = (), root: bytes = b"", prediction: Sequence[int] = ()
 ) -> Request:
     params = DecodingParams(prediction_ids=tuple(prediction))
-    return Request(RequestKey.numbered(1), Prompt.of(prompt_ids), params, root, 10**6, tuple(output_ids))
+    return Request(RequestKey.numbered(next(NUMBERS)), Prompt.of(prompt_ids), params, root, 10**6, tuple(output_ids))
 
 
 def draft_of(proposer: TextProposer, request: Request, max_tokens: int = 5) -> Draft:

@@ -1,0 +1,69 @@
+"""Drafts of text where they are sure, and of a model or a head where they are not.
+
+A draft from text costs nothing. Where a request copies it is right more often than a model's, and longer. Owns which of
+the two a request gets in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.engine.scheduler.proposer import FREE, Draft, DraftCost, Proposer, Wanted
+from baton.engine.scheduler.request import Request
+from baton.wire.request_key import RequestKey
+
+_SURE = 0.7
+"""The confidence from which text comes first."""
+
+
+class TextFirst:
+    """Asks `text`, then `model`. See `Proposer`."""
+
+    def __init__(self, text: Proposer, model: Proposer) -> None:
+        self.method = model.method
+        self.stores_kv = model.stores_kv
+        self._text = text
+        self._model = model
+        self._sure: set[RequestKey] = set()
+
+    def follows(self, request: Request) -> bool:
+        """Whether one of them has a draft. Both are asked: text is read as it comes."""
+        has_text = self._text.follows(request)
+        return self._model.follows(request) or has_text
+
+    def cost(self, request: Request) -> DraftCost:
+        """Nothing where the text is sure."""
+        if self._is_sure(request):
+            self._sure.add(request.key)
+            return FREE
+        self._sure.discard(request.key)
+        return self._model.cost(request) if self._model.follows(request) else FREE
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
+        """Each from one of them."""
+        from_text = [each for each in wanted if each.request.key in self._sure or not self._model.follows(each.request)]
+        others = [each for each in wanted if each not in from_text]
+        found = {
+            each.request.key: draft
+            for asked, proposer in ((from_text, self._text), (others, self._model))
+            if asked
+            for each, draft in zip(asked, proposer.propose(asked), strict=True)
+        }
+        return [found[each.request.key] for each in wanted]
+
+    def verified(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        """Both may learn."""
+        self._text.verified(request, draft, num_accepted)
+        self._model.verified(request, draft, num_accepted)
+
+    def forget(self, request: Request) -> None:
+        """Both forget it."""
+        self._sure.discard(request.key)
+        self._text.forget(request)
+        self._model.forget(request)
+
+    def _is_sure(self, request: Request) -> bool:
+        if not self._text.follows(request):
+            return False
+        (draft,) = self._text.propose([Wanted(request, 1)])
+        return bool(draft.token_ids) and draft.confidences[0] >= _SURE
