@@ -321,7 +321,8 @@ def test_what_drafts_leave_in_blocks_is_what_others_go_on_with(tmp_path: Path, f
     """A request that is handed over in its middle, and one that finds its beginning in the prefix cache."""
     make_model(tmp_path, family)
     prompt, params = Prompt.of(range(9)), DecodingParams(temperature=0.0, max_tokens=30)
-    plain, sizes = Followed(), {"num_blocks": 96, "block_size": 4}
+    plain = Followed()
+    sizes: dict[str, Any] = {"num_blocks": 96, "block_size": 4}
     driven(built(tmp_path, **sizes), plain, key_of("a"), prompt, params)
     ids = [token.token_id for token in plain.tokens[key_of("a")]]
     for num_steps in range(3, 12):
