@@ -100,7 +100,8 @@ class BlockStates:
         self._drafted = self._put_drafted(drafting, staging) if drafting else None
 
     def settle(self, num_accepted: Tensor) -> None:
-        """See `KeepsStates.settle`. A block without a draft that was right keeps the state that it has."""
+        """Have the state behind the last draft that was right in each block that drafts have reached: of each of the D
+        sequences the first `num_accepted` [D] were. A block that has none of these keeps the state that it has."""
         drafted = self._drafted
         if drafted is None:
             return

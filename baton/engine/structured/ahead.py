@@ -35,7 +35,7 @@ class Ahead:
         self._unread.append(token_id)
 
     def num_allowed(self, drafts: Sequence[int]) -> int:
-        """See `Matcher.num_allowed`."""
+        """How many of `drafts` may come next, up to the first behind which nothing can follow."""
         self._stand_behind(0)
         self._drafts = []
         if self._matcher.consume_tokens(self._unread):
