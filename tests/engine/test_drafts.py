@@ -50,7 +50,14 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 NUM_OUTPUT = 24
 PROMPT = "Stations, relations and foundations: the motion of the nation is a notion. " * 2
-SIZES = {"num_threads": 1, "num_blocks": 96, "block_size": 4, "max_num_seqs": 24, "max_num_batched_tokens": 32}
+SIZES = {
+    "num_threads": 1,
+    "num_blocks": 96,
+    "block_size": 4,
+    "max_num_seqs": 24,
+    "max_num_batched_tokens": 32,
+    "speculative_config": "none",
+}
 
 
 @dataclass
@@ -257,7 +264,7 @@ def test_a_user_who_asks_for_drafts_from_text_gets_the_same_in_fewer_steps(
     whole = SamplingParams(temperature=temperature, seed=3, max_tokens=90, logprobs=2, allowed_token_ids=(70, 80, 90))
     for setting in ("", json.dumps(asked)):
         # all that is proposed is verified: how many drafts pay depends on how busy this machine is
-        with mock.patch("baton.engine.build.DraftDepth", return_value=None):
+        with mock.patch("baton.engine.speculation.building.DraftDepth", return_value=None):
             llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
         with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
             (first,) = llm.generate(PROMPT, whole)
@@ -274,7 +281,7 @@ def test_a_user_who_predicts_the_text_gets_the_same_in_far_fewer_steps(tmp_path:
     folder, found, num_steps = make_checkpoint(tmp_path, "llama"), [], []
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=90, logprobs=2)
     for setting in ("", '{"method": "suffix", "num_speculative_tokens": 8}'):
-        with mock.patch("baton.engine.build.DraftDepth", return_value=None):
+        with mock.patch("baton.engine.speculation.building.DraftDepth", return_value=None):
             llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
         with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
             found += llm.generate(PROMPT, params)
@@ -315,7 +322,12 @@ def test_what_drafts_leave_in_blocks_is_what_others_go_on_with(tmp_path: Path, f
     make_model(tmp_path, family)
     prompt, params = Prompt.of(range(9)), DecodingParams(temperature=0.0, max_tokens=30)
     plain = Followed()
+<<<<<<< HEAD
     driven(built(tmp_path), plain, key_of("a"), prompt, params)
+=======
+    sizes: dict[str, Any] = {"num_blocks": 96, "block_size": 4}
+    driven(built(tmp_path, **sizes), plain, key_of("a"), prompt, params)
+>>>>>>> main
     ids = [token.token_id for token in plain.tokens[key_of("a")]]
     for num_steps in range(3, 12):
         source, target = (built(tmp_path, Guessing(plain.following, 0.6, most=4)) for _ in range(2))

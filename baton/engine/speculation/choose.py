@@ -47,11 +47,12 @@ def why_no_drafts(settings: EngineSettings, config: ModelConfig | ModellingConfi
     asked = read_asked(settings.speculative_config)
     if asked is None or isinstance(asked, TextAsked):
         return None
-    why = _why_no_layers(settings, config)
-    return _why_no_head(settings, config) if why is None and isinstance(asked, HeadAsked) else why
+    if isinstance(asked, HeadAsked):
+        return _why_no_head(settings, config)
+    return _why_no_draft_model(settings, config)
 
 
-def _why_no_layers(settings: EngineSettings, config: ModelConfig | ModellingConfig) -> NoDrafts | None:
+def _why_no_draft_model(settings: EngineSettings, config: ModelConfig | ModellingConfig) -> NoDrafts | None:
     if settings.divides_pool:
         return NoDrafts("ranks", "each rank has a KV pool of its own")
     if settings.pipeline_parallel_size > 1:

@@ -9,10 +9,11 @@ import pytest
 
 from baton.engine.scheduler.proposer import Wanted
 from baton.engine.scheduler.request import Request
-from baton.engine.speculation.settings import proposer_of
+from baton.engine.speculation.settings import chosen_config, read_asked
 from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
+from tests.engine.speculation.text_proposers import proposer_of
 from tests.request_keys import A
 
 
@@ -79,3 +80,18 @@ def test_what_cannot_be_used_is_refused(config: str, reason: str) -> None:
     with pytest.raises(InvalidSetting, match=reason) as found:
         proposer_of(config)
     assert str(found.value).startswith("--speculative-config")
+
+
+@pytest.mark.parametrize(
+    ("config", "is_useful", "chosen"),
+    [
+        ("auto", True, '{"method": "suffix", "num_speculative_tokens": 16}'),
+        ("auto", False, ""),
+        ("none", True, ""),
+        ("", True, ""),
+        ('{"method": "mtp"}', False, '{"method": "mtp"}'),
+    ],
+)
+def test_a_node_drafts_from_text_by_itself_where_that_is_useful(config: str, chosen: str, *, is_useful: bool) -> None:
+    assert chosen_config(config, is_useful=is_useful) == chosen
+    assert (read_asked(chosen) is None) == (not chosen)

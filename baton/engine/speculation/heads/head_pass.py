@@ -18,7 +18,7 @@ from baton.device.staging import ALIGNMENT, staged_bytes
 from baton.engine.attention.base import AttentionBackend, LayerStored, SequenceShare, attention_staging_bytes
 from baton.engine.models.heads.base import DraftHead
 from baton.engine.runner.limits import RunnerLimits
-from baton.engine.speculation.heads.slots import MOST_ROWS
+from baton.engine.speculation.heads.slots import MOST_FILLED, MOST_ROWS
 
 
 class Filled(NamedTuple):
@@ -62,7 +62,7 @@ class HeadPass:
 
 
 def _staging_bytes(limits: RunnerLimits) -> int:
-    most = max(limits.max_step_tokens, 2 * MOST_ROWS * limits.max_num_seqs)
+    most = max(limits.max_step_tokens, (2 * MOST_ROWS + MOST_FILLED) * limits.max_num_seqs)
     inputs = 2 * staged_bytes(most, np.int64) + 2 * staged_bytes(limits.max_num_seqs, np.int64)
     plan = attention_staging_bytes(most, limits.max_num_seqs, limits.max_blocks_per_request)
     return inputs + -(-plan // ALIGNMENT) * ALIGNMENT

@@ -23,7 +23,9 @@ from torch import Tensor
 from baton.wire.request_key import RequestKey
 
 MOST_ROWS = 64
-"""Of a request that are kept, or filled of a gap. One that rests goes on without drafts for as many tokens at most."""
+"""Of a request that are kept. One that rests goes on without drafts for as many tokens at most."""
+MOST_FILLED = MOST_ROWS
+"""Slots of a gap: those before them stay as they are."""
 
 
 class SlotRows(NamedTuple):
@@ -92,7 +94,7 @@ class HeadSlots:
         if found is None or not max(found.first, found.num_stored) < num_slots <= found.stop:
             return None
         streams = torch.cat(found.waiting)[: num_slots - found.first]
-        gap = min(found.first - found.num_stored, MOST_ROWS)
+        gap = min(found.first - found.num_stored, MOST_FILLED)
         if gap < 0:
             return SlotRows(found.num_stored, streams[-gap:])
         return SlotRows(found.first - gap, torch.cat((streams[:1].expand(gap, -1), streams)) if gap else streams)

@@ -54,7 +54,8 @@ class Told:
 @pytest.fixture(autouse=True)
 def _verify_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many drafts pay is a question of time."""
-    monkeypatch.setattr("baton.engine.build.DraftDepth", lambda *_: None)
+    monkeypatch.setattr("baton.engine.speculation.building.DraftDepth", lambda *_: None)
+    monkeypatch.setattr("baton.engine.speculation.text_first._SURE", 2.0)
 
 
 @pytest.fixture
@@ -146,9 +147,17 @@ def test_a_head_that_knows_nothing_changes_nothing(tmp_path: Path, settings: dic
     assert num_accepted < 0.2 * num_drafts
 
 
-@pytest.mark.parametrize("family", ["deepseek-v3", "glm4-moe"])
-@pytest.mark.parametrize("method", ["mtp", "deepseek_mtp"])
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        ("deepseek-v3", "deepseek_mtp"),
+        ("glm4-moe", "glm4_moe_mtp"),
+        ("qwen3-next", "qwen3_next_mtp"),
+        ("qwen3-next", "mtp"),
+    ],
+)
 def test_layers_for_further_tokens_change_nothing(tmp_path: Path, family: str, method: str) -> None:
+    """Latents, experts, and states that go back behind a wrong draft."""
     make_model(tmp_path, family)
     plain = said(built(tmp_path))
     add_mtp(tmp_path, 1)
@@ -350,15 +359,11 @@ def test_where_a_head_cannot_be_the_model_goes_on_without_it(
     assert f"drafts are not used: {reason}" in caplog.text
     engine.core.add(key_of(1), Prompt.of(PROMPT_IDS), GREEDY)
     assert len(outputs_of(engine)) == NUM_OUTPUT
-    assert engine.core.draft_counts.by_method() == ()
+    assert {counts.method for counts in engine.core.draft_counts.by_method()} <= {"suffix"}
 
 
-def test_ranks_and_models_with_states_go_on_without_a_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    make_model(tmp_path / "next", "qwen3-next")
-    add_mtp(tmp_path / "next", 1)
+def test_ranks_go_on_without_a_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        built(tmp_path / "next", speculative_config=MTP)
-        assert "drafts are not used: this model has states" in caplog.text
         make_model(tmp_path / "llama", "llama")
         make_eagle3(tmp_path / "head", tmp_path / "llama", changes={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]})
         config = config_of(tmp_path / "head")
