@@ -322,15 +322,11 @@ def test_what_drafts_leave_in_blocks_is_what_others_go_on_with(tmp_path: Path, f
     make_model(tmp_path, family)
     prompt, params = Prompt.of(range(9)), DecodingParams(temperature=0.0, max_tokens=30)
     plain = Followed()
-<<<<<<< HEAD
-    driven(built(tmp_path), plain, key_of("a"), prompt, params)
-=======
     sizes: dict[str, Any] = {"num_blocks": 96, "block_size": 4}
     driven(built(tmp_path, **sizes), plain, key_of("a"), prompt, params)
->>>>>>> main
     ids = [token.token_id for token in plain.tokens[key_of("a")]]
     for num_steps in range(3, 12):
-        source, target = (built(tmp_path, Guessing(plain.following, 0.6, most=4)) for _ in range(2))
+        source, target = (built(tmp_path, Guessing(plain.following, 0.6, most=4), **sizes) for _ in range(2))
         source.core.add(key_of("a"), prompt, params)
         for _ in range(num_steps):
             source.core.step()

@@ -22,11 +22,7 @@ class RunnerLimits:
     large.
 
     `spare_block`: a block of the KV tensor that is not in the pool. Padding reads and writes it; None: nothing is
-<<<<<<< HEAD
-    padded, and no graphs are recorded. `num_draft_blocks`: more such blocks, for the states behind as many drafts of a
-=======
     padded, and no graphs are recorded. `num_draft_blocks`: more of them, for the states behind as many drafts of a
->>>>>>> main
     step; 0: there are no states, or no drafts.
     """
 
