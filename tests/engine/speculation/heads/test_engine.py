@@ -120,8 +120,8 @@ def test_choices_of_one_prompt_have_drafts_of_their_own(tmp_path: Path) -> None:
     head = make_right_head(tmp_path / "head", model)
     params = DecodingParams(temperature=1.5, seed=3, max_tokens=NUM_OUTPUT)
     keys, found = [key_of(number) for number in range(3)], []
-    for config in ("", config_of(head)):
-        engine = built(model, speculative_config=config)
+    engines = [built(model), built(model, speculative_config=config_of(head))]
+    for engine in engines:
         engine.core.add(keys[0], Prompt.of(PROMPT_IDS), params, forks=keys[1:])
         outputs: dict[RequestKey, list[int]] = {key: [] for key in keys}
         while engine.core.has_work:
@@ -131,7 +131,7 @@ def test_choices_of_one_prompt_have_drafts_of_their_own(tmp_path: Path) -> None:
         found.append(outputs)
     assert found[0] == found[1]
     assert all(len(output) == NUM_OUTPUT for output in found[0].values())
-    assert counts_of(engine)[1] > NUM_OUTPUT
+    assert counts_of(engines[1])[1] > NUM_OUTPUT
 
 
 @pytest.mark.parametrize("settings", [{"batch_invariant": True}, {"num_blocks": 26}], ids=["native", "preempted"])
