@@ -317,6 +317,35 @@ def test_a_prefix_that_is_found_has_the_slots_of_the_head(tmp_path: Path, told: 
     assert told.take() == expected
 
 
+def test_a_head_that_fails_costs_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pair, prompt = Pair(tmp_path), Prompt.of(PROMPT_IDS)
+    plain, engine = pair.engine(speculative_config=""), pair.engine()
+    for each in (plain, engine):
+        each.core.add(key_of(1), prompt, GREEDY)
+    with mock.patch.object(HeadProposer, "_guess", side_effect=RuntimeError("it is broken")):
+        assert outputs_of(engine) == outputs_of(plain)
+    assert caplog.text.count("drafts are not used any more: the head could not be computed") == 1
+
+
+def test_blocks_that_another_node_copies_are_not_written(tmp_path: Path, told: Told) -> None:
+    """While a stream goes on, its full blocks may be on their way elsewhere: their checksums have to stay."""
+    pair, prompt = Pair(tmp_path), Prompt.of(PROMPT_IDS)
+    engine = pair.engine()
+    engine.core.add(key_of(1), prompt, GREEDY)
+    copied: dict[int, bytes] = {}
+    for number in range(2, 99):
+        if not engine.core.has_work:
+            break
+        engine.core.step()
+        engine.core.check()
+        assert all(engine.memory.blocks[block].tobytes() == content for block, content in copied.items())
+        handed = engine.core.handoffs.hand_over(key_of(1), key_of(number), goes_on=True)
+        if handed is not None:
+            copied |= {block: engine.memory.blocks[block].tobytes() for block in handed.block_table}
+    assert len(copied) >= (len(PROMPT_IDS) + NUM_OUTPUT) // 4 - 1
+    assert len(told.take()) > NUM_OUTPUT // 2
+
+
 def test_slots_of_steps_that_nobody_followed_are_filled(tmp_path: Path, told: Told) -> None:
     """A request that rests goes on without the head. Drafts behind that are not those without a rest, and drafts all
     the same; a step's hidden states are needed first."""
