@@ -1,8 +1,9 @@
 """How often the drafts of a trained head are right: `python -m tests.engine.speculation.heads.acceptance FOLDER`.
 
 FOLDER has what `trained_head` has made. The demo model answers questions that the head has not seen, each alone and
-with as many drafts as it may have. With `--rest` a request goes on without the head after its first tokens, for so many.
-Drafts behind that are counted, where the slots of the gap are filled, and where they are left as they are (`--leave`).
+with as many drafts as it may have. With `--rest` a request goes on without the head after its first tokens, for so
+many. Drafts behind that are counted, where the slots of the gap are filled, and where they are left as they are
+(`--leave`).
 """
 
 from __future__ import annotations
