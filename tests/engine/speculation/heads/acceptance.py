@@ -89,6 +89,7 @@ def main() -> None:
     )
     with (
         mock.patch("baton.engine.speculation.building.DraftDepth", return_value=None),
+        mock.patch("baton.engine.speculation.text_first._SURE", 2.0),
         mock.patch.object(HeadProposer, "follows", lambda *given: counted.follows(*given)),
         mock.patch.object(HeadProposer, "verified", lambda *given: counted.verified(*given)),
         mock.patch.object(slots, "MOST_FILLED", 0 if asked.leave else slots.MOST_FILLED),
