@@ -37,7 +37,7 @@ class Drawing(Protocol):
 
 
 class Inverse:
-    """See `INVERSE` above, and `Drawing`."""
+    """The token at a place in the sum of all weights. See `Drawing`."""
 
     is_native = True
 
@@ -53,7 +53,7 @@ class Inverse:
 
 
 class Race:
-    """See `RACE` above, and `Drawing`."""
+    """The token whose time, relative to its weight, is the least. See `Drawing`."""
 
     is_native = False
 

@@ -238,12 +238,13 @@ def test_tokens_that_are_drawn_by_a_race_depend_on_no_draft_and_are_guessed_more
     target = make_checkpoint(tmp_path / "target", "llama")
     other = make_checkpoint(tmp_path / "other", "qwen3", seed=5)
     found, counts = [], []
-    for draft, values in (
+    drafts: list[tuple[Path, dict[str, Any]]] = [
         (target, {"rejection_sample_method": "standard"}),
         (other, {"rejection_sample_method": "standard"}),
         (target, {"rejection_sample_method": "standard", "quantization": "int4"}),
         (target, {"quantization": "int4"}),
-    ):
+    ]
+    for draft, values in drafts:
         engine = built(target, batch_invariant=True, speculative_config=draft_config(draft, **values))
         found.append(said(engine))
         counts.append(counts_of(engine))
