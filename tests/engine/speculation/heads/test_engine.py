@@ -121,8 +121,8 @@ def test_choices_of_one_prompt_have_drafts_of_their_own(tmp_path: Path) -> None:
     head = make_right_head(tmp_path / "head", model)
     params = DecodingParams(temperature=1.5, seed=3, max_tokens=NUM_OUTPUT)
     keys, found = [key_of(number) for number in range(3)], []
-    for config in ("", config_of(head)):
-        engine = built(model, speculative_config=config)
+    engines = [built(model), built(model, speculative_config=config_of(head))]
+    for engine in engines:
         engine.core.add(keys[0], Prompt.of(PROMPT_IDS), params, forks=keys[1:])
         outputs: dict[RequestKey, list[int]] = {key: [] for key in keys}
         while engine.core.has_work:
@@ -132,7 +132,7 @@ def test_choices_of_one_prompt_have_drafts_of_their_own(tmp_path: Path) -> None:
         found.append(outputs)
     assert found[0] == found[1]
     assert all(len(output) == NUM_OUTPUT for output in found[0].values())
-    assert counts_of(engine)[1] > NUM_OUTPUT
+    assert counts_of(engines[1])[1] > NUM_OUTPUT
 
 
 @pytest.mark.parametrize("settings", [{"batch_invariant": True}, {"num_blocks": 26}], ids=["native", "preempted"])
@@ -316,6 +316,35 @@ def test_a_prefix_that_is_found_has_the_slots_of_the_head(tmp_path: Path, told: 
     assert output.num_cached_tokens == 48
     assert [*output.token_ids, *outputs_of(engine)] == plain
     assert told.take() == expected
+
+
+def test_a_head_that_fails_costs_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pair, prompt = Pair(tmp_path), Prompt.of(PROMPT_IDS)
+    plain, engine = pair.engine(speculative_config=""), pair.engine()
+    for each in (plain, engine):
+        each.core.add(key_of(1), prompt, GREEDY)
+    with mock.patch.object(HeadProposer, "_guess", side_effect=RuntimeError("it is broken")):
+        assert outputs_of(engine) == outputs_of(plain)
+    assert caplog.text.count("drafts are not used any more: the head could not be computed") == 1
+
+
+def test_blocks_that_another_node_copies_are_not_written(tmp_path: Path, told: Told) -> None:
+    """While a stream goes on, its full blocks may be on their way elsewhere: their checksums have to stay."""
+    pair, prompt = Pair(tmp_path), Prompt.of(PROMPT_IDS)
+    engine = pair.engine()
+    engine.core.add(key_of(1), prompt, GREEDY)
+    copied: dict[int, bytes] = {}
+    for number in range(2, 99):
+        if not engine.core.has_work:
+            break
+        engine.core.step()
+        engine.core.check()
+        assert all(engine.memory.blocks[block].tobytes() == content for block, content in copied.items())
+        handed = engine.core.handoffs.hand_over(key_of(1), key_of(number), goes_on=True)
+        if handed is not None:
+            copied |= {block: engine.memory.blocks[block].tobytes() for block in handed.block_table}
+    assert len(copied) >= (len(PROMPT_IDS) + NUM_OUTPUT) // 4 - 1
+    assert len(told.take()) > NUM_OUTPUT // 2
 
 
 def test_slots_of_steps_that_nobody_followed_are_filled(tmp_path: Path, told: Told) -> None:
