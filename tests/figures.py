@@ -25,8 +25,14 @@ from tests.soak.kept import GOAL_HOURS, LongGap, Part
 from tests.soak.summary import hours, summary
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/benchmarks.md", "docs/faults.md", "docs/guides/split_or_not.md")
-PAGES += ("docs/kv_store.md", "docs/speculation.md")
+PAGES = (
+    "README.md",
+    "docs/benchmarks.md",
+    "docs/faults.md",
+    "docs/guides/split_or_not.md",
+    "docs/kv_store.md",
+    "docs/speculation.md",
+)
 _MEASURED = {"kv": "docs/kv_store.jsonl", "drafts": "docs/speculation.jsonl"}
 CHART = "docs/pictures/against-vllm.svg"
 _BLOCK = re.compile(r"(?<=<!-- figures: )([\w-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)

@@ -23,7 +23,6 @@ from baton.engine.adapting import require_adaptable, with_adapters
 from baton.engine.attention.choose import NATIVE, AttentionChoice
 from baton.engine.attention.native_backend import NativeAttention
 from baton.engine.cache.block_pool import BlockPool
-from baton.engine.cache.draft_coverage import DraftCoverage
 from baton.engine.cache.offload import KvOffload
 from baton.engine.core import EngineCore
 from baton.engine.executor.base import Executor
@@ -67,19 +66,14 @@ from baton.engine.runner.model_runner import ModelRunner, RunnerArguments
 from baton.engine.runner.recorded_layers import RecordedLayers
 from baton.engine.runner.sampler import Sampler
 from baton.engine.runner.step_adapters import StepAdapters
-from baton.engine.scheduler.draft_depth import DraftDepth
-from baton.engine.scheduler.drafts import Speculation
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.proposer import Proposer
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts
 from baton.engine.settings import EngineSettings
-from baton.engine.speculation.choose import why_no_drafts
-from baton.engine.speculation.draft_model.loading import load_draft
-from baton.engine.speculation.draft_model.model import DraftModel, draft_model
-from baton.engine.speculation.heads.building import FollowingHead, follow, load_head
-from baton.engine.speculation.settings import proposer_of
+from baton.engine.speculation.building import Drafting
+from baton.engine.speculation.settings import read_asked
 from baton.engine.structured.matcher import Grammars
 from baton.engine.structured.vocabulary import Vocabulary, is_large
 from baton.engine.text.tokenizer_digest import tokenizer_digest
@@ -90,8 +84,6 @@ OpenExecutor: TypeAlias = Callable[[Basis, int], Executor]
 """The ranks of an engine with this basis, running; the number: of the threads of each. Raises `InvalidSetting`, and
 `DeviceFailed` when they do not come up."""
 _log = logging.getLogger(__name__)
-_MOST_DRAFT_BLOCKS = 16
-"""A model with states has some MB in each block: more drafts in a step would cost prompts their room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +104,12 @@ class Engine:
     executor: Executor
     loans: CoreLoans | None
     adapters: Mapping[str, bytes]
-    draft: DraftModel | None
+    drafting: Drafting
 
     def learn_costs(self) -> None:
         """Find out what small steps cost. Only before the first request."""
         measure_first_costs(self.runner, self.core.costs, self.core.limits)
-        if self.draft is not None:
-            measure_first_costs(self.draft.passes.runner, self.draft.passes.costs, self.core.limits)
+        self.drafting.learn_costs(self.core.limits)
 
 
 class StartProgress(NamedTuple):
@@ -149,7 +140,7 @@ def build_engine(
     does not come up.
     """
     require_allowed(settings)
-    asked = proposer_of(settings.speculative_config)
+    read_asked(settings.speculative_config)
     require_number_of_ranks(settings.tensor_parallel_size, settings.pipeline_parallel_size)
     open_tiers = tiers_opener(settings) if open_store is None else only_tier("own", open_store)
     num_cores = len(os.sched_getaffinity(0))
@@ -170,7 +161,7 @@ def build_engine(
         before = read_memory(device.torch_device) if basis.is_gpu else None
         rank = executor.shard
         model = with_adapters(load_shard(basis, rank, executor.collectives, progress.weights), adapters or {})
-        decoder, head = load_draft(basis), load_head(basis, model)
+        drafting = Drafting(basis, model, proposer)
         executor.loaded()
         sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, basis.kernels)
         attention = attention_of(basis, model, rank)
@@ -179,13 +170,11 @@ def build_engine(
         size = _block_size(settings, model)
         num_blocks = _num_blocks(basis, model, size, sampler, attention, before, executor)
         report_shorter_requests(settings, size, basis.capacity, num_blocks)
-        memory = _kv_memory(basis, model, size, num_blocks, allocate, rank)
-        if proposer or asked or head:
-            memory = _with_draft_blocks(memory, settings.num_ranks)
+        memory = drafting.with_states(_kv_memory(basis, model, size, num_blocks, allocate, rank))
         executor.share_memory(memory, stream_of(basis, model, rank))
         costs = StepCosts(pair_in_tokens=pair_in_tokens(config) if isinstance(config, ModelConfig) else USUAL_PAIR)
         runner = _runner(basis, model, sampler, attention, memory, executor, costs, progress.graphs)
-        following = None if head is None else follow(basis, head, memory, runner)
+        drafting.follow(memory, runner)
         executor.ready()
         runner.warm_up()
         fingerprint = fingerprint_of(basis, model)
@@ -193,9 +182,8 @@ def build_engine(
         if open_tiers is not None:
             pool = executor.with_other_ranks(open_pool(basis, model, attention, memory, open_tiers))
             offload = KvOffload(pool, settings.block_size, basis.capacity.max_chunk, lambda: costs.cost)
-        draft = None if decoder is None else draft_model(basis, decoder, memory, offload)
-        drafting = draft or following
-        core = _core(basis, model, fingerprint, memory, runner, grammars, costs, proposer or asked, offload, drafting)
+        drafting.open_model(memory, offload)
+        core = _core(basis, model, fingerprint, memory, runner, grammars, costs, drafting, offload)
         opened.callback(core.close)
         grammars.finish_loading()
         opened.pop_all()
@@ -213,7 +201,7 @@ def build_engine(
         executor,
         None if basis.kernels is None else basis.kernels.loans,
         model.adapters,
-        draft,
+        drafting,
     )
 
 
@@ -280,16 +268,6 @@ def _kv_memory(
     return host_kv_memory(model.layout, num_blocks, allocate, own=model.own, shard=rank)
 
 
-def _with_draft_blocks(memory: KvMemory, num_ranks: int) -> KvMemory:
-    """`memory` whose last blocks hold the states behind drafts, where layers have some. Several ranks have no way to
-    tell each other which drafts were right."""
-    num_blocks = memory.num_blocks
-    if num_ranks > 1 or not memory.layout.has_states:
-        return memory
-    draft_blocks = range(num_blocks - min(_MOST_DRAFT_BLOCKS, num_blocks // 8), num_blocks)
-    return replace(memory, paged=replace(memory.paged, draft_blocks=draft_blocks))
-
-
 def _runner(
     basis: Basis,
     model: ModelShard,
@@ -334,9 +312,8 @@ def _core(
     runner: Runner,
     grammars: Grammars,
     costs: StepCosts,
-    proposer: Proposer | None,
+    drafting: Drafting,
     offload: KvOffload | None,
-    drafting: DraftModel | FollowingHead | None,
 ) -> EngineCore:
     settings, capacity, config = basis.settings, basis.capacity, basis.config
     on_evicted = None if offload is None else offload.evicted
@@ -358,19 +335,8 @@ def _core(
     )
     goals_s = settings.goal_tpot_ms / 1000, max(0.0, settings.goal_ttft_ms / 1000)
     bound = StepBound(costs, *goals_s) if settings.goal_tpot_ms > 0 else None
-    speculation = coverage = None
-    if isinstance(drafting, DraftModel):
-        coverage = DraftCoverage(pool, settings.block_size)
-        proposer = proposer or drafting.proposer(coverage)
-    elif drafting is not None:
-        proposer = proposer or drafting.proposer(pool, offload)
-    if proposer is not None:
-        costs.learns_rows = chooses_depth = bool(settings.speculative_config)
-        speculation = Speculation(proposer, DraftDepth(costs, bound) if chooses_depth else None)
-    elif (why := why_no_drafts(settings, config)) is not None:
-        speculation = Speculation(None, None, why.reason)
+    speculation = drafting.speculation(costs, bound, pool, offload)
     scheduler = Scheduler(pool, limits, frozenset(config.eos_token_ids), bound, speculation, offload)
-    if isinstance(drafting, DraftModel) and coverage is not None:
-        runner = drafting.beside(runner, basis.device, coverage, scheduler.requests)
+    runner = drafting.beside(runner, scheduler.requests)
     media_facts = {kind: tower.facts for kind, tower in model.towers.items()}
-    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, media_facts, offload, coverage)
+    return EngineCore(pool, scheduler, runner, fingerprint, grammars, costs, media_facts, offload, drafting.coverage)

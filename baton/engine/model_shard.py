@@ -55,6 +55,7 @@ from baton.engine.runner.sampler import Sampler
 from baton.engine.settings import DUMMY, OWN, SHARED, EngineSettings
 from baton.engine.speculation.choose import open_draft
 from baton.engine.speculation.layers import DraftLayers
+from baton.engine.speculation.settings import chosen_config
 from baton.runtime.process import return_freed_memory
 from baton.wire.errors import InvalidSetting
 from baton.wire.fingerprint import with_quantization
@@ -111,6 +112,10 @@ def open_basis(settings: EngineSettings, num_threads: int, place: int = 0) -> Ba
         config = config.for_context(settings.max_model_len)
     capacity = find_capacity(settings, config, is_gpu=device.torch_device.type == "cuda")
     limits = RunnerLimits(settings.max_num_seqs, capacity.max_step_tokens, capacity.blocks_per_request)
+    has_states = isinstance(config, ModelConfig) and config.states is not None
+    is_useful = device.torch_device.type == "cpu" and not device.has_own_memory and not has_states
+    drafts = chosen_config(settings.speculative_config, is_useful=is_useful)
+    settings = replace(settings, speculative_config=drafts)
     draft = open_draft(settings, folder, config, device)
     return Basis(settings, folder, config, device, kernels, capacity, limits, draft)
 
@@ -278,6 +283,8 @@ def gpu_room(
     `InvalidSetting` when it is too small."""
     settings, device, workspace_bytes = basis.settings, basis.device, attention.workspace_bytes
     needs = measure_needs(settings, before, model.decoder, sampler, device, basis.limits, workspace_bytes)
+    if basis.draft is not None:  # it has a workspace and graphs of its own
+        needs = replace(needs, later_bytes=2 * needs.later_bytes)
     return gpu_num_blocks(settings, model.own if settings.divides_pool else model.layout, basis.capacity, needs)
 
 

@@ -166,10 +166,10 @@ class EngineSettings:
         False, "do not start unless tokens cannot depend on what else is in a batch: Baton's own kernels on a CPU"
     )
     speculative_config: str = _steps(
-        "",
-        "how tokens are guessed of which a step verifies several, as vLLM's JSON, for instance "
-        '{"method": "ngram", "num_speculative_tokens": 8}. Methods: ngram, suffix (from text), draft_model, eagle3 (from '
-        "another checkpoint, its model), mtp (from layers that the model ships)",
+        AUTO,
+        "how tokens are guessed, several of which a step verifies: none, or vLLM's JSON, as "
+        '{"method": "suffix"}. Methods: suffix, ngram (from text), draft_model, eagle3 (from another checkpoint, its '
+        "model), mtp (from layers that the model ships); auto: suffix on a CPU",
         metavar="JSON",
     )
     limit_mm_per_prompt: str = _model(

@@ -34,6 +34,7 @@ NODE_WAIT_S = 60.0
 RESUMABLE_S = 60.0
 _WATCH_S = 0.05
 _NUM_BLOCKS = {"prefill": 1024, "decode": 768}
+_DRAFTS = '{"method": "suffix", "num_speculative_tokens": 6}'
 _NUM_BLOCKS_WITH_TIERS = {"prefill": 64, "decode": 128}
 """Prompts that come again are mostly evicted by then."""
 Note = Callable[[str], None]
@@ -45,7 +46,7 @@ class Member:
     or not start now; empty if it may not. `start_excuses`: why it may not start now, but has to go on once it has."""
 
     def __init__(self, role: str, index: int, port: int) -> None:
-        self.role = role
+        self.role, self.index = role, index
         self.name = f"{role}-{index}"
         self.port = port
         self.peer = LinkProxy(port, seed=2 * index)
@@ -238,6 +239,7 @@ class Deployment:
         command += ["--node-id", member.name, "--num-threads", "1", "--batch-invariant", "--dtype", settings.dtype]
         command += ["--kv-cache-dtype", settings.kv_cache_dtype, *self._key_flags]
         command += ["--role", member.role] * settings.is_mixed
+        command += ["--speculative-config", _DRAFTS] * (settings.drafts and member.index % 2)
         command += ["--tensor-parallel-size", str(settings.num_ranks), "--rank-pools", settings.rank_pools]
         command += ["--kv-checksum", "dot64"] * (settings.rank_pools == OWN)
         if settings.rank_machines > 1:

@@ -67,7 +67,8 @@ class CampaignSettings:
     that send random bodies. `is_mixed`: nodes do any leg, and prefer that of their name. `is_plaintext`: without a
     cluster key. `clocks_lie`: each program has a wall clock of its own, see `clocks`. `has_real_starts`: programs are
     started as users do, in place of being forked from one that has done the imports. `tiers`: what small pools have
-    below them: host memory and a folder, or these and a server. `results`: gets a line of JSON.
+    below them: host memory and a folder, or these and a server. `drafts`: every other node has drafts, from what its
+    tenants were answered. `results`: gets a line of JSON.
     """
 
     num_faults: int
@@ -97,6 +98,7 @@ class CampaignSettings:
     kinds: tuple[str, ...]
     has_real_starts: bool
     tiers: str
+    drafts: bool
     folder: Path
     results: Path
 
@@ -121,6 +123,7 @@ class CampaignSettings:
         """The command that replays this campaign."""
         switches = [" --mixed"] * self.is_mixed + [" --clocks-lie"] * self.clocks_lie
         switches += [f" --tiers {self.tiers}"] * (self.tiers != NO_TIERS)
+        switches += [" --drafts"] * self.drafts
         switches += [" --plaintext"] * self.is_plaintext + [" --real-starts"] * self.has_real_starts
         return (
             f"python -m tests.campaign --faults {self.num_faults} --minutes {self.minutes:g} --seed {self.seed}"
@@ -170,6 +173,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
     parser.add_argument(
         "--tiers", default=NO_TIERS, choices=(NO_TIERS, DISK, VALKEY), help="small pools above host memory and a folder"
     )
+    parser.add_argument("--drafts", action="store_true", help="every other node has drafts, from answers before")
     parser.add_argument("--folder", type=Path, default=None, help="for logs, the timeline and the report")
     parser.add_argument("--results", type=Path, default=RESULTS, help="a file that gets a line of JSON")
     flags = parser.parse_args(argv)
@@ -209,6 +213,7 @@ def parse(argv: Sequence[str] | None = None) -> CampaignSettings:
         kinds=kinds,
         has_real_starts=flags.real_starts,
         tiers=flags.tiers,
+        drafts=flags.drafts,
         folder=flags.folder or Path(f"/tmp/baton-campaign-{seed}"),
         results=flags.results,
     )

@@ -289,7 +289,7 @@ def test_the_step_in_flight_fails_after_a_request_was_handed_over(decodes: Decod
 def test_a_handoff_is_finished_when_every_step_that_was_in_flight_is_over() -> None:
     posted: list[object] = []
     handed = HandedOver(Prompt((1, 2)), (3,), 4, pack_blocks((0,)))
-    core = SimpleNamespace(handoffs=SimpleNamespace(hand_over=lambda *_, **__: handed))
+    core = SimpleNamespace(handoffs=SimpleNamespace(hand_over=lambda *_, **__: handed, num_drafted=lambda _: 0))
     source = Source(cast("EngineCore", core), cast("SendingEnd", SimpleNamespace(thread=PostBox(posted))))
     order = HandOver(ID, 1, 2, "E", 5)
     for core.num_steps_in_flight, over, num_finished in ((0, source.step_over, 1), (2, source.steps_lost, 1)):

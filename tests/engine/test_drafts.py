@@ -50,7 +50,14 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 NUM_OUTPUT = 24
 PROMPT = "Stations, relations and foundations: the motion of the nation is a notion. " * 2
-SIZES = {"num_threads": 1, "num_blocks": 96, "block_size": 4, "max_num_seqs": 24, "max_num_batched_tokens": 32}
+SIZES = {
+    "num_threads": 1,
+    "num_blocks": 96,
+    "block_size": 4,
+    "max_num_seqs": 24,
+    "max_num_batched_tokens": 32,
+    "speculative_config": "none",
+}
 
 
 @dataclass
@@ -204,12 +211,16 @@ def test_requests_of_adapters_verify_drafts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "num_stages", "pools"), [(2, 1, SHARED), (1, 2, SHARED), (2, 2, OWN)])
 def test_ranks_and_stages_verify_drafts(tmp_path: Path, size: int, num_stages: int, pools: str) -> None:
-    make_model(tmp_path, "llama")
-    plain = said(built(tmp_path))
+    make_checkpoint(tmp_path, "qwen2")
+    in_grammars = [
+        {"grammar": grammar, **variant} for grammar, _ in GRAMMARS.values() for variant in VARIANTS_IN_GRAMMARS[:2]
+    ]
+    variants = [*VARIANTS, *in_grammars]
+    plain = said(built(tmp_path), variants)
     proposer = Guessing(plain.following, 0.7, most=5)
     values: dict[str, Any] = {**SIZES, "rank_pools": pools}
     engine, executor = thread_ranks.built(tmp_path, size, num_stages, proposer=proposer, **values)
-    assert_same(plain, said(engine), is_exact=False)
+    assert_same(plain, said(engine, variants), is_exact=False)
     executor.close()
     assert 50 < proposer.num_accepted < proposer.num_drafts
 
@@ -257,7 +268,7 @@ def test_a_user_who_asks_for_drafts_from_text_gets_the_same_in_fewer_steps(
     whole = SamplingParams(temperature=temperature, seed=3, max_tokens=90, logprobs=2, allowed_token_ids=(70, 80, 90))
     for setting in ("", json.dumps(asked)):
         # all that is proposed is verified: how many drafts pay depends on how busy this machine is
-        with mock.patch("baton.engine.build.DraftDepth", return_value=None):
+        with mock.patch("baton.engine.speculation.building.DraftDepth", return_value=None):
             llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
         with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
             (first,) = llm.generate(PROMPT, whole)
@@ -274,7 +285,7 @@ def test_a_user_who_predicts_the_text_gets_the_same_in_far_fewer_steps(tmp_path:
     folder, found, num_steps = make_checkpoint(tmp_path, "llama"), [], []
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=90, logprobs=2)
     for setting in ("", '{"method": "suffix", "num_speculative_tokens": 8}'):
-        with mock.patch("baton.engine.build.DraftDepth", return_value=None):
+        with mock.patch("baton.engine.speculation.building.DraftDepth", return_value=None):
             llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
         with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
             found += llm.generate(PROMPT, params)
@@ -314,7 +325,8 @@ def test_what_drafts_leave_in_blocks_is_what_others_go_on_with(tmp_path: Path, f
     """A request that is handed over in its middle, and one that finds its beginning in the prefix cache."""
     make_model(tmp_path, family)
     prompt, params = Prompt.of(range(9)), DecodingParams(temperature=0.0, max_tokens=30)
-    plain, sizes = Followed(), {"num_blocks": 96, "block_size": 4}
+    plain = Followed()
+    sizes: dict[str, Any] = {"num_blocks": 96, "block_size": 4}
     driven(built(tmp_path, **sizes), plain, key_of("a"), prompt, params)
     ids = [token.token_id for token in plain.tokens[key_of("a")]]
     for num_steps in range(3, 12):

@@ -172,7 +172,8 @@ def test_drafts_change_no_token_of_recorded_steps(checkpoint: Path, num_blocks: 
 
 @pytest.mark.parametrize("checkpoint", ["qwen3"], indirect=True)
 def test_a_draft_is_a_row_of_a_graph(checkpoint: Path) -> None:
-    found, num_replays = [], 0
+    found: list[list[int]] = []
+    num_replays = 0
     replays = mock.patch.object(EmulatedGraph, "replay", autospec=True, side_effect=EmulatedGraph.replay)
     for proposer in (None, oracle(lambda request, count: found[0][len(request.token_ids) - 20 :][:count], most=3)):
         with engine(checkpoint, "emulated", proposer=proposer) as built, replays as replay:

@@ -22,8 +22,9 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ import psutil
 
 from baton.bench.numbers import number, rate
 from tests.measured import add_to, report
-from tests.system.harness import MODEL_NAME, REQUEST_TIMEOUT_S, Relay, start_relay, wait_until
+from tests.system.harness import MODEL_NAME, REQUEST_TIMEOUT_S, Node, Relay, start_relay, wait_until
 from tests.system.parallel_grid import say
 from tests.system.prepared import die_with_parent
 from tests.system.speculation_work import KINDS, PROSE, Task, mixture
@@ -47,14 +48,19 @@ _WARM_UP = 900
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """As its client saw it. `token_ids`: of Baton alone; others say only how many there are."""
+    """As its client saw it. `token_ids` and the drafted tokens that were right: of Baton alone."""
 
     num_tokens: int
     ttft_s: float
     tpot_s: float
-    num_accepted: int
     token_ids: tuple[int, ...]
     text: str
+    num_accepted: int = 0
+
+    @property
+    def measured(self) -> tuple[float, float, int, int]:
+        """What a line keeps of it."""
+        return self.tpot_s, self.ttft_s, self.num_tokens, self.num_accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,12 @@ class Server:
             self.relay.settle()
         self._signal(signal.SIGSTOP)
 
+    def num_accepted(self) -> int:
+        """Drafted tokens of a relay that were right, so far."""
+        with suppress(KeyError):
+            return sum(node.metrics().value("spec_decode_num_accepted_tokens_total") for node in self._nodes)
+        return 0
+
     def ask(self, task: Task, max_tokens: int, goal_ms: float = _NO_GOAL_MS) -> Answer:
         """One greedy chat turn that ends where the model ends it."""
         options: dict[str, Any] = {}
@@ -95,6 +107,10 @@ class Server:
         ) as chunks:
             return _read(chunks, begun_s)
 
+    @property
+    def _nodes(self) -> Sequence[Node]:
+        return () if self.relay is None else self.relay.decodes
+
     def _signal(self, number: int) -> None:
         for process in self.processes:
             process.send_signal(number)
@@ -110,10 +126,8 @@ def _read(chunks: Any, begun_s: float) -> Answer:
             if choice.delta.content or choice.finish_reason:
                 arrivals_s.append(time.monotonic())
     assert usage is not None, "the answer does not say how many tokens it has"
-    details = usage.completion_tokens_details
     tpot_s = (arrivals_s[-1] - arrivals_s[0]) / max(1, usage.completion_tokens - 1)
-    num_accepted = (details and details.accepted_prediction_tokens) or 0
-    return Answer(usage.completion_tokens, arrivals_s[0] - begun_s, tpot_s, num_accepted, tuple(token_ids), text)
+    return Answer(usage.completion_tokens, arrivals_s[0] - begun_s, tpot_s, tuple(token_ids), text)
 
 
 @contextmanager
@@ -195,17 +209,13 @@ def alone(arguments: argparse.Namespace) -> None:
     with ExitStack() as exits:
         servers = start_servers(arguments, exits)
         for round_ in range(arguments.rounds):
-            order = list(servers) if round_ % 2 == 0 else [*servers][::-1]
             for kind in arguments.kind or KINDS:
-                for name in order:
-                    with servers[name].awake():
-                        answer = servers[name].ask(KINDS[kind](round_), arguments.max_tokens)
+                for name in in_turns(servers, round_):
+                    answer = asked_alone(servers[name], KINDS[kind](round_), arguments.max_tokens)
                     answers[kind][name].append(answer)
-                    say(f"{round_} {kind}, {name}: {_told(answer)}")
-                    if arguments.texts:
-                        say(answer.text)
+                    say(f"{round_} {kind}, {name}: {_told(answer)}{arguments.texts * f' {answer.text}'}")
                 require_same({name: each[-1:] for name, each in answers[kind].items()}, kind)
-    tpots = {kind: {name: [each.tpot_s for each in got] for name, got in of.items()} for kind, of in answers.items()}
+    tpots = {kind: {name: [each.tpot_s for each in of[name]] for name in servers} for kind, of in answers.items()}
     copying = [of for kind, of in tpots.items() if kind not in PROSE]
     if copying:
         tpots[_ALL_COPYING] = {name: [tpot for of in copying for tpot in of[name]] for name in servers}
@@ -213,14 +223,21 @@ def alone(arguments: argparse.Namespace) -> None:
         f"{_title(arguments)}: {kind}": {name: against(of[base_of(name, servers)], of[name]) for name in servers}
         for kind, of in tpots.items()
     }
-    values = {
-        kind: {
-            name: [(each.tpot_s, each.ttft_s, each.num_tokens, each.num_accepted) for each in got]
-            for name, got in of.items()
-        }
-        for kind, of in answers.items()
-    }
+    values = {kind: {name: [each.measured for each in got] for name, got in of.items()} for kind, of in answers.items()}
     report(arguments.title or "alone", cells, values, arguments.to)
+
+
+def in_turns(servers: Mapping[str, Server], round_: int) -> list[str]:
+    """The names in the order of a round, which is turned around in each."""
+    return list(servers) if round_ % 2 == 0 else [*servers][::-1]
+
+
+def asked_alone(server: Server, task: Task, max_tokens: int) -> Answer:
+    """The answer, with what the nodes count of its drafts."""
+    with server.awake():
+        before = server.num_accepted()
+        answer = server.ask(task, max_tokens)
+        return replace(answer, num_accepted=server.num_accepted() - before)
 
 
 def require_same(answers: Mapping[str, Sequence[Answer]], what: str) -> None:
@@ -238,22 +255,19 @@ def load(arguments: argparse.Namespace) -> None:
     goal_ms = arguments.goal_ms
     with ExitStack() as exits:
         servers = start_servers(arguments, exits)
-        for round_ in range(arguments.rounds):
-            order = list(servers) if round_ % 2 == 0 else [*servers][::-1]
-            for num_streams in arguments.streams:
-                tasks, found = mixture(100 * round_ + num_streams, max(4, arguments.tasks * num_streams)), {}
-                for name in order:
-                    with servers[name].awake():
-                        found[name], took_s = ask_all(servers[name], tasks, num_streams, arguments.max_tokens, goal_ms)
-                    tpots[num_streams][name].append(statistics.median(each.tpot_s for each in found[name]))
-                    goal_ms = goal_ms or 1000 * arguments.goal * tpots[num_streams][name][0]
-                    num_good = sum(each.tpot_s <= goal_ms / 1000 for each in found[name])
-                    goods[num_streams][name].append(num_good / took_s)
-                    say(
-                        f"{round_} {num_streams} streams, {name}: TPOT {1000 * tpots[num_streams][name][-1]:.1f} ms, "
-                        f"{num_good} of {len(tasks)} good, {took_s:.1f} s"
-                    )
-                require_same(found, f"{num_streams} streams")
+        for round_, num_streams in product(range(arguments.rounds), arguments.streams):
+            tasks, found = mixture(100 * round_ + num_streams, max(4, arguments.tasks * num_streams)), {}
+            for name in in_turns(servers, round_):
+                with servers[name].awake():
+                    found[name], took_s = ask_all(servers[name], tasks, num_streams, arguments.max_tokens, goal_ms)
+                tpot_s = statistics.median(each.tpot_s for each in found[name])
+                goal_ms = goal_ms or 1000 * arguments.goal * tpot_s  # of a relay without drafts, the first one
+                num_good = sum(each.tpot_s <= goal_ms / 1000 for each in found[name])
+                tpots[num_streams][name].append(tpot_s)
+                goods[num_streams][name].append(num_good / took_s)
+                told = f"TPOT {1000 * tpot_s:.1f} ms, {num_good} of {len(tasks)} good, {took_s:.1f} s"
+                say(f"{round_} {num_streams} streams, {name}: {told}")
+            require_same(found, f"{num_streams} streams")
     rows = {f"{_title(arguments)}, {each} stream{'s' if each > 1 else ''}": each for each in arguments.streams}
     cells = {
         f"{row}: {what}": {name: show(of[each][base_of(name, servers)], of[each][name]) for name in servers}

@@ -47,17 +47,18 @@ def test_a_prediction_is_drafted_from_and_answers_node_and_router_count_the_same
     text = relay.client.completions.create(**ASKED).choices[0].text
     told = {"steps": 0, "tokens": 0, "accepted": 0}
 
-    def is_accepted() -> bool:
-        for guess in ("nothing of this is ever said: 1 2 3 4 5 6 7 8 9 " * 20, text):
-            answer, details = predicted(relay, guess)
-            assert answer == text
-            drafts = details.get("drafts", {}).get(PREDICTION, dict.fromkeys(told, 0))
-            assert details["accepted_prediction_tokens"] == drafts["accepted"]
-            assert details["rejected_prediction_tokens"] == drafts["tokens"] - drafts["accepted"]
-            told.update({name: told[name] + drafts[name] for name in told})
-        return drafts["accepted"] > NUM_TOKENS / 2
+    def num_accepted(guess: str) -> int:
+        answer, details = predicted(relay, guess)
+        assert answer == text
+        drafts: dict[str, int] = details.get("drafts", {}).get(PREDICTION, dict.fromkeys(told, 0))
+        assert details["accepted_prediction_tokens"] == drafts["accepted"]
+        assert details["rejected_prediction_tokens"] == drafts["tokens"] - drafts["accepted"]
+        told.update({name: told[name] + drafts[name] for name in told})
+        return drafts["accepted"]
 
-    wait_until(is_accepted, "an answer has most of its tokens from a prediction", timeout_s=60.0)
+    num_accepted("nothing of this is ever said: 1 2 3 4 5 6 7 8 9 " * 20)
+    what = "an answer has most of its tokens from its prediction"
+    wait_until(lambda: num_accepted(text) > NUM_TOKENS / 2, what, timeout_s=60.0)
     relay.settle()
     assert counts_at(relay.decodes[0]) == told
     wait_until(lambda: counts_at(relay.router) == told, "the router has heard of all drafts")

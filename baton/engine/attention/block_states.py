@@ -100,7 +100,8 @@ class BlockStates:
         self._drafted = self._put_drafted(drafting, staging) if drafting else None
 
     def settle(self, num_accepted: Tensor) -> None:
-        """See `KeepsStates.settle`. A block without a draft that was right keeps the state that it has."""
+        """Have the state behind the last draft that was right in each block that drafts have reached: of each of the D
+        sequences the first `num_accepted` [D] were. A block that has none of these keeps the state that it has."""
         drafted = self._drafted
         if drafted is None:
             return
@@ -155,8 +156,8 @@ class BlockStates:
                 block = share.block_table[number]
                 values.append((block, owner, first - begin, count, num_drafts + first - begin))
             num_drafts += share.num_drafts
-        columns = [staging.put(np.array(column, dtype=np.int64)) for column in zip(*values, strict=True)]
-        return _Drafted(*columns, staging.put(np.array(self._draft_blocks[:num_drafts], dtype=np.int64)))
+        columns = (*zip(*values, strict=True), self._draft_blocks[:num_drafts])
+        return _Drafted(*[staging.put(np.array(column, dtype=np.int64)) for column in columns])
 
 
 def _windows(inputs: _Inputs, num_before: int) -> Tensor:

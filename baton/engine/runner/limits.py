@@ -22,8 +22,8 @@ class RunnerLimits:
     large.
 
     `spare_block`: a block of the KV tensor that is not in the pool. Padding reads and writes it; None: nothing is
-    padded, and no graphs are recorded. `num_draft_blocks`: more of them, for the states behind as many drafts of a step;
-    0: there are no states, or no drafts.
+    padded, and no graphs are recorded. `num_draft_blocks`: more of them, for the states behind as many drafts of a
+    step; 0: there are no states, or no drafts.
     """
 
     max_num_seqs: int

@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 
 
 class Speculation(NamedTuple):
-    """Drafts are those of `proposer`, as many as `depth` chooses. Without it all are verified. Without a proposer there
-    are none, for this `reason`."""
+    """Drafts are those of `proposer`, as many as `depth` chooses. Without it all are verified. `reason`: why it is not
+    the proposer that was asked for, in a word."""
 
-    proposer: Proposer | None
+    proposer: Proposer
     depth: DraftDepth | None = None
     reason: str = ""
 

@@ -14,8 +14,9 @@ The protocol, whoever proposes:
    have what is left of the step's rows and of its token budget, and blocks that nobody else needs now: they preempt
    nobody and make no prompt wait. How many of them a request gets is chosen by `baton.engine.scheduler.draft_depth`.
 2. A share with drafts has them behind its tokens (`ScheduledRequest.num_drafts`). The runner samples behind the last
-   known token and behind each draft, each with the noise, penalties and withheld tokens of its place, as if the drafts
-   before it were the output. It knows nothing else of drafts, and returns a token for each of these rows.
+   known token and behind each draft, each with the noise, penalties, withheld tokens and mask of its place, as if the
+   drafts before it were the output. It returns a token for each of these rows. A grammar cuts a draft before the step
+   where it refuses a token. Where layers have states, the runner has these go back behind wrong drafts.
 3. `baton.engine.scheduler.drafts` compares. A row whose drafts were all right has seen what it would have seen alone,
    so its token is the one that plain decoding samples, whether it is the likeliest or drawn. The others are dropped.
 4. The request goes on behind the last token that was taken. KV of wrong drafts lies behind its computed tokens, where

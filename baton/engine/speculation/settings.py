@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 from baton.engine.scheduler.proposer import Proposer
+from baton.engine.settings import AUTO
 from baton.engine.speculation.text.opening import open_sources
 from baton.engine.speculation.text.proposer import TextProposer
 from baton.engine.speculation.text.suffixes import SuffixRules
@@ -18,6 +19,9 @@ from baton.wire.errors import InvalidSetting
 
 _USUAL_LENGTH = 5
 _FLAG = "--speculative-config"
+_NONE = "none"
+_USUAL = '{"method": "suffix", "num_speculative_tokens": 16}'
+_USUAL_TOKENS = 16
 GREEDY = "greedy"
 _LEAST_SURE = 0.15
 _MOST = 64
@@ -117,9 +121,16 @@ Asked: TypeAlias = TextAsked | DraftModelAsked | HeadAsked | _DeepseekMtp | _Qwe
 _DECODER = msgspec.json.Decoder[Asked](Asked)
 
 
+def chosen_config(config: str, *, is_useful: bool) -> str:
+    """What `config` comes to, "" for no drafts: "auto" is text where it `is_useful`."""
+    if config == AUTO:
+        return _USUAL if is_useful else ""
+    return "" if config == _NONE else config
+
+
 def read_asked(config: str) -> Asked | None:
-    """What `config`, a JSON object, asks for; None for "". Raises `InvalidSetting`."""
-    if not config:
+    """What `config`, a JSON object, asks for; None for "", and for what a node chooses. Raises `InvalidSetting`."""
+    if config in ("", AUTO, _NONE):
         return None
     try:
         asked: Asked = _DECODER.decode(config)
@@ -128,7 +139,8 @@ def read_asked(config: str) -> Asked | None:
     return asked
 
 
-def proposer_of(config: str) -> Proposer | None:
-    """The proposer that `config` describes, where it needs no model. Raises `InvalidSetting`."""
-    asked = read_asked(config)
-    return asked.proposer() if isinstance(asked, TextAsked) else None
+def text_proposer(asked: Asked) -> Proposer:
+    """What drafts from text: alone where that was asked for, and before what has layers of its own."""
+    if isinstance(asked, TextAsked):
+        return asked.proposer()
+    return Suffixes(num_speculative_tokens=max(_USUAL_TOKENS, asked.num_speculative_tokens)).proposer()

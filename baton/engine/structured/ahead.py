@@ -35,7 +35,7 @@ class Ahead:
         self._unread.append(token_id)
 
     def num_allowed(self, drafts: Sequence[int]) -> int:
-        """See `Matcher.num_allowed`."""
+        """How many of `drafts` may come next, up to the first behind which nothing can follow."""
         self._stand_behind(0)
         self._drafts = []
         if self._matcher.consume_tokens(self._unread):
@@ -101,6 +101,10 @@ class Place(NamedTuple):
     def mask(self) -> bytes | None:
         """The tokens that may stand there."""
         return self.ahead.mask(self.number)
+
+    def behind(self, number: int) -> Place:
+        """The place behind so many more drafts."""
+        return Place(self.ahead, self.number + number)
 
     def fail(self, reason: str) -> None:
         """Say nothing: the output may never come here, and finds it out if it does."""

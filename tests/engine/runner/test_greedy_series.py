@@ -24,7 +24,14 @@ GREEDY = DecodingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     folder = make_checkpoint(tmp_path_factory.mktemp("series") / "llama", "llama")
-    settings = EngineSettings(str(folder), block_size=4, num_blocks=96, num_threads=1, enable_prefix_caching=False)
+    settings = EngineSettings(
+        str(folder),
+        block_size=4,
+        num_blocks=96,
+        num_threads=1,
+        enable_prefix_caching=False,
+        speculative_config="none",
+    )
     return build_engine(settings, allocate_private)
 
 

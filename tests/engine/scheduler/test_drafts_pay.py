@@ -19,11 +19,11 @@ from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import SampledToken, Step
 from baton.engine.scheduler.step_costs import StepCosts
-from baton.engine.speculation.settings import proposer_of
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.computed_step import ComputedStep
+from tests.engine.speculation.text_proposers import proposer_of
 from tests.request_keys import key_of
 
 _LENGTH = 120

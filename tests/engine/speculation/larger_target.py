@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--times", type=int, default=7, help="as many layers")
-    parser.add_argument("--share", type=float, default=0.02, help="of what copies of layers add")
+    parser.add_argument("--share", type=float, default=0.05, help="of what copies of layers add")
     parser.add_argument("--tasks", type=int, default=2, help="of each kind, to compare the models by; 0: none")
     parser.add_argument("--num-threads", type=int, default=2)
     asked = parser.parse_args()

@@ -9,10 +9,11 @@ import pytest
 
 from baton.engine.scheduler.proposer import Wanted
 from baton.engine.scheduler.request import Request
-from baton.engine.speculation.settings import Eagle3Asked, MtpAsked, proposer_of, read_asked
+from baton.engine.speculation.settings import Eagle3Asked, MtpAsked, chosen_config, read_asked
 from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
+from tests.engine.speculation.text_proposers import proposer_of
 from tests.request_keys import A
 
 
@@ -57,11 +58,9 @@ def test_suffixes_have_the_settings_of_vllm() -> None:
 
 @pytest.mark.parametrize("method", ["mtp", "deepseek_mtp", "qwen3_next_mtp", "glm4_moe_mtp"])
 def test_layers_for_further_tokens_have_all_names_of_vllm(method: str) -> None:
-    config = json.dumps({"method": method, "num_speculative_tokens": 3})
-    asked = read_asked(config)
+    asked = read_asked(json.dumps({"method": method, "num_speculative_tokens": 3}))
     assert isinstance(asked, MtpAsked)
     assert asked.num_speculative_tokens == 3
-    assert proposer_of(config) is None  # it needs the model
 
 
 def test_a_head_is_a_checkpoint_of_its_own() -> None:
@@ -94,3 +93,18 @@ def test_what_cannot_be_used_is_refused(config: str, reason: str) -> None:
     with pytest.raises(InvalidSetting, match=reason) as found:
         proposer_of(config)
     assert str(found.value).startswith("--speculative-config")
+
+
+@pytest.mark.parametrize(
+    ("config", "is_useful", "chosen"),
+    [
+        ("auto", True, '{"method": "suffix", "num_speculative_tokens": 16}'),
+        ("auto", False, ""),
+        ("none", True, ""),
+        ("", True, ""),
+        ('{"method": "mtp"}', False, '{"method": "mtp"}'),
+    ],
+)
+def test_a_node_drafts_from_text_by_itself_where_that_is_useful(config: str, chosen: str, *, is_useful: bool) -> None:
+    assert chosen_config(config, is_useful=is_useful) == chosen
+    assert (read_asked(chosen) is None) == (not chosen)

@@ -28,13 +28,13 @@ from baton.bench.numbers import NONE
 from baton.engine.models.identity import find_checkpoint
 from baton.engine.scheduler.proposer import Draft, Wanted
 from baton.engine.scheduler.request import Request
-from baton.engine.speculation.settings import proposer_of
 from baton.engine.text.chat_template import ChatTemplate
 from baton.engine.text.tokenizer import Tokenizer
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.engine.speculation.text_prompts import ROOT, text_prompts
+from tests.engine.speculation.text_proposers import proposer_of
 from tests.measured import rows_of
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {

@@ -154,17 +154,17 @@ class DraftModelProposer:
         made: dict[RequestKey, _Drafting] = {}
         left, room = self._most_caught_up(), self._passes.max_tokens - len(wanted)
         for each in wanted:
-            drafting = self._begin(each, min(max(left, 1 + self._num_tokens), 1 + room))
-            if drafting is not None:
-                made[each.request.key] = drafting
-                left, room = left - drafting.num_new, room - drafting.num_new + 1
+            begun = self._begin(each, min(max(left, 1 + self._num_tokens), 1 + room))
+            if begun is not None:
+                made[each.request.key] = begun
+                left, room = left - begun.num_new, room - begun.num_new + 1
         going_on = list(made.values())
         self._num_rows = max(1, len(going_on))
         while going_on:
             self._take(going_on, self._passes.compute([each.share for each in going_on]))
             going_on = [each for each in going_on if not each.is_over]
-        for each in made.values():
-            self._note(each)
+        for drafting in made.values():
+            self._note(drafting)
         return [self._draft_of(made.get(each.request.key)) for each in wanted]
 
     def _begin(self, wanted: Wanted, most: int) -> _Drafting | None:

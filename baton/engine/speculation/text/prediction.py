@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from baton.engine.scheduler.proposer import NO_DRAFT, Draft
 from baton.engine.speculation.text.sources import sureness
+from baton.wire.drafts import PREDICTION
 
-PREDICTION = "prediction"
 _WIDTH = array("I").itemsize
 _REACHES = ((4, 1 << 30), (2, 64), (1, 0))
 """Where so many last tokens of the output are looked for: so far behind the place where output and prediction parted,

@@ -54,7 +54,8 @@ class Told:
 @pytest.fixture(autouse=True)
 def _verify_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many drafts pay is a question of time."""
-    monkeypatch.setattr("baton.engine.build.DraftDepth", lambda *_: None)
+    monkeypatch.setattr("baton.engine.speculation.building.DraftDepth", lambda *_: None)
+    monkeypatch.setattr("baton.engine.speculation.text_first._SURE", 2.0)
 
 
 @pytest.fixture
@@ -406,7 +407,7 @@ def test_where_a_head_cannot_be_the_model_goes_on_without_it(
     assert f"drafts are not used: {reason}" in caplog.text
     engine.core.add(key_of(1), Prompt.of(PROMPT_IDS), GREEDY)
     assert len(outputs_of(engine)) == NUM_OUTPUT
-    assert engine.core.draft_counts.by_method() == ()
+    assert {counts.method for counts in engine.core.draft_counts.by_method()} <= {"suffix"}
 
 
 def test_ranks_go_on_without_a_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

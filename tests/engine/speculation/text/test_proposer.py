@@ -12,13 +12,13 @@ import pytest
 
 from baton.engine.scheduler.proposer import Draft, Wanted
 from baton.engine.scheduler.request import PENDING_TOKEN, Request
-from baton.engine.speculation.settings import proposer_of
 from baton.engine.speculation.text import proposer as module
 from baton.engine.speculation.text.proposer import Sources, TextProposer
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.engine.native.compiled import needs_kernels
+from tests.engine.speculation.text_proposers import proposer_of
 
 pytestmark = needs_kernels
 NUMBERS = count(1)
