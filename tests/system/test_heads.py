@@ -58,7 +58,7 @@ def test_answers_are_those_of_the_model_and_drafts_are_right(relay: Relay, model
 
     def are_accepted() -> bool:
         # how many drafts pay is a question of time; of another tenant no text is known that would come first
-        relay.ask(prompts[0], NUM_GREEDY, extra_body={"cache_salt": f"tenant {next(salts)}"})
+        relay.ask(prompts[0], NUM_GREEDY, extra_body={"cache_salt": f"tenant-{next(salts)}"})
         return any(accepted(node) for node in relay.decodes)
 
     wait_until(are_accepted, "drafts are right", 60.0)
