@@ -73,6 +73,7 @@ from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_costs import USUAL_PAIR, StepCosts
 from baton.engine.settings import EngineSettings
 from baton.engine.speculation.building import Drafting
+from baton.engine.speculation.choose import drawing_of
 from baton.engine.speculation.settings import read_asked
 from baton.engine.structured.matcher import Grammars
 from baton.engine.structured.vocabulary import Vocabulary, is_large
@@ -163,7 +164,7 @@ def build_engine(
         model = with_adapters(load_shard(basis, rank, executor.collectives, progress.weights), adapters or {})
         drafting = Drafting(basis, model, proposer)
         executor.loaded()
-        sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, basis.kernels)
+        sampler = Sampler(frozenset(config.eos_token_ids), config.vocab_size, basis.kernels, drawing_of(settings))
         attention = attention_of(basis, model, rank)
         if settings.batch_invariant:
             _require_batch_invariance(model, attention)

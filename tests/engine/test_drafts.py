@@ -211,12 +211,16 @@ def test_requests_of_adapters_verify_drafts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "num_stages", "pools"), [(2, 1, SHARED), (1, 2, SHARED), (2, 2, OWN)])
 def test_ranks_and_stages_verify_drafts(tmp_path: Path, size: int, num_stages: int, pools: str) -> None:
-    make_model(tmp_path, "llama")
-    plain = said(built(tmp_path))
+    make_checkpoint(tmp_path, "qwen2")
+    in_grammars = [
+        {"grammar": grammar, **variant} for grammar, _ in GRAMMARS.values() for variant in VARIANTS_IN_GRAMMARS[:2]
+    ]
+    variants = [*VARIANTS, *in_grammars]
+    plain = said(built(tmp_path), variants)
     proposer = Guessing(plain.following, 0.7, most=5)
     values: dict[str, Any] = {**SIZES, "rank_pools": pools}
     engine, executor = thread_ranks.built(tmp_path, size, num_stages, proposer=proposer, **values)
-    assert_same(plain, said(engine), is_exact=False)
+    assert_same(plain, said(engine, variants), is_exact=False)
     executor.close()
     assert 50 < proposer.num_accepted < proposer.num_drafts
 

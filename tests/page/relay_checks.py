@@ -69,7 +69,7 @@ def check_turns(browser: Browser, look: Look) -> None:
         assert sum(map(int, _CACHED.findall(now[2]))) >= int(before[1]) // BLOCK_SIZE * BLOCK_SIZE, notes
     nodes = browser.run("return document.querySelector('#nodes').innerText")
     assert "host 0 %" in nodes
-    assert re.search(r"drafts: \d\.\d  a step, \d+ %", nodes), nodes
+    assert re.search(r"drafts: \d\.\d a step, \d+ %", nodes), nodes
     look.at(browser, "turns")
 
 

@@ -156,8 +156,8 @@ class BlockStates:
                 block = share.block_table[number]
                 values.append((block, owner, first - begin, count, num_drafts + first - begin))
             num_drafts += share.num_drafts
-        columns = [staging.put(np.array(column, dtype=np.int64)) for column in zip(*values, strict=True)]
-        return _Drafted(*columns, staging.put(np.array(self._draft_blocks[:num_drafts], dtype=np.int64)))
+        columns = (*zip(*values, strict=True), self._draft_blocks[:num_drafts])
+        return _Drafted(*[staging.put(np.array(column, dtype=np.int64)) for column in columns])
 
 
 def _windows(inputs: _Inputs, num_before: int) -> Tensor:

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from baton.device.base import Array, Staging
 from baton.engine.native.library import Kernels
+from baton.engine.runner.drawing import INVERSE, Drawing
 from baton.engine.runner.grammar_masks import Masks, apply_masks, are_allowed, row_masks
 from baton.engine.runner.logit_changes import LARGEST_LOGIT
 from baton.engine.runner.native_sampling import PlainSampling, argmax, draw
@@ -56,9 +57,16 @@ _LOW_32_BITS = 2**32 - 1
 class Sampler:
     """Samples one token per row. `eos_token_ids` are withheld until a request's `min_tokens` are reached."""
 
-    def __init__(self, eos_token_ids: frozenset[int], vocab_size: int, kernels: Kernels | None = None) -> None:
-        """`kernels`: of a CPU whose memory holds the logits."""
+    def __init__(
+        self,
+        eos_token_ids: frozenset[int],
+        vocab_size: int,
+        kernels: Kernels | None = None,
+        drawing: Drawing = INVERSE,
+    ) -> None:
+        """`kernels`: of a CPU whose memory holds the logits. `drawing`: how rows that are not greedy are drawn."""
         self.vocab_size = vocab_size
+        self._drawing = drawing
         self._kernels = kernels
         self._plain = None if kernels is None else PlainSampling(kernels)
         self._eos_token_ids = tuple(token_id for token_id in sorted(eos_token_ids) if token_id < vocab_size)
@@ -68,8 +76,15 @@ class Sampler:
 
         The caller calls `stage_changes` of the plan before it uploads `staging` and samples.
         """
-        is_native = self._kernels is not None
-        return plan_sampling(requests, self._eos_token_ids, self.vocab_size, staging, max_num_rows, is_native=is_native)
+        return plan_sampling(
+            requests,
+            self._eos_token_ids,
+            self.vocab_size,
+            staging,
+            max_num_rows,
+            is_native=self._kernels is not None,
+            draws_wide=not self._drawing.is_native,
+        )
 
     def sample(self, plan: SamplingPlan, logits: Tensor, redraw: Redraw | None = None) -> tuple[Tensor, ...]:
         """logits: [N, V] float32, contiguous, changed in place; with kernels, of any dtype that they have. `redraw`: of
@@ -141,14 +156,14 @@ class Sampler:
                 apply_masks(masks, wide)
             largest, token_ids = wide.max(dim=-1)
             for group in groups:
-                _sample_group(group, wide, largest, token_ids)
+                _sample_group(group, wide, largest, token_ids, self._drawing)
             return token_ids, largest > -torch.inf
         found = argmax(self._kernels, logits, masks, wide, wide_rows)
         for group in groups:
-            if group.width == 0:
+            if group.width == 0 and self._drawing.is_native:
                 draw(self._kernels, found, group)
             else:
-                _sample_group(group, wide, found.values, found.token_ids)
+                _sample_group(group, wide, found.values, found.token_ids, self._drawing)
         return found.token_ids, found.is_valid
 
     def _keep_wide_to_grammars(
@@ -212,7 +227,7 @@ def _report(plan: SamplingPlan, original: Tensor, token_ids: Tensor) -> list[Ten
     return outputs
 
 
-def _sample_group(group: SampleGroup, logits: Tensor, largest: Tensor, token_ids: Tensor) -> None:
+def _sample_group(group: SampleGroup, logits: Tensor, largest: Tensor, token_ids: Tensor, drawing: Drawing) -> None:
     """Sample for the rows of `group`, pass by pass, into `token_ids` [N]. largest: [N], the largest logits."""
     num_rows = group.rows.shape[0]
     elements = _HOST_PASS_ELEMENTS if logits.is_cpu else _DEVICE_PASS_ELEMENTS
@@ -227,25 +242,27 @@ def _sample_group(group: SampleGroup, logits: Tensor, largest: Tensor, token_ids
         best = largest.index_select(0, rows).to(torch.float64).clamp_(max=LARGEST_LOGIT).unsqueeze(1)
         parameters = group.parameters[:, first:last].unsqueeze(2)
         if group.width == 0:
-            sampled = _sample_unordered(values, best, parameters, group.has_min_p)
+            sampled = _sample_unordered(values, best, parameters, drawing, has_min_p=group.has_min_p)
         else:
-            sampled = _sample_ordered(group, values, best, parameters, group.top_k[first:last].unsqueeze(1))
+            top_k = group.top_k[first:last].unsqueeze(1)
+            sampled = _sample_ordered(group, values, best, parameters, top_k, drawing)
         token_ids.index_copy_(0, rows, sampled)
 
 
-def _sample_unordered(values: Tensor, best: Tensor, parameters: Tensor, has_min_p: bool) -> Tensor:
-    """Temperature, min-p (arXiv:2407.01082) and one token by inverse CDF: [R] int64 of values [R, V]."""
+def _sample_unordered(values: Tensor, best: Tensor, parameters: Tensor, drawing: Drawing, *, has_min_p: bool) -> Tensor:
+    """Temperature, min-p (arXiv:2407.01082) and one token: [R] int64 of values [R, V]."""
     temperature, noise, _, min_p = parameters
     weights = _weights(values, best, temperature)
     if has_min_p:
         weights.masked_fill_(weights < min_p, 0.0)
-    cumulative = weights.cumsum_(-1)
-    place = torch.searchsorted(cumulative, noise * cumulative[:, -1:], right=True)
+    place = drawing.of_all(weights, noise)
     # a row of NaN finds no place, and its token is looked up in the embedding before the host sees the NaN
     return place.squeeze(1).clamp_(max=values.shape[1] - 1)
 
 
-def _sample_ordered(group: SampleGroup, values: Tensor, best: Tensor, parameters: Tensor, top_k: Tensor) -> Tensor:
+def _sample_ordered(
+    group: SampleGroup, values: Tensor, best: Tensor, parameters: Tensor, top_k: Tensor, drawing: Drawing
+) -> Tensor:
     """Temperature, top-k, top-p (arXiv:1904.09751), min-p and one token: [R] int64 of values [R, V].
 
     In this order all three keep the beginning of a row, so they come down to how many tokens are kept. top_k: [R, 1].
@@ -256,14 +273,13 @@ def _sample_ordered(group: SampleGroup, values: Tensor, best: Tensor, parameters
     kept = top_k
     if group.has_min_p:
         kept = torch.minimum(kept, (weights >= min_p).sum(dim=-1, keepdim=True))
-    cumulative = weights.cumsum_(-1)
+    cumulative = weights.cumsum(-1)
     if group.has_top_p:
         nucleus = top_p * cumulative.gather(1, top_k - 1)
         # a token stays while the mass before it is below the limit
         kept = torch.minimum(kept, torch.searchsorted(cumulative, nucleus) + 1)
     last = (kept - 1).clamp_(min=0)
-    place = torch.searchsorted(cumulative, noise * cumulative.gather(1, last), right=True)
-    return ids.gather(1, torch.minimum(place, last)).squeeze(1)
+    return ids.gather(1, drawing.of_first(weights, cumulative, last, ids, noise)).squeeze(1)
 
 
 def _weights(values: Tensor, best: Tensor, temperature: Tensor) -> Tensor:

@@ -129,11 +129,12 @@ def plan_sampling(
     max_num_rows: int = 0,
     *,
     is_native: bool = False,
+    draws_wide: bool = False,
 ) -> SamplingPlan:
     """Stage what the rows of `requests` need, in this order, except changed logits: see `SamplingPlan.stage_changes`.
 
     Room is kept for `max_num_rows` rows. `is_native`: kernels on the host sample rows that are plain, and nothing needs
-    to be staged for these.
+    to be staged for these. `draws_wide`: no row that is drawn is plain.
     """
     others = [(row, request) for row, request in enumerate(requests) if not request.takes_largest]
     if not others:
@@ -159,7 +160,7 @@ def plan_sampling(
             sampled.append(drawn)
     reported_rows = [row for row, _ in reports] if len(reports) < len(requests) else []  # all rows need no names
     first = [each for each in sampled if each.row not in untried] if untried else sampled
-    wide_rows = _wide_rows(sampled, reports, changes)
+    wide_rows = _wide_rows(sampled, reports, changes, draws_wide=draws_wide)
     is_plain = is_native and not wide_rows
     groups, reported = stage_rows(() if is_plain else first, reported_rows, staging, max_num_rows)
     return SamplingPlan(
@@ -181,10 +182,10 @@ def _plan_of_largest(num_rows: int) -> SamplingPlan:
 
 
 def _wide_rows(
-    sampled: Sequence[SampledRow], reports: Sequence[tuple[int, int]], changes: ChangeCollector
+    sampled: Sequence[SampledRow], reports: Sequence[tuple[int, int]], changes: ChangeCollector, *, draws_wide: bool
 ) -> list[int]:
     """The rows that need their logits changed or reported, ascending."""
-    rows = {row.row for row in sampled if row.width}
+    rows = {row.row for row in sampled if row.width or draws_wide}
     rows.update(row for row, _ in reports)
     rows.update(changes.rows)
     return sorted(rows)

@@ -45,7 +45,15 @@ class MaskSource(Protocol):
         ...
 
 
-class Matcher(MaskSource, Protocol):
+class GrammarPlace(MaskSource, Protocol):
+    """A place in the grammar of a request, which drafts may follow."""
+
+    def behind(self, number: int) -> GrammarPlace:
+        """The place behind so many of the drafts that were asked about last."""
+        ...
+
+
+class Matcher(GrammarPlace, Protocol):
     """Follows the output of one request through its grammar. It is behind the last token whose value is known, and that
     is the place that is asked about. To `take` a token that it has just accepted costs nothing."""
 
@@ -90,10 +98,6 @@ class Matcher(MaskSource, Protocol):
 
     def num_allowed(self, drafts: Sequence[int]) -> int:
         """How many of `drafts` may come next, up to the first behind which nothing can follow."""
-        ...
-
-    def behind(self, number: int) -> MaskSource:
-        """The place behind so many of the drafts that were asked about last, and are allowed."""
         ...
 
 
@@ -322,7 +326,7 @@ class ScheduledRequest(NamedTuple):
     arrival: int = 0
     forks: tuple[Fork, ...] = ()
     block_copy: BlockCopy | None = None
-    matcher: Matcher | None = None
+    matcher: GrammarPlace | None = None
     takes_largest: bool = False
     hash_root: bytes = b""
     num_drafts: int = 0

@@ -9,11 +9,12 @@ from typing import NamedTuple
 from baton.device.base import Device
 from baton.engine.models.config import ModelConfig
 from baton.engine.models.modelling.config import ModellingConfig
+from baton.engine.runner.drawing import INVERSE, RACE, Drawing
 from baton.engine.settings import DUMMY, EngineSettings
 from baton.engine.speculation.draft_model.checkpoint import open_checkpoint
 from baton.engine.speculation.heads.checkpoint import open_head
 from baton.engine.speculation.layers import DraftLayers
-from baton.engine.speculation.settings import DraftModelAsked, HeadAsked, TextAsked, read_asked
+from baton.engine.speculation.settings import STANDARD, DraftModelAsked, HeadAsked, TextAsked, read_asked
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,13 @@ def open_draft(
         return open_checkpoint(asked, settings, folder, config, device)
     assert isinstance(config, ModelConfig)  # else there was a reason
     return open_head(asked, settings, folder, config)
+
+
+def drawing_of(settings: EngineSettings) -> Drawing:
+    """How the model draws tokens. Raises `InvalidSetting`."""
+    asked = read_asked(settings.speculative_config)
+    is_raced = isinstance(asked, DraftModelAsked) and asked.rejection_sample_method == STANDARD
+    return RACE if is_raced else INVERSE
 
 
 def why_no_drafts(settings: EngineSettings, config: ModelConfig | ModellingConfig) -> NoDrafts | None:

@@ -22,8 +22,10 @@ _FLAG = "--speculative-config"
 _NONE = "none"
 _USUAL = '{"method": "suffix", "num_speculative_tokens": 16}'
 _USUAL_TOKENS = 16
-GREEDY = "greedy"
-_LEAST_SURE = 0.15
+GREEDY, STANDARD = "greedy", "standard"
+_LEAST_SURE = 0.3
+"""What a single token before says once is less. Drafts of less are wrong so often that a request seems to have nothing
+to copy, and has none where it would copy much."""
 _MOST = 64
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
 
@@ -69,7 +71,9 @@ class Suffixes(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", t
 
 class DraftModelAsked(msgspec.Struct, tag_field="method", tag="draft_model", forbid_unknown_fields=True, frozen=True):
     """A second checkpoint. `max_model_len`: longer requests get no drafts; None: as long as that model can.
-    `draft_sample_method`: "probabilistic" draws guesses as the request draws tokens, "greedy" takes the likeliest."""
+    `draft_sample_method`: "probabilistic" draws guesses as the request draws tokens, "greedy" takes the likeliest.
+    `rejection_sample_method`: "exact" draws tokens as without drafts; "standard" draws them so that more guesses are
+    right, from the same distribution (`baton.engine.runner.drawing`). Both accept by comparing."""
 
     num_speculative_tokens: _Tokens
     model: str
@@ -78,6 +82,7 @@ class DraftModelAsked(msgspec.Struct, tag_field="method", tag="draft_model", for
     max_model_len: Annotated[int, msgspec.Meta(ge=2)] | None = None
     draft_tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
     draft_sample_method: Literal["probabilistic", "greedy"] = "probabilistic"
+    rejection_sample_method: Literal["exact", "standard"] = "exact"
 
     @property
     def checkpoint(self) -> str:

@@ -102,6 +102,10 @@ class Place(NamedTuple):
         """The tokens that may stand there."""
         return self.ahead.mask(self.number)
 
+    def behind(self, number: int) -> Place:
+        """The place behind so many more drafts."""
+        return Place(self.ahead, self.number + number)
+
     def fail(self, reason: str) -> None:
         """Say nothing: the output may never come here, and finds it out if it does."""
 

@@ -164,11 +164,12 @@ class GrammarMatcher:
             return 0
         if self._ahead is None:
             assert self._matcher is not None
+            self._compiled.num_copies += 1  # the states that drafts reach are not those of the output
             self._ahead = Ahead(self._matcher.deep_copy(), self._num_tokens)
         return self._ahead.num_allowed(drafts)
 
     def behind(self, number: int) -> Place:
-        """The place behind so many of the drafts that were asked about last, and are allowed."""
+        """The place behind so many of the drafts that were asked about last."""
         assert self._ahead is not None
         return Place(self._ahead, number)
 

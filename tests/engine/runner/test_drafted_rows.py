@@ -9,13 +9,13 @@ from baton.engine.runner.drafted_rows import DraftedRows
 from baton.engine.scheduler.request import Fork, ScheduledRequest
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
-from tests.request_keys import A, B, C, key_of
+from tests.request_keys import B, C, key_of
 
 PARAMS = DecodingParams()
 
 
-def share(key: object, *drafts: int, needs_sample: bool = True, forks: tuple[Fork, ...] = ()) -> ScheduledRequest:
-    plain = ScheduledRequest(key_of(key), 4, 1, [1, 2, 3, 4, 5], Prompt((1, 2)), (0, 1), PARAMS, needs_sample)
+def share(name: str, *drafts: int, needs_sample: bool = True, forks: tuple[Fork, ...] = ()) -> ScheduledRequest:
+    plain = ScheduledRequest(key_of(name), 4, 1, [1, 2, 3, 4, 5], Prompt((1, 2)), (0, 1), PARAMS, needs_sample)
     return plain._replace(forks=forks).with_drafts(drafts)
 
 
@@ -42,7 +42,7 @@ def test_drafts_are_right_up_to_the_first_that_was_not_sampled_or_a_row_without_
 
 def test_rows_of_others_lie_between() -> None:
     forks = (Fork(B, PARAMS), Fork(C, PARAMS))
-    shares = [share("x"), share("y", 5, 6), share("z", needs_sample=False), share(A, forks=forks), share("w", 7)]
+    shares = [share("x"), share("y", 5, 6), share("z", needs_sample=False), share("a", forks=forks), share("w", 7)]
     # x; y and two drafts; three choices; w and a draft
     assert num_accepted(shares, [5, 5, 6, 8, 7, 7, 7, 7, 9]) == [2, 1]
     assert num_accepted(shares, [5, 5, 8, 6, 7, 7, 7, 8, 7]) == [1, 0]

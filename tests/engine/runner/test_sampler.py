@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from baton.device.host import HostDevice
+from baton.engine.runner.drawing import INVERSE, RACE, Drawing
 from baton.engine.runner.sampled_rows import uniform_noise
 from baton.engine.runner.sampler import Sampler
 from baton.engine.scheduler.request import ScheduledRequest
@@ -37,23 +38,25 @@ def request(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **pa
     return scheduled(A, len(token_ids) - 1, 1, token_ids, len(prompt), [0], DecodingParams(**params))
 
 
-def sample_rows(logits: Tensor, requests: Sequence[ScheduledRequest]) -> list[SampledToken | None]:
+def sample_rows(
+    logits: Tensor, requests: Sequence[ScheduledRequest], drawing: Drawing = INVERSE
+) -> list[SampledToken | None]:
     """One token per row, or None; changes `logits`."""
     device = HostDevice()
-    sampler = Sampler(frozenset({EOS}), logits.shape[1])
+    sampler = Sampler(frozenset({EOS}), logits.shape[1], drawing=drawing)
     staging = device.staging(0)
     plan = sampler.plan(requests, staging).stage_changes(staging)
     return plan.tokens(device.fetch(sampler.sample(plan, logits)).wait())
 
 
-def sample(logits: Tensor, *requests: ScheduledRequest) -> list[SampledToken]:
-    return [token for token in sample_rows(logits.clone(), requests) if token is not None]
+def sample(logits: Tensor, *requests: ScheduledRequest, drawing: Drawing = INVERSE) -> list[SampledToken]:
+    return [token for token in sample_rows(logits.clone(), requests, drawing) if token is not None]
 
 
-def sampled_counts(logits: Tensor, num_samples: int, **params: Any) -> Counter[int]:
+def sampled_counts(logits: Tensor, num_samples: int, drawing: Drawing = INVERSE, **params: Any) -> Counter[int]:
     """Tokens sampled from one row of logits with different seeds."""
     requests = [request(seed=seed, **params) for seed in range(num_samples)]
-    return Counter(token.token_id for token in sample(logits.expand(num_samples, -1), *requests))
+    return Counter(token.token_id for token in sample(logits.expand(num_samples, -1), *requests, drawing=drawing))
 
 
 def reference_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> Floats:
@@ -106,10 +109,13 @@ def test_the_smallest_temperatures_are_greedy(temperature: float) -> None:
     ("top_k", "top_p", "min_p"), [(5, 1.0, 0.0), (-1, 0.6, 0.0), (0, 1.0, 0.2), (12, 0.7, 0.1), (100, 0.9, 0.0)]
 )
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
-def test_samples_follow_the_truncated_distribution(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+@pytest.mark.parametrize("drawing", [INVERSE, RACE], ids=["inverse", "race"])
+def test_samples_follow_the_truncated_distribution(
+    drawing: Drawing, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
     num_samples, logits = 3000, random_logits(seed=3)
     expected = reference_probabilities(logits, temperature, top_k, top_p, min_p)
-    found = sampled_counts(logits, num_samples, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    found = sampled_counts(logits, num_samples, drawing, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     assert set(found) <= set(np.flatnonzero(expected).tolist())
     assert {int(token) for token in np.flatnonzero(expected > 0.01)} <= set(found)
     large = np.flatnonzero(expected * num_samples >= 5).tolist()

@@ -278,7 +278,7 @@ def test_drafts_are_as_many_as_there_are_rows_tokens_of_the_budget_places_and_bl
         ({"max_num_drafts": 3}, 3),
     ):
         scripted = Scripted(*many)
-        scheduler, asked = new_scheduler(scripted, **settings), request(A)  # type: ignore[arg-type]
+        scheduler, asked = new_scheduler(scripted, **settings), request(A)
         decoding(scheduler, asked)
         step = scheduler.schedule()
         assert step.requests[0].num_drafts == at_most, settings

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from baton.engine.cache.block_pool import BlockPool
 from baton.engine.scheduler.limits import SchedulerLimits
-from baton.engine.scheduler.request import MaskSource, Matcher, Request
+from baton.engine.scheduler.request import GrammarPlace, Matcher, Request
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import SampledToken
 from baton.wire.grammar import Grammar
@@ -60,7 +60,7 @@ class FakeMatcher:
         self._drafts = allowed[: max(0, self._length - len(self.output) - 1)]
         return len(self._drafts)
 
-    def behind(self, number: int) -> MaskSource:
+    def behind(self, number: int) -> GrammarPlace:
         return self.fork([*self.output, *self._drafts[:number]])
 
     def mask(self) -> bytes | None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.engine.structured.matcher import GrammarMatcher
+from baton.engine.structured.matcher import WORN_OUT, GrammarMatcher, Grammars
 from baton.engine.structured.vocabulary import Vocabulary
+from baton.wire.grammar import Grammar
 from tests.engine.structured.answers import GRAMMARS
 from tests.engine.structured.test_masks import allowed_by, matcher_of
 
@@ -72,3 +73,22 @@ def test_a_matcher_that_has_failed_allows_none(vocabulary: Vocabulary) -> None:
     matcher = matcher_of(vocabulary, GRAMMARS["lark"][0])
     matcher.fail("it may not")
     assert matcher.num_allowed((1, 2)) == 0
+
+
+def test_states_that_drafts_have_reached_end_no_grammar(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.engine.structured.vocabulary.MAX_LEXER_STATES", 150)
+    grammars, grammar = Grammars(lambda: vocabulary), Grammar.regex("a{99}|b{99}")
+    first, second = (vocabulary.tokens.tokenize_str(letter * 99) for letter in "ab")
+    matcher = grammars.matcher(grammar, ())
+    assert matcher.num_allowed(second) == len(second) - 1  # the last completes it
+    for token_id in first:
+        matcher.take(token_id)
+    assert matcher.mask() is None
+    assert matcher.error == WORN_OUT
+    # and where the output was first, the drafts end
+    matcher, other = grammars.matcher(grammar, first[:-1]), grammars.matcher(grammar, ())
+    assert matcher.mask() is not None
+    assert 0 < other.num_allowed(second) < len(second) - 1
+    assert other.num_allowed(second) == 0

@@ -20,7 +20,7 @@ from baton.engine.models.ops.torch_ops import TorchOps
 from baton.engine.models.quantization.while_loading import AUTO
 from baton.engine.settings import DUMMY, EngineSettings
 from baton.engine.speculation.layers import DraftLayers
-from baton.engine.speculation.settings import GREEDY, DraftModelAsked
+from baton.engine.speculation.settings import GREEDY, STANDARD, DraftModelAsked
 from baton.engine.text.tokenizer_digest import tokenizer_digest
 from baton.wire.errors import InvalidSetting
 
@@ -33,7 +33,7 @@ _IDENTITY_BYTES = 4
 class DraftCheckpoint(DraftLayers):
     """A draft model that was not loaded yet. `dtype`: that it is computed in; `quantization`: as `--quantization`;
     `max_tokens`: of the longest request that it guesses for; `num_tokens`: that it guesses at most; `is_greedy`: it
-    guesses the likeliest."""
+    guesses the likeliest; `is_raced`: it draws by `RACE`, as the model does."""
 
     folder: Path
     config: ModelConfig
@@ -42,6 +42,7 @@ class DraftCheckpoint(DraftLayers):
     max_tokens: int
     num_tokens: int
     is_greedy: bool
+    is_raced: bool
 
 
 def open_checkpoint(
@@ -65,7 +66,8 @@ def open_checkpoint(
     shapes = Decoder(facts, TORCH_DTYPES[dtype], "meta", TorchOps())
     kind = device.torch_device.type
     fingerprint = dummy_fingerprint(facts, kind) if is_dummy else model_fingerprint(own, facts)
-    identity = blake2b(f"{fingerprint}|{quantization}".encode(), digest_size=_IDENTITY_BYTES).hexdigest()
+    told = f"{fingerprint}|{quantization}|{asked.rejection_sample_method}"  # nodes of one relay draw alike
+    identity = blake2b(told.encode(), digest_size=_IDENTITY_BYTES).hexdigest()
     max_tokens = min(asked.max_model_len or facts.max_context_len, facts.max_context_len)
     num_bytes = sum(parameter.num_bytes for parameter in shapes.parameters())
     return DraftCheckpoint(
@@ -79,6 +81,7 @@ def open_checkpoint(
         max_tokens,
         asked.num_speculative_tokens,
         asked.draft_sample_method == GREEDY,
+        asked.rejection_sample_method == STANDARD,
     )
 
 

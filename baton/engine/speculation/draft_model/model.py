@@ -14,6 +14,7 @@ from baton.engine.model_shard import Basis, attention_for, recorded_pass
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.shard import WHOLE
 from baton.engine.runner.base import Runner
+from baton.engine.runner.drawing import INVERSE, RACE
 from baton.engine.runner.kv_memory import KvMemory
 from baton.engine.runner.model_runner import ModelRunner
 from baton.engine.runner.sampler import Sampler
@@ -55,7 +56,8 @@ def draft_model(basis: Basis, decoder: Decoder, memory: KvMemory, offload: KvOff
 def _runner(basis: Basis, checkpoint: DraftCheckpoint, decoder: Decoder, memory: KvMemory) -> ModelRunner:
     layout = KvLayout.of_layers(memory.layout.dtype, memory.layout.block_size, checkpoint.kvs)
     attention = attention_for(basis, decoder, layout, WHOLE).build(memory.paged.last_layers(layout))
-    sampler = Sampler(frozenset(checkpoint.config.eos_token_ids), checkpoint.config.vocab_size, basis.kernels)
+    ends, size = frozenset(checkpoint.config.eos_token_ids), checkpoint.config.vocab_size
+    sampler = Sampler(ends, size, basis.kernels, RACE if checkpoint.is_raced else INVERSE)
     limits = replace(basis.limits, spare_block=memory.spare_block)
     run = recorded_pass(basis, decoder, attention)
     runner = ModelRunner(decoder, attention, memory.paged.blocks, sampler, basis.device, limits, run)

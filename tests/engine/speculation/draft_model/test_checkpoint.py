@@ -64,6 +64,8 @@ def test_the_fingerprint_covers_it(tmp_path: Path, target: Path) -> None:
         ({}, {"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
         ({}, {"use_heterogeneous_vocab": True}, "unknown field `use_heterogeneous_vocab`"),
         ({}, {"max_model_len": 1}, "max_model_len"),
+        ({}, {"rejection_sample_method": "block"}, "'block' - at `.*rejection_sample_method`"),
+        ({}, {"draft_sample_method": "beam"}, "'beam' - at `.*draft_sample_method`"),
     ],
 )
 def test_what_does_not_fit_is_refused(

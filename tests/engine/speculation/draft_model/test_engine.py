@@ -232,3 +232,25 @@ def test_requests_of_stages_are_counted_as_those_without_drafts(tmp_path: Path) 
     executor.close()
     assert engine.core.draft_counts.undrafted == {"stages": 1}
     assert {counts.method for counts in engine.core.draft_counts.by_method()} <= {"suffix"}
+
+
+def test_tokens_that_are_drawn_by_a_race_depend_on_no_draft_and_are_guessed_more_often(tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target", "llama")
+    other = make_checkpoint(tmp_path / "other", "qwen3", seed=5)
+    found, counts = [], []
+    drafts: list[tuple[Path, dict[str, Any]]] = [
+        (target, {"rejection_sample_method": "standard"}),
+        (other, {"rejection_sample_method": "standard"}),
+        (target, {"rejection_sample_method": "standard", "quantization": "int4"}),
+        (target, {"quantization": "int4"}),
+    ]
+    for draft, values in drafts:
+        engine = built(target, batch_invariant=True, speculative_config=draft_config(draft, **values))
+        found.append(said(engine))
+        counts.append(counts_of(engine))
+    for each in found[1:3]:
+        assert_same(found[0], each, is_exact=True)
+    shares = [num_accepted / num_drafts for num_drafts, num_accepted in counts]
+    assert shares[0] > 0.97
+    assert shares[1] < 0.3
+    assert shares[2] > 1.2 * shares[3]

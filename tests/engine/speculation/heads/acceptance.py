@@ -1,8 +1,9 @@
 """How often the drafts of a trained head are right: `python -m tests.engine.speculation.heads.acceptance FOLDER`.
 
 FOLDER has what `trained_head` has made. The demo model answers questions that the head has not seen, each alone and
-with as many drafts as it may have. With `--rest` a request goes on without the head after its first tokens, for so many.
-Drafts behind that are counted, where the slots of the gap are filled, and where they are left as they are (`--leave`).
+with as many drafts as it may have. With `--rest` a request goes on without the head after its first tokens, for so
+many. Drafts behind that are counted, where the slots of the gap are filled, and where they are left as they are
+(`--leave`).
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def main() -> None:
     )
     with (
         mock.patch("baton.engine.speculation.building.DraftDepth", return_value=None),
+        mock.patch("baton.engine.speculation.text_first._SURE", 2.0),
         mock.patch.object(HeadProposer, "follows", lambda *given: counted.follows(*given)),
         mock.patch.object(HeadProposer, "verified", lambda *given: counted.verified(*given)),
         mock.patch.object(slots, "MOST_FILLED", 0 if asked.leave else slots.MOST_FILLED),
