@@ -41,6 +41,7 @@ from tests.system.speculation_work import KINDS, PROSE, Task, mixture
 PLAIN, PREDICTION = "Baton", "prediction"
 _ALL_COPYING = "all that copies"
 _PEER_START_S = 400.0
+_POOL = ("--kv-cache-memory-bytes", str(2**30))
 _NO_DRAFTS = ("--speculative-config", "none")
 _NO_GOAL_MS = 1e6
 _WARM_UP = 900
@@ -134,13 +135,13 @@ def _read(chunks: Any, begun_s: float) -> Answer:
 @contextmanager
 def relay_of(model: Path, layout: str, flags: Sequence[str], has_predictions: bool = False) -> Iterator[Server]:
     """A relay of a prefill and a decode node with a core each, or of one node of both legs on all cores."""
-    split: Sequence[Sequence[str]] = (flags,) if layout == "split" else ()
+    split: Sequence[Sequence[str]] = ((*_POOL, *flags),) if layout == "split" else ()
     router = ("--goal-tpot-ms", str(_NO_GOAL_MS), "--min-goal-tpot-ms", "0.1")
     with tempfile.TemporaryDirectory(prefix="baton-drafts-") as folder, ExitStack() as exits:
         relay = start_relay(model, Path(folder), prefill=split, decode=split, router=router)
         exits.callback(relay.close)
         if not split:
-            both = ("--role", "both", "--num-threads", "0", *flags)
+            both = ("--role", "both", "--num-threads", "0", *_POOL, *flags)
             relay.join(relay.launch("decode", *both, script=("-m", "baton.node")))
         yield Server(relay.client, MODEL_NAME, relay, has_predictions=has_predictions)
 
