@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 GGUF_FILE = "model.gguf"
+_PICKLED = "pytorch_model.bin"
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 _NUM_SAMPLES = 64
@@ -43,7 +44,8 @@ def weight_files(folder: Path) -> list[Path]:
     if not index.is_file() and (folder / GGUF_FILE).is_file():
         return [folder / GGUF_FILE]
     if not index.is_file():
-        raise ModelLoadError(f"{folder}: no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+        other = "" if not (folder / _PICKLED).is_file() else f"; {_PICKLED} is not read: convert it to safetensors"
+        raise ModelLoadError(f"{folder}: no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there{other}")
     names = _shard_names(index)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:

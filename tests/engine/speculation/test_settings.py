@@ -9,7 +9,7 @@ import pytest
 
 from baton.engine.scheduler.proposer import Wanted
 from baton.engine.scheduler.request import Request
-from baton.engine.speculation.settings import chosen_config, read_asked
+from baton.engine.speculation.settings import Eagle3Asked, MtpAsked, chosen_config, read_asked
 from baton.wire.errors import InvalidSetting
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
@@ -54,6 +54,19 @@ def test_suffixes_have_the_settings_of_vllm() -> None:
     assert num_drafts(text, method="suffix") == 24
     assert num_drafts(text[:-27], method="suffix") == 3
     assert num_drafts(text[:-27], **{**config, "suffix_decoding_max_spec_factor": 2.0}) == 6
+
+
+@pytest.mark.parametrize("method", ["mtp", "deepseek_mtp", "qwen3_next_mtp", "glm4_moe_mtp"])
+def test_layers_for_further_tokens_have_all_names_of_vllm(method: str) -> None:
+    asked = read_asked(json.dumps({"method": method, "num_speculative_tokens": 3}))
+    assert isinstance(asked, MtpAsked)
+    assert asked.num_speculative_tokens == 3
+
+
+def test_a_head_is_a_checkpoint_of_its_own() -> None:
+    asked = read_asked('{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3, "revision": "main"}')
+    assert isinstance(asked, Eagle3Asked)
+    assert (asked.checkpoint, asked.num_speculative_tokens) == ("a/b@main", 3)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from baton.engine.models.config import ModelConfig, parse_config
 from baton.engine.models.config_fields import Fields, read_json_object
@@ -41,9 +42,9 @@ class Eagle3Config:
 def read_eagle3(folder: Path, model: ModelConfig) -> Eagle3Config:
     """The head in `folder`, for `model`. Raises `ModelLoadError`."""
     content = read_json_object(folder / "config.json")
-    content = {**content, **(content.get(_OF_SPECULATORS) or {}), "architectures": ["LlamaForCausalLM"]}
-    content.setdefault("vocab_size", model.vocab_size)
-    content.setdefault("max_position_embeddings", model.max_position_embeddings)
+    inner = _object(Fields(content, f"{folder}: config.json"), _OF_SPECULATORS)
+    usual = {"vocab_size": model.vocab_size, "max_position_embeddings": model.max_position_embeddings}
+    content = {**usual, **content, **inner, "architectures": ["LlamaForCausalLM"]}
     fields = Fields(content, f"{folder}: config.json")
     layer = parse_config(content)
     tensors = {name for file in weight_files(folder) for name in read_header(file)}
@@ -69,10 +70,18 @@ def read_eagle3(folder: Path, model: ModelConfig) -> Eagle3Config:
     )
 
 
+def _object(fields: Fields, name: str) -> Mapping[str, Any]:
+    """The object in a field; empty where there is none."""
+    found = fields.raw(name)
+    if found is not None and not isinstance(found, dict):
+        raise fields.error(name, "an object")
+    return found or {}
+
+
 def _taps(fields: Fields, num_layers: int) -> tuple[int, ...]:
     """The layers that the file names, or the usual ones. Within `eagle_config` a number is that of the layer behind
     which the stream is read; elsewhere that of the one before which it is."""
-    inner = fields.raw("eagle_config") or {}
+    inner = _object(fields, "eagle_config")
     if inner.get("use_aux_hidden_state") is False:
         raise fields.error("eagle_config", "without use_aux_hidden_state false: heads read three layers")
     name, found, behind = "eagle_aux_hidden_state_layer_ids", fields.raw("eagle_aux_hidden_state_layer_ids"), 0

@@ -19,6 +19,8 @@ _REACHES = ((4, 1 << 30), (2, 64), (1, 0))
 """Where so many last tokens of the output are looked for: so far behind the place where output and prediction parted,
 and behind as many tokens as the output has had since. Only the first are looked for before that place, too."""
 _KEPT = _REACHES[0][0]
+_WORTH = 2.0
+"""A token in common with a prediction says as much as so many in common with any text."""
 
 
 class Prediction:
@@ -61,7 +63,8 @@ class Prediction:
         if not self.has_draft:
             return NO_DRAFT
         found = self._token_ids[self._place : self._place + max_tokens]
-        return Draft(found, [sureness(self._match + number) for number in range(len(found))], PREDICTION)
+        confidences = [sureness(_WORTH * (self._match + number)) for number in range(len(found))]
+        return Draft(found, confidences, PREDICTION)
 
     def _find_again(self) -> None:
         for length, reach in _REACHES:

@@ -135,6 +135,10 @@ def test_the_layer_may_be_described_apart(tmp_path: Path) -> None:
         ({"num_hidden_layers": 2}, "num_hidden_layers must be 1"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, r"must name 3 layers of the model's 4, got \[1, 2, 9\]"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "must name 3 layers"),
+        ({"eagle_config": [1, 2, 3]}, r"eagle_config must be an object, got \[1, 2, 3\]"),
+        ({"transformer_layer_config": 3}, "transformer_layer_config must be an object, got 3"),
+        ({"eagle_aux_hidden_state_layer_ids": "all"}, "must name 3 layers of the model's 4, got 'all'"),
+        ({"draft_vocab_size": 400}, "draft_vocab_size must be at most 320, got 400"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "heads read three layers"),
         ({"quantization_config": {"quant_method": "fp8"}}, "a head that is quantized is not supported"),
         (
@@ -179,7 +183,9 @@ def test_a_head_without_safetensors_is_refused(tmp_path: Path) -> None:
     model, folder = make_checkpoint(tmp_path / "model", "llama", changes={"num_hidden_layers": 4}), tmp_path / "head"
     make_eagle3(folder, model)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelLoadError, match=r"no weights: neither model\.safetensors nor"):
+    with pytest.raises(
+        ModelLoadError, match=r"no weights: .*; pytorch_model\.bin is not read: convert it to safetensors"
+    ):
         loaded(model, folder)
 
 
