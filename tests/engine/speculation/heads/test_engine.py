@@ -29,6 +29,7 @@ from tests.checkpoints import make_checkpoint
 from tests.engine.models.families import make_model
 from tests.engine.models.heads.described import Described
 from tests.engine.models.heads.published import add_mtp, make_eagle3
+from tests.engine.scheduler.all_drafts import AllDrafts
 from tests.engine.speculation.heads.right_head import config_of, make_predictable, make_right_head
 from tests.engine.test_drafts import NUM_OUTPUT, SIZES, assert_same, built, said
 from tests.ranks.executor import thread_ranks
@@ -54,7 +55,7 @@ class Told:
 @pytest.fixture(autouse=True)
 def _verify_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many drafts pay is a question of time."""
-    monkeypatch.setattr("baton.engine.speculation.building.DraftDepth", lambda *_: None)
+    monkeypatch.setattr("baton.engine.speculation.building.DraftDepth", AllDrafts)
     monkeypatch.setattr("baton.engine.speculation.text_first._SURE", 2.0)
 
 
