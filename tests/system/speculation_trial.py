@@ -41,6 +41,7 @@ from tests.system.speculation_work import KINDS, PROSE, Task, mixture
 PLAIN, PREDICTION = "Baton", "prediction"
 _ALL_COPYING = "all that copies"
 _PEER_START_S = 400.0
+_NO_DRAFTS = ("--speculative-config", "none")
 _NO_GOAL_MS = 1e6
 _WARM_UP = 900
 """Numbers of tasks that nobody measures begin here."""
@@ -172,7 +173,9 @@ def start_servers(arguments: argparse.Namespace, exits: ExitStack) -> dict[str, 
     """Those of the command line, by name. Whoever has to stand still does."""
     servers = {}
     if not arguments.only_peers:
-        servers[PLAIN] = exits.enter_context(relay_of(arguments.model, arguments.layout, arguments.flag))
+        servers[PLAIN] = exits.enter_context(
+            relay_of(arguments.model, arguments.layout, (*arguments.flag, *_NO_DRAFTS))
+        )
         for name, config in (each.split("=", 1) for each in arguments.method):
             flags = (*arguments.flag, "--speculative-config", config)
             relay = relay_of(arguments.model, arguments.layout, flags, name == PREDICTION)

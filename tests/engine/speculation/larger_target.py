@@ -2,7 +2,7 @@
 
 Where no larger model of a vocabulary can be had, this makes a target whose draft model is the real one. Each layer is
 followed by copies of itself, of which `--share` of what they add to the residual stream is kept. So all weights are
-real, and cost and memory are those of so many layers; the quality is at most that of the real model. At a share of 0
+real, and cost and memory are those of so many layers; the quality is at most that of the real model. Near a share of 0
 both models say the same. The larger it is, the more they differ. The last line says how often the real model agrees
 with the larger one, token by token, in what that says to the tasks of `tests.system.speculation_work`.
 """
