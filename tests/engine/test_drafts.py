@@ -30,6 +30,7 @@ from tests.engine.models.families import VOCAB_SIZE, make_model
 from tests.engine.models.image_files import picture
 from tests.engine.models.seeing import make_seeing
 from tests.engine.models.test_images import Composed
+from tests.engine.scheduler.all_drafts import AllDrafts
 from tests.engine.scheduler.proposers import Guessing
 from tests.engine.structured.answers import GRAMMARS
 from tests.engine.structured.test_jumping import VARIANTS as VARIANTS_IN_GRAMMARS
@@ -268,7 +269,7 @@ def test_a_user_who_asks_for_drafts_from_text_gets_the_same_in_fewer_steps(
     whole = SamplingParams(temperature=temperature, seed=3, max_tokens=90, logprobs=2, allowed_token_ids=(70, 80, 90))
     for setting in ("", json.dumps(asked)):
         # all that is proposed is verified: how many drafts pay depends on how busy this machine is
-        with mock.patch("baton.engine.speculation.building.DraftDepth", return_value=None):
+        with mock.patch("baton.engine.speculation.building.DraftDepth", AllDrafts):
             llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
         with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
             (first,) = llm.generate(PROMPT, whole)
@@ -285,7 +286,7 @@ def test_a_user_who_predicts_the_text_gets_the_same_in_far_fewer_steps(tmp_path:
     folder, found, num_steps = make_checkpoint(tmp_path, "llama"), [], []
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=90, logprobs=2)
     for setting in ("", '{"method": "suffix", "num_speculative_tokens": 8}'):
-        with mock.patch("baton.engine.speculation.building.DraftDepth", return_value=None):
+        with mock.patch("baton.engine.speculation.building.DraftDepth", AllDrafts):
             llm = LLM(str(folder), num_threads=1, num_blocks=64, batch_invariant=True, speculative_config=setting)
         with mock.patch.object(EngineCore, "step", autospec=True, side_effect=EngineCore.step) as stepped:
             found += llm.generate(PROMPT, params)

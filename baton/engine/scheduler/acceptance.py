@@ -19,6 +19,8 @@ _LEVEL_WEIGHT, _LEVEL_KEPT = 6.0, 0.995
 one of its level."""
 _REQUEST_WEIGHT, _REQUEST_KEPT = 1.0, 0.93
 """The same of a request, whose weight falls with each of its drafts."""
+_FORGOTTEN = 0.8
+"""What is left after a rest of what a request's drafts have shown: they are tried again some time."""
 _MOST = 0.995
 _FIRST_CHANCE = 0.7
 """Of a token of a method that has shown nothing yet."""
@@ -26,18 +28,20 @@ _FIRST_CHANCE = 0.7
 
 @dataclass(slots=True)
 class RequestAcceptance:
-    """The drafts of one request: tokens that were expected to be right, and those that were. `rest`: how many tokens it
-    has to go on without, and `rests_until` how many it has then."""
+    """The drafts of one method for one request: tokens that were expected to be right, and those that were."""
 
     expected: float = 0.0
     accepted: float = 0.0
-    rest: int = 0
-    rests_until: int = 0
 
     @property
     def factor(self) -> float:
         """How much more often its drafts are right than others with the same confidence."""
         return (self.accepted + _REQUEST_WEIGHT) / (self.expected + _REQUEST_WEIGHT)
+
+    def fade(self) -> None:
+        """Some time has passed: what was seen counts less."""
+        self.expected *= _FORGOTTEN
+        self.accepted *= _FORGOTTEN
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ rows cost, and the more of them wait for it: drafts become fewer by themselves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from baton.engine.scheduler.acceptance import Acceptance, RequestAcceptance, product_of
@@ -28,8 +29,8 @@ _LEAST_GAIN = 0.03
 _MOST_SLOWED = 1.1
 """How much longer drafts of others make a step for a stream that has none itself."""
 _LONGEST_REST = 64
-_FORGOTTEN = 0.8
-"""What is left after a rest of what a request's drafts have shown: it is tried again some time."""
+_LONGEST_FREE_REST = 16
+"""Tokens without drafts that cost nothing to make: text that is copied may begin at any moment."""
 _USUAL_LEFT = 128
 """Tokens over which the cost to begin with a request is spread, where its output may be longer."""
 
@@ -61,6 +62,32 @@ class _Stream(NamedTuple):
     cost: DraftCost
 
 
+@dataclass(slots=True)
+class _Rest:
+    """`length` tokens without drafts, more each time and at most `longest`, until there are `until`."""
+
+    longest: int
+    length: int = 0
+    until: int = 0
+
+    def begin(self, num_tokens: int) -> None:
+        self.length = min(self.longest, 2 * self.length or 1)
+        self.until = num_tokens + self.length
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What drafts of a request have shown, by method. `rest`: from all of them; `declined`: from those that cost time
+    to make."""
+
+    methods: dict[str, RequestAcceptance] = field(default_factory=dict)
+    rest: _Rest = field(default_factory=partial(_Rest, _LONGEST_FREE_REST))
+    declined: _Rest = field(default_factory=partial(_Rest, _LONGEST_REST))
+
+    def of(self, method: str) -> RequestAcceptance:
+        return self.methods.setdefault(method, RequestAcceptance())
+
+
 class DraftDepth:
     """Chooses by `costs`, whose rows have to be learned. `bound`: the goals, if there are any."""
 
@@ -68,7 +95,7 @@ class DraftDepth:
         self.costs = costs
         self._bound = bound
         self._acceptance = Acceptance()
-        self._seen: dict[RequestKey, RequestAcceptance] = {}
+        self._seen: dict[RequestKey, _Seen] = {}
         self._rest = 0
         self._rests_for = 0
 
@@ -77,43 +104,50 @@ class DraftDepth:
         if self._rests_for:
             return True
         seen = self._seen.get(request.key)
-        return seen is not None and len(request.token_ids) < seen.rests_until
+        return seen is not None and len(request.token_ids) < seen.rest.until
+
+    def is_declined(self, request: Request) -> bool:
+        """Whether drafts that cost time to make are not wanted of `request` for now."""
+        seen = self._seen.get(request.key)
+        return seen is not None and len(request.token_ids) < seen.declined.until
 
     def planned(self) -> None:
         """One more step is planned."""
         self._rests_for = max(0, self._rests_for - 1)
 
     def wanted(self, at_most: Sequence[Wanted], proposer: Proposer, step: DecodingStep) -> list[Wanted]:
-        """Those of `at_most` that drafts are worth making for, and how many. All, where making them is free."""
+        """Those of `at_most` that drafts are worth making for, and how many. All of those that are free."""
         costs = [proposer.cost(each.request) for each in at_most]
-        if all(cost == FREE for cost in costs):
+        costly = [(each, cost) for each, cost in zip(at_most, costs, strict=True) if cost != FREE]
+        if not costly:
             return list(at_most)
-        streams = []
-        for each, cost in zip(at_most, costs, strict=True):
-            chance = self._acceptance.usual_chance(proposer.method, self._of(each.request))
-            left = min(_USUAL_LEFT, max(1, each.request.most_tokens - len(each.request.token_ids)))
-            cost = DraftCost(cost.begin_s / left, cost.token_s)
-            streams.append(_Stream(each.request.key, product_of(chance, each.max_tokens), cost))
+        found = [each for each, cost in zip(at_most, costs, strict=True) if cost == FREE]
+        streams = [self._costly_stream(each, cost, proposer.method) for each, cost in costly]
         counts, token_s = self._best(streams, step)
-        seconds, found = self._seconds_of(step), []
-        for each, stream, count in zip(at_most, streams, counts, strict=True):
+        seconds = self._seconds_of(step)
+        for (each, _), stream, count in zip(costly, streams, counts, strict=True):
+            declined = self._of(each.request).declined
             if count:
                 row_s = (seconds(count) - seconds(0)) / count
                 found.append(each._replace(max_tokens=count, least_chance=(stream.cost.token_s + row_s) / token_s))
+                declined.length = 0
             else:
-                self._let_rest(each.request)
+                declined.begin(len(each.request.token_ids))
+                self._of(each.request).of(proposer.method).fade()
         return found
 
     def chosen(self, requests: Sequence[Request], drafts: Sequence[Draft], step: DecodingStep) -> list[int]:
         """How many tokens of each of `drafts` are to be verified."""
         streams = [
-            _Stream(request.key, self._acceptance.chances(draft, self._of(request)), FREE)
+            _Stream(request.key, self._acceptance.chances(draft, self._of(request).of(draft.method)), FREE)
             for request, draft in zip(requests, drafts, strict=True)
         ]
         counts, _ = self._best(streams, step)
         for request, draft, count in zip(requests, drafts, counts, strict=True):
             if draft.token_ids and not count:
-                self._let_rest(request)
+                seen = self._of(request)
+                seen.rest.begin(len(request.token_ids))
+                seen.of(draft.method).fade()
         if any(counts):
             self._rest = 0
         elif any(draft.token_ids for draft in drafts):
@@ -123,23 +157,24 @@ class DraftDepth:
     def verified(self, request: Request, draft: Draft, num_accepted: int) -> None:
         """Of `draft` the first `num_accepted` tokens were right."""
         seen = self._of(request)
-        self._acceptance.verified(draft, num_accepted, seen)
+        self._acceptance.verified(draft, num_accepted, seen.of(draft.method))
         if num_accepted:
-            seen.rest = 0
+            seen.rest.length = 0
 
     def forget(self, request: Request) -> None:
         """`request` has left."""
         self._seen.pop(request.key, None)
 
-    def _of(self, request: Request) -> RequestAcceptance:
-        return self._seen.setdefault(request.key, RequestAcceptance())
+    def _of(self, request: Request) -> _Seen:
+        return self._seen.setdefault(request.key, _Seen())
 
-    def _let_rest(self, request: Request) -> None:
-        seen = self._of(request)
-        seen.rest = min(_LONGEST_REST, 2 * seen.rest or 1)
-        seen.rests_until = len(request.token_ids) + seen.rest
-        seen.expected *= _FORGOTTEN
-        seen.accepted *= _FORGOTTEN
+    def _costly_stream(self, wanted: Wanted, cost: DraftCost, method: str) -> _Stream:
+        """What may be expected of drafts before they are made."""
+        request = wanted.request
+        chance = self._acceptance.usual_chance(method, self._of(request).of(method))
+        left = min(_USUAL_LEFT, max(1, request.most_tokens - len(request.token_ids)))
+        made = DraftCost(cost.begin_s / left, cost.token_s)
+        return _Stream(request.key, product_of(chance, wanted.max_tokens), made)
 
     def _best(self, streams: Sequence[_Stream], step: DecodingStep) -> tuple[list[int], float]:
         """How many drafts of each of `streams` make the mean time of a token the least, and the mean of one then.

@@ -81,8 +81,9 @@ class Drafting:
         text = text_proposer(self._asked)
         costs.learns_rows = True
         why = why_no_drafts(self._basis.settings, self._basis.config)
-        proposer = text if layers is None else TextFirst(text, layers)
-        return Speculation(proposer, DraftDepth(costs, bound), "" if why is None else why.reason)
+        depth = DraftDepth(costs, bound)
+        proposer = text if layers is None else TextFirst(text, layers, depth.is_declined)
+        return Speculation(proposer, depth, "" if why is None else why.reason)
 
     def beside(self, runner: Runner, requests: LiveRequests) -> Runner:
         """`runner`, with the draft KV of prompts that are computed for other nodes."""

@@ -20,7 +20,8 @@ from baton.wire.errors import InvalidSetting
 _USUAL_LENGTH = 5
 _FLAG = "--speculative-config"
 _NONE = "none"
-_USUAL = '{"method": "suffix", "num_speculative_tokens": 16}'
+_SPEC_FACTOR = 4.0
+_USUAL = f'{{"method": "suffix", "num_speculative_tokens": 16, "suffix_decoding_max_spec_factor": {_SPEC_FACTOR}}}'
 _USUAL_TOKENS = 16
 GREEDY, STANDARD = "greedy", "standard"
 _LEAST_SURE = 0.3
@@ -148,4 +149,5 @@ def text_proposer(asked: Asked) -> Proposer:
     """What drafts from text: alone where that was asked for, and before what has layers of its own."""
     if isinstance(asked, TextAsked):
         return asked.proposer()
-    return Suffixes(num_speculative_tokens=max(_USUAL_TOKENS, asked.num_speculative_tokens)).proposer()
+    num_tokens = max(_USUAL_TOKENS, asked.num_speculative_tokens)
+    return Suffixes(num_speculative_tokens=num_tokens, suffix_decoding_max_spec_factor=_SPEC_FACTOR).proposer()

@@ -6,7 +6,7 @@ the two a request gets in a step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton.engine.scheduler.proposer import FREE, Draft, DraftCost, Proposer, Wanted
 from baton.engine.scheduler.request import Request
@@ -17,19 +17,20 @@ _SURE = 0.7
 
 
 class TextFirst:
-    """Asks `text`, then `model`. See `Proposer`."""
+    """Asks `text`, then `model`, unless that is declined. See `Proposer`."""
 
-    def __init__(self, text: Proposer, model: Proposer) -> None:
+    def __init__(self, text: Proposer, model: Proposer, is_declined: Callable[[Request], bool]) -> None:
         self.method = model.method
         self.stores_kv = model.stores_kv
         self._text = text
         self._model = model
+        self._is_declined = is_declined
         self._sure: set[RequestKey] = set()
 
     def follows(self, request: Request) -> bool:
-        """Whether one of them has a draft. Both are asked: text is read as it comes."""
+        """Whether one of them has a draft. Text is asked in any case: it is read as it comes."""
         has_text = self._text.follows(request)
-        return self._model.follows(request) or has_text
+        return has_text or self._model_follows(request)
 
     def cost(self, request: Request) -> DraftCost:
         """Nothing where the text is sure."""
@@ -37,11 +38,11 @@ class TextFirst:
             self._sure.add(request.key)
             return FREE
         self._sure.discard(request.key)
-        return self._model.cost(request) if self._model.follows(request) else FREE
+        return self._model.cost(request) if self._model_follows(request) else FREE
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
         """Each from one of them."""
-        from_text = [each for each in wanted if each.request.key in self._sure or not self._model.follows(each.request)]
+        from_text = [each for each in wanted if each.request.key in self._sure or not self._model_follows(each.request)]
         others = [each for each in wanted if each not in from_text]
         found = {
             each.request.key: draft
@@ -61,6 +62,9 @@ class TextFirst:
         self._sure.discard(request.key)
         self._text.forget(request)
         self._model.forget(request)
+
+    def _model_follows(self, request: Request) -> bool:
+        return not self._is_declined(request) and self._model.follows(request)
 
     def _is_sure(self, request: Request) -> bool:
         if not self._text.follows(request):

@@ -13,6 +13,7 @@ from baton.engine.scheduler.request import Request
 from baton.engine.scheduler.step_bound import StepBound
 from baton.engine.scheduler.step_costs import StepCosts
 from baton.wire.prompt import Prompt
+from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from baton.wire.step_cost import PLANNED_SHARE
 from tests.engine.scheduler.proposers import Guessing
@@ -23,9 +24,10 @@ class Costly(Guessing):
     """Drafts take time to make."""
 
     made = DraftCost(0.0, 0.0)
+    free: RequestKey | None = None
 
     def cost(self, request: Request) -> DraftCost:
-        return self.made
+        return FREE if request.key == self.free else self.made
 
 
 def depth_of(row_s: float, bound: StepBound | None = None, step_s: float = 0.04) -> DraftDepth:
@@ -102,8 +104,8 @@ def test_a_request_without_success_rests_longer_and_longer_and_is_tried_again() 
             if count:
                 tried.append(place)
                 depth.verified(asked, draft(count, 0.6), 0)
-    assert 2 <= len(tried) <= 45
-    assert sum(1 for place in tried if place >= 200) <= 8
+    assert 2 <= len(tried) <= 60
+    assert sum(1 for place in tried if place >= 200) <= 20
     assert any(place >= 100 for place in tried)
 
 
@@ -144,3 +146,27 @@ def test_free_drafts_are_asked_for_whatever_they_may_be_worth() -> None:
     proposer = Guessing(lambda request, count: (), 1.0)
     assert proposer.cost(asked) == FREE
     assert depth_of(0.04).wanted(wanted, proposer, DecodingStep([asked], 1, 0.0)) == wanted
+
+
+def test_a_model_that_does_not_pay_is_declined_for_longer_and_longer_and_text_goes_on() -> None:
+    depth, asked = depth_of(0.001), request("a")
+    proposer = Costly(lambda request, count: (), 1.0)
+    proposer.made = DraftCost(0.0, 0.04)
+    asked_at = []
+    for place in range(200):
+        asked.token_ids.append(place)
+        if not depth.is_declined(asked):
+            asked_at.append(place)
+            assert not depth.wanted([Wanted(asked, 8)], proposer, DecodingStep([asked], 1, 0.0))
+        assert not depth.is_resting(asked)
+    assert asked_at[:5] == [0, 1, 3, 7, 15]
+    assert depth.chosen([asked], [draft(8, 0.9)], DecodingStep([asked], 1, 0.0)) == [8]
+
+
+def test_free_drafts_of_some_are_left_whole_where_those_of_others_cost_time() -> None:
+    depth, free, costly = depth_of(0.001), request("free"), request("costly")
+    proposer = Costly(lambda request, count: (), 1.0)
+    proposer.made, proposer.free = DraftCost(0.0, 0.001), free.key
+    found = depth.wanted([Wanted(free, 16), Wanted(costly, 16)], proposer, DecodingStep([free, costly], 2, 0.0))
+    assert found[0] == Wanted(free, 16)
+    assert 1 <= found[1].max_tokens < 16

@@ -19,6 +19,7 @@ from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.step import SampledToken, Step
 from baton.engine.scheduler.step_costs import StepCosts
+from baton.engine.speculation.settings import chosen_config
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
@@ -89,7 +90,7 @@ def served(
     runner = VirtualRunner(by_key)
     costs = StepCosts(lambda: runner.now_s)
     costs.learns_rows = True
-    proposer = proposer_of('{"method": "suffix", "num_speculative_tokens": 16}' if speculates else "")
+    proposer = proposer_of(chosen_config("auto" if speculates else "none", is_useful=True))
     speculation = None if proposer is None else Speculation(proposer, DraftDepth(costs))
     pool, limits = BlockPool(3000), SchedulerLimits(16, 64, 512, 1024)
     scheduler = Scheduler(pool, limits, frozenset({_END}), speculation=speculation)

@@ -50,7 +50,9 @@ def request(key: RequestKey) -> Request:
 def test_each_request_gets_the_draft_of_text_that_is_sure_and_else_of_the_model() -> None:
     text = Sure("suffix", {A: 0.9, B: 0.3})
     model = Sure("draft_model", {A: 0.8, B: 0.8, C: 0.8}, stores_kv=True, made=DraftCost(0.1, 0.01))
-    both, requests = TextFirst(text, model), [request(key) for key in (A, B, C)]
+    declined = set[RequestKey]()
+    both = TextFirst(text, model, lambda request: request.key in declined)
+    requests = [request(key) for key in (A, B, C)]
     assert (both.method, both.stores_kv) == ("draft_model", True)
     assert [both.follows(each) for each in requests] == [True, True, True]
     assert [both.cost(each) for each in requests] == [FREE, model.made, model.made]
@@ -60,11 +62,15 @@ def test_each_request_gets_the_draft_of_text_that_is_sure_and_else_of_the_model(
     text.confidences[A] = 0.1
     assert both.cost(requests[0]) == model.made
     assert [draft.method for draft in both.propose([Wanted(requests[0], 4)])] == ["draft_model"]
+    declined |= {B, C}
+    assert [both.follows(each) for each in requests] == [True, True, False]
+    assert both.cost(requests[1]) == FREE
+    assert [draft.method for draft in both.propose([Wanted(requests[1], 4)])] == ["suffix"]
 
 
 def test_a_request_that_the_model_cannot_follow_has_what_the_text_says() -> None:
     text, model = Sure("suffix", {A: 0.3}), Sure("mtp", {}, made=DraftCost(0.1, 0.01))
-    both, alone = TextFirst(text, model), request(A)
+    both, alone = TextFirst(text, model, lambda _: False), request(A)
     assert both.follows(alone)
     assert both.cost(alone) == FREE
     assert both.propose([Wanted(alone, 4)])[0].method == "suffix"

@@ -21,6 +21,7 @@ from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 from tests.checkpoints import make_checkpoint
 from tests.engine.models.families import make_model
+from tests.engine.scheduler.all_drafts import AllDrafts
 from tests.engine.test_drafts import NUM_OUTPUT, SIZES, assert_same, built, said
 from tests.ranks.executor import thread_ranks
 from tests.request_keys import key_of
@@ -35,7 +36,7 @@ def draft_config(draft: Path, num_tokens: int = 4, **values: Any) -> str:
 @pytest.fixture(autouse=True)
 def _verify_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many drafts pay is a question of time; and text never comes first."""
-    monkeypatch.setattr("baton.engine.speculation.building.DraftDepth", lambda *_: None)
+    monkeypatch.setattr("baton.engine.speculation.building.DraftDepth", AllDrafts)
     monkeypatch.setattr("baton.engine.speculation.text_first._SURE", 2.0)
 
 

@@ -30,7 +30,7 @@ class Passes:
     def launch(self, shares: list[ScheduledRequest], layer_stored: LayerStored | None) -> RunningStep:
         assert not any(share.needs_sample for share in shares)
         self.launched.append({share.key: (share.start, share.num_tokens) for share in shares})
-        return cast(Any, object())
+        return cast(RunningStep, object())
 
 
 class Live(dict[RequestKey, Request]):

@@ -29,6 +29,7 @@ from baton.engine.speculation.heads import slots
 from baton.engine.speculation.heads.proposer import HeadProposer
 from baton.wire.prompt import Prompt
 from baton.wire.sampling import DecodingParams
+from tests.engine.scheduler.all_drafts import AllDrafts
 from tests.request_keys import key_of
 
 _SEED, _NUM_TOKENS, _FIRST = 77, 120, 8
@@ -88,7 +89,7 @@ def main() -> None:
         num_threads=1, num_blocks=400, enable_prefix_caching=False, speculative_config=json.dumps(config)
     )
     with (
-        mock.patch("baton.engine.speculation.building.DraftDepth", return_value=None),
+        mock.patch("baton.engine.speculation.building.DraftDepth", AllDrafts),
         mock.patch("baton.engine.speculation.text_first._SURE", 2.0),
         mock.patch.object(HeadProposer, "follows", lambda *given: counted.follows(*given)),
         mock.patch.object(HeadProposer, "verified", lambda *given: counted.verified(*given)),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -29,6 +30,7 @@ from tests.checkpoints import make_checkpoint
 from tests.engine.models.families import make_model
 from tests.engine.models.heads.described import Described
 from tests.engine.models.heads.published import add_mtp, make_eagle3
+from tests.engine.scheduler.all_drafts import AllDrafts
 from tests.engine.speculation.heads.right_head import config_of, make_predictable, make_right_head
 from tests.engine.test_drafts import NUM_OUTPUT, SIZES, assert_same, built, said
 from tests.ranks.executor import thread_ranks
@@ -54,7 +56,7 @@ class Told:
 @pytest.fixture(autouse=True)
 def _verify_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many drafts pay is a question of time."""
-    monkeypatch.setattr("baton.engine.speculation.building.DraftDepth", lambda *_: None)
+    monkeypatch.setattr("baton.engine.speculation.building.DraftDepth", AllDrafts)
     monkeypatch.setattr("baton.engine.speculation.text_first._SURE", 2.0)
 
 
@@ -77,6 +79,10 @@ def counts_of(engine: Engine) -> tuple[int, int]:
     """Tokens that were guessed, and those of them that were right."""
     (counts,) = engine.core.draft_counts.by_method()
     return sum(counts.tokens_by_position), sum(counts.accepted_by_position)
+
+
+def bytes_of(engine: Engine, block: int) -> bytes:
+    return np.asarray(engine.memory.blocks[block]).tobytes()
 
 
 def outputs_of(engine: Engine, number: int = 1) -> list[int]:
@@ -270,8 +276,8 @@ def test_layers_for_further_tokens_are_handed_over(tmp_path: Path, told: Told, f
     """Beside latents, and beside states."""
     make_model(tmp_path, family)
     add_mtp(tmp_path, 1)
-    prompt, settings = Prompt.of(PROMPT_IDS), {"speculative_config": MTP, "max_num_batched_tokens": 8}
-    alone, source, target = (built(tmp_path, **settings) for _ in range(3))
+    prompt = Prompt.of(PROMPT_IDS)
+    alone, source, target = (built(tmp_path, speculative_config=MTP, max_num_batched_tokens=8) for _ in range(3))
     alone.core.add(key_of(1), prompt, GREEDY)
     plain, expected = outputs_of(alone), told.take()
     token_id = begun(source, prompt)
@@ -280,7 +286,8 @@ def test_layers_for_further_tokens_are_handed_over(tmp_path: Path, told: Told, f
     assert len(found) > NUM_OUTPUT - 8
     for length, (token_ids, confidences) in found.items():
         if length in expected:
-            assert expected[length] == (token_ids, pytest.approx(confidences, rel=1e-3))
+            assert expected[length][0] == token_ids
+            assert expected[length][1] == pytest.approx(confidences, rel=1e-3)
 
 
 def test_steps_without_a_prompt_tell_of_all_layers_too(tmp_path: Path) -> None:
@@ -358,10 +365,10 @@ def test_blocks_that_another_node_copies_are_not_written(tmp_path: Path, told: T
             break
         engine.core.step()
         engine.core.check()
-        assert all(engine.memory.blocks[block].tobytes() == content for block, content in copied.items())
+        assert all(bytes_of(engine, block) == content for block, content in copied.items())
         handed = engine.core.handoffs.hand_over(key_of(1), key_of(number), goes_on=True)
         if handed is not None:
-            copied |= {block: engine.memory.blocks[block].tobytes() for block in handed.block_table}
+            copied |= {block: bytes_of(engine, block) for block in handed.block_table}
     assert len(copied) >= (len(PROMPT_IDS) + NUM_OUTPUT) // 4 - 1
     assert len(told.take()) > NUM_OUTPUT // 2
 
