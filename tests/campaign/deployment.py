@@ -239,7 +239,7 @@ class Deployment:
         command += ["--node-id", member.name, "--num-threads", "1", "--batch-invariant", "--dtype", settings.dtype]
         command += ["--kv-cache-dtype", settings.kv_cache_dtype, *self._key_flags]
         command += ["--role", member.role] * settings.is_mixed
-        command += ["--speculative-config", _DRAFTS] * (settings.drafts and member.index % 2)
+        command += ["--speculative-config", _DRAFTS if settings.drafts and member.index % 2 else "none"]
         command += ["--tensor-parallel-size", str(settings.num_ranks), "--rank-pools", settings.rank_pools]
         command += ["--kv-checksum", "dot64"] * (settings.rank_pools == OWN)
         if settings.rank_machines > 1:

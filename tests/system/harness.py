@@ -279,12 +279,15 @@ class Relay:
         self.start_router("--port", http_port, "--control-port", control_port)
 
     def launch(self, role: str, *flags: str, model: Path | None = None, script: Sequence[str] = ()) -> Node:
-        """Start a node (of another checkpoint, or a script in its place) without waiting; it is not yet in `nodes`."""
+        """Start a node (of another checkpoint, or a script in its place) without waiting; it is not yet in `nodes`. It
+        has no drafts unless `flags` say so."""
         self.num_started += 1
         program = list(script) or ["-m", f"baton.{role}_node"]
         name = f"{role}-{self.num_started}"
         command = [*program, str(model or self.model), "--router", self.router.ready["control_address"]]
-        return Node(role, name, [*command, "--num-threads", "1", "--node-id", name, *flags], self.folder)
+        # unless a test asks for drafts: what was said before would be said again before anything can happen to it
+        command += ["--num-threads", "1", "--node-id", name, "--speculative-config", "none"]
+        return Node(role, name, [*command, *flags], self.folder)
 
     def join(self, *launched: Node) -> list[Node]:
         """Wait until launched nodes are ready; they are then part of the relay."""

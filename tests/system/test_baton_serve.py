@@ -61,9 +61,9 @@ def stream(serve: Serve, num_events: int | None = None, last_event_id: str = "")
     return events
 
 
-def texts(events: list[tuple[str, str]]) -> list[str]:
+def text(events: list[tuple[str, str]]) -> str:
     """What the events say."""
-    return [data if data == "[DONE]" else json.loads(data)["choices"][0]["text"] for _, data in events]
+    return "".join(data if data == "[DONE]" else json.loads(data)["choices"][0]["text"] for _, data in events)
 
 
 def agent_of_the_guide(serve: Serve) -> str:
@@ -113,7 +113,7 @@ def test_serve_answers_restarts_a_killed_node_and_leaves_nothing(serve: Serve) -
     before = stream(serve, 20)
     serve.life_of_router().kill()
     after = stream(serve, last_event_id=before[-1][0])
-    assert texts(before + after) == texts(stream(serve))
+    assert text(before + after) == text(stream(serve))
     assert len({name for name, _ in before + after}) == len(before + after)
     children = serve.note_footprint()
     assert len(children) >= 3
