@@ -34,11 +34,14 @@ class OutputEnds:
 
     def take(self, request: Request, tokens: SampledTokens) -> tuple[SampledTokens, str]:
         """Make `tokens`, which were sampled, those of `request`: the first in the last known place, which is there
-        already, and the others behind all. Those up to the first that ends the request, and why it does."""
+        already, and the others behind all. Those up to the first that ends the request, and why it does.
+
+        Tokens behind drafts were drawn with a second matcher. The output's own has the last word on each of them: one
+        that it refuses is drawn again in the next step."""
         request.token_ids[request.num_known_tokens - 1] = tokens[0].token_id
         finish_reason, num_taken = self.finish_reason(request), 1
         for token in tokens[1:]:
-            if finish_reason:
+            if finish_reason or (request.matcher is not None and not request.matcher.accepts(token.token_id)):
                 break
             request.token_ids.append(token.token_id)
             finish_reason, num_taken = self.finish_reason(request), num_taken + 1

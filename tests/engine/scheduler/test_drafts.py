@@ -430,3 +430,17 @@ def test_requests_of_a_model_whose_states_cannot_go_back_are_counted_once_each()
         scheduler.requests.remove(key)
     assert scheduler.drafts.counts.undrafted == {"states": 2}
     assert not scripted.asked
+
+
+def test_a_token_behind_drafts_that_the_grammar_of_the_output_refuses_is_drawn_again() -> None:
+    matcher = FakeMatcher(length=99)
+    scheduler, asked = new_scheduler(Scripted(11, 12, 13)), replace(request(A), matcher=matcher)
+    decoding(scheduler, asked)
+    matcher.refused_late = 12
+    _, (output,) = stepped(scheduler, 11, 12, 13, 14)
+    assert (output.token_ids, output.has_left) == ([11], False)
+    assert asked.token_ids[-1] == 11
+    assert asked.num_computed_tokens == len(asked.token_ids) - 1
+    step = scheduler.schedule()
+    assert step.requests[0].start == asked.num_computed_tokens
+    assert matcher.output == [7, 11]

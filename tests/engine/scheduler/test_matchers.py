@@ -21,14 +21,15 @@ GRAMMAR = Grammar.regex("a")
 
 
 class FakeMatcher:
-    """Complete after `length` tokens. `refused`: a token that may stand nowhere. See `Matcher`."""
+    """Complete after `length` tokens. `refused`: a token that may stand nowhere; `refused_late`: one of which that is
+    known only when it is to be taken. See `Matcher`."""
 
     def __init__(self, length: int = 3, output: Sequence[int] = (), is_ready: bool = True) -> None:
         self.is_ready = is_ready
         self.error = ""
         self.output = list(output)
         self.forced: list[int] = []
-        self.refused = -1
+        self.refused = self.refused_late = -1
         self._length = length
         self._drafts: list[int] = []
 
@@ -41,7 +42,7 @@ class FakeMatcher:
         return not self.forced
 
     def accepts(self, token_id: int) -> bool:
-        return True
+        return token_id != self.refused_late
 
     def goes_on_with(self, token_id: int) -> bool:
         return self.leaves_choice and len(self.output) + 1 < self._length
