@@ -45,6 +45,11 @@ _TIERS = (
 )
 _OVER_TIERS = ("tests/engine/test_shared_store.py", "tests/engine/test_offloading.py", "tests/node/kv_events")
 _STORED = ("tests/router/test_stored_conversations.py", "tests/router/test_stored_responses.py")
+_DRAFTS = ("acceptance", "draft_counts", "draft_depth", "drafts", "row_costs")
+_DRAFT_TESTS = (
+    *(f"tests/engine/scheduler/test_{name}.py" for name in (*_DRAFTS, "drafts_pay")),
+    "tests/engine/test_drafts.py",
+)
 _SHARING = ("lender", "borrower", "sharing_leg", "notices")
 AREAS: dict[str, tuple[list[str], list[str]]] = {
     "baton/engine/cache": (
@@ -68,6 +73,13 @@ AREAS: dict[str, tuple[list[str], list[str]]] = {
     "kv pulls": (
         ["router/routing/prefix_ways.py", "router/routing/pulls.py", "router/requests/prefix_pull.py"],
         ["tests/router/routing", "tests/router/requests/test_prefix_pull.py", "tests/router/health", _LIMITS],
+    ),
+    "drafts": (
+        [
+            *(f"baton/engine/scheduler/{name}.py" for name in _DRAFTS),
+            *("baton/engine/speculation", "baton/engine/structured/ahead.py", "baton/engine/cache/draft_coverage.py"),
+        ],
+        [*_DRAFT_TESTS, "tests/engine/speculation", "tests/engine/structured/test_ahead.py", "tests/engine/cache"],
     ),
     "stored responses": (
         ["router/http/stored", "router/http/openai/stored_*.py"],
