@@ -11,6 +11,7 @@ import pytest
 from baton.device.base import STEP_TIMEOUT_S
 from baton.engine.attention.base import LayerStored
 from baton.engine.build import Engine, build_engine
+from baton.engine.first_costs import measure_first_costs
 from baton.engine.models.config import load_config
 from baton.engine.models.division import require_divisible
 from baton.engine.runner.kv_memory import allocate_private
@@ -153,7 +154,7 @@ def test_a_step_may_take_as_long_as_the_engine_has_learnt(tmp_path: Path) -> Non
     engine.core.add(key_of(1), Prompt.of(prompt(4)), DecodingParams(temperature=0.0, max_tokens=1))
     tokens(engine)
     assert set(executor.limits) == {STEP_TIMEOUT_S}
-    engine.learn_costs()
+    measure_first_costs(engine.runner, engine.core.costs, engine.core.limits, most_s=10.0)
     engine.core.add(key_of(1), Prompt.of(prompt(4)), DecodingParams(temperature=0.0, max_tokens=1))
     tokens(engine)
     assert executor.limits[-1] == LEAST_S

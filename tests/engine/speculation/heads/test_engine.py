@@ -119,7 +119,6 @@ def test_a_head_that_knows_its_model_is_right_and_changes_nothing(tmp_path: Path
     assert_same(plain, found, is_exact="batch_invariant" in settings)
     num_drafts, num_accepted = counts_of(engine)
     assert num_accepted > 0.5 * num_drafts > 50
-    assert found.num_steps < plain.num_steps
 
 
 def test_choices_of_one_prompt_have_drafts_of_their_own(tmp_path: Path) -> None:
