@@ -200,7 +200,8 @@ def base_of(name: str, servers: Mapping[str, Server]) -> str:
 
 def against(base_s: Sequence[float], other_s: Sequence[float]) -> str:
     """The median of TPOTs, and what they are of those that were measured in turns with them: median and range."""
-    ratios = [other / base for base, other in zip(base_s, other_s, strict=True)]
+    # an answer of one token has no time between tokens
+    ratios = [other / base for base, other in zip(base_s, other_s, strict=True) if base]
     middle = f"{number(1000 * statistics.median(other_s))} ms"
     if base_s == other_s:
         return middle
