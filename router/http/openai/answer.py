@@ -246,6 +246,8 @@ class Answer:
             taken, self._past = self._past[:_MAX_PAST], self._past[_MAX_PAST:]
             for index, delivery in taken:
                 choice = self.choices[index]
+                if choice.had_ended:
+                    continue  # its node went on for a moment behind a stop string: nothing of that was ever told
                 choice.past_ids += delivery.token_ids
                 delta = choice.push(delivery)
                 self._num_ended += delta.finish_reason is not None

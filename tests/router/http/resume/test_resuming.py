@@ -404,3 +404,20 @@ async def test_figures_of_an_answer_that_broke_off_are_those_of_its_beginning(pr
     details = usage["prompt_tokens_details"]
     assert (details["cached_tokens"], details["cached_tokens_by_place"]) == (2, {"decode": 1, "host": 1})
     assert usage["completion_tokens_details"] == {"drafts": {"ngram": {"steps": 2, "tokens": 5, "accepted": 1}}}
+
+
+async def test_what_a_node_says_behind_a_stop_string_is_told_neither_before_nor_again(prompts: PromptMaker) -> None:
+    *_, third = [json.loads(data)["choices"][0]["text"] for _, data in (await whole(prompts, COMPLETIONS))[:3]]
+    asked = completion_body(stream=True, stop=[third], stream_options={"include_usage": True})
+    body = json.dumps(asked).encode()
+    async with router(prompts, Memory()) as server:
+        node = await server.rig.join(DECODE)
+        asking = asyncio.create_task(fetch(server, "POST", COMPLETIONS, body))
+        leg = await node.expect(Decode)
+        node.emit(leg, IDS[:3], 0, draft=VerifiedDraft("suffix", 4, 2))
+        node.emit(leg, IDS[3:], 3, draft=VerifiedDraft("suffix", 4, 2))
+        told = events_of((await asking).body)
+        again = await fetch(server, "POST", COMPLETIONS, body, {"last-event-id": told[0][0]})
+    assert events_of(again.body) == told[1:]
+    usage = json.loads(told[-2][1])["usage"]
+    assert usage["completion_tokens_details"]["drafts"]["suffix"]["steps"] == 1
