@@ -1,8 +1,7 @@
 """Places in a grammar ahead of an output: those behind drafts, tokens of which nobody knows whether they will follow.
 
-Owns a second matcher of the library, which goes over drafts and back again. That of the output never leaves its place.
-To copy one takes as long as the output is, so it is done once, for a request that has drafts; to go over a token, or
-back, takes a microsecond.
+Owns a second matcher of the library, which goes over the drafts of one step and back again. That of the output never
+leaves its place. To copy one takes some 50 us, and longer for a long output. To go over a token, or back, takes one.
 
 A place answers as `GrammarMatcher` would if the drafts before it were taken. Where something goes wrong the drafts end,
 and the output goes on without them.
@@ -21,29 +20,22 @@ class Ahead:
     """Goes ahead of one output with `matcher`, which stands behind it and belongs to nobody else. `num_tokens`: see
     `FirstMatcher`."""
 
-    __slots__ = ("_drafts", "_matcher", "_num_ahead", "_num_tokens", "_unread")
+    __slots__ = ("_drafts", "_matcher", "_num_ahead", "_num_tokens")
 
     def __init__(self, matcher: LLMatcher, num_tokens: int) -> None:
         self._matcher = matcher
         self._num_tokens = num_tokens
-        self._unread: list[int] = []
         self._drafts: list[int] = []
         self._num_ahead = 0
-
-    def take(self, token_id: int) -> None:
-        """The output goes on with this token."""
-        self._unread.append(token_id)
 
     def num_allowed(self, drafts: Sequence[int]) -> int:
         """How many of `drafts` may come next, up to the first behind which nothing can follow."""
         self._stand_behind(0)
         self._drafts = []
-        if self._matcher.consume_tokens(self._unread):
-            self._unread.clear()
-            for token_id in drafts:
-                if not self._goes_on_with(token_id):
-                    break
-                self._drafts.append(token_id)
+        for token_id in drafts:
+            if not self._goes_on_with(token_id):
+                break
+            self._drafts.append(token_id)
         return len(self._drafts)
 
     def accepts(self, number: int, token_id: int) -> bool:

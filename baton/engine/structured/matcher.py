@@ -138,8 +138,6 @@ class GrammarMatcher:
     def take(self, token_id: int) -> None:
         """The output goes on with this token."""
         self._mask = None
-        if self._ahead is not None:
-            self._ahead.take(token_id)
         if token_id == self._accepted:
             self._accepted, self._is_settled = None, not self.error
             self._forced.clear()
@@ -162,10 +160,11 @@ class GrammarMatcher:
         """How many of `drafts` may come next, up to the first that completes the output."""
         if not (self._is_settled or self._settle()):
             return 0
+        assert self._matcher is not None
         if self._ahead is None:
-            assert self._matcher is not None
             self._compiled.num_copies += 1  # the states that drafts reach are not those of the output
-            self._ahead = Ahead(self._matcher.deep_copy(), self._num_tokens)
+        # a new copy each time: one that has gone back and then takes other tokens was seen to allow what may not follow
+        self._ahead = Ahead(self._matcher.deep_copy(), self._num_tokens)
         return self._ahead.num_allowed(drafts)
 
     def behind(self, number: int) -> Place:
