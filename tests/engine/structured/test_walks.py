@@ -49,7 +49,10 @@ def test_tokens_behind_drafts_are_those_that_the_output_allows(first_seed: int, 
         while not matcher.is_complete and len(output) < 90:
             drafts = drafted(first, output, size, chance) if chance.random() < 0.7 else []
             drafts = drafts[: matcher.num_allowed(drafts)] if drafts else []
-            places = [matcher, *(matcher.behind(number) for number in range(1, len(drafts) + 1))]
+            places: list[GrammarMatcher | Place] = [
+                matcher,
+                *(matcher.behind(number) for number in range(1, len(drafts) + 1)),
+            ]
             tokens = sampled(places, drafts, size, chance)
             count = next((place for place, draft in enumerate(drafts) if tokens[place] != draft), len(drafts))
             for number, token_id in enumerate(tokens[: count + 1]):
