@@ -281,6 +281,19 @@ def test_a_user_who_asks_for_drafts_from_text_gets_the_same_in_fewer_steps(
     assert num_steps[1] < 0.8 * num_steps[0]
 
 
+def test_a_user_who_asks_for_nothing_gets_drafts_from_text(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    params = DecodingParams(temperature=0.0, max_tokens=60, allowed_token_ids=(70, 80, 90))
+    with mock.patch("baton.engine.speculation.building.DraftDepth", AllDrafts):
+        engine = build_engine(EngineSettings(str(folder), num_threads=1, num_blocks=64), allocate_private)
+    engine.core.add(key_of(1), Prompt.of((70, 80, 90, 70, 80, 90)), params)
+    while engine.core.has_work:
+        engine.core.step()
+    (counts,) = engine.core.draft_counts.by_method()
+    assert counts.method == "suffix"
+    assert sum(counts.accepted_by_position) > 0
+
+
 def test_a_user_who_predicts_the_text_gets_the_same_in_far_fewer_steps(tmp_path: Path) -> None:
     folder, found, num_steps = make_checkpoint(tmp_path, "llama"), [], []
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=90, logprobs=2)

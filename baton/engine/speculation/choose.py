@@ -35,7 +35,7 @@ def open_draft(
     if asked is None or isinstance(asked, TextAsked):
         return None
     if (why := why_no_drafts(settings, config)) is not None:
-        _log.warning("drafts are not used: %s", why.sentence)
+        _log.warning("drafts come from text alone: %s", why.sentence)
         return None
     if isinstance(asked, DraftModelAsked):
         return open_checkpoint(asked, settings, folder, config, device)

@@ -21,10 +21,6 @@ LaunchBeside: TypeAlias = Callable[[Step, LayerStored | None], RunningStep | Non
 """Begins to compute what a draft stores of a step that was just launched; None where that is nothing."""
 
 
-def launch_nothing(step: Step, layer_stored: LayerStored | None) -> None:
-    """A `LaunchBeside` for drafts that store nothing beside steps."""
-
-
 @dataclass(frozen=True, slots=True)
 class _WithDraft:
     """A step, and what its draft computes beside it."""
@@ -47,9 +43,7 @@ class DraftedRunner:
     """Computes what `runner` does, on `device`. See `Runner`. `num_layers`: those of the draft; `launch_beside`: what
     of them is computed with a step."""
 
-    def __init__(
-        self, runner: Runner, device: Device, num_layers: int, launch_beside: LaunchBeside = launch_nothing
-    ) -> None:
+    def __init__(self, runner: Runner, device: Device, num_layers: int, launch_beside: LaunchBeside) -> None:
         self.is_asynchronous = runner.is_asynchronous
         self._runner = runner
         self._device = device

@@ -20,9 +20,7 @@ from baton.wire.errors import InvalidSetting
 _USUAL_LENGTH = 5
 _FLAG = "--speculative-config"
 _NONE = "none"
-_SPEC_FACTOR = 4.0
-_USUAL = f'{{"method": "suffix", "num_speculative_tokens": 16, "suffix_decoding_max_spec_factor": {_SPEC_FACTOR}}}'
-_USUAL_TOKENS = 16
+_USUAL_TOKENS, _SPEC_FACTOR = 16, 4.0
 GREEDY, STANDARD = "greedy", "standard"
 _LEAST_SURE = 0.3
 """What a single token before says once is less. Drafts of less are wrong so often that a request seems to have nothing
@@ -38,16 +36,26 @@ class Ngrams(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", tag
     prompt_lookup_max: _Tokens | None = None
     prompt_lookup_min: _Tokens | None = None
 
-    def proposer(self) -> Proposer:
-        longest = self.prompt_lookup_max or self.prompt_lookup_min or _USUAL_LENGTH
-        shortest = self.prompt_lookup_min or longest
+    def __post_init__(self) -> None:
+        longest, shortest = self._lengths
         if shortest > longest:
-            raise InvalidSetting(f"{_FLAG}: prompt_lookup_min {shortest} is above prompt_lookup_max {longest}")
+            raise ValueError(f"prompt_lookup_min {shortest} is above prompt_lookup_max {longest}")
+
+    def proposer(self) -> Proposer:
+        longest, shortest = self._lengths
         rules = SuffixRules("ngram", shortest, 0.0, spec_factor=_MOST, max_depth=_MOST, least_share=0.0)
         return TextProposer(self.num_speculative_tokens, open_sources(rules, longest, 0), rules.method)
 
+    @property
+    def _lengths(self) -> tuple[int, int]:
+        """The longest and the shortest."""
+        longest = self.prompt_lookup_max or self.prompt_lookup_min or _USUAL_LENGTH
+        return longest, self.prompt_lookup_min or longest
 
-class Suffixes(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", tag="suffix", frozen=True):
+
+class Suffixes(
+    msgspec.Struct, forbid_unknown_fields=True, tag_field="method", tag="suffix", frozen=True, omit_defaults=True
+):
     """Without a number of tokens it is the depth."""
 
     num_speculative_tokens: _Tokens | None = None
@@ -70,39 +78,34 @@ class Suffixes(msgspec.Struct, forbid_unknown_fields=True, tag_field="method", t
         return TextProposer(self.num_speculative_tokens or depth, sources, rules.method)
 
 
-class DraftModelAsked(msgspec.Struct, tag_field="method", tag="draft_model", forbid_unknown_fields=True, frozen=True):
+class _OtherCheckpoint(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A model or a head of its own."""
+
+    num_speculative_tokens: _Tokens
+    model: str
+    revision: str = ""
+    draft_tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
+
+    @property
+    def checkpoint(self) -> str:
+        """As `--model` names one."""
+        return f"{self.model}@{self.revision}" if self.revision else self.model
+
+
+class DraftModelAsked(_OtherCheckpoint, tag_field="method", tag="draft_model", frozen=True):
     """A second checkpoint. `max_model_len`: longer requests get no drafts; None: as long as that model can.
     `draft_sample_method`: "probabilistic" draws guesses as the request draws tokens, "greedy" takes the likeliest.
     `rejection_sample_method`: "exact" draws tokens as without drafts; "standard" draws them so that more guesses are
     right, from the same distribution (`baton.engine.runner.drawing`). Both accept by comparing."""
 
-    num_speculative_tokens: _Tokens
-    model: str
-    revision: str = ""
     quantization: str | None = None
     max_model_len: Annotated[int, msgspec.Meta(ge=2)] | None = None
-    draft_tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
     draft_sample_method: Literal["probabilistic", "greedy"] = "probabilistic"
     rejection_sample_method: Literal["exact", "standard"] = "exact"
 
-    @property
-    def checkpoint(self) -> str:
-        """As `--model` names one."""
-        return f"{self.model}@{self.revision}" if self.revision else self.model
 
-
-class Eagle3Asked(msgspec.Struct, tag_field="method", tag="eagle3", forbid_unknown_fields=True, frozen=True):
+class Eagle3Asked(_OtherCheckpoint, tag_field="method", tag="eagle3", frozen=True):
     """A head in a checkpoint of its own."""
-
-    num_speculative_tokens: _Tokens
-    model: str
-    revision: str = ""
-    draft_tensor_parallel_size: Annotated[int, msgspec.Meta(ge=1, le=1)] = 1
-
-    @property
-    def checkpoint(self) -> str:
-        """As `--model` names one."""
-        return f"{self.model}@{self.revision}" if self.revision else self.model
 
 
 class MtpAsked(msgspec.Struct, tag_field="method", tag="mtp", forbid_unknown_fields=True, frozen=True):
@@ -125,6 +128,11 @@ TextAsked: TypeAlias = Ngrams | Suffixes
 HeadAsked: TypeAlias = Eagle3Asked | MtpAsked
 Asked: TypeAlias = TextAsked | DraftModelAsked | HeadAsked | _DeepseekMtp | _Qwen3NextMtp | _Glm4MoeMtp
 _DECODER = msgspec.json.Decoder[Asked](Asked)
+
+
+_USUAL = msgspec.json.encode(
+    Suffixes(num_speculative_tokens=_USUAL_TOKENS, suffix_decoding_max_spec_factor=_SPEC_FACTOR)
+).decode()
 
 
 def chosen_config(config: str, *, is_useful: bool) -> str:

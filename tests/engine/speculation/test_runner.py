@@ -25,7 +25,7 @@ class ThreeLayers:
 @pytest.mark.parametrize("device", [HostDevice(), EmulatedDevice()])
 def test_layers_of_the_draft_are_told_behind_those_of_the_model(device: HostDevice | EmulatedDevice) -> None:
     told: list[None] = []
-    runner = DraftedRunner(ThreeLayers(), device, 2)
+    runner = DraftedRunner(ThreeLayers(), device, 2, lambda step, layer_stored: None)
     runner.launch(Step(()), lambda: told.append(None))
     device.settle()
     assert len(told) == 5

@@ -101,7 +101,7 @@ def test_what_cannot_be_used_is_refused(config: str, reason: str) -> None:
         (
             "auto",
             True,
-            '{"method": "suffix", "num_speculative_tokens": 16, "suffix_decoding_max_spec_factor": 4.0}',
+            '{"method":"suffix","num_speculative_tokens":16,"suffix_decoding_max_spec_factor":4.0}',
         ),
         ("auto", False, ""),
         ("none", True, ""),

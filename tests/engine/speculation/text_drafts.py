@@ -33,10 +33,11 @@ from baton.engine.text.tokenizer import Tokenizer
 from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
-from tests.engine.speculation.text_prompts import ROOT, text_prompts
 from tests.engine.speculation.text_proposers import proposer_of
 from tests.measured import rows_of
+from tests.system.speculation_work import KINDS
 
+ROOT = Path(__file__).parents[3]
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "n-gram of 5": {"method": "ngram"},
     "n-gram of 2": {"method": "ngram", "prompt_lookup_min": 2},
@@ -46,7 +47,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 _PREDICTED = "suffix, tenant, prediction"
 _MAX_TOKENS, _MAX_DRAFTS, _NUM_LEVELS = 256, 16, 8
 _LOOP = 24
-_NUM_CHANGES = 25
+_NUM_CHANGES, _NUM_TASKS = 25, 6
 
 
 class Answer(msgspec.Struct):
@@ -66,13 +67,15 @@ def record(file: Path, model: str) -> None:
     def encoded(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
-    prompts = text_prompts()
-    texts = [template.render([{"role": "user", "content": each.text}], add_generation_prompt=True) for each in prompts]
+    tasks = [make(number) for make in KINDS.values() for number in range(_NUM_TASKS)]
+    texts = [
+        template.render([{"role": "user", "content": task.question}], add_generation_prompt=True) for task in tasks
+    ]
     params = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS)
     said = LLM(model, num_threads=2).generate([encoded(text) for text in texts], params)
     answers = [
-        Answer(prompt.kind, list(answer.prompt_token_ids), list(answer.token_ids), encoded(prompt.prediction))
-        for prompt, answer in zip(prompts, said, strict=True)
+        Answer(task.kind, list(answer.prompt_token_ids), list(answer.token_ids), encoded(task.copied))
+        for task, answer in zip(tasks, said, strict=True)
     ]
     for old, new in _changes():
         prediction = f"```python\n{old}```"

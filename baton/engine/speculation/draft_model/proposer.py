@@ -10,12 +10,10 @@ tokens similar chances then draw the same token most of the time, at any tempera
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from baton.device.base import DeviceFailed
 from baton.engine.cache.block_pool import BlockTable
 from baton.engine.cache.draft_coverage import DraftCoverage
 from baton.engine.scheduler.proposer import FREE, NO_DRAFT, Draft, DraftCost, Wanted
@@ -29,7 +27,6 @@ from baton.wire.sampling import DecodingParams
 _CATCH_UP_S, _FEWEST_CAUGHT_UP = 0.02, 32
 """A step waits so long for draft KV of known tokens, or for so many of them, whichever is more."""
 _LIKELIEST = DecodingParams(temperature=0.0, logprobs=0)
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -111,11 +108,10 @@ class DraftModelProposer:
         self._is_greedy = draft.is_greedy
         self._requests: dict[RequestKey, _Followed] = {}
         self._num_rows = 1
-        self._has_failed = False
 
     def follows(self, request: Request) -> bool:
         """Whether the draft can follow it: it sees text alone, and not too much of it."""
-        if self._has_failed or request.prompt.media or request.block_copy is not None:
+        if request.prompt.media or request.block_copy is not None:
             return False
         return len(request.token_ids) < self._max_tokens
 
@@ -132,25 +128,8 @@ class DraftModelProposer:
         """The seconds to see so many tokens from place `start` on."""
         return self._passes.prompt_s(num_uncovered, start)
 
-    def propose(self, wanted: Sequence[Wanted]) -> Sequence[Draft]:
+    def propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
         """Catch up with all of them, then decode ahead, as long as one of them wants more."""
-        try:
-            return self._propose(wanted)
-        except DeviceFailed:
-            raise
-        except Exception:  # a draft is never worth a request
-            _log.exception("drafts are not used any more: the draft model could not be computed")
-            self._has_failed = True
-            return [NO_DRAFT] * len(wanted)
-
-    def verified(self, request: Request, draft: Draft, num_accepted: int) -> None:
-        """What was right is seen when the next draft is wanted."""
-
-    def forget(self, request: Request) -> None:
-        """What is known of it goes with it."""
-        self._requests.pop(request.key, None)
-
-    def _propose(self, wanted: Sequence[Wanted]) -> list[Draft]:
         made: dict[RequestKey, _Drafting] = {}
         left, room = self._most_caught_up(), self._passes.max_tokens - len(wanted)
         for each in wanted:
@@ -166,6 +145,13 @@ class DraftModelProposer:
         for drafting in made.values():
             self._note(drafting)
         return [self._draft_of(made.get(each.request.key)) for each in wanted]
+
+    def verified(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        """What was right is seen when the next draft is wanted."""
+
+    def forget(self, request: Request) -> None:
+        """What is known of it goes with it."""
+        self._requests.pop(request.key, None)
 
     def _begin(self, wanted: Wanted, most: int) -> _Drafting | None:
         """With at most so many tokens to catch up with. None where others read the blocks that the draft has to write

@@ -8,7 +8,6 @@ Letters: N requests that are drafted for, E hidden size.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.device.base import Device, DeviceFailed
+from baton.device.base import Device
 from baton.engine.attention.base import SequenceShare
 from baton.engine.models.heads.base import DraftHead
 from baton.engine.scheduler.proposer import NO_DRAFT, Draft, DraftCost, Wanted
@@ -27,7 +26,6 @@ from baton.engine.speculation.heads.head_pass import HeadPass
 from baton.engine.speculation.heads.slots import HeadSlots, SlotRows
 
 _COST_KEPT = 0.9
-_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -79,12 +77,10 @@ class HeadProposer:
         self._device = device
         self._num_tokens = num_tokens
         self._token_s = 0.0
-        self._has_failed = False
 
     def follows(self, request: Request) -> bool:
-        """Always true, as long as the head can be computed: hidden states are kept of steps that wait for their tokens
-        alone."""
-        return not self._has_failed
+        """Always true: hidden states are kept of steps that wait for their tokens alone."""
+        return True
 
     def cost(self, request: Request) -> DraftCost:
         """What a token has taken lately."""
@@ -93,15 +89,8 @@ class HeadProposer:
     def propose(self, wanted: Sequence[Wanted]) -> Sequence[Draft]:
         """Drafts of those whose last step the head has followed."""
         begin_s = time.perf_counter()
-        try:
-            with torch.inference_mode(), self._device.issuing():
-                chains = self._chains(wanted)
-        except DeviceFailed:
-            raise
-        except Exception:  # a draft is never worth a request
-            _log.exception("drafts are not used any more: the head could not be computed")
-            self._has_failed = True
-            return [NO_DRAFT] * len(wanted)
+        with torch.inference_mode(), self._device.issuing():
+            chains = self._chains(wanted)
         num_tokens = sum(len(chain.token_ids) for chain in chains if chain is not None)
         if num_tokens:
             token_s = (time.perf_counter() - begin_s) / num_tokens

@@ -211,7 +211,7 @@ def test_a_draft_that_fails_ends_drafts_and_no_request(tmp_path: Path, caplog: p
     with mock.patch.object(DraftPasses, "compute", side_effect=MemoryError("no room")) as computed:
         assert streams(engine, [([key_of(1)], PROMPT_IDS)]) == plain
     assert computed.call_count == 1
-    assert "drafts are not used any more" in caplog.text
+    assert "drafts come from text alone from now on: draft_model could not be computed" in caplog.text
 
 
 def test_long_prompts_are_caught_up_with_over_several_steps(tmp_path: Path) -> None:

@@ -350,7 +350,7 @@ def test_a_head_that_fails_costs_no_request(tmp_path: Path, caplog: pytest.LogCa
         each.core.add(key_of(1), prompt, GREEDY)
     with mock.patch.object(HeadProposer, "_guess", side_effect=RuntimeError("it is broken")):
         assert outputs_of(engine) == outputs_of(plain)
-    assert caplog.text.count("drafts are not used any more: the head could not be computed") == 1
+    assert caplog.text.count("drafts come from text alone from now on: eagle3 could not be computed") == 1
 
 
 def test_blocks_that_another_node_copies_are_not_written(tmp_path: Path, told: Told) -> None:
@@ -410,7 +410,7 @@ def test_where_a_head_cannot_be_the_model_goes_on_without_it(
     make_eagle3(tmp_path / "head", tmp_path / "model", changes={"eagle_aux_hidden_state_layer_ids": [0, 1, 2]})
     with caplog.at_level(logging.WARNING):
         engine = built(tmp_path / "model", speculative_config=config_of(tmp_path / "head"), **settings)
-    assert f"drafts are not used: {reason}" in caplog.text
+    assert f"drafts come from text alone: {reason}" in caplog.text
     engine.core.add(key_of(1), Prompt.of(PROMPT_IDS), GREEDY)
     assert len(outputs_of(engine)) == NUM_OUTPUT
     assert {counts.method for counts in engine.core.draft_counts.by_method()} <= {"suffix"}
