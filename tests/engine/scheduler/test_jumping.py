@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from baton.engine.cache.block_pool import BlockPool
-from baton.engine.scheduler import output_ends
 from baton.engine.scheduler.limits import SchedulerLimits
 from baton.engine.scheduler.output_ends import OutputEnds
 from baton.engine.scheduler.request import MAX_FORCED, Fork, Request
@@ -24,11 +23,6 @@ from tests.request_keys import key_of
 
 A, B = key_of("a"), key_of("b")
 EOS = 60
-
-
-@pytest.fixture(autouse=True)
-def _no_jump_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_ends, "MAX_JUMP_S", 60.0)
 
 
 def _scheduler(num_blocks: int = 32, budget: int = 16, *, jumps_ahead: bool = True) -> Scheduler:

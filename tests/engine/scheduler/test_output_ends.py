@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baton.engine.scheduler import output_ends
 from baton.engine.scheduler.output_ends import OutputEnds
 from baton.engine.scheduler.request import Request
 from baton.engine.scheduler.step import RequestOutput, SampledToken, SampledTokens
@@ -69,10 +70,11 @@ def jumped(
     return forced
 
 
-def test_a_jump_ends_as_soon_as_it_has_taken_more_than_a_millisecond() -> None:
-    quarters = (each * 0.25e-3 for each in count())
+def test_a_jump_ends_as_soon_as_it_has_taken_longer_than_it_may() -> None:
+    longest_s = output_ends.MAX_JUMP_S
+    quarters = (each * longest_s / 4 for each in count())
     assert jumped([8] * 9, ends(quarters)) == [8] * 5
-    assert jumped([8] * 9, ends(iter([0.0, 1e-3, 2e-3]))) == [8, 8]
+    assert jumped([8] * 9, ends(iter([0.0, longest_s, 2 * longest_s]))) == [8, 8]
 
 
 def test_nobody_jumps_who_has_no_token_has_left_or_may_not() -> None:
