@@ -20,7 +20,7 @@ one of its level."""
 _REQUEST_WEIGHT, _REQUEST_KEPT = 1.0, 0.93
 """The same of a request, whose weight falls with each of its drafts."""
 _FORGOTTEN = 0.8
-"""What is left after a rest of what a request's drafts have shown: they are tried again some time."""
+"""What is left after a rest of what a request's drafts have shown, or those of a method: they are tried again."""
 _MOST = 0.995
 _FIRST_CHANCE = 0.7
 """Of a token of a method that has shown nothing yet."""
@@ -49,6 +49,10 @@ class _Level:
     tried: float = 0.0
     accepted: float = 0.0
 
+    def fade(self) -> None:
+        self.tried *= _FORGOTTEN
+        self.accepted *= _FORGOTTEN
+
 
 @dataclass(slots=True)
 class _Method:
@@ -68,6 +72,13 @@ class Acceptance:
         level = _Level() if known is None else known.all
         chance = (level.accepted + _LEVEL_WEIGHT * _FIRST_CHANCE) / (level.tried + _LEVEL_WEIGHT)
         return min(_MOST, chance * seen.factor)
+
+    def declined(self, method: str, seen: RequestAcceptance) -> None:
+        """No draft was made of a request, because of its usual chance. What that stands on counts less: a method that
+        nobody tries shows nothing, and one bad answer would rule it out for good."""
+        seen.fade()
+        if (known := self._methods.get(method)) is not None:
+            known.all.fade()
 
     def chances(self, draft: Draft, seen: RequestAcceptance) -> list[float]:
         """For each token of `draft` the chance that it and all before it are right."""

@@ -133,7 +133,7 @@ class DraftDepth:
                 declined.length = 0
             else:
                 declined.begin(len(each.request.token_ids))
-                self._of(each.request).of(proposer.method).fade()
+                self._acceptance.declined(proposer.method, self._of(each.request).of(proposer.method))
         return found
 
     def chosen(self, requests: Sequence[Request], drafts: Sequence[Draft], step: DecodingStep) -> list[int]:

@@ -163,6 +163,19 @@ def test_a_model_that_does_not_pay_is_declined_for_longer_and_longer_and_text_go
     assert depth.chosen([asked], [draft(8, 0.9)], DecodingStep([asked], 1, 0.0)) == [8]
 
 
+def test_a_model_that_one_answer_has_ruled_out_is_tried_again_for_others() -> None:
+    depth, poor = depth_of(0.001), request("poor")
+    proposer = Costly(lambda request, count: (), 1.0)
+    proposer.made = DraftCost(0.0, 0.02)
+    for _ in range(40):
+        depth.verified(poor, Draft(range(1), [0.5], proposer.method), 0)
+    num_declined = 0
+    while not depth.wanted([Wanted(asked := request(num_declined), 8)], proposer, DecodingStep([asked], 1, 0.0)):
+        num_declined += 1
+        assert num_declined < 50
+    assert num_declined > 5
+
+
 def test_free_drafts_of_some_are_left_whole_where_those_of_others_cost_time() -> None:
     depth, free, costly = depth_of(0.001), request("free"), request("costly")
     proposer = Costly(lambda request, count: (), 1.0)
