@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import openai
 
 KEY = "none"
 QUESTION = "What is the capital of France?"
@@ -129,10 +132,15 @@ def openai_conversations(base: str, model: str) -> None:
 
 
 def openai_tools(base: str, model: str) -> None:
-    """A loop with two tools: each is called once, whole and streamed, and its result goes back; then text is wanted."""
+    """An agent's loop with two tools."""
     import openai
 
-    client = openai.OpenAI(base_url=base, api_key=KEY, max_retries=0)
+    with openai.OpenAI(base_url=base, api_key=KEY, max_retries=0) as client:
+        tool_loop(client, model)
+
+
+def tool_loop(client: openai.OpenAI, model: str) -> None:
+    """Two tools are called once each, whole and streamed, and what they give goes back; then text is wanted."""
     digit = {"type": "integer", "minimum": 0, "maximum": 9}
     add = {"type": "object", "properties": {"a": digit, "b": digit}, "required": ["a", "b"]}
     tools: Any = [

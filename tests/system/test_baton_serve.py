@@ -75,9 +75,8 @@ def agent_of_the_guide(serve: Serve) -> str:
     return done.stdout
 
 
-def require_turns_that_build_on_each_other(endpoint: str) -> None:
+def require_turns_that_build_on_each_other(client: openai.OpenAI) -> None:
     """Each turn has only its own input, and of all before it, answers included, finds every full block."""
-    client = openai.OpenAI(base_url=f"{endpoint}/v1", api_key="none", max_retries=0)
     chat = client.conversations.create()
     turn: openai.types.responses.Response | None
     for is_named in (False, True):
@@ -103,7 +102,8 @@ def require_turns_that_build_on_each_other(endpoint: str) -> None:
 
 def test_serve_answers_restarts_a_killed_node_and_leaves_nothing(serve: Serve) -> None:
     assert chat(serve, "Hello!").strip()
-    require_turns_that_build_on_each_other(serve.endpoint)
+    with openai.OpenAI(base_url=f"{serve.endpoint}/v1", api_key="none", max_retries=0) as client:
+        require_turns_that_build_on_each_other(client)
     assert re.fullmatch(r"It is \d\d:\d\d\.\n", agent_of_the_guide(serve))
     victim = serve.child("baton.decode_node")
     os.kill(victim.pid, signal.SIGKILL)

@@ -31,7 +31,6 @@ async def test_a_slow_answer_delays_nobody_else() -> None:
     first, *others = run.outcomes
     assert all_fine(run.outcomes)
     assert max(outcome.closed_s for outcome in others) < first.closed_s
-    assert max(outcome.sent_s - outcome.scheduled_s for outcome in others) < (first.closed_s - first.sent_s) / 2
 
 
 async def test_a_limit_holds_requests_back_and_the_delay_is_seen() -> None:
