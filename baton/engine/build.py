@@ -84,6 +84,9 @@ from baton.wire.errors import InvalidSetting
 OpenExecutor: TypeAlias = Callable[[Basis, int], Executor]
 """The ranks of an engine with this basis, running; the number: of the threads of each. Raises `InvalidSetting`, and
 `DeviceFailed` when they do not come up."""
+_FIRST_BYTES = 2**25
+"""Of a pool in host memory: as much gets its memory at the start. The first steps, which have the time of a step, find
+theirs there."""
 _log = logging.getLogger(__name__)
 
 
@@ -320,7 +323,15 @@ def _core(
     on_evicted = None if offload is None else offload.evicted
     draft_blocks, has_states = memory.paged.draft_blocks, memory.layout.has_states
     num_blocks = memory.num_blocks - len(draft_blocks)
-    pool = BlockPool(num_blocks, prefix_caching=settings.enable_prefix_caching, on_evicted=on_evicted)
+    if memory.give_memory is not None and draft_blocks:
+        memory.give_memory(num_blocks, memory.num_blocks)
+    pool = BlockPool(
+        num_blocks,
+        prefix_caching=settings.enable_prefix_caching,
+        on_evicted=on_evicted,
+        give_memory=memory.give_memory,
+    )
+    pool.grow(_FIRST_BYTES // memory.layout.block_bytes + 1)
     limits = SchedulerLimits(
         settings.block_size,
         settings.max_num_seqs,

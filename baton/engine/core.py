@@ -44,6 +44,9 @@ from baton.wire.prompt import Prompt
 from baton.wire.request_key import RequestKey
 from baton.wire.sampling import DecodingParams
 
+_GROWING_BLOCKS = 2
+"""At once: it takes some milliseconds, for which a request that comes waits."""
+
 
 def watch_nothing(step: Step) -> None:
     """A `StepWatch` for callers that do not follow layers."""
@@ -207,6 +210,10 @@ class EngineCore:
             if output.has_left:
                 self._retire(output)
         return outputs + self._scheduler.take_lost()
+
+    def grow(self) -> bool:
+        """Give a little more of the pool its memory, while there is nothing else to do. False when all of it has."""
+        return self._pool.grow(_GROWING_BLOCKS)
 
     def is_live(self, key: RequestKey) -> bool:
         """Whether there is a request or a fork of that key that has not left."""

@@ -147,6 +147,7 @@ class EngineLoop:
         self._stopper = stopper
         self._could_step = False
         self._awaits_readiness = False
+        self._grows = False
         self._is_leaving = False
         self._poller = zmq.Poller()
         for source in (*routers.sockets, stopper.wakeup, *leg.wait_on()):
@@ -171,6 +172,8 @@ class EngineLoop:
         """The seconds that the next round may wait if nothing comes."""
         if self._could_step:
             return max(0.0, self._rests_until_s - self._clock())
+        if self._grows:
+            return 0.0
         return _READINESS_TICK_S if self._awaits_readiness else _TICK_S
 
     def turn(self) -> bool:
@@ -187,6 +190,7 @@ class EngineLoop:
         self._report_cache()
         if self._routers.owe_pong:
             self._routers.answer_pings(self._leg.live_keys(), self._core.uncomputed_prompts())
+        self._grows = not self._core.has_work and self._core.grow()
         self._heartbeat.publish(self._clock(), self._core.status())
         if self._stopper.is_asked and not self._is_leaving:
             self._is_leaving = True

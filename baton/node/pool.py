@@ -64,7 +64,7 @@ class NodePool:
             load_plugged(settings.kv_transport),
         )
         has_ranks = settings.num_ranks > 1 and not settings.divides_pool
-        self._memory = PoolMemory(self._transports, use, allocate_private, is_shared=has_ranks)
+        self._memory = PoolMemory(self._transports, use, allocate_private, has_ranks, reserved_bytes=0)
         self._opened = ExitStack()
         self._opened.callback(self._memory.close)
         self.ranks = open_ranks(settings, role, link_settings.cluster_key, self._opened.callback)

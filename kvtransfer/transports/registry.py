@@ -101,13 +101,15 @@ class PoolMemory:
     """The memory of one node's pool: a shared segment where a transport needs one, private memory otherwise.
 
     `role` is `SENDER` or `RECEIVER`; `allocate_private` is how the node allocates memory that nobody shares.
-    `is_shared`: processes of the node itself share it, whatever the transports need.
+    `is_shared`: processes of the node itself share it, whatever the transports need. `reserved_bytes`: of a segment,
+    see there.
     """
 
     settings: TransportSettings
     role: str
     allocate_private: Callable[[int], Blocks] = _allocate_plain
     is_shared: bool = False
+    reserved_bytes: int | None = None
     segment: Segment | None = None
 
     def allocate(self, num_bytes: int) -> Blocks:
@@ -117,7 +119,7 @@ class PoolMemory:
             return self.allocate_private(num_bytes)
         try:
             sweep_orphans()
-            self.segment = Segment(num_bytes)
+            self.segment = Segment(num_bytes, self.reserved_bytes)
         except OSError as error:
             reason = f"no shared memory for a pool of {num_bytes / 2**30:.2f} GiB in /dev/shm ({error.strerror})"
             if self.is_shared:

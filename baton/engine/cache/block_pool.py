@@ -11,8 +11,12 @@ Neighbouring blocks move between nodes as one run. An allocation of several ther
 for eviction than it needs (never beyond the oldest quarter of the free list) and takes those that lie together: in the
 steady churn of 1,024 blocks a prompt of 26 comes in 2 runs, where eviction order alone makes it 20.
 
+Blocks may get their memory late: those from `num_given` on have none yet. They are free, and join the free list in the
+order of their ids: when an allocation would have to evict without them, or when there is time (`grow`).
+
 Invariants (checked by `check`):
 - free + cached + held == num_blocks, where cached means on the free list with a hash;
+- a block without memory has never had an owner;
 - a hash leads to exactly one block and that block carries the hash;
 - the generation of a block rises each time it is allocated, so (block id, generation) names one use of it.
 """
@@ -37,6 +41,8 @@ BlockTable: TypeAlias = "array[int]"
 OnEvicted: TypeAlias = "Callable[[Sequence[tuple[int, bytes]]], None]"
 """Called once for an allocation that evicts, with each block and its hash: nobody finds it from now on, and its new
 owner has not written into it yet."""
+GiveMemory: TypeAlias = "Callable[[int, int], None]"
+"""Called with the first of some neighbouring blocks and the one behind the last, before anybody owns them."""
 
 
 class NoFreeBlocks(Overloaded):
@@ -79,17 +85,26 @@ def _in_fewest_runs(candidates: Sequence[int], count: int) -> list[int]:
 
 
 class BlockPool:
-    """Hands out, shares and takes back blocks 0 .. num_blocks - 1."""
+    """Hands out, shares and takes back blocks 0 .. num_blocks - 1. `give_memory`: None: all have theirs."""
 
-    def __init__(self, num_blocks: int, *, prefix_caching: bool = True, on_evicted: OnEvicted | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        prefix_caching: bool = True,
+        on_evicted: OnEvicted | None = None,
+        give_memory: GiveMemory | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
+        self.num_given = num_blocks if give_memory is None else 0
         self.prefix_caching = prefix_caching
+        self._give_memory = give_memory
         self._on_evicted = on_evicted
         self._references = [0] * num_blocks
         self._generations = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._is_reused = bytearray(num_blocks)
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(self.num_given))
         self._index: dict[bytes, int] = {}
         self._num_cached = 0
         self._stored: dict[bytes, None] = {}
@@ -98,7 +113,7 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks an allocation can take: free ones and cached ones without an owner."""
-        return len(self._free)
+        return len(self._free) + self.num_blocks - self.num_given
 
     @property
     def num_cached(self) -> int:
@@ -108,17 +123,30 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks without an owner and without cached content."""
-        return len(self._free) - self._num_cached
+        return self.num_available - self._num_cached
 
     @property
     def num_held(self) -> int:
         """Blocks with at least one owner."""
-        return self.num_blocks - len(self._free)
+        return self.num_given - len(self._free)
+
+    def grow(self, count: int) -> bool:
+        """Give `count` more blocks memory, or as many as have none. Whether there were any."""
+        first, end = self.num_given, min(self.num_given + count, self.num_blocks)
+        if self._give_memory is None or first >= end:
+            return False
+        self._give_memory(first, end)
+        self.num_given = end
+        for block_id in reversed(range(first, end)):
+            self._free[block_id] = None
+            self._free.move_to_end(block_id, last=False)
+        return True
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks, evicting among the least recently used. Raises `NoFreeBlocks`, taking nothing."""
-        if count > len(self._free):
-            raise NoFreeBlocks(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} available")
+        if count > self.num_available:
+            raise NoFreeBlocks(f"{count} blocks wanted, {self.num_available} of {self.num_blocks} available")
+        self.grow(count - len(self._free) + self._num_cached)
         num_candidates = max(count, min(2 * count + _MAX_EXTRA, len(self._free) // 4)) if count > 1 else count
         taken = _in_fewest_runs(sorted(islice(self._free, num_candidates)), count)
         if self._on_evicted is not None:
@@ -186,7 +214,7 @@ class BlockPool:
 
     def num_available_beside(self, block_ids: Iterable[int]) -> int:
         """Blocks an allocation could take after `share(block_ids)`."""
-        return len(self._free) - sum(1 for block_id in block_ids if self._references[block_id] == 0)
+        return self.num_available - sum(1 for block_id in block_ids if self._references[block_id] == 0)
 
     def published_hashes(self) -> list[bytes]:
         """Every findable hash: the snapshot a router starts from."""
@@ -213,7 +241,8 @@ class BlockPool:
         for block_id, references in enumerate(self._references):
             if owners is not None and references != owners.get(block_id, 0):
                 raise RuntimeError(f"block {block_id} has {owners.get(block_id, 0)} owners, {references} are counted")
-            if references < 0 or (references == 0) != (block_id in self._free):
+            is_free = references == 0 and block_id < self.num_given
+            if references < 0 or is_free != (block_id in self._free) or (references and block_id >= self.num_given):
                 raise RuntimeError(f"block {block_id}: {references} references, on free list: {block_id in self._free}")
             block_hash = self._hashes[block_id]
             if block_hash is not None and self._index.get(block_hash) != block_id:

@@ -13,13 +13,14 @@ import os
 from collections.abc import Callable
 from ctypes import CDLL, c_size_t, c_void_p
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton.device.base import Device
+from baton.device.base import Device, DeviceFailed
 from baton.engine.attention.paged_kv import PagedKv
 from baton.engine.models.decoder import TORCH_DTYPES
 from baton.engine.models.shard import WHOLE, Shard
@@ -50,6 +51,7 @@ class KvMemory:
     """`num_blocks` blocks of `layout`.
 
     `blocks`: [B, block_bytes] uint8, what transfers read and write: an array of the host, or a tensor of a device.
+    `give_memory`: has the system give all pages of the blocks from one to before another; None: they have them.
     `paged`: what attention reads and writes. Same bytes; with a `spare_block` it has that one block more, which belongs
     to no request and is never transferred: padding rows of recorded steps use it. `descriptor`: an open file by which
     other processes of this node map the same memory; None: it is private. `shard`: what of each block lies here, and in
@@ -63,6 +65,7 @@ class KvMemory:
     spare_block: int | None = None
     descriptor: int | None = None
     shard: Shard = WHOLE
+    give_memory: Callable[[int, int], None] | None = None
 
     @property
     def is_divided(self) -> bool:
@@ -84,13 +87,25 @@ def host_kv_memory(
     own: KvLayout | None = None,
     shard: Shard = WHOLE,
 ) -> KvMemory:
-    """KV in host memory that `allocate` gives. `own`: what the model stores of it here, see `PagedKv`."""
+    """KV in host memory that `allocate` gives, whose pages come with `give_memory`. `own`: what the model stores of it
+    here, see `PagedKv`."""
     region = allocate(num_blocks * layout.block_bytes)
     memory, descriptor = (region.array, region.descriptor) if isinstance(region, SharedRegion) else (region, None)
-    _populate(memory)
     blocks: ByteArray = memory.reshape(num_blocks, layout.block_bytes)
     paged = _part(_paged(torch.from_numpy(memory), layout), own or layout, shard)
-    return KvMemory(layout, num_blocks, blocks, paged, descriptor=descriptor)
+    give = partial(_give, blocks, descriptor)
+    return KvMemory(layout, num_blocks, blocks, paged, descriptor=descriptor, give_memory=give)
+
+
+def _give(blocks: ByteArray, descriptor: int | None, first: int, end: int) -> None:
+    """Raises `DeviceFailed` when the system has no more memory for what processes share: touching it would end this
+    one."""
+    if descriptor is not None:
+        try:
+            os.posix_fallocate(descriptor, first * blocks.shape[1], (end - first) * blocks.shape[1])
+        except OSError as error:
+            raise DeviceFailed(f"no shared memory for more of the KV pool ({error.strerror})") from None
+    _populate(blocks[first:end].reshape(-1))
 
 
 def own_kv_memory(layout: KvLayout, own: KvLayout, shard: Shard, num_blocks: int, device: Device) -> KvMemory:
@@ -108,10 +123,11 @@ def own_kv_memory(layout: KvLayout, own: KvLayout, shard: Shard, num_blocks: int
 
 
 def _populate(memory: ByteArray) -> None:
-    """Have the system give all pages now: a cold one costs ten times a warm one, and the first requests would pay."""
+    """Have the system give all pages now: a cold one costs ten times a warm one, and the first step would pay."""
+    begin, end = memory.ctypes.data // _PAGE_BYTES * _PAGE_BYTES, memory.ctypes.data + memory.nbytes
     try:
         # page by page, as it is done where the system has no such call, a segment takes two to three times as long
-        has_all = CDLL(None).madvise(c_void_p(memory.ctypes.data), c_size_t(memory.nbytes), _MADV_POPULATE_WRITE) == 0
+        has_all = CDLL(None).madvise(c_void_p(begin), c_size_t(end - begin), _MADV_POPULATE_WRITE) == 0
     except AttributeError:
         has_all = False
     if not has_all:

@@ -84,7 +84,7 @@ class ShmSender:
 
     def push(self, key: RequestKey, moves: Sequence[Move]) -> bool:
         """Copy the blocks into the receiver's memory; they are there when it returns. True. Raises `TransferFailed`."""
-        self._mapping.require_whole()
+        self._require_memory(moves)
         for run in coalesce([move.source for move in moves], [move.target for move in moves], len(moves)):
             np.copyto(
                 self._target[run.target : run.target + run.count], self._blocks[run.source : run.source + run.count]
@@ -93,12 +93,16 @@ class ShmSender:
 
     def push_part(self, key: RequestKey, moves: Sequence[Move], begin_byte: int, end_byte: int) -> None:
         """Copy bytes `begin_byte` .. `end_byte - 1` of each block to the receiver's memory. Raises `TransferFailed`."""
-        self._mapping.require_whole()
+        self._require_memory(moves)
         for run in coalesce([move.source for move in moves], [move.target for move in moves], len(moves)):
             np.copyto(
                 self._target[run.target : run.target + run.count, begin_byte:end_byte],
                 self._blocks[run.source : run.source + run.count, begin_byte:end_byte],
             )
+
+    def _require_memory(self, moves: Sequence[Move]) -> None:
+        """Blocks of a pool get their memory in order."""
+        self._mapping.require_whole((max(move.target for move in moves) + 1) * self._blocks.shape[1])
 
     def poll(self) -> None:
         """Do nothing: no push is ever in flight."""

@@ -78,8 +78,8 @@ class PeerRing:
         return self._mapping.has_lost_its_owner()
 
     def require_whole(self) -> None:
-        """Raise `TransferFailed` when the ring does not have its size any more."""
-        self._mapping.require_whole()
+        """Raise `TransferFailed` when the ring does not have its size any more, or has holes."""
+        self._mapping.require_whole(self.shape.num_bytes)
 
     def close(self) -> None:
         """Unmap the ring. The mapping ends with its last reference: the caller may still hold a slot."""

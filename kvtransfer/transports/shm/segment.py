@@ -1,7 +1,7 @@
 """Shared-memory segments: memory in /dev/shm that processes of one host map by name or by descriptor.
 
-Owns the segments of this process: random names, mode 0600, space reserved before use (a full tmpfs is an error at
-start, not a SIGBUS later), locked by their owner for as long as it lives. The lock is how a later start recognises and
+Owns the segments of this process: random names, mode 0600, space reserved before use (a full tmpfs is an error, not a
+SIGBUS), locked by their owner for as long as it lives. The lock is how a later start recognises and
 sweeps the segment of a process that was killed: process ids can be reused, a lock cannot outlive its holder.
 
 `Mapping` is a segment of another process. Its name comes from a peer: it must look like one of ours, and whatever it
@@ -34,16 +34,20 @@ _STAT_BLOCK_BYTES = 512
 
 
 class Segment:
-    """A shared-memory segment of this process; `array` is its memory, [num_bytes] uint8.
+    """A shared-memory segment of this process; `array` is its memory, [num_bytes] uint8. `reserved_bytes`: at its
+    beginning; space for the rest is reserved by who uses it, in order. None: for all of it.
 
     Raises `OSError` when /dev/shm is missing or has no room for it.
     """
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, reserved_bytes: int | None = None) -> None:
         self.name, self._descriptor = _create_locked()
         self._path = FOLDER / self.name
         try:
-            os.posix_fallocate(self._descriptor, 0, num_bytes)
+            _require_room(num_bytes)
+            os.truncate(self._descriptor, num_bytes)
+            if reserved := num_bytes if reserved_bytes is None else reserved_bytes:
+                os.posix_fallocate(self._descriptor, 0, reserved)
             self._map = mmap.mmap(self._descriptor, num_bytes)
         except BaseException:
             self.close()
@@ -79,7 +83,7 @@ class Mapping:
             found = os.fstat(self._descriptor)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
                 raise TransferFailed("the peer's segment is not a segment of this user")
-            self.require_whole()
+            self.require_whole(0)
             self.array = np.frombuffer(mmap.mmap(self._descriptor, num_bytes), dtype=np.uint8)
         except (OSError, ValueError, OverflowError) as error:
             self.close()
@@ -89,13 +93,13 @@ class Mapping:
             self.close()
             raise
 
-    def require_whole(self) -> None:
-        """Raise `TransferFailed` when the segment does not have its size, or has holes, for which there may be no
-        memory."""
+    def require_whole(self, num_bytes: int) -> None:
+        """Raise `TransferFailed` when the segment does not have its size, or so much of its beginning has holes, for
+        which there may be no memory."""
         found = os.fstat(self._descriptor)
         if found.st_size != self._num_bytes:
             raise TransferFailed(f"the peer's segment has {found.st_size} bytes, not {self._num_bytes}")
-        if found.st_blocks * _STAT_BLOCK_BYTES < self._num_bytes:
+        if found.st_blocks * _STAT_BLOCK_BYTES < num_bytes:
             raise TransferFailed("the peer's segment has holes")
 
     def has_lost_its_owner(self) -> bool:
@@ -113,6 +117,13 @@ class Mapping:
         if self._descriptor >= 0:
             self._end()
             self._descriptor = -1
+
+
+def _require_room(num_bytes: int) -> None:
+    """Raise `OSError` when /dev/shm cannot hold so many bytes more."""
+    found = os.statvfs(FOLDER)
+    if found.f_blocks and found.f_bavail * found.f_frsize < num_bytes:  # 0 blocks: it has no limit of its own
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _create_locked() -> tuple[str, int]:

@@ -340,3 +340,54 @@ def test_findable_blocks_are_in_the_order_of_worth() -> None:
         pool.publish(block_id, block_hash(number))
     reused, others = pool.findable_blocks()
     assert (len(reused), len(others)) == (0, 8)
+
+
+class GrowingPool:
+    """A pool whose blocks get their memory late, and which have it."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.given: list[int] = []
+        self.pool = BlockPool(num_blocks, give_memory=lambda first, end: self.given.extend(range(first, end)))
+
+
+def test_blocks_get_their_memory_in_order_and_before_they_are_handed_out() -> None:
+    growing = GrowingPool(12)
+    pool = growing.pool
+    assert (pool.num_free, pool.num_available, pool.num_held) == (12, 12, 0)
+    assert pool.grow(2)
+    assert growing.given == [0, 1]
+    assert pool.allocate(3) == growing.given == [0, 1, 2]
+    assert (pool.num_free, pool.num_available, pool.num_held) == (9, 9, 3)
+    pool.release([0, 1, 2])
+    assert sorted(pool.allocate(2)) != growing.given == [0, 1, 2]
+    assert pool.num_available_beside([0, 1, 2]) == 9
+    pool.check()
+    assert pool.grow(100)
+    assert growing.given == list(range(12))
+    assert not pool.grow(1)
+    with pytest.raises(NoFreeBlocks):
+        pool.allocate(11)
+    assert len(pool.allocate(10)) == 10
+    pool.check()
+
+
+def test_a_block_gets_memory_before_a_cached_one_is_evicted() -> None:
+    pool = GrowingPool(4).pool
+    cached = pool.allocate(2)
+    for block_id in cached:
+        pool.publish(block_id, block_hash(block_id))
+    pool.release(cached)
+    assert (pool.num_cached, pool.num_free) == (2, 2)
+    assert pool.allocate(1) == [2]
+    assert pool.lookup([block_hash(0), block_hash(1)]) == [0, 1]
+    pool.allocate(2)
+    assert (pool.num_cached, pool.num_given) == (1, 4)
+    pool.check()
+
+
+def test_an_owner_of_a_block_without_memory_is_found() -> None:
+    pool = GrowingPool(4).pool
+    pool.allocate(2)
+    pool.num_given = 1
+    with pytest.raises(RuntimeError):
+        pool.check()

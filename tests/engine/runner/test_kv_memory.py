@@ -1,13 +1,22 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import os
 
 import numpy as np
 import pytest
 import torch
 
-from baton.engine.runner.kv_memory import allocate_private, device_kv_memory, host_kv_memory
+from baton.device.base import DeviceFailed
+from baton.engine.runner.kv_memory import (
+    ByteArray,
+    allocate_private,
+    allocate_shared,
+    device_kv_memory,
+    host_kv_memory,
+)
 from baton.wire.layout import DTYPE_BYTES, FP8_E4M3, KvLayout, LayerKv
 
 CPU = torch.device("cpu")
@@ -64,18 +73,41 @@ def test_bytes_copied_into_a_block_are_its_kv() -> None:
 
 
 @pytest.mark.parametrize("has_call", [True, False])
-def test_every_page_is_there_before_the_first_request(has_call: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_get_their_pages_when_they_are_given(has_call: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_call:
         monkeypatch.setattr("baton.engine.runner.kv_memory._MADV_POPULATE_WRITE", -1)
-    layout = mixed("float32")
-    memory = host_kv_memory(layout, 400, allocate_private)
+    memory = host_kv_memory(mixed("float32"), 400, allocate_shared)
     assert isinstance(memory.blocks, np.ndarray)
-    address = memory.blocks.ctypes.data
-    first, end = address // mmap.PAGESIZE * mmap.PAGESIZE, address + memory.blocks.nbytes
+    assert memory.give_memory is not None
+    assert memory.descriptor is not None
+    block_bytes = memory.layout.block_bytes
+    memory.blocks[99] = 7
+    memory.give_memory(100, 300)
+    assert not any(resident(memory.blocks[:98]))
+    assert all(resident(memory.blocks[100:300]))
+    assert not any(resident(memory.blocks[301 + mmap.PAGESIZE // block_bytes :]))
+    assert (memory.blocks[99] == 7).all()
+    assert 200 * block_bytes <= os.fstat(memory.descriptor).st_blocks * 512 < 220 * block_bytes
+
+
+def test_a_pool_without_room_for_more_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int, begin: int, num_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    memory = host_kv_memory(mixed("float32"), 4, allocate_shared)
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    assert memory.give_memory is not None
+    with pytest.raises(DeviceFailed, match="No space left"):
+        memory.give_memory(0, 4)
+
+
+def resident(blocks: ByteArray) -> list[bool]:
+    """Which pages of memory the system has given."""
+    address = blocks.ctypes.data
+    first, end = address // mmap.PAGESIZE * mmap.PAGESIZE, address + blocks.nbytes
     found = (ctypes.c_ubyte * -(-(end - first) // mmap.PAGESIZE))()
     assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(end - first), found) == 0
-    assert len(found) > 100
-    assert all(page & 1 for page in found)
+    return [bool(page & 1) for page in found]
 
 
 @pytest.mark.parametrize("dtype", PLAIN)

@@ -5,6 +5,7 @@ namespace BATON_LEVEL {
 namespace {
 
 #include "simd.h"
+#include "transpose.inl"
 #include "elementwise.inl"
 #include "argmax.inl"
 #include "sampling.inl"

@@ -56,20 +56,54 @@ BATON_INLINE void pack_output(T* panel, const T* weight, int64_t num_in, int64_t
         }
 }
 
+// kLanes rows become columns of words, from `offset` bytes of each row on. A row that is padding (NULL) has `padding`.
+BATON_INLINE void read_square(Words (&columns)[kLanes], const uint8_t* const* rows, int64_t offset, Words padding) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i)
+        columns[i] = rows[i] == nullptr ? padding : read_vector<Words>(rows[i] + offset);
+    transpose(columns);
+}
+
+// kLanes outputs, from `step` on as many steps as kLanes words of a row have. A word has one step or two.
+template <class T>
+BATON_INLINE void pack_square(T* panel, const uint8_t* const* rows, int64_t step) {
+    Words columns[kLanes];
+    read_square(columns, rows, step * Packing<T>::kInputs * int64_t{sizeof(T)}, Words{});
+    constexpr int kStepsOfWord = 4 / (Packing<T>::kInputs * sizeof(T));
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+        T* to = panel + (step + i * kStepsOfWord) * kStepElements<T>;
+        if constexpr (kStepsOfWord == 1) {
+            write_vector(to, columns[i]);
+        } else {
+            write_vector(to, __builtin_convertvector(columns[i] & 0xffff, Halves));
+            write_vector(to + kStepElements<T>, __builtin_convertvector(columns[i] >> 16, Halves));
+        }
+    }
+}
+
+// The rows of a panel of [num_out] rows, NULL for those that are padding.
+BATON_INLINE void rows_of_panel(const uint8_t* (&rows)[kPanelOutputs], const void* weight, int64_t panel, int64_t num_out,
+                                int64_t row_bytes) {
+    for (int64_t i = 0; i < kPanelOutputs; ++i) {
+        const int64_t row = panel * kPanelOutputs + i;
+        rows[i] = row < num_out ? static_cast<const uint8_t*>(weight) + row * row_bytes : nullptr;
+    }
+}
+
 template <class T>
 void pack_of(Pool& threads, const BatonPack& a) {
-    // Few enough steps that what they write stays in the first cache while output after output is filled in.
-    constexpr int64_t kStepsAtOnce = 32;
-    const int64_t steps = num_steps<T>(a.num_in);
+    constexpr int64_t kInputs = Packing<T>::kInputs, kStepsAtOnce = kLanes * 4 / (kInputs * sizeof(T));
+    const int64_t steps = num_steps<T>(a.num_in), whole = a.num_in / (kStepsAtOnce * kInputs) * kStepsAtOnce;
     threads.each(divided_up(a.num_out, kPanelOutputs), [&](int64_t tile, int) {
         T* panel = static_cast<T*>(a.packed) + tile * steps * kStepElements<T>;
-        for (int64_t first = 0; first < steps; first += kStepsAtOnce)
-            for (int64_t output = 0; output < kPanelOutputs; ++output) {
-                const int64_t row = tile * kPanelOutputs + output;
-                const T* weight = row < a.num_out ? static_cast<const T*>(a.weight) + row * a.weight_stride : nullptr;
-                pack_output(panel + output * Packing<T>::kInputs, weight, a.num_in, first,
-                            smaller(first + kStepsAtOnce, steps));
-            }
+        const uint8_t* rows[kPanelOutputs];
+        rows_of_panel(rows, a.weight, tile, a.num_out, a.weight_stride * int64_t{sizeof(T)});
+        for (int64_t step = 0; step < whole; step += kStepsAtOnce)
+            for (int64_t output = 0; output < kPanelOutputs; output += kLanes)
+                pack_square(panel + output * kInputs, rows + output, step);
+        for (int64_t output = 0; output < kPanelOutputs; ++output)
+            pack_output(panel + output * kInputs, reinterpret_cast<const T*>(rows[output]), a.num_in, whole, steps);
     });
 }
 

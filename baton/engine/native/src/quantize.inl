@@ -52,7 +52,7 @@ BATON_INLINE void read_groups(SmallGroups& groups, const T* from, int64_t count)
         Words rows[kLanes];
         for (int lane = 0; lane < kLanes; ++lane)
             rows[lane] = reinterpret_cast<Words>(load(from + (lane < count ? lane : count - 1) * kSmallGroup + first));
-        paged::transpose(rows);
+        transpose(rows);
         for (int i = 0; i < kLanes; ++i) groups.numbers[first + i] = reinterpret_cast<Floats>(rows[i]);
     }
 }

@@ -261,27 +261,90 @@ BATON_INLINE uint8_t code_at(const BatonQuantizedPack& a, int64_t output, int64_
     return (row[k / 2] >> (4 * (k % 2))) & 15;
 }
 
+// Codes of 4 bits lie in words as the processor reads them.
 template <class T, class Codes>
-BATON_INLINE void pack_group_codes(uint8_t* to, const BatonQuantizedPack& a, int64_t panel, int64_t first_input,
-                                   int64_t steps) {
+BATON_INLINE void rotate_step(uint8_t* to) {
+#if BATON_BF16_DOT
+    if constexpr (Codes::kBits == 4 && kIsDot<T>)
+        write_vector(to, _mm512_maskz_rol_epi32(0xffff, read_vector<__m512i>(to), Codes::kRotation));
+#endif
+}
+
+// One step, code by code.
+template <class T, class Codes>
+BATON_INLINE void pack_step(uint8_t* to, const BatonQuantizedPack& a, int64_t panel, int64_t first_input) {
     constexpr int64_t kInputs = Packing<T>::kInputs, kPartElements = kLanes * kInputs;
-    for (int64_t step = 0; step < steps; ++step, to += kStepElements<T> * Codes::kBits / 8) {
-        if constexpr (Codes::kBits == 4) __builtin_memset(to, 0, kStepElements<T> / 2);
-        for (int64_t element = 0; element < kStepElements<T>; ++element) {
-            const int64_t output = panel * kPanelOutputs + element / kInputs;
-            const uint8_t code = code_at<Codes>(a, output, first_input + step * kInputs + element % kInputs);
-            if constexpr (Codes::kBits == 8) {
-                to[Codes::template place<T>(element)] = Codes::template stored<T>(code);
+    if constexpr (Codes::kBits == 4) __builtin_memset(to, 0, kStepElements<T> / 2);
+    for (int64_t element = 0; element < kStepElements<T>; ++element) {
+        const int64_t output = panel * kPanelOutputs + element / kInputs;
+        const uint8_t code = code_at<Codes>(a, output, first_input + element % kInputs);
+        if constexpr (Codes::kBits == 8) {
+            to[Codes::template place<T>(element)] = Codes::template stored<T>(code);
+        } else {
+            const int64_t part = element / kPartElements, word = element % kPartElements;
+            to[word * 2 + part / 2] |= static_cast<uint8_t>(code << (4 * (part % 2)));
+        }
+    }
+    rotate_step<T, Codes>(to);
+}
+
+// One step of columns whose words have its codes in their lowest bits, a vector for each part of the panel.
+template <class T, class Codes>
+BATON_INLINE void pack_step(uint8_t* to, const Words (&codes)[kPanelVectors]) {
+    constexpr int64_t kInputs = Packing<T>::kInputs;
+    if constexpr (Codes::kBits == 8) {
+        typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+        uint8_t plain[kStepElements<T>];
+        for (int part = 0; part < kPanelVectors; ++part) {
+            if constexpr (kInputs == 2) {
+                write_vector(plain + part * 2 * kLanes, __builtin_convertvector(codes[part] & 0xffff, Halves));
             } else {
-                const int64_t part = element / kPartElements, word = element % kPartElements;
-                to[word * 2 + part / 2] |= static_cast<uint8_t>(code << (4 * (part % 2)));
+                write_vector(plain + part * kLanes, __builtin_convertvector(codes[part] & 0xff, Bytes));
             }
         }
-#if BATON_BF16_DOT
-        if constexpr (Codes::kBits == 4 && kIsDot<T>)
-            write_vector(to, _mm512_maskz_rol_epi32(0xffff, read_vector<__m512i>(to), Codes::kRotation));
-#endif
+        for (int64_t element = 0; element < kStepElements<T>; ++element)
+            plain[element] = Codes::template stored<T>(plain[element]);
+        constexpr int64_t kTogether = kIsDot<T> ? 8 : 1;  // neighbours that stay neighbours
+        for (int64_t element = 0; element < kStepElements<T>; element += kTogether)
+            __builtin_memcpy(to + Codes::template place<T>(element), plain + element, kTogether);
+    } else {
+        Words words = {};
+        for (int part = 0; part < kPanelVectors; ++part)
+            words |= ((codes[part] & 15) | ((codes[part] << 12) & 0xf0000)) << (4 * part);
+        if constexpr (kInputs == 2) {
+            write_vector(to, words);
+        } else {
+            write_vector(to, __builtin_convertvector(words & 0xffff, Halves));
+        }
+        rotate_step<T, Codes>(to);
     }
+}
+
+template <class T, class Codes>
+BATON_INLINE void pack_codes(uint8_t* panel_begin, const BatonQuantizedPack& a, const Grouping& g, int64_t panel) {
+    constexpr int64_t kInputs = Packing<T>::kInputs, kStepBits = kInputs * Codes::kBits, kStepsOfWord = 32 / kStepBits;
+    constexpr int64_t kStepsAtOnce = kLanes * kStepsOfWord;
+    const auto place = [&](int64_t step) {
+        return panel_begin + step / g.steps * g.group_bytes + step % g.steps * g.code_bytes;
+    };
+    const bool are_in_order = a.group_size % kInputs == 0;  // else a group ends within a step
+    const int64_t whole = are_in_order ? a.num_in / (kStepsAtOnce * kInputs) * kStepsAtOnce : 0;
+    const uint8_t* rows[kPanelOutputs];
+    rows_of_panel(rows, a.codes, panel, a.num_out, a.codes_stride);
+    const Words padding = Words{} + (Codes::kBits == 8 ? 0x01010101u : 0x11111111u) * Codes::kZero;
+    for (int64_t first = 0; first < whole; first += kStepsAtOnce) {
+        Words columns[kPanelVectors][kLanes];
+        for (int part = 0; part < kPanelVectors; ++part)
+            read_square(columns[part], rows + part * kLanes, first * kStepBits / 8, padding);
+        for (int64_t i = 0; i < kStepsAtOnce; ++i) {
+            Words codes[kPanelVectors];
+            for (int part = 0; part < kPanelVectors; ++part)
+                codes[part] = columns[part][i / kStepsOfWord] >> (i % kStepsOfWord * kStepBits);
+            pack_step<T, Codes>(place(first + i), codes);
+        }
+    }
+    for (int64_t step = whole; step < g.num_groups * g.steps; ++step)
+        pack_step<T, Codes>(place(step), a, panel, step / g.steps * a.group_size + step % g.steps * kInputs);
 }
 
 BATON_INLINE void pack_scales(uint8_t* to, const float* values, const BatonQuantizedPack& a, int64_t panel,
@@ -302,9 +365,9 @@ void quantized_pack_of(Pool& threads, const BatonQuantizedPack& a) {
     const Grouping g = grouping<T, Codes>(a.num_in, a.group_size, a.scale_dtype, a.offsets != nullptr);
     threads.each(divided_up(a.num_out, kPanelOutputs), [&](int64_t panel, int) {
         uint8_t* to = static_cast<uint8_t*>(a.packed) + panel * g.panel_bytes();
+        pack_codes<T, Codes>(to, a, g, panel);
         for (int64_t group = 0; group < g.num_groups; ++group, to += g.group_bytes) {
             uint8_t* scales = to + g.steps * g.code_bytes;
-            pack_group_codes<T, Codes>(to, a, panel, group * a.group_size, g.steps);
             pack_scales(scales, static_cast<const float*>(a.scales), a, panel, group, g.num_groups);
             if (a.offsets != nullptr)
                 pack_scales(scales + g.scale_bytes, static_cast<const float*>(a.offsets), a, panel, group,

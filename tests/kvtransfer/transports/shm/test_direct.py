@@ -100,11 +100,17 @@ def test_a_segment_that_was_cut_off_after_it_was_mapped_is_not_touched(segment: 
     sender.close()
 
 
-def test_a_segment_with_holes_is_refused(planted: Path, source: Blocks) -> None:
-    planted.touch(0o600)
-    os.truncate(planted, 64 * BLOCK_BYTES)  # without memory: where there is none left, a write would end the process
+def test_nothing_is_written_into_holes_of_a_segment(source: Blocks) -> None:
+    segment = Segment(64 * BLOCK_BYTES, 4096)  # where there is no memory left, a write to the rest would end the process
+    sender = ShmSender(Endpoint("shm", segment.name), source, 64)
+    num_reserved = 4096 // BLOCK_BYTES
+    assert sender.push(key_of(1), [Move(0, 0, num_reserved - 1, 1)])
     with pytest.raises(TransferFailed, match="has holes"):
-        ShmSender(Endpoint("shm", planted.name), source, 64)
+        sender.push(key_of(1), [Move(0, 0, 0, 1), Move(1, 1, num_reserved, 1)])
+    with pytest.raises(TransferFailed, match="has holes"):
+        sender.push_part(key_of(1), [Move(0, 0, num_reserved, 1)], 0, 64)
+    sender.close()
+    segment.close()
 
 
 @pytest.mark.parametrize("kind", ["fifo", "of another user"])
