@@ -64,10 +64,7 @@ class Doors(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Run a router and its nodes until a signal; returns the exit status. Raises `BatonError` when one cannot start."""
-    deployment = resolve_serve(arguments, os.environ)
-    if deployment.serve.prefill is None and not deployment.num_prefill:
-        Console(sys.stderr).log("serve", "one node does everything, in steps that keep to the goals (--prefill 1: two)")
-    return run(deployment, os.environ)
+    return run(resolve_serve(arguments, os.environ), os.environ)
 
 
 def run(deployment: Deployment, environment: Mapping[str, str]) -> int:
@@ -77,6 +74,8 @@ def run(deployment: Deployment, environment: Mapping[str, str]) -> int:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-"))
         doors = _open_doors(deployment, stack)
+        if deployment.layout.reason:
+            Console(sys.stderr).log("serve", deployment.layout.reason)
         shares = placements(deployment)
         supervisor = Supervisor(
             child_specs(

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from baton.engine.settings import RANKS_OR_SAME
+from baton.launch.layout import Layout, asked_layout, chosen_layout
 from baton.launch.placement import find_devices
 from baton.node.settings import MAX_ROUTERS, NodeSettings
 from baton.router.settings import RouterSettings
@@ -56,11 +57,11 @@ class ServeSettings:
 
     prefill: int | None = setting(
         None,
-        "number of prefill nodes; 0: decode nodes compute the prompts too; none: 1, but 0 with --goal-tpot-ms where "
-        "all nodes would share one device (the CPU, or one GPU)",
+        "number of prefill nodes; 0: decode nodes compute the prompts too; none: 1, but 0 where nothing else asks for "
+        "two nodes and they would share one device (the CPU, or one GPU)",
         allowed=Range(0, MAX_NODES),
     )
-    decode: int = setting(1, "number of decode nodes", allowed=Range(1, MAX_NODES))
+    decode: int | None = setting(None, "number of decode nodes; none: 1", allowed=Range(1, MAX_NODES))
     mixed: bool = _layout(False, "nodes that do any leg: --prefill and --decode are then what they prefer")
     prefill_tensor_parallel_size: int = _ranks(
         0, "ranks of each prefill node; 0: --tensor-parallel-size", allowed=RANKS_OR_SAME
@@ -90,19 +91,19 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """All settings of a `baton serve`, one value per program; and how many prefill nodes there are."""
+    """All settings of a `baton serve`, one value per program; and how many nodes there are."""
 
     serve: ServeSettings
     router: RouterSettings
     prefill: NodeSettings
     decode: NodeSettings
-    num_prefill: int
+    layout: Layout
 
     @property
     def node_names(self) -> list[NodeName]:
         """All nodes, prefill nodes first."""
-        prefill = node_names(PREFILL, self.num_prefill, self.prefill.data_parallel_size)
-        return prefill + node_names(DECODE, self.serve.decode, self.decode.data_parallel_size)
+        prefill = node_names(PREFILL, self.layout.num_prefill, self.prefill.data_parallel_size)
+        return prefill + node_names(DECODE, self.layout.num_decode, self.decode.data_parallel_size)
 
 
 class NodeName(NamedTuple):
@@ -151,30 +152,32 @@ def resolve_serve(arguments: Sequence[str], environment: Mapping[str, str]) -> D
     router = _complete(RouterSettings, resolve(router_part, flags, environment))
     prefill = with_ranks(prefill, serve.prefill_tensor_parallel_size, serve.prefill_pipeline_parallel_size)
     decode = with_ranks(decode, serve.decode_tensor_parallel_size, serve.decode_pipeline_parallel_size)
-    num_prefill = _num_prefill(serve, router, decode, environment)
-    if num_prefill:
+    layout = _layout_of(serve, prefill, decode, environment)
+    if layout.num_prefill:
         require_same_sums(prefill, decode)
-    if num_prefill or serve.decode > 1 or serve.mixed or router.refuse_late:
+    if layout.num_prefill or layout.num_decode > 1 or serve.mixed or router.refuse_late:
         # late prompts have another place to go to, or are refused: the goal between tokens need not be given up
         prefill = dataclasses.replace(prefill, goal_ttft_ms=0.0)
         decode = dataclasses.replace(decode, goal_ttft_ms=0.0)
     if {router.prefill_policy, router.decode_policy} != {"prefix"}:  # its router never asks for any
         prefill = dataclasses.replace(prefill, enable_prefix_pulls=False)
         decode = dataclasses.replace(decode, enable_prefix_pulls=False)
-    return Deployment(serve, router, prefill, decode, num_prefill)
+    return Deployment(serve, router, prefill, decode, layout)
 
 
-def _num_prefill(
-    serve: ServeSettings, router: RouterSettings, decode: NodeSettings, environment: Mapping[str, str]
-) -> int:
-    """Two nodes of one device take it from each other. Where goals bound the steps, a single node with all of it keeps
-    streams going while it computes prompts, and has both the sooner."""
-    if serve.prefill is not None:
-        return serve.prefill
-    is_cpu_or_named = decode.device != "auto" and decode.device != "cuda"
-    has_one_device = is_cpu_or_named or len(find_devices(environment)) <= 1
-    is_single = serve.decode == 1 and decode.data_parallel_size == 1
-    return 0 if router.goal_tpot_ms and has_one_device and is_single and not serve.mixed else 1
+def _layout_of(
+    serve: ServeSettings, prefill: NodeSettings, decode: NodeSettings, environment: Mapping[str, str]
+) -> Layout:
+    ranks_of_roles = (
+        serve.prefill_tensor_parallel_size,
+        serve.decode_tensor_parallel_size,
+        serve.prefill_pipeline_parallel_size,
+        serve.decode_pipeline_parallel_size,
+    )
+    has_counts = serve.prefill is not None or serve.decode is not None
+    if has_counts or serve.mixed or decode.data_parallel_size > 1 or any(ranks_of_roles):
+        return asked_layout(serve.prefill, serve.decode)
+    return chosen_layout(prefill, decode, find_devices(environment))
 
 
 def settings_from_table(

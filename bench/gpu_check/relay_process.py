@@ -76,7 +76,7 @@ def exposed_rows(setup: Setup, _: str) -> Iterator[Row]:
     """What is left of the handoff of a long prompt when the prompt is computed, one prompt after the other."""
     num_tokens, num_rounds = (8192, 7) if setup.is_gpu else (96, 2)
     model = setup.model("8B")
-    flags = ["--load-format", "dummy", "--max-model-len", str(num_tokens + 64), "--max-num-seqs", "4"]
+    flags = ["--prefill=1", "--load-format=dummy", "--max-model-len", str(num_tokens + 64), "--max-num-seqs=4"]
     flags += ["--num-blocks", str(4 * -(-(num_tokens + 64) // BLOCK_SIZE)), "--local-prefill-tokens", "0"]
     with tempfile.TemporaryDirectory(prefix="baton-gpu-check-") as folder:
         served = ("baton", "serve", str(write_model(Path(folder), model)), "--device", setup.device, *flags)

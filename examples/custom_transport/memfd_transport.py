@@ -1,7 +1,7 @@
 """A transport of another package, for nodes of one Linux host and user: files in memory go over a Unix socket.
 
     pip install ./examples/custom_transport
-    baton serve --kv-transport memfd
+    baton serve --prefill 1 --kv-transport memfd
 
 A push is one datagram: a header, and the descriptor of a file in memory with the bytes of its blocks. So it comes whole
 or not at all, and the sender's blocks are free when `push` returns. The receiver writes its pool itself, and only

@@ -77,7 +77,7 @@ def _named_program(text: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _relay(python: str) -> Iterator[str]:
-    command = [python, "-m", "baton", "serve", "--device=cpu", "--port=0"]
+    command = [python, "-m", "baton", "serve", "--device=cpu", "--prefill=1", "--port=0"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -44,7 +44,7 @@ NUM_TOKENS = 20
 LOGPROB_BOUND = 2e-3
 WORSE_THAN_TRANSFORMERS, SLACK = 3.0, 0.02
 FLAGS = ["--served-model-name", "tiny", "--local-prefill-tokens", "0", "--num-blocks", "256", "--max-num-seqs", "16"]
-FLAGS += ["--max-num-batched-tokens", "64", "--device", DEVICE]
+FLAGS += ["--prefill", "1", "--max-num-batched-tokens", "64", "--device", DEVICE]
 SHARE = ("--gpu-memory-utilization", "0.12") if IS_GPU else ()
 """A small part of the GPU: all relays run on it together."""
 

@@ -13,11 +13,13 @@ from baton.demo.location import checkpoint_path
 from baton.engine.native.loans import Lending
 from baton.launch.cli import main
 from baton.launch.key import write_role_keys
+from baton.launch.layout import ONE_NODE
 from baton.launch.placement import Placement
 from baton.launch.ports import ListeningPort
 from baton.launch.serve import Doors, announce, child_specs, lend_cores, placements, with_cluster_key, with_journal
 from baton.launch.settings import resolve_serve
 from baton.launch.supervised import ChildSpec
+from baton.launch.supervisor import Supervisor
 from baton.wire.errors import BatonError, InvalidSetting, ModelLoadError
 from baton.wire.keys import ROLES, KeyFile
 from tests.checkpoints import make_checkpoint
@@ -27,9 +29,10 @@ DOORS = [Doors("router", ListeningPort(8000, (5, 6)), ListeningPort(41000, (7,))
 
 
 def specs(*arguments: str, shares: list[Placement] | None = None) -> list[ChildSpec]:
+    """The programs of a prefill node and a decode node, unless `arguments` say otherwise."""
     environment = {"BATON_BLOCK_SIZE": "32", "BATON_PORT": "9", "HOME": "/root"}
     shares = shares or [Placement(1), Placement(1)]
-    return child_specs(resolve_serve(arguments, environment), DOORS, shares, environment)
+    return child_specs(resolve_serve(("--prefill=1", *arguments), environment), DOORS, shares, environment)
 
 
 def test_a_deployment_is_a_router_prefill_nodes_and_decode_nodes() -> None:
@@ -67,23 +70,6 @@ def test_with_data_parallelism_each_node_is_a_group() -> None:
 
 def test_without_prefill_nodes_there_are_decode_nodes_only() -> None:
     assert [spec.name for spec in specs("--prefill=0", shares=[Placement(2)])] == ["router", "decode-0"]
-
-
-@pytest.mark.parametrize(
-    ("words", "num_prefill"),
-    [
-        ("", 1),
-        ("--goal-ttft-ms=500", 1),  # steps are not bounded: one node would hold up streams for whole chunks
-        ("--goal-tpot-ms=25 --device=cpu", 0),
-        ("--goal-tpot-ms=25 --device=cuda:1", 0),
-        ("--goal-tpot-ms=25", 1),
-        ("--goal-tpot-ms=25 --device=cpu --prefill=1", 1),
-        ("--goal-tpot-ms=25 --device=cpu --decode=2", 1),
-        ("--goal-tpot-ms=25 --device=cpu --mixed", 1),
-    ],
-)
-def test_with_goals_a_device_is_not_divided_unless_somebody_asks_for_it(words: str, num_prefill: int) -> None:
-    assert resolve_serve(words.split(), {"CUDA_VISIBLE_DEVICES": "0,1"}).num_prefill == num_prefill
 
 
 @pytest.mark.parametrize(
@@ -169,7 +155,8 @@ def test_several_routers_share_the_port_for_clients_and_all_nodes() -> None:
         Doors("router-0", http, ListeningPort(41000, (7,)), ListeningPort(42000, (8,))),
         Doors("router-1", http, ListeningPort(41001, (9,)), ListeningPort(42001, (10,))),
     ]
-    first, second, *nodes = child_specs(resolve_serve(["--routers=2"], {}), doors, [Placement(1), Placement(1)], {})
+    deployment = resolve_serve(["--routers=2", "--prefill=1"], {})
+    first, second, *nodes = child_specs(deployment, doors, [Placement(1), Placement(1)], {})
     assert [(spec.name, spec.group, spec.stops_last) for spec in (first, second)] == [
         ("router-0", "router", True),
         ("router-1", "router", True),
@@ -187,7 +174,7 @@ def test_what_one_router_stores_in_its_memory_is_not_looked_for_at_another(
     flags: tuple[str, ...], is_off: bool
 ) -> None:
     port = ListeningPort(8000, (5,))
-    deployment = resolve_serve(list(flags), {})
+    deployment = resolve_serve(["--prefill=1", *flags], {})
     doors = [Doors(f"router-{number}", port, port, port) for number in range(deployment.serve.routers)]
     first, *_ = child_specs(deployment, doors, [Placement(1), Placement(1)], {})
     assert ("--responses-store-bytes=0" in first.arguments) is is_off
@@ -235,7 +222,7 @@ def test_a_router_with_files_to_reload_gets_sighup(flag: str) -> None:
 
 
 def test_every_program_gets_sighup_where_cluster_keys_may_change() -> None:
-    deployment = resolve_serve(["--cluster-key=mine"], {})
+    deployment = resolve_serve(["--cluster-key=mine", "--prefill=1"], {})
     found = child_specs(deployment, DOORS, [Placement(1), Placement(1)], {}, reloads_keys=True)
     assert [spec.reloads for spec in found] == [True] * 3
 
@@ -249,7 +236,7 @@ def test_each_node_gets_its_share_of_the_machine() -> None:
 
 
 def pinned_nodes(*arguments: str, cores: tuple[int, ...] = (0, 1)) -> list[Lending]:
-    deployment = resolve_serve(arguments, {})
+    deployment = resolve_serve(("--prefill=1", *arguments), {})
     shares = [Placement(1, (core,) if cores else ()) for core in cores or (0, 1)]
     with ExitStack() as stack:
         return lend_cores(deployment, shares, stack)
@@ -260,7 +247,7 @@ def test_nodes_with_cores_of_their_own_lend_them(monkeypatch: pytest.MonkeyPatch
     told = pinned_nodes()
     assert [each.guests for each in told] == [((1, 1),), ((0, 0),)]
     shares = [Placement(1, (0,)), Placement(1, (1,))]
-    _, prefill, decode = child_specs(resolve_serve([], {}), DOORS, shares, {}, core_loans=told)
+    _, prefill, decode = child_specs(resolve_serve(["--prefill=1"], {}), DOORS, shares, {}, core_loans=told)
     for spec, lending in ((prefill, told[0]), (decode, told[1])):
         assert f"--core-loans={lending}" in spec.arguments
         assert spec.inherited_fds == (lending.descriptor,)
@@ -316,9 +303,9 @@ def test_nodes_of_one_machine_share_its_memory() -> None:
 
 def test_an_accelerator_that_was_named_is_shared_by_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    named = placements(resolve_serve(["--device=cuda:1"], {}))
+    named = placements(resolve_serve(["--device=cuda:1", "--prefill=1"], {}))
     assert [(share.device, share.num_sharing) for share in named] == [("", 2), ("", 2)]
-    spread = placements(resolve_serve(["--device=cuda"], {}))
+    spread = placements(resolve_serve(["--device=cuda", "--prefill=1"], {}))
     assert [(share.device, share.num_sharing) for share in spread] == [("2", 1), ("3", 1)]
 
 
@@ -326,6 +313,15 @@ def test_an_accelerator_that_was_named_is_shared_by_all_nodes(monkeypatch: pytes
 def test_what_the_launcher_chooses_is_not_a_flag(flag: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         specs(flag)
+
+
+@pytest.mark.parametrize(("words", "is_said"), [([], True), (["--prefill=0"], False)])
+def test_a_layout_that_nobody_asked_for_is_said_with_its_reason(
+    words: list[str], is_said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Supervisor, "run", lambda *_: 0)
+    assert main(["serve", "--port=0", "--device=cpu", *words]) == 0
+    assert (ONE_NODE.reason in capsys.readouterr().err) == is_said
 
 
 @pytest.mark.parametrize(

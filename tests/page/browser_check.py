@@ -100,7 +100,7 @@ def check_deployment(browser: Browser, look: Look, model: str) -> None:
     port, key = free_port(), secrets.token_hex(16)
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "baton", "serve", *([model] if model else []), "--port", str(port)]
-    command += ["--kv-offloading-size", "0.05"]
+    command += ["--prefill", "1", "--kv-offloading-size", "0.05"]
     command += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}']
     with running(command, {KEY_VARIABLE: key}) as serve:
         until("the deployment", lambda: is_ready(url))

@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("file", type=Path)
     file: Path = parser.parse_args().file
     url = f"http://127.0.0.1:{(port := free_port())}"
-    command = [sys.executable, "-m", "baton", "serve", "--port", str(port), "--local-prefill-tokens", "0"]
+    command = [sys.executable, "-m", "baton", "serve", "--prefill=1", "--port", str(port), "--local-prefill-tokens=0"]
     with running(command) as server, browsing() as browser:
         until("a relay", lambda: is_ready(url))
         decode = child_of(psutil.Process(server.pid), "baton.decode_node")

@@ -28,9 +28,9 @@ AGENT_PAGE = ROOT / "docs" / "guides" / "tools_and_schemas.md"
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """A running `baton serve` on the demo model, with its KV in shared memory."""
-    flags = ("--device", "cpu", "--resumable-streams-s", "60", "--local-prefill-tokens", str(MAX_LOCAL_TOKENS))
-    with serving(tmp_path, *flags) as program:
+    """A running `baton serve --prefill 1` on the demo model, with its KV in shared memory."""
+    flags = ("--prefill", "1", "--device", "cpu", "--resumable-streams-s", "60")
+    with serving(tmp_path, *flags, "--local-prefill-tokens", str(MAX_LOCAL_TOKENS)) as program:
         yield program
 
 

@@ -32,7 +32,7 @@ from baton.engine.models.ops.choose import choose_ops
 from baton.engine.models.parameters import Parameter
 from baton.engine.models.parts.base import Part, PartSetup
 from baton.engine.models.parts.embedding import make_embedding, make_head
-from baton.engine.models.parts.layers import make_layer
+from baton.engine.models.parts.layers import PreNormLayer, make_layer
 from baton.engine.models.parts.norm import make_norm
 from baton.engine.models.quantization.base import UNQUANTIZED, Quantization
 from baton.engine.models.rope import ModelRotations, Rotations
@@ -143,6 +143,24 @@ class Decoder:
         if taps is not None:
             taps.pass_by(len(self._layers), residual, delta)
         return delta
+
+    def attend(self, residual: Tensor, rotations: Rotations, attention: Attention) -> Tensor:
+        """`run_layers` up to what the heads of the last layer find [T, Hq, D], without taps. Where it `is_recordable`."""
+        delta: Tensor | None = None
+        for layer in self._layers[:-1]:
+            delta = layer.forward(residual, delta, rotations, attention)
+        return self._last_layer.attend(residual, delta, rotations, attention)
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """The rest of `run_layers`, for any rows: `residual` [N, E], and what the heads of `attend` have found [N, Hq,
+        D] for them."""
+        return self._last_layer.finish(residual, attended)
+
+    @property
+    def _last_layer(self) -> PreNormLayer:
+        layer = self._layers[-1]
+        assert isinstance(layer, PreNormLayer)  # the kind that is recorded
+        return layer
 
     def tapped(self) -> list[Tensor]:
         """The residual streams [T, E] that the taps of the last `forward` have kept, in the order of the taps."""

@@ -1,6 +1,9 @@
 """A decoder's forward pass on a CPU as two recordings of kernel calls: from token ids through all layers, and from
 there to logits. A later stage begins with the residual stream in the place of token ids.
 
+Behind its attention the last layer matters only for rows that need logits. So the first recording ends there, and the
+second one computes the rest of that layer for these rows. For all rows a third one does, when somebody reads them.
+
 Owns what the recordings read and hand on: the residual stream, and tables of the rotation of each position. What
 `graphs.py` is for decode steps on a GPU, this is for all steps on a CPU; a host step has no padding, since a recording
 takes any number of tokens.
@@ -35,6 +38,8 @@ _NUM_NOTED = 2
 _NUM_COMPARED = 3
 _NEXT_POSITIONS = 256
 """How many rotations are computed at once: a few milliseconds."""
+_NOTHING_OF_A_STEP = BatonStep()
+"""For calls that know a step by the number of its rows alone."""
 _log = logging.getLogger(__name__)
 
 
@@ -48,13 +53,14 @@ class StepSizes:
 
 
 class RecordedLayers:
-    """The forward pass of `decoder` over the KV of `attention`. See `ForwardPass`."""
+    """The forward pass of `decoder` over the KV of `attention`. See `ForwardPass`. `rest`: of the last layer, for all
+    rows, where the recording ends before it."""
 
     def __init__(self, decoder: Decoder, attention: NativeAttention, kernels: Kernels, sizes: StepSizes) -> None:
         """Computes a small pass in block 0, which must not be in use."""
         self.head: RecordedHead | None = None
         self.kernels = kernels
-        self._decoder = decoder
+        self.decoder = decoder
         self._attention = attention
         self._embedded = decoder.lookup_table
         self.residual = torch.empty(sizes.max_tokens, decoder.config.hidden_size, dtype=decoder.dtype)
@@ -70,10 +76,19 @@ class RecordedLayers:
             if self._embedded is not None:
                 kernels.gather(gather_of(self.residual, self._embedded, TOKEN_IDS, token_ids))
             rotations = self._rotations.gather(kernels, positions)
-            delta = decoder.run_layers(residual, rotations, attention)
+            # all rows are read by a later stage and by taps; ranks add up their shares of the last layer
+            is_cut = decoder.has_head and not decoder.is_divided and self._taps is None
+            output = (decoder.attend if is_cut else decoder.run_layers)(residual, rotations, attention)
         decoder.taps = kept
-        self.recording = Recording(kernels, notes, delta, sizes.max_tokens)
-        self._rows, self._delta = FirstRows(self.residual), FirstRows(self.recording.output)
+        self.recording = Recording(kernels, notes, output, sizes.max_tokens)
+        self.rest = self._record_rest(residual, sizes.max_tokens) if is_cut else None
+        delta = self.recording.output if self.rest is None else self.rest.output
+        self._rows, self._delta = FirstRows(self.residual), FirstRows(delta)
+
+    def _record_rest(self, residual: Tensor, max_tokens: int) -> Recording:
+        with self.kernels.noting() as notes:
+            delta = self.decoder.finish(residual, self.recording.output[:_NUM_NOTED])
+        return Recording(self.kernels, notes, delta, max_tokens)
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> RecordedStream:
         """Replay the layers over these tokens."""
@@ -82,10 +97,15 @@ class RecordedLayers:
             raise RuntimeError(f"a step of {num_tokens} tokens; there is room for {self._rows.capacity}")
         residual = self._rows.of(num_tokens)
         if self._embedded is None:
-            residual.copy_(self._decoder.embed(token_ids, positions))
+            residual.copy_(self.decoder.embed(token_ids, positions))
         self._rotations.extend(self._attention.num_positions)
         self._attention.replay(self.recording, token_ids, positions)
-        return RecordedStream(self._decoder, self.head, residual, self._delta.of(num_tokens), self._taps)
+        return RecordedStream(self, residual, self._delta.of(num_tokens), self._taps)
+
+    def finish(self, num_tokens: int) -> None:
+        """Compute the rest of the last layer for all rows of the last step, which has so many."""
+        if self.rest is not None:
+            self.rest.replay(_NOTHING_OF_A_STEP, num_tokens)
 
     @property
     def needs_torch(self) -> bool:
@@ -189,19 +209,21 @@ class RotationTables:
 
 
 class RecordedHead:
-    """From the residual stream behind `layers` to the logits of rows that are due."""
+    """From where the recording of `layers` ends to the logits of rows that are due."""
 
-    def __init__(self, decoder: Decoder, kernels: Kernels, layers: RecordedLayers, max_rows: int) -> None:
+    def __init__(self, layers: RecordedLayers, max_rows: int) -> None:
         """Raises `LookupError` where logits do not come from a call of the kernels."""
+        kernels, decoder = layers.kernels, layers.decoder
         self._first = torch.arange(max_rows)
         self._step = BatonStep()
         rows = self._first[:_NUM_NOTED]
         with kernels.noting() as notes:
             gathered = []
-            for table in (layers.residual, layers.recording.output):
+            for table in (layers.residual, layers.recording.output.flatten(1)):
                 gathered.append(kernels.empty((_NUM_NOTED, table.shape[-1]), table.dtype))
                 kernels.gather(gather_of(gathered[-1], table, DUE, rows))
-            logits = decoder.head(gathered[0], gathered[1])
+            residual, found = gathered
+            logits = decoder.head(residual, found if layers.rest is None else decoder.finish(residual, found))
         self._recording = Recording(kernels, notes, logits, max_rows)
         self._logits = FirstRows(self._recording.output)
         self._count = 0
@@ -220,12 +242,10 @@ class RecordedHead:
 
 @dataclass(slots=True)
 class RecordedStream:
-    """The hidden states that recorded layers have computed. residual: [T, E]; delta: what the last layer adds to it,
-    until it `is_complete`. `taps`: what kept it between layers. `head`: computes logits of an incomplete one; None: the
-    decoder does, of a complete one."""
+    """The hidden states that `layers` have computed. residual: [T, E]; delta: what the last layer adds to it, until it
+    `is_complete`. `taps`: what kept it between layers."""
 
-    decoder: Decoder
-    head: RecordedHead | None
+    layers: RecordedLayers
     residual: Tensor
     delta: Tensor
     taps: RecordedTaps | None = None
@@ -234,6 +254,7 @@ class RecordedStream:
     def rows(self) -> Tensor:
         """The hidden states [T, E] of all tokens."""
         if not self.is_complete:
+            self.layers.finish(len(self.residual))
             self.residual.add_(self.delta)
             self.is_complete = True
         return self.residual
@@ -243,10 +264,11 @@ class RecordedStream:
         return () if self.taps is None else self.taps.streams(len(self.residual))
 
     def logits(self, due: DueRows) -> Tensor:
-        """The logits [N, V] of these tokens."""
-        if self.head is not None and not self.is_complete:
-            return self.head.logits(due)
-        return DecodedStream(self.decoder, self.rows()).logits(due)
+        """The logits [N, V] of these tokens: by the recorded head, if there is one, until the stream is complete."""
+        head = self.layers.head
+        if head is not None and not self.is_complete:
+            return head.logits(due)
+        return DecodedStream(self.layers.decoder, self.rows()).logits(due)
 
 
 @torch.inference_mode()
@@ -271,18 +293,17 @@ def record_layers(
         _log.warning("the forward pass is not recorded, and steps take longer: not all of it is calls of the kernels")
         return None
     if decoder.has_head and not decoder.is_divided:
-        _record_head(decoder, kernels, recorded, sizes, expected)
+        _record_head(recorded, sizes.max_rows, expected)
     return recorded
 
 
-def _record_head(
-    decoder: Decoder, kernels: Kernels, recorded: RecordedLayers, sizes: StepSizes, hidden: Tensor
-) -> None:
-    """Give `recorded` a recording of the head, where that computes what `decoder` computes. hidden: [T, E] behind all
+def _record_head(recorded: RecordedLayers, max_rows: int, hidden: Tensor) -> None:
+    """Give `recorded` a recording of the head, where that computes what the decoder computes. hidden: [T, E] behind all
     layers of the first tokens there are."""
+    decoder = recorded.decoder
     token_ids, positions = decoder.trial_inputs(len(hidden)), torch.arange(len(hidden))
     try:
-        recorded.head = RecordedHead(decoder, kernels, recorded, sizes.max_rows)
+        recorded.head = RecordedHead(recorded, max_rows)
     except LookupError as error:
         _log.info("the head is computed operation by operation: %s", error)
         return

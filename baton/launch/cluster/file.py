@@ -50,6 +50,7 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from baton.launch.layout import Layout
 from baton.launch.settings import (
     NODE_SETTINGS_CHOSEN,
     ROUTER_SETTINGS_CHOSEN,
@@ -173,7 +174,7 @@ class ClusterFile:
         )
         prefill = dataclasses.replace(self.prefill.settings, rank_machines=1)
         decode = dataclasses.replace(self.decode.settings, rank_machines=1)
-        return Deployment(serve, self.router, prefill, decode, self.prefill.count)
+        return Deployment(serve, self.router, prefill, decode, Layout(self.prefill.count, self.decode.count))
 
 
 def read_cluster_file(path: Path) -> tuple[ClusterFile, str]:

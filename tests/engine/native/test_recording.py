@@ -157,6 +157,18 @@ def test_logits_of_any_rows_are_those_of_the_decoder(tmp_path: Path, family: str
             assert torch.equal(stream.logits(due).to(expected.dtype), expected)
 
 
+@torch.inference_mode()
+def test_behind_its_attention_the_last_layer_computes_rows_that_are_due_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(tmp_path)
+    assert model.recorded is not None
+    last = torch.tensor([8])
+    expected = model.decoder.head(model.run(STEPS[0])[last], None)
+    monkeypatch.setattr(model.recorded, "finish", lambda num_tokens: pytest.fail(f"all {num_tokens} rows"))
+    assert torch.equal(model.recorded(*model.plan(STEPS[0])).logits(DueRows(1, last)), expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_table_that_the_head_has_packed_is_there_once(tmp_path: Path, dtype: str) -> None:
     model = model_of(tmp_path, dtype=dtype, tie=True)

@@ -17,6 +17,7 @@ from baton.launch.cluster.controller import Controller
 from baton.launch.cluster.file import ClusterFile
 from baton.launch.cluster.keeper import Secrets
 from baton.launch.cluster.loop import ControllerLoop
+from baton.launch.layout import Layout
 from baton.launch.settings import Deployment
 from baton.wire.errors import InvalidSetting
 from tests.launch.cluster.conformance import program
@@ -54,7 +55,7 @@ def test_with_local_this_machine_serves_each_group_at_its_count(
     monkeypatch.setattr(baton.launch.serve, "run", run)
     assert main(["cluster", "up", "--local", str(file)]) == 0
     ((deployment, environment),) = served
-    assert (deployment.num_prefill, deployment.serve.decode, deployment.router.goal_tpot_ms) == (1, 2, 30.0)
+    assert (deployment.layout, deployment.router.goal_tpot_ms) == (Layout(1, 2), 30.0)
     assert environment["HF_HOME"] == "/models"
     assert "decode: 2 nodes; on one machine their number stays as it is" in capsys.readouterr().err
 

@@ -9,6 +9,7 @@ import pytest
 
 from baton.launch.cluster.file import Scaling, parse_cluster_file, read_cluster_file
 from baton.launch.cluster.programs import Ports, node_program, router_program
+from baton.launch.layout import Layout
 from baton.wire.errors import InvalidSetting
 from baton.wire.messages.membership import DECODE
 from tests.system.harness import ROOT
@@ -28,7 +29,7 @@ def test_the_example_is_a_deployment_that_scales() -> None:
 
 def test_the_same_file_describes_one_machine() -> None:
     deployment = read_cluster_file(EXAMPLE)[0].on_one_machine()
-    assert (deployment.num_prefill, deployment.serve.decode) == (1, 1)
+    assert deployment.layout == Layout(1, 1)
     assert deployment.router.port == 8000
     assert deployment.decode.max_num_seqs == 32
     assert parse_cluster_file("[router]\ncount = 3", "it").on_one_machine().serve.routers == 3

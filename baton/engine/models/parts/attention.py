@@ -74,6 +74,10 @@ class GroupedQueryAttention:
 
     def __call__(self, x: Tensor, rotations: Rotations, attention: Attention) -> Tensor:
         """The attention's summand for the residual stream, [T, E] of x [T, E]."""
+        return self.project(self.attend(x, rotations, attention))
+
+    def attend(self, x: Tensor, rotations: Rotations, attention: Attention) -> Tensor:
+        """What each query head finds, [T, Hq, D] of x [T, E]."""
         num_tokens = x.shape[0]
         fused = self._qkv(x).view(num_tokens, *self._fused_shape)
         # q and k are neighbours in the fused output: norm and rotation take both in one call.
@@ -83,6 +87,10 @@ class GroupedQueryAttention:
         attended = attention.run(self._place, q, k, v)
         if unrotated.shape[1] > self._num_unrotated:
             attended = attended * unrotated[:, self._num_unrotated :].sigmoid()
+        return attended
+
+    def project(self, attended: Tensor) -> Tensor:
+        """The attention's summand for the residual stream, [T, E], of what the heads have found."""
         return self._o(attended.flatten(1))
 
     def parameters(self) -> Iterator[Parameter]:

@@ -118,6 +118,16 @@ class PreNormLayer:
         attended = self._attention(self._input_norm(residual, delta), rotations, attention)
         return self._mlp(self._mlp_norm(residual, attended))
 
+    def attend(self, residual: Tensor, delta: Tensor | None, rotations: Rotations, attention: Attention) -> Tensor:
+        """The first half of a plain layer: what its heads find [T, Hq, D]. `delta` is added to `residual`."""
+        assert isinstance(self._attention, GroupedQueryAttention)
+        return self._attention.attend(self._input_norm(residual, delta), rotations, attention)
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """The second half, of which each row depends on its own alone. See `forward`."""
+        assert isinstance(self._attention, GroupedQueryAttention)
+        return self._mlp(self._mlp_norm(residual, self._attention.project(attended)))
+
     def parts(self) -> tuple[Part, ...]:
         """Both norms, attention and MLP, in the order of computation."""
         return self._input_norm, self._attention, self._mlp_norm, self._mlp

@@ -7,7 +7,7 @@
 #include "linear_pack.inl"
 #include "linear_rows.inl"
 
-constexpr int64_t kStretchSteps = 256;
+constexpr int64_t kStretchSteps = 512;
 constexpr int64_t kMaxBlockRows = 192, kMinBlockRows = 24;
 // Multiplications of vectors in a tile: some 80 microseconds at one in each cycle.
 constexpr int64_t kMultipliesPerTile = 1 << 18;
