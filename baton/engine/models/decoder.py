@@ -249,6 +249,6 @@ class Decoder:
 
 def _is_plain(config: ModelConfig) -> bool:
     kinds = (config.block, config.norm, config.mlp, config.hidden_act, config.multipliers.residual)
-    others = (config.experts, config.latent, config.states)
-    has_plain_parts = all(other is None for other in others) and config.qk_norm != "whole"
-    return has_plain_parts and kinds == ("pre", "rms", "gated", "silu", 1.0)
+    has_shared_expert = config.experts is not None and config.experts.shared_size > 0
+    has_plain_parts = config.latent is None and config.states is None and config.qk_norm != "whole"
+    return has_plain_parts and not has_shared_expert and kinds == ("pre", "rms", "gated", "silu", 1.0)

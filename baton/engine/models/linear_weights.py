@@ -16,6 +16,10 @@ from torch import Tensor
 
 from baton.engine.models.parameters import Parameter
 
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1_NUMBERS = (*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES))
+"""What the codes of float4_e2m1fn_x2 stand for."""
+
 
 class LinearWeight(Protocol):
     """W [out, in] in some format."""
@@ -50,15 +54,19 @@ class PlainWeight:
         """A weight with the rows of this one in `order`."""
         return PlainWeight(self.matrix[order.to(self.matrix.device)])
 
+    def plain(self, dtype: torch.dtype) -> Tensor:
+        """W [out, in] in `dtype`."""
+        return self.matrix.to(dtype)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
     """W[n, k] = scales[n, g] * code[n, k] + offsets[n, g], with g = k / group_size.
 
-    `codes`: int8 [out, in]; or float8_e4m3fn [out, in]; or uint8 [out, in / 2] with two codes in a byte. There the
-    first is in the lower half, and 0 to 15 stand for -8 to 7. `scales`, `offsets` (None: zeros): [out, in / group_size]
-    float32. `dtype`: of what it multiplies. `input_order` [in]: the input that each column multiplies, None for their
-    own order.
+    `codes`: int8 [out, in]; or float8_e4m3fn [out, in]; or with two codes in a byte, the first in the lower half,
+    float4_e2m1fn_x2 [out, in / 2] or uint8 [out, in / 2], where 0 to 15 stand for -8 to 7. `scales`, `offsets` (None:
+    zeros): [out, in / group_size] float32. `dtype`: of what it multiplies. `input_order` [in]: the input that each
+    column multiplies, None for their own order.
     """
 
     codes: Tensor
@@ -82,6 +90,10 @@ class QuantizedWeight:
         """No parameters: its tensors are made of those that a quantization method has loaded."""
         return ()
 
+    def loaded(self) -> QuantizedWeight:
+        """This weight itself."""
+        return self
+
     def reordered(self, order: Tensor) -> QuantizedWeight:
         """A weight with the rows of this one in `order`."""
         order = order.to(self.codes.device)
@@ -90,10 +102,7 @@ class QuantizedWeight:
 
     def plain(self, dtype: torch.dtype) -> Tensor:
         """W [out, in] in `dtype`, each element rounded once."""
-        codes = self.codes
-        if codes.dtype == torch.uint8:
-            codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1).to(torch.int8) - 8
-        wide = codes.to(torch.float32).view(self.num_rows, -1, self.group_size) * self.scales[:, :, None]
+        wide = _numbers(self.codes).view(self.num_rows, -1, self.group_size) * self.scales[:, :, None]
         if self.offsets is not None:
             wide += self.offsets[:, :, None]
         matrix = wide.view(self.num_rows, self.num_in).to(dtype)
@@ -116,6 +125,17 @@ class StackedWeight:
 
 LoadedWeight: TypeAlias = PlainWeight | QuantizedWeight
 """What loading leaves, and `DecoderOps.pack` takes."""
+
+
+def _numbers(codes: Tensor) -> Tensor:
+    """What codes stand for, float32 [out, in]."""
+    if codes.dtype in (torch.int8, torch.float8_e4m3fn):
+        return codes.to(torch.float32)
+    halves = codes.view(torch.uint8)
+    numbers = torch.stack((halves & 15, halves >> 4), dim=-1).flatten(1).to(torch.int32)
+    if codes.dtype == torch.uint8:
+        return numbers.to(torch.float32) - 8
+    return torch.tensor(E2M1_NUMBERS, device=codes.device)[numbers]
 
 
 def _rows(codes: Tensor, order: Tensor) -> Tensor:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton.engine.models.expert_settings import MXFP4_GROUP
+from baton.engine.models.linear_weights import QuantizedWeight
+
 GROUP_BYTES = 16
-_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _EXPONENT_OFFSET = 127
 
 
-def from_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The matrix [out, in] in `dtype` of blocks [out, in / 32, 16] and scales [out, in / 32], both uint8. Exact but
-    for numbers that the dtype cannot hold."""
-    values = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)], dtype=dtype, device=blocks.device)
-    pairs = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2).to(torch.int64)
-    exponents = scales.to(torch.int32)[..., None] - _EXPONENT_OFFSET
-    return torch.ldexp(values[pairs], exponents).to(dtype).flatten(-2)
+def from_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> QuantizedWeight:
+    """The weight [out, in], to multiply numbers in `dtype`, of blocks [out, in / 32, 16] and scales [out, in / 32],
+    both uint8. It reads the blocks where they lie."""
+    powers = torch.exp2(scales.to(torch.float32) - _EXPONENT_OFFSET)
+    codes = blocks.flatten(1).view(torch.float4_e2m1fn_x2)
+    return QuantizedWeight(codes, powers, None, MXFP4_GROUP, dtype)

@@ -5,12 +5,14 @@ Pointers are addresses (`Tensor.data_ptr`). Who fills in an address keeps its te
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
 import torch
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """`BatonDtype`."""
+SCALE_DTYPES = {torch.float32: 0, torch.float16: 2, torch.float8_e8m0fnu: 3}
+"""Of scales: `BatonDtype` and `BATON_E8M0`."""
 
 
 class BatonPack(Structure):
@@ -96,6 +98,66 @@ class BatonQuantize(Structure):
         ("group_size", c_int64),
         ("dtype", c_int32),
         ("codes_kind", c_int32),
+    ]
+
+
+class BatonRouting(Structure):
+    """`BatonRouting` of kernels.h: choose the experts of each token."""
+
+    _fields_ = [
+        ("chosen", c_void_p),
+        ("weights", c_void_p),
+        ("logits", c_void_p),
+        ("correction", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_experts", c_int64),
+        ("num_chosen", c_int64),
+        ("logit_stride", c_int64),
+        ("num_groups", c_int64),
+        ("num_chosen_groups", c_int64),
+        ("num_best_of_group", c_int64),
+        ("scaling", c_float),
+        ("dtype", c_int32),
+        ("logits_are_float32", c_int32),
+        ("scoring", c_int32),
+        ("normalizes", c_int32),
+    ]
+
+
+class BatonExpertWeight(Structure):
+    """`BatonExpertWeight` of kernels.h: a packed weight of one expert."""
+
+    _fields_ = [
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("group_size", c_int64),
+        ("codes_kind", c_int32),
+        ("scale_dtype", c_int32),
+        ("has_offsets", c_int32),
+    ]
+
+
+class BatonExperts(Structure):
+    """`BatonExperts` of kernels.h: the experts of all tokens, and their sums."""
+
+    _fields_ = [
+        ("out", c_void_p),
+        ("x", c_void_p),
+        ("chosen", c_void_p),
+        ("weights", c_void_p),
+        ("scratch", c_void_p),
+        ("gate_up", POINTER(BatonExpertWeight)),
+        ("down", POINTER(BatonExpertWeight)),
+        ("num_tokens", c_int64),
+        ("size", c_int64),
+        ("inner", c_int64),
+        ("num_experts", c_int64),
+        ("num_chosen", c_int64),
+        ("x_stride", c_int64),
+        ("gate_limit", c_float),
+        ("gate_slope", c_float),
+        ("dtype", c_int32),
+        ("gate", c_int32),
     ]
 
 
@@ -313,11 +375,17 @@ KINDS: dict[type[Structure], int] = {
     BatonGate: 5,
     BatonGather: 6,
     BatonQuantizedLinear: 7,
+    BatonRouting: 8,
+    BatonExperts: 9,
 }
 """`BatonKind`, by the arguments of its function."""
 TOKEN_IDS, POSITIONS, DUE = 0, 1, 2
 """`BatonIndex`."""
 NOT_PACKED = -1
 """Of `BatonGather`, see kernels.h."""
+PLAIN_CODES = -1
+"""`BATON_PLAIN`."""
+SILU_GATE, CLAMPED_GATE = 0, 1
+"""`BatonGateKind`."""
 PLANNED, PLAN_TOO_LARGE = 0, 1
 """`BatonPlanned`."""

@@ -23,12 +23,20 @@ import torch
 from torch import Tensor
 
 from baton.engine.native import arguments
-from baton.engine.native.arguments import DTYPES, BatonCall, BatonGuest, BatonPlan, BatonQuantizedPack, BatonStep
+from baton.engine.native.arguments import (
+    DTYPES,
+    BatonCall,
+    BatonExperts,
+    BatonGuest,
+    BatonPlan,
+    BatonQuantizedPack,
+    BatonStep,
+)
 from baton.engine.native.loans import CoreLoans, Lending
 from baton.wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
-_INTERFACE = 9
+_INTERFACE = 10
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
 _SHARED_BYTES = 1 << 24
@@ -79,6 +87,8 @@ class Kernels:
         self.quantized_pack = self._call("quantized_pack", BatonQuantizedPack)
         self.quantized_linear = self._call("quantized_linear", arguments.BatonQuantizedLinear)
         self.quantize = self._call("quantize", arguments.BatonQuantize)
+        self.route = self._call("route", arguments.BatonRouting)
+        self.experts = self._call("experts", arguments.BatonExperts)
 
     def packed_bytes(self, dtype: torch.dtype, num_out: int, num_in: int) -> int:
         """The bytes of a packed weight [num_out, num_in]; 0 where there is no product for `dtype`."""
@@ -89,6 +99,10 @@ class Kernels:
     def quantized_bytes(self, given: BatonQuantizedPack) -> int:
         """The bytes that `given` packs into, whose pointers need not be set but for NULL or not of the offsets."""
         return int(self._library.baton_quantized_bytes(self._pool, byref(given)))
+
+    def expert_scratch(self, given: BatonExperts, num_chosen: int) -> int:
+        """The bytes of scratch that `given` needs for each token."""
+        return int(self._library.baton_expert_scratch(given.dtype, given.size, given.inner, num_chosen))
 
     def attention_scratch(self, max_sequences: int, head_dim: int) -> int:
         """The bytes of scratch that attention over a step of so many sequences needs at most."""
@@ -160,6 +174,8 @@ def load_library(path: Path | None = None) -> CDLL:
     library.baton_packed_bytes.restype = c_int64
     library.baton_quantized_bytes.argtypes = (c_void_p, POINTER(BatonQuantizedPack))
     library.baton_quantized_bytes.restype = c_int64
+    library.baton_expert_scratch.argtypes = (c_int32, c_int64, c_int64, c_int64)
+    library.baton_expert_scratch.restype = c_int64
     library.baton_attention_scratch.argtypes = (c_void_p, c_int64, c_int32)
     library.baton_attention_scratch.restype = c_int64
     library.baton_plan.argtypes, library.baton_plan.restype = (POINTER(BatonPlan),), c_int32

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.models.linear_weights import PlainWeight
 from baton.engine.models.ops.torch_ops import TorchOps
 from baton.engine.models.parts.base import PartSetup
 from baton.engine.models.parts.expert_products import (
     DenseProducts,
+    ExpertGate,
     ExpertMatrices,
     GroupedProducts,
     LoopedProducts,
@@ -35,15 +37,15 @@ def experts(dtype: torch.dtype, *, has_biases: bool) -> list[ExpertMatrices]:
 
     def one() -> ExpertMatrices:
         matrices = normal(2 * INNER, SIZE), normal(SIZE, INNER)
-        return ExpertMatrices(*matrices, *((normal(2 * INNER), normal(SIZE)) if has_biases else ()))
+        return ExpertMatrices(*map(PlainWeight, matrices), *((normal(2 * INNER), normal(SIZE)) if has_biases else ()))
 
     return [one() for _ in range(NUM_EXPERTS)]
 
 
 def products(kind: str, made: list[ExpertMatrices], dtype: torch.dtype) -> Products:
     if kind == "grouped":
-        return GroupedProducts(gate, made)
-    found = make_products(gate, made, PartSetup(dtype, torch.device("cpu"), TorchOps(), WHOLE))
+        return GroupedProducts(gate, made, dtype)
+    found = make_products(ExpertGate(gate), made, PartSetup(dtype, torch.device("cpu"), TorchOps(), WHOLE))
     assert isinstance(found, LoopedProducts)
     pairs: list[tuple[Linear, Linear]] = list(found._pairs)
     return found if kind == "looped" else DenseProducts(gate, pairs)
@@ -61,8 +63,8 @@ def test_a_token_gets_the_weighed_sum_of_its_experts(kind: str, dtype: torch.dty
     expected = torch.zeros(NUM_TOKENS, SIZE)
     for token, which in ((token, which) for token in range(NUM_TOKENS) for which in range(NUM_CHOSEN)):
         expert = made[int(chosen[token, which])]
-        inner = gate(torch.nn.functional.linear(x[token, None], expert.gate_up, expert.gate_up_bias))[0]
-        out = torch.nn.functional.linear(inner, expert.down, expert.down_bias)
+        inner = gate(torch.nn.functional.linear(x[token, None], expert.gate_up.plain(dtype), expert.gate_up_bias))[0]
+        out = torch.nn.functional.linear(inner, expert.down.plain(dtype), expert.down_bias)
         expected[token] += out.float() * weights[token, which]
     found = products(kind, made, dtype)(x, chosen, weights)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 4e-2}[dtype]

@@ -3,14 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.engine.native.arguments import DTYPES, BatonQuantizedLinear, BatonQuantizedPack
+from baton.engine.native.arguments import DTYPES, SCALE_DTYPES, BatonQuantizedLinear, BatonQuantizedPack
 from baton.engine.native.library import Kernels
 from tests.engine.native.compiled import kernels, needs_kernels
 from tests.engine.native.linear_calls import guarded, guarded_copy
 
 pytestmark = needs_kernels
-INT8, INT4, E4M3 = 0, 1, 2
-KINDS = {"int8": INT8, "int4": INT4, "e4m3": E4M3}
+INT8, INT4, E4M3, E2M1 = 0, 1, 2, 3
+KINDS = {"int8": INT8, "int4": INT4, "e4m3": E4M3, "e2m1": E2M1}
+E2M1_VALUES = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
 # num_out, num_in, group size (0: all inputs), rows
 SHAPES = (
     (64, 64, 0, 1),
@@ -45,7 +46,8 @@ class Quantized:
         generator = torch.Generator().manual_seed(sum(shape))
         groups = num_in // self.group_size
         scales = torch.rand((self.num_out, groups), generator=generator).add_(0.1).to(scale_dtype).float()
-        offsets = torch.randn((self.num_out, groups), generator=generator).to(scale_dtype).float()
+        has_offsets = has_offsets and scale_dtype != torch.float8_e8m0fnu
+        offsets = torch.randn((self.num_out, groups), generator=generator).to(torch.float16).float()
         codes, values = random_codes(kind, (self.num_out, num_in), generator)
         wide = scales.double().repeat_interleave(self.group_size, 1)
         self.meaning = values * wide
@@ -58,7 +60,7 @@ class Quantized:
             "group_size": self.group_size,
             "dtype": DTYPES[dtype],
             "codes_kind": KINDS[kind],
-            "scale_dtype": DTYPES[scale_dtype],
+            "scale_dtype": SCALE_DTYPES[scale_dtype],
         }
         codes = guarded_copy(codes, codes.shape[1] + 3)
         kept = [guarded_copy(scales), guarded_copy(offsets)]
@@ -110,8 +112,9 @@ def random_codes(kind: str, shape: tuple[int, int], generator: torch.Generator) 
         codes[codes & 0x7F == 0x7F] = 1
         return codes, codes.view(torch.float8_e4m3fn).double()
     padded = torch.zeros((shape[0], shape[1] + shape[1] % 2), dtype=torch.uint8)
-    padded[:, : shape[1]] = torch.randint(0, 16, shape, generator=generator, dtype=torch.uint8)
-    return padded[:, ::2] | padded[:, 1::2] << 4, padded[:, : shape[1]].double() - 8
+    codes = padded[:, : shape[1]] = torch.randint(0, 16, shape, generator=generator, dtype=torch.uint8)
+    values = E2M1_VALUES[codes.long()] if kind == "e2m1" else codes.double() - 8
+    return padded[:, ::2] | padded[:, 1::2] << 4, values
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -129,7 +132,7 @@ def test_products_are_right_and_touch_nothing_else(level: str, kind: str, dtype:
             dtype,
             (num_out, num_in, group_size),
             has_offsets=number % 2 == 1,
-            scale_dtype=torch.float16 if number % 3 == 0 else torch.float32,
+            scale_dtype=(torch.float16, torch.float32, torch.float8_e8m0fnu)[number % 3],
         )
         x = guarded_copy(random((rows, num_in), dtype), num_in + number)
         bias = guarded_copy(random((num_out,), dtype))

@@ -81,23 +81,23 @@ class NativeOps(CpuOps):
     def __init__(self, kernels: Kernels) -> None:
         super().__init__()
         self.has_packed_all = True
-        self._kernels = kernels
+        self.kernels = kernels
         self._memory = WeightMemory()
 
     def pack(self, weight: LoadedWeight) -> LinearWeight:
         """Pack a weight for the kernels, quantized or plain. A packed weight is a copy; the loaded one is freed with
         its last owner."""
         if isinstance(weight, QuantizedWeight):
-            packed, quantized_product = pack_quantized(self._kernels, self._memory, weight)
+            packed, quantized_product = pack_quantized(self.kernels, self._memory, weight)
             return NativeWeight(packed, weight.num_rows, quantized_product, weight.input_order)
         matrix = weight.matrix
         num_out, num_in = matrix.shape
-        num_bytes = self._kernels.packed_bytes(matrix.dtype, num_out, num_in)
+        num_bytes = self.kernels.packed_bytes(matrix.dtype, num_out, num_in)
         if num_bytes == 0:
             self.has_packed_all = False
             return super().pack(weight)
         packed, dtype = self._memory.take(num_bytes), DTYPES[matrix.dtype]
-        self._kernels.pack(
+        self.kernels.pack(
             BatonPack(packed.data_ptr(), matrix.data_ptr(), num_out, num_in, matrix.stride(0), dtype=dtype)
         )
         product = BatonLinear(packed=packed.data_ptr(), num_out=num_out, num_in=num_in, out_stride=num_out, dtype=dtype)
@@ -108,7 +108,7 @@ class NativeOps(CpuOps):
         if not isinstance(table, NativeWeight):
             return super().embed(token_ids, table)
         rows = torch.empty(len(token_ids), table.product.num_in, dtype=_DTYPES[table.product.dtype])
-        self._kernels.gather(gather_of(rows, table, TOKEN_IDS, token_ids))
+        self.kernels.gather(gather_of(rows, table, TOKEN_IDS, token_ids))
         return rows
 
     def has_rows(self, weight: LinearWeight) -> bool:
@@ -120,20 +120,21 @@ class NativeOps(CpuOps):
     def linear(self, x: Tensor, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         """x W^T + b, [T, out]. The pieces of a stack write side by side into one result."""
         if isinstance(weight, StackedWeight) and (pieces := _native(weight)) is not None:
-            out = self._kernels.empty((x.shape[0], sum(piece.num_out for piece in pieces)), x.dtype)
+            out = self.kernels.empty((x.shape[0], sum(piece.num_out for piece in pieces)), x.dtype)
             first = 0
             for piece in pieces:
                 end = first + piece.num_out
-                self._multiply(out[:, first:end], x, piece, None if bias is None else bias[first:end])
+                self.multiply(out[:, first:end], x, piece, None if bias is None else bias[first:end])
                 first = end
             return out
         if not isinstance(weight, NativeWeight):
             return super().linear(x, weight, bias)
-        out = self._kernels.empty((x.shape[0], weight.num_out), x.dtype)
-        self._multiply(out, x, weight, bias)
+        out = self.kernels.empty((x.shape[0], weight.num_out), x.dtype)
+        self.multiply(out, x, weight, bias)
         return out
 
-    def _multiply(self, out: Tensor, x: Tensor, weight: NativeWeight, bias: Tensor | None) -> None:
+    def multiply(self, out: Tensor, x: Tensor, weight: NativeWeight, bias: Tensor | None) -> None:
+        """Write x W^T + b to `out` [T, out], whose rows may lie any distance apart."""
         if weight.input_order is not None:
             x = x[:, weight.input_order]
         product = weight.product
@@ -141,15 +142,15 @@ class NativeOps(CpuOps):
         product.num_tokens, product.x_stride, product.out_stride = x.shape[0], x.stride(0), out.stride(0)
         product.bias = None if bias is None else bias.data_ptr()
         if isinstance(product, BatonLinear):
-            self._kernels.linear(product)
+            self.kernels.linear(product)
         else:
-            self._kernels.quantized_linear(product)
+            self.kernels.quantized_linear(product)
 
     def add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Add and norm in one kernel call over all rows."""
         num_rows, size = residual.shape
-        out = self._kernels.empty((num_rows, size), residual.dtype)
-        self._kernels.add_norm(
+        out = self.kernels.empty((num_rows, size), residual.dtype)
+        self.kernels.add_norm(
             BatonAddNorm(
                 out.data_ptr(),
                 residual.data_ptr(),
@@ -172,8 +173,8 @@ class NativeOps(CpuOps):
         if head_dim > _MAX_HEAD_DIM:
             return super().norm_rotate(x, weight, eps, rotation)
         cos, signed_sin = rotation
-        out = self._kernels.empty(x.shape, x.dtype)
-        self._kernels.norm_rotate(
+        out = self.kernels.empty(x.shape, x.dtype)
+        self.kernels.norm_rotate(
             BatonNormRotate(
                 out.data_ptr(),
                 x.data_ptr(),
@@ -193,8 +194,8 @@ class NativeOps(CpuOps):
     def gate(self, gate_up: Tensor) -> Tensor:
         """The gated product [T, I] in one kernel call."""
         num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        out = self._kernels.empty((num_rows, size), gate_up.dtype)
-        self._kernels.gate(
+        out = self.kernels.empty((num_rows, size), gate_up.dtype)
+        self.kernels.gate(
             BatonGate(out.data_ptr(), gate_up.data_ptr(), num_rows, size, gate_up.stride(0), DTYPES[gate_up.dtype])
         )
         return out

@@ -1,6 +1,6 @@
 """Quantized weights in the layout of Baton's CPU kernels.
 
-Owns the choice of how scales are kept: in 16 bits where that changes none of them, else in 32.
+Owns the choice of how scales are kept: in 8 or 16 bits where that changes none of them, else in 32.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from baton.engine.models.linear_weights import QuantizedWeight
-from baton.engine.native.arguments import DTYPES, BatonQuantize, BatonQuantizedLinear, BatonQuantizedPack
+from baton.engine.native.arguments import DTYPES, SCALE_DTYPES, BatonQuantize, BatonQuantizedLinear, BatonQuantizedPack
 from baton.engine.native.library import Kernels, WeightMemory
 
-_CODES = {torch.int8: 0, torch.uint8: 1, torch.float8_e4m3fn: 2}
+_CODES = {torch.int8: 0, torch.uint8: 1, torch.float8_e4m3fn: 2, torch.float4_e2m1fn_x2: 3}
 """`BatonCodes`."""
 
 
@@ -22,8 +22,6 @@ def pack_quantized(
     """The packed weight, and the arguments of a product with it but for those that belong to its tokens."""
     codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
     offsets = None if weight.offsets is None else weight.offsets.contiguous()
-    kept = (scales,) if offsets is None else (scales, offsets)
-    scale_dtype = torch.float16 if all(_fits_half(values) for values in kept) else torch.float32
     given = BatonQuantizedPack(
         codes=codes.data_ptr(),
         scales=scales.data_ptr(),
@@ -34,7 +32,7 @@ def pack_quantized(
         codes_stride=codes.stride(0),
         dtype=DTYPES[weight.dtype],
         codes_kind=_CODES[codes.dtype],
-        scale_dtype=DTYPES[scale_dtype],
+        scale_dtype=SCALE_DTYPES[_kept_dtype(scales, offsets)],
     )
     packed = memory.take(kernels.quantized_bytes(given))
     given.packed = packed.data_ptr()
@@ -71,6 +69,20 @@ def quantize(kernels: Kernels, matrix: Tensor, group_size: int, codes_dtype: tor
     )
     kernels.quantize(given)
     return QuantizedWeight(codes, scales, offsets if has_offsets else None, group_size, matrix.dtype)
+
+
+def _kept_dtype(scales: Tensor, offsets: Tensor | None) -> torch.dtype:
+    """The smallest dtype that changes neither."""
+    if offsets is None and _are_powers_of_two(scales):
+        return torch.float8_e8m0fnu
+    kept = (scales,) if offsets is None else (scales, offsets)
+    return torch.float16 if all(_fits_half(values) for values in kept) else torch.float32
+
+
+def _are_powers_of_two(scales: Tensor) -> bool:
+    """Positive, and normal numbers."""
+    bits = scales.view(torch.int32)
+    return not bool((bits & 0x7FFFFF).any()) and bool(((bits > 0) & (bits < 0x7F800000)).all())
 
 
 def _fits_half(values: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """The experts of gpt-oss: products with biases, and a gate whose inputs are clamped.
 
-Owns their published forms, plain and MXFP4; gate and up are every other row. Either becomes matrices in the model's
-dtype, one expert at a time, when it is packed. The sums are those of `baton.engine.models.parts.experts`.
+Owns their published forms, plain and MXFP4; gate and up are every other row. MXFP4 keeps its 4 bits, but where products
+take plain matrices alone. The sums are those of `baton.engine.models.parts.expert_products`.
 
 Letters: T tokens of the step, E hidden size, X experts, I intermediate size.
 """
@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from baton.engine.models.config import ModelConfig
 from baton.engine.models.expert_settings import MXFP4_GROUP, ExpertSettings
+from baton.engine.models.linear_weights import LoadedWeight, PlainWeight
 from baton.engine.models.mxfp4 import GROUP_BYTES, from_mxfp4
+from baton.engine.models.ops.native_experts import clamped
 from baton.engine.models.parameters import Parameter, Source, whole
 from baton.engine.models.parts.base import PartSetup
-from baton.engine.models.parts.expert_products import ExpertMatrices, Products, make_products
+from baton.engine.models.parts.expert_products import ExpertGate, ExpertMatrices, Products, make_products
 from baton.engine.models.shard import scaled
 from baton.wire.errors import ModelLoadError
 
@@ -41,7 +44,7 @@ class ClampedExperts:
         down = _Cut(settings.num_experts, whole_size, inner, size, share, biased)
         self._gate_up = form(name, f"{tensors}.gate_up_proj", gate_up, setup)
         self._down = form(name, f"{tensors}.down_proj", down, setup)
-        self._num_experts, self._num_rows = settings.num_experts, 2 * len(share)
+        self._num_experts = settings.num_experts
         self._settings = settings
         self._setup = setup
         self._products: Products | None = None
@@ -57,25 +60,27 @@ class ClampedExperts:
         yield from self._down.parameters
 
     def pack(self) -> None:
-        """Bring all experts, one at a time, into the model's dtype with gates first; free what was loaded."""
-        # gates first, as everywhere else
-        order = torch.cat([torch.arange(first, self._num_rows, 2) for first in (0, 1)]).to(self._setup.device)
-        experts = (self._expert(number, order) for number in range(self._num_experts))
-        self._products = make_products(self._gate, experts, self._setup)
+        """Hand the experts to the products, one at a time; free what was loaded."""
+        experts = (self._expert(number) for number in range(self._num_experts))
+        self._products = make_products(self._gate(), experts, self._setup)
         self._gate_up.free()
         self._down.free()
 
-    def _expert(self, number: int, order: Tensor) -> ExpertMatrices:
+    def _expert(self, number: int) -> ExpertMatrices:
         gate_up, gate_up_bias = self._gate_up.expert(number)
         down, down_bias = self._down.expert(number)
-        return ExpertMatrices(gate_up[order], down, gate_up_bias[order], down_bias if len(down_bias) else None)
+        return ExpertMatrices(gate_up, down, gate_up_bias, down_bias if len(down_bias) else None, alternates=True)
 
-    def _gate(self, gate_up: Tensor) -> Tensor:
-        """[T, I] of gate and up side by side."""
-        limit = self._settings.gate_limit
-        gate, up = gate_up.chunk(2, dim=-1)
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        return (up + 1) * (gate * torch.sigmoid(gate * self._settings.gate_slope))
+    def _gate(self) -> ExpertGate:
+        limit, slope = self._settings.gate_limit, self._settings.gate_slope
+        return ExpertGate(partial(clamped_gate, limit, slope), clamped(limit, slope))
+
+
+def clamped_gate(limit: float, slope: float, gate_up: Tensor) -> Tensor:
+    """[T, I] of gate and up side by side."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * slope))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +109,17 @@ class _Plain:
             _taken(f"{name}.{tensor}.bias", f"{tensor}_bias", (cut.count, cut.num_out), self._bias, cut.biased),
         ]
 
-    def expert(self, number: int) -> tuple[Tensor, Tensor]:
-        """The matrix [out, in] of an expert, and its bias [out], without elements where another rank has it."""
-        return self._matrix(number), self._bias[number]
+    def expert(self, number: int) -> tuple[LoadedWeight, Tensor]:
+        """The weight [out, in] of an expert, and its bias [out], without elements where another rank has it."""
+        return self._weight(number), self._bias[number]
 
     def free(self) -> None:
         """Forget what was loaded."""
         self.parameters = []
         self._matrices = self._matrices[:0]
 
-    def _matrix(self, expert: int) -> Tensor:
-        return self._matrices[expert].T
+    def _weight(self, expert: int) -> LoadedWeight:
+        return PlainWeight(self._matrices[expert].T.contiguous())
 
 
 class _Mxfp4(_Plain):
@@ -130,7 +135,8 @@ class _Mxfp4(_Plain):
         own = (cut.count, len(cut.rows), len(groups))
         self._blocks = torch.empty(*own, GROUP_BYTES, dtype=torch.uint8, device=setup.device)
         self._scales = torch.empty(own, dtype=torch.uint8, device=setup.device)
-        held = cut.count * len(cut.rows) * num_in * setup.dtype.itemsize
+        # a plan, on the device "meta", is for a GPU as well
+        held = 0 if setup.device.type == "cpu" else cut.count * len(cut.rows) * num_in * setup.dtype.itemsize
         shape, per_group = (cut.count, cut.num_out, cut.num_in // MXFP4_GROUP), range(GROUP_BYTES)
         blocks, scales, bias = (f"{tensor}_{part}" for part in ("blocks", "scales", "bias"))
         self.parameters = [
@@ -146,7 +152,7 @@ class _Mxfp4(_Plain):
         self.parameters = []
         self._blocks, self._scales = self._blocks[:0], self._scales[:0]
 
-    def _matrix(self, expert: int) -> Tensor:
+    def _weight(self, expert: int) -> LoadedWeight:
         return from_mxfp4(self._blocks[expert], self._scales[expert], self._setup.dtype)
 
 

@@ -1,8 +1,9 @@
 """The products of experts, and what they add up to for each token.
 
-Owns three ways to compute the same: on a CPU expert by expert, each for its own tokens; on a GPU in bfloat16 by one
-kernel for all experts; on a GPU in other dtypes, or quantized, each expert for all tokens, since what a graph records
-cannot ask how many tokens an expert has. In each of them the result of a token depends on its own experts alone.
+Owns the ways to compute the same: by one call of Baton's CPU kernels (`baton.engine.models.ops.native_experts`); on a
+CPU without them expert by expert, each for its own tokens; on a GPU in bfloat16 by one kernel for all experts; on a GPU
+in other dtypes, or quantized, each expert for all tokens, since what a graph records cannot ask how many tokens an
+expert has. In each of them the result of a token depends on its own experts alone.
 
 Letters: T tokens of the step, E hidden size, X experts, K experts of each token, I intermediate size.
 """
@@ -10,30 +11,57 @@ Letters: T tokens of the step, E hidden size, X experts, K experts of each token
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.engine.models.linear_weights import PlainWeight
+from baton.engine.models.linear_weights import LoadedWeight, PlainWeight
+from baton.engine.models.ops.native_experts import SILU, GateKernel, NativeMatrix, NativeProducts
+from baton.engine.models.ops.native_ops import NativeOps, NativeWeight
 from baton.engine.models.parameters import Parameter
 from baton.engine.models.parts.base import PartSetup
 from baton.engine.models.parts.linear import Linear
+from baton.engine.models.parts.mlp import gate_of
 
 Gate: TypeAlias = Callable[[Tensor], Tensor]
 """From gate and up side by side, [T, 2 I], to [T, I]."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertGate:
+    """What becomes of gate and up. `kernel`: the same by the CPU kernels, None where they have no such gate."""
+
+    compute: Gate
+    kernel: GateKernel | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertMatrices:
-    """One expert: gate_up [2 I, E] and down [E, I], and their biases where there are some."""
+    """One expert: gate_up [2 I, E] and down [E, I], and their biases where there are some. `alternates`: rows of gate
+    and up take turns, else all of gate are first."""
 
-    gate_up: Tensor
-    down: Tensor
+    gate_up: LoadedWeight
+    down: LoadedWeight
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    alternates: bool = False
+
+    def gates_first(self) -> ExpertMatrices:
+        """The same expert with all rows of gate before those of up."""
+        if not self.alternates:
+            return self
+        return self._reordered(torch.arange(self.gate_up.num_rows).view(-1, 2).T.flatten())
+
+    def alternating(self) -> ExpertMatrices:
+        """The same expert with rows of gate and up in turns."""
+        return self if self.alternates else self._reordered(torch.arange(self.gate_up.num_rows).view(2, -1).T.flatten())
+
+    def _reordered(self, order: Tensor) -> ExpertMatrices:
+        bias = None if self.gate_up_bias is None else self.gate_up_bias[order.to(self.gate_up_bias.device)]
+        return replace(self, gate_up=self.gate_up.reordered(order), gate_up_bias=bias, alternates=not self.alternates)
 
 
 class Products(Protocol):
@@ -44,27 +72,61 @@ class Products(Protocol):
         ...
 
 
-def make_products(gate: Gate, experts: Iterable[ExpertMatrices], setup: PartSetup) -> Products:
+def make_products(gate: ExpertGate, experts: Iterable[ExpertMatrices], setup: PartSetup) -> Products:
     """The fastest products of `experts` on the device. Experts are taken one after another, so each may be made when it
     is asked for."""
+    if isinstance(setup.ops, NativeOps) and gate.kernel is not None:
+        natives = [_native(expert.alternating(), setup, setup.ops) for expert in experts]
+        return NativeProducts(setup.ops, gate.kernel, natives, setup.dtype)
     if setup.device.type == "cuda" and setup.dtype == torch.bfloat16 and not setup.quantization.name:
-        return GroupedProducts(gate, list(experts))
-    return products_of(gate, [_packed(expert, setup) for expert in experts], setup)
+        return GroupedProducts(gate.compute, list(experts), setup.dtype)
+    return products_of(gate.compute, [_packed(expert, setup) for expert in experts], setup)
+
+
+def expert_gate(activation: str, setup: PartSetup) -> ExpertGate:
+    """The gate of an activation, by its name in the config."""
+    return ExpertGate(gate_of(activation, setup), SILU if activation == "silu" else None)
+
+
+def quantized_products(
+    gate: ExpertGate, experts: Sequence[tuple[Sequence[LoadedWeight], Sequence[LoadedWeight]]], setup: PartSetup
+) -> Products:
+    """The fastest products of gate_up and down of each expert, which stay quantized. Each is one weight, or several
+    whose rows are one below the other."""
+    weights = [weight for expert in experts for weight in expert]
+    if isinstance(setup.ops, NativeOps) and all(len(each) == 1 and _has_own_order(each[0]) for each in weights):
+        return make_products(gate, [ExpertMatrices(gate_up[0], down[0]) for gate_up, down in experts], setup)
+    pairs = [(_linear(gate_up, None, setup), _linear(down, None, setup)) for gate_up, down in experts]
+    return products_of(gate.compute, pairs, setup)
+
+
+def _has_own_order(weight: LoadedWeight) -> bool:
+    return isinstance(weight, PlainWeight) or weight.input_order is None
 
 
 def products_of(gate: Gate, pairs: Sequence[tuple[Linear, Linear]], setup: PartSetup) -> Products:
-    """The fastest products on the device, of the packed gate_up and down of each expert."""
+    """The fastest products by any operations, of the packed gate_up and down of each expert."""
     return DenseProducts(gate, pairs) if setup.device.type == "cuda" else LoopedProducts(gate, pairs)
 
 
+def _native(expert: ExpertMatrices, setup: PartSetup, ops: NativeOps) -> tuple[NativeMatrix, NativeMatrix]:
+    def packed(weight: LoadedWeight, bias: Tensor | None) -> NativeMatrix:
+        found = ops.pack(setup.quantization.quantized(weight))
+        assert isinstance(found, NativeWeight)  # of every dtype that these operations are chosen for
+        return NativeMatrix(found, None if bias is None else bias.contiguous())
+
+    return packed(expert.gate_up, expert.gate_up_bias), packed(expert.down, expert.down_bias)
+
+
 def _packed(expert: ExpertMatrices, setup: PartSetup) -> tuple[Linear, Linear]:
-    gate_up = _linear(expert.gate_up, expert.gate_up_bias, setup)
-    return gate_up, _linear(expert.down, expert.down_bias, setup)
+    expert = expert.gates_first()
+    gate_up = _linear([expert.gate_up], expert.gate_up_bias, setup)
+    return gate_up, _linear([expert.down], expert.down_bias, setup)
 
 
-def _linear(matrix: Tensor, bias: Tensor | None, setup: PartSetup) -> Linear:
+def _linear(weights: Sequence[LoadedWeight], bias: Tensor | None, setup: PartSetup) -> Linear:
     added = None if bias is None else Parameter("bias", bias.contiguous(), ())
-    linear = Linear([PlainWeight(matrix.contiguous())], added, setup)
+    linear = Linear(weights, added, setup)
     linear.pack()
     return linear
 
@@ -116,12 +178,14 @@ class DenseProducts:
 class GroupedProducts:
     """All experts in one product over rows that are sorted by expert. See `Products`."""
 
-    def __init__(self, gate: Gate, experts: Sequence[ExpertMatrices]) -> None:
+    def __init__(self, gate: Gate, experts: Sequence[ExpertMatrices], dtype: torch.dtype) -> None:
+        """`dtype`: of what is multiplied."""
         self._gate = gate
         self._num_experts = len(experts)
+        experts = [expert.gates_first() for expert in experts]
         # [X, in, out], as the product takes them
-        self._gate_up = torch.stack([expert.gate_up for expert in experts]).transpose(1, 2)
-        self._down = torch.stack([expert.down for expert in experts]).transpose(1, 2)
+        self._gate_up = torch.stack([expert.gate_up.plain(dtype) for expert in experts]).transpose(1, 2)
+        self._down = torch.stack([expert.down.plain(dtype) for expert in experts]).transpose(1, 2)
         self._gate_up_biases = _stacked([expert.gate_up_bias for expert in experts])
         self._down_biases = _stacked([expert.down_bias for expert in experts])
 

@@ -7,17 +7,24 @@ Letters: T tokens of the step, E hidden size, X experts, K experts of each token
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
 from baton.engine.models.config import ModelConfig
 from baton.engine.models.expert_settings import ExpertSettings
+from baton.engine.models.linear_weights import LoadedWeight, PlainWeight
 from baton.engine.models.parameters import Box, Parameter, Source
 from baton.engine.models.parts.base import PartSetup
-from baton.engine.models.parts.expert_products import ExpertMatrices, Products, make_products, products_of
-from baton.engine.models.parts.linear import Linear, Matrix
-from baton.engine.models.parts.mlp import gate_of
+from baton.engine.models.parts.expert_products import (
+    ExpertMatrices,
+    Products,
+    expert_gate,
+    make_products,
+    quantized_products,
+)
+from baton.engine.models.parts.linear import Matrix, unread_weight
+from baton.engine.models.quantization.base import Unread, joined
 
 
 class Experts:
@@ -46,7 +53,7 @@ class Experts:
             Parameter(f"{name}.gate_up", self._gate_up, tuple(gate_up)),
             Parameter(f"{name}.down", self._down, tuple(down)),
         ]
-        self._gate = gate_of(config.hidden_act, setup)
+        self._gate = expert_gate(config.hidden_act, setup)
         self._setup = setup
         self._products: Products | None = None
 
@@ -63,7 +70,8 @@ class Experts:
         """Hand the matrices to the products, and drop the loaded ones."""
         assert self._gate_up is not None
         assert self._down is not None
-        experts = map(ExpertMatrices, self._gate_up, self._down)
+        pairs = zip(self._gate_up, self._down, strict=True)
+        experts = (ExpertMatrices(PlainWeight(gate_up), PlainWeight(down)) for gate_up, down in pairs)
         self._products = make_products(self._gate, experts, self._setup)
         # where the products have copies in another format, nothing refers to these any more
         self._gate_up = self._down = None
@@ -79,28 +87,36 @@ class SeparateExperts:
         """Make two products an expert. `name` is for messages, `tensors` the prefix of names in the checkpoint."""
         names, inner, size = config.names, settings.intermediate_size, config.hidden_size
         share = setup.shard.share_of(inner, "rows of an expert")
-        self._pairs: list[tuple[Linear, Linear]] = []
+        self._unread: list[tuple[Sequence[Unread], Sequence[Unread]]] = []
         for expert in range(settings.num_experts):
             own, prefix = f"{name}.{expert}", f"{tensors}.{expert}"
             matrices = [Matrix(f"{prefix}.{part}", inner, share) for part in (names.expert_gate, names.expert_up)]
-            gate_up = Linear.column_parallel(f"{own}.gate_up", matrices, size, False, setup)
-            down_matrix = f"{prefix}.{names.expert_down}"
-            down = Linear.row_parallel(f"{own}.down", down_matrix, size, inner, share, False, setup)
-            self._pairs.append((gate_up, down))
-        self._products = products_of(gate_of(config.hidden_act, setup), self._pairs, setup)
+            gate_up = unread_weight(f"{own}.gate_up", matrices, size, range(size), setup)
+            down_matrix = Matrix(f"{prefix}.{names.expert_down}", size, range(size))
+            self._unread.append((gate_up, unread_weight(f"{own}.down", [down_matrix], inner, share, setup)))
+        self._gate = expert_gate(config.hidden_act, setup)
+        self._setup = setup
+        self._products: Products | None = None
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """The weighted sum of each token's experts, [T, E] of x [T, E]. `chosen`: [T, K] experts, `weights`: [T, K]."""
+        assert self._products is not None  # packed
         return self._products(x, chosen, weights)
 
     def parameters(self) -> Iterator[Parameter]:
-        """The parameters of all experts, in order."""
-        for pair in self._pairs:
-            for linear in pair:
-                yield from linear.parameters()
+        """The parameters of all experts, in order; nothing after `pack`."""
+        for pair in self._unread:
+            for unread in (*pair[0], *pair[1]):
+                yield from unread.parameters()
 
     def pack(self) -> None:
-        """Pack the two products of every expert."""
-        for pair in self._pairs:
-            for linear in pair:
-                linear.pack()
+        """Hand the weights to the products."""
+        loaded = []
+        while self._unread:
+            gate_up, down = self._unread.pop(0)
+            loaded.append((_loaded(gate_up), _loaded(down)))
+        self._products = quantized_products(self._gate, loaded, self._setup)
+
+
+def _loaded(unread: Sequence[Unread]) -> list[LoadedWeight]:
+    return joined([each.loaded() for each in unread])

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from baton.engine.models.config import ModelConfig
 from baton.engine.models.expert_settings import ExpertSettings
+from baton.engine.models.linear_weights import PlainWeight
+from baton.engine.models.ops.native_experts import NativeRouting
+from baton.engine.models.ops.native_ops import NativeOps, NativeWeight
 from baton.engine.models.parameters import Parameter, Source, whole
 from baton.engine.models.parts.base import PartSetup
 
@@ -29,6 +32,8 @@ class ExpertRouting:
         """`tensors`: what the checkpoint's names begin with."""
         shape = (settings.num_experts, config.hidden_size)
         self._settings = settings
+        self._ops = setup.ops
+        self._native: NativeRouting | None = None
         self._weight = setup.empty(*shape)
         self._parameters = [
             Parameter(
@@ -48,6 +53,8 @@ class ExpertRouting:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The experts [T, K] int64 of x [T, E], and the weights [T, K] of their results."""
+        if self._native is not None:
+            return self._native(x)
         settings = self._settings
         if settings.scoring == "softmax_of_chosen":
             best, chosen = F.linear(x, self._weight, self._bias).topk(settings.num_chosen, dim=-1)
@@ -87,4 +94,8 @@ class ExpertRouting:
         yield from self._parameters
 
     def pack(self) -> None:
-        """Do nothing: the product is too small to be worth it."""
+        """Pack the product for the CPU kernels. Others are too small to be worth it."""
+        if isinstance(self._ops, NativeOps):
+            packed = self._ops.pack(PlainWeight(self._weight))
+            if isinstance(packed, NativeWeight):
+                self._native = NativeRouting(self._ops, self._settings, packed, self._bias, self._correction)

@@ -47,6 +47,8 @@ void set_step(BatonQuantizedLinear& a, const BatonStep&, int64_t num_rows) { a.n
 void set_step(BatonAddNorm& a, const BatonStep&, int64_t num_rows) { a.num_rows = num_rows; }
 void set_step(BatonNormRotate& a, const BatonStep&, int64_t num_rows) { a.num_tokens = num_rows; }
 void set_step(BatonGate& a, const BatonStep&, int64_t num_rows) { a.num_rows = num_rows; }
+void set_step(BatonRouting& a, const BatonStep&, int64_t num_rows) { a.num_tokens = num_rows; }
+void set_step(BatonExperts& a, const BatonStep&, int64_t num_rows) { a.num_tokens = num_rows; }
 void set_step(BatonGather& a, const BatonStep& step, int64_t num_rows) {
     a.rows = a.index == BATON_TOKEN_IDS ? step.token_ids : a.index == BATON_POSITIONS ? step.positions : step.due;
     a.num_rows = num_rows;
@@ -87,6 +89,8 @@ struct Replay {
             case BATON_GATE: return make(pool.table.gate, call.arguments);
             case BATON_GATHER: return make(pool.table.gather, call.arguments);
             case BATON_QUANTIZED_LINEAR: return make(pool.table.quantized_linear, call.arguments);
+            case BATON_ROUTING: return make(pool.table.route, call.arguments);
+            case BATON_EXPERTS: return make(pool.table.experts, call.arguments);
         }
     }
 };
@@ -147,6 +151,11 @@ void baton_quantized_linear(BatonPool* pool, const BatonQuantizedLinear* argumen
 void baton_quantize(BatonPool* pool, const BatonQuantize* arguments) {
     pool->table.quantize(pool->threads, *arguments);
 }
+void baton_route(BatonPool* pool, const BatonRouting* arguments) { pool->table.route(pool->threads, *arguments); }
+int64_t baton_expert_scratch(int32_t dtype, int64_t size, int64_t inner, int64_t num_chosen) {
+    return num_chosen * (8 + (size + inner) * (dtype == BATON_FLOAT32 ? 4 : 2));
+}
+void baton_experts(BatonPool* pool, const BatonExperts* arguments) { pool->table.experts(pool->threads, *arguments); }
 void baton_store(BatonPool* pool, const BatonStore* arguments) { pool->table.store(pool->threads, *arguments); }
 int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim) {
     return pool->table.attention_scratch(pool->threads.max_threads(), max_sequences, head_dim);

@@ -24,6 +24,8 @@ struct KernelTable {
     void (*quantized_pack)(Pool&, const BatonQuantizedPack&);
     void (*quantized_linear)(Pool&, const BatonQuantizedLinear&);
     void (*quantize)(Pool&, const BatonQuantize&);
+    void (*route)(Pool&, const BatonRouting&);
+    void (*experts)(Pool&, const BatonExperts&);
 };
 
 #if defined(__x86_64__)

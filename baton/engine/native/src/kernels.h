@@ -16,7 +16,7 @@ extern "C" {
 enum BatonDtype : int32_t { BATON_FLOAT32 = 0, BATON_BFLOAT16 = 1, BATON_FLOAT16 = 2 };
 
 // Raise it with every change of what follows: `baton/engine/native/library.py` loads no other version.
-constexpr int32_t BATON_INTERFACE = 9;
+constexpr int32_t BATON_INTERFACE = 10;
 int32_t baton_interface(void);
 
 // The dispatch levels that this processor can run, best first, as a list of names separated by commas.
@@ -72,12 +72,15 @@ void baton_linear(BatonPool* pool, const BatonLinear* arguments);
 
 // --- products with quantized weights: weight[n][k] = scales[n][g] * code[n][k] + offsets[n][g], g = k / group_size
 
-// INT8: -128 .. 127. INT4: 0 .. 15 for -8 .. 7. E4M3: floats of 8 bits without infinities.
-enum BatonCodes : int32_t { BATON_INT8 = 0, BATON_INT4 = 1, BATON_E4M3 = 2 };
+// INT8: -128 .. 127. INT4: 0 .. 15 for -8 .. 7. E4M3: floats of 8 bits without infinities. E2M1: floats of 4 bits, a
+// sign and 0, 0.5, 1, 1.5, 2, 3, 4 or 6.
+enum BatonCodes : int32_t { BATON_INT8 = 0, BATON_INT4 = 1, BATON_E4M3 = 2, BATON_E2M1 = 3 };
+// As a scale_dtype: powers of two, 2^-126 .. 2^127, by the exponent of a float32 in one byte.
+constexpr int32_t BATON_E8M0 = 3;
 
-// Pack `codes` [num_out][num_in], rows codes_stride bytes apart (INT4: two in a byte, the first in its lower half), with
-// `scales` and `offsets` (NULL for none) [num_out][num_in / group_size], contiguous and float32. They are kept as
-// `scale_dtype`, float32 or float16. Groups have an even number of inputs, unless one group is all of them.
+// Pack `codes` [num_out][num_in], rows codes_stride bytes apart (of 4 bits: two in a byte, the first in its lower half),
+// with `scales` and `offsets` (NULL for none) [num_out][num_in / group_size], contiguous and float32. They are kept as
+// `scale_dtype`, float32, float16 or E8M0. Groups have an even number of inputs, unless one group is all of them.
 struct BatonQuantizedPack {
     void* packed;
     const void* codes;
@@ -112,6 +115,55 @@ struct BatonQuantizedLinear {
     int32_t dtype, out_is_float32, codes_kind, scale_dtype, has_offsets;
 };
 void baton_quantized_linear(BatonPool* pool, const BatonQuantizedLinear* arguments);
+
+// --- experts of a sparse MLP
+
+// How a token's experts follow from its logits [num_tokens][num_experts], at most 1024 experts. Scores are probabilities
+// over all experts, one of each for itself, or over the chosen ones alone. Experts are chosen by score + correction (NULL
+// for none), from the best `num_chosen_groups` of `num_groups` groups, each as good as the sum of its best
+// `num_best_of_group`. `weights`, in the dtype: their scores, with `normalizes` over their sum, times `scaling`.
+enum BatonScoring : int32_t { BATON_SOFTMAX = 0, BATON_SIGMOID = 1, BATON_SOFTMAX_OF_CHOSEN = 2 };
+struct BatonRouting {
+    int64_t* chosen;  // [num_tokens][num_chosen]
+    void* weights;    // [num_tokens][num_chosen]
+    const void* logits;
+    const float* correction;
+    int64_t num_tokens, num_experts, num_chosen, logit_stride;
+    int64_t num_groups, num_chosen_groups, num_best_of_group;
+    float scaling;
+    int32_t dtype, logits_are_float32, scoring, normalizes;
+};
+void baton_route(BatonPool* pool, const BatonRouting* arguments);
+
+// One expert's packed weight; `codes_kind` BATON_PLAIN for what baton_pack has made. `bias`: NULL for none.
+constexpr int32_t BATON_PLAIN = -1;
+struct BatonExpertWeight {
+    const void* packed;
+    const void* bias;
+    int64_t group_size;
+    int32_t codes_kind, scale_dtype, has_offsets;
+};
+// out [num_tokens][size] = for each token the sum of its experts' results, each rounded, times its weight, rounded; added
+// and rounded one by one, in the order of the experts. Of an expert: gate and up of x by gate_up [2 inner][size], whose
+// rows take turns; the gate of both, rounded; down [size][inner] of that.
+//
+// SILU: as BatonGate. CLAMPED: gate at most `gate_limit`, up within it; (up + 1) * (gate * sigmoid(gate_slope * gate)),
+// rounded after each operation. `chosen`: see BatonRouting; no expert twice.
+enum BatonGateKind : int32_t { BATON_SILU = 0, BATON_CLAMPED = 1 };
+struct BatonExperts {
+    void* out;
+    const void* x;
+    const int64_t* chosen;
+    const void* weights;
+    void* scratch;  // of baton_expert_scratch bytes for each token, aligned to 8
+    const BatonExpertWeight* gate_up;
+    const BatonExpertWeight* down;
+    int64_t num_tokens, size, inner, num_experts, num_chosen, x_stride;
+    float gate_limit, gate_slope;
+    int32_t dtype, gate;
+};
+int64_t baton_expert_scratch(int32_t dtype, int64_t size, int64_t inner, int64_t num_chosen);
+void baton_experts(BatonPool* pool, const BatonExperts* arguments);
 
 // --- attention over a paged KV pool
 
@@ -295,7 +347,9 @@ enum BatonKind : int32_t {
     BATON_NORM_ROTATE = 4,
     BATON_GATE = 5,
     BATON_GATHER = 6,
-    BATON_QUANTIZED_LINEAR = 7
+    BATON_QUANTIZED_LINEAR = 7,
+    BATON_ROUTING = 8,
+    BATON_EXPERTS = 9
 };
 // `arguments`: those of the kind's own function.
 struct BatonCall {

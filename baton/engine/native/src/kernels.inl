@@ -9,10 +9,12 @@ namespace {
 #include "elementwise.inl"
 #include "argmax.inl"
 #include "sampling.inl"
+#include "routing.inl"
 namespace products {
 #include "linear.inl"
 #include "quantized.inl"
 #include "gather.inl"
+#include "experts.inl"
 }
 namespace paged {
 #include "attention.inl"
@@ -41,6 +43,8 @@ namespace rounding {
                                          BATON_LEVEL::products::quantized_bytes, \
                                          BATON_LEVEL::products::quantized_pack, \
                                          BATON_LEVEL::products::quantized_linear, \
-                                         BATON_LEVEL::rounding::quantize}
+                                         BATON_LEVEL::rounding::quantize, \
+                                         BATON_LEVEL::route, \
+                                         BATON_LEVEL::products::experts}
 
 }  // namespace baton

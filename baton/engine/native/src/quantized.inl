@@ -169,6 +169,7 @@ struct GroupScales {
 };
 
 BATON_INLINE Floats load_scales(const uint8_t* from, int part, int32_t dtype) {
+    if (dtype == BATON_E8M0) return reinterpret_cast<Floats>(widen_bytes(from + part * kLanes) << 23);
     return dtype == BATON_FLOAT16 ? load(reinterpret_cast<const Float16*>(from) + part * kLanes)
                                   : load(reinterpret_cast<const float*>(from) + part * kLanes);
 }

@@ -107,6 +107,13 @@ struct Int8Codes {
     }
 };
 
+// The codes of 4 bits of a step: those of a part and an input are in 4 bits of each word.
+template <int kInputs>
+BATON_INLINE Words words_of(const uint8_t* from) {
+    if constexpr (kInputs == 1) return __builtin_convertvector(read_vector<Halves>(from), Words);
+    return read_vector<Words>(from);
+}
+
 // 0 .. 15 stand for -8 .. 7.
 struct Int4Codes {
     static constexpr int64_t kBits = 4;
@@ -115,13 +122,7 @@ struct Int4Codes {
 
     template <int kInputs>
     BATON_INLINE Floats floats(const uint8_t* from, int part, int input) {
-        Words words;
-        if constexpr (kInputs == 1) {
-            words = __builtin_convertvector(read_vector<Halves>(from), Words);
-        } else {
-            words = read_vector<Words>(from);
-        }
-        const Words codes = (words >> (16 * input + 4 * part)) & 15;
+        const Words codes = (words_of<kInputs>(from) >> (16 * input + 4 * part)) & 15;
         return __builtin_convertvector(reinterpret_cast<Ints>(codes) - kZero, Floats);
     }
 #if BATON_BF16_DOT
@@ -137,6 +138,35 @@ struct Int4Codes {
         constexpr int kAndThenOr = 0xea;
         return _mm512_ternarylogic_epi32(words, _mm512_set1_epi32(0x00780078), _mm512_set1_epi32(0x41804180),
                                          kAndThenOr);
+    }
+#endif
+};
+
+// Floats of 4 bits: a sign, 2 bits of exponent, one of the fraction. They lie as the codes of Int4Codes.
+struct E2m1Codes {
+    static constexpr int64_t kBits = 4;
+    static constexpr uint8_t kZero = 0;
+    static constexpr float kBias = 0.0f;
+
+    template <int kInputs>
+    BATON_INLINE Floats floats(const uint8_t* from, int part, int input) {
+        const Words codes = words_of<kInputs>(from) >> (16 * input + 4 * part);
+        // the exponent moves by 126; 0.5, which is below the normal numbers there, comes out right as well
+        return reinterpret_cast<Floats>(((codes & 8) << 28) | ((codes & 7) << 22)) * from_bits(0x7e800000);
+    }
+#if BATON_BF16_DOT
+    static constexpr int kRotation = 0;
+    // Twice the bfloat16 of all codes: the lowest bit of the code behind does not count.
+    alignas(64) static constexpr uint16_t kTable[32] = {
+        0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80,
+        0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0, 0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
+        0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0};
+    BATON_INLINE void pairs(__m512i* pairs, const uint8_t* from) {
+        const __m512i words = read_vector<__m512i>(from), table = read_vector<__m512i>(kTable);
+        pairs[0] = _mm512_permutexvar_epi16(words, table);
+        pairs[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), table);
+        pairs[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), table);
+        pairs[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), table);
     }
 #endif
 };
@@ -213,13 +243,15 @@ struct Grouping {
     int64_t panel_bytes() const { return num_groups * group_bytes; }
 };
 
+BATON_INLINE int64_t bytes_of_scale(int32_t dtype) { return dtype == BATON_FLOAT32 ? 4 : dtype == BATON_FLOAT16 ? 2 : 1; }
+
 template <class T, class Codes>
 BATON_INLINE Grouping grouping(int64_t num_in, int64_t group_size, int32_t scale_dtype, bool has_offsets) {
     Grouping g;
     g.steps = num_steps<T>(group_size);
     g.num_groups = divided_up(num_in, group_size);
     g.code_bytes = kStepElements<T> * Codes::kBits / 8;
-    g.scale_bytes = kPanelOutputs * (scale_dtype == BATON_FLOAT16 ? 2 : 4);
+    g.scale_bytes = kPanelOutputs * bytes_of_scale(scale_dtype);
     g.group_bytes = g.steps * g.code_bytes + g.scale_bytes * (has_offsets ? 2 : 1);
     return g;
 }
@@ -231,6 +263,7 @@ BATON_INLINE Grouping grouping(int64_t num_in, int64_t group_size, int32_t scale
             case BATON_INT8: BATON_BY_DTYPE_OF(dtype, Int8Codes, function, __VA_ARGS__); break; \
             case BATON_INT4: BATON_BY_DTYPE_OF(dtype, Int4Codes, function, __VA_ARGS__); break; \
             case BATON_E4M3: BATON_BY_DTYPE_OF(dtype, E4m3Codes, function, __VA_ARGS__); break; \
+            case BATON_E2M1: BATON_BY_DTYPE_OF(dtype, E2m1Codes, function, __VA_ARGS__); break; \
         }                                                                         \
     } while (0)
 #define BATON_BY_DTYPE_OF(dtype, kind, function, ...)                        \
@@ -354,6 +387,8 @@ BATON_INLINE void pack_scales(uint8_t* to, const float* values, const BatonQuant
         const float value = output < a.num_out ? values[output * num_groups + group] : 0.0f;
         if (a.scale_dtype == BATON_FLOAT16) {
             narrow(value, reinterpret_cast<Float16*>(to) + place);
+        } else if (a.scale_dtype == BATON_E8M0) {
+            to[place] = static_cast<uint8_t>(to_bits(value) >> 23);
         } else {
             __builtin_memcpy(to + place * 4, &value, 4);
         }
