@@ -255,6 +255,24 @@ def loop_of(rig: Rig, leg: ListeningLeg, router: Asking, stopper: Stopper) -> En
     return EngineLoop(rig.core, cast(LoopLeg, leg), cast(RouterLinks, router), heartbeat, stopper)
 
 
+def test_an_idle_node_gives_its_pool_memory_and_does_not_wait_meanwhile(rig: Rig) -> None:
+    given: list[int] = []
+    pool = BlockPool(5, give_memory=lambda first, end: given.extend(range(first, end)))
+    rig.core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), rig.runner, "f")
+    rig.run(5)
+    assert given == [0, 1, 2, 3, 4]
+    assert rig.waits_ms == [250, 0, 0, 0, 250]
+
+
+def test_a_node_with_work_gives_its_pool_no_memory_beyond_what_that_needs(rig: Rig) -> None:
+    given: list[int] = []
+    pool = BlockPool(16, give_memory=lambda first, end: given.extend(range(first, end)))
+    rig.core = EngineCore(pool, Scheduler(pool, SchedulerLimits(4, 4, 16, 64), frozenset()), rig.runner, "f")
+    rig.core.add(RequestKey.numbered(1), Prompt.of([1, 2, 3, 4, 5]), DecodingParams(max_tokens=50))
+    rig.run(1)
+    assert given == [0, 1]
+
+
 def test_a_drained_node_ends_when_it_has_handed_over_and_the_router_has_heard_it(rig: Rig) -> None:
     order = HandOver(b"h" * 16, 1, 2, "e", 5)
     router, leg = Asking(Drain(starts_again=False)), ServingLeg(rig.core, num_live=1)

@@ -56,11 +56,16 @@ BATON_INLINE void pack_output(T* panel, const T* weight, int64_t num_in, int64_t
         }
 }
 
+// Of each row so much is asked for ahead of its use: there are more rows than the processor itself follows.
+constexpr int64_t kAheadBytes = 512;
+
 // kLanes rows become columns of words, from `offset` bytes of each row on. A row that is padding (NULL) has `padding`.
 BATON_INLINE void read_square(Words (&columns)[kLanes], const uint8_t* const* rows, int64_t offset, Words padding) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i)
+    for (int i = 0; i < kLanes; ++i) {
         columns[i] = rows[i] == nullptr ? padding : read_vector<Words>(rows[i] + offset);
+        __builtin_prefetch(rows[i] + offset + kAheadBytes);
+    }
     transpose(columns);
 }
 
