@@ -5,12 +5,14 @@
 // step, as for a single sequence that decodes, is divided further into spans of keys, which are joined in a second
 // operation of the pool. All that changes nothing of a result: see `attention_softmax.inl` and `attention_few.inl`.
 
+#include "attention_codes.inl"
 #include "attention_product.inl"
 #include "attention_pack.inl"
-#include "attention_codes.inl"
+#include "attention_coded.inl"
 #include "attention_softmax.inl"
 #include "attention_tile.inl"
 #include "attention_many.inl"
+#include "attention_stretch.inl"
 #include "attention_few.inl"
 
 constexpr int64_t kTokensPerStoreTile = 16;
@@ -188,7 +190,7 @@ void compute_span(const Tile& tile, const TileMemory& memory, const Partial& par
     for (int64_t row = 0; row < num_rows; ++row) partial.highest[row] = kNothing;
     using Decoded = typename DecodedAs<T>::Row;
     const bool has_codes = tile.attention.kv.has_codes;
-    const auto few = has_codes ? compute_few<Decoded> : compute_few<T>;
+    const auto few = has_codes ? compute_few<Decoded, E4m3> : compute_few<T, T>;
     const auto many = has_codes ? compute_many<Decoded> : compute_many<T>;
     (suits_few(tile.attention.kv, tile.num_rows) ? few : many)(tile, memory, partial, {begin, end},
                                                                goes_on ? last : end);

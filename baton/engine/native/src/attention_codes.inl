@@ -2,8 +2,10 @@
 //
 // A head of a block is block_size rows of codes, and behind them their scales, a byte each: s stands for 2^(s - 127). The
 // scale is the least power of two for which every code of the row is a number. What a code stands for is exact in float
-// and bfloat16, so attention over codes is, bit for bit, attention over plain keys and values of those numbers: rows are
-// decoded, kKeysAtOnce of them at most, and then computed as plain ones are.
+// and bfloat16, so attention over codes is, bit for bit, attention over plain keys and values of those numbers.
+//
+// For many rows codes are decoded to plain rows, kKeysAtOnce of them at most. For few rows they are decoded in registers,
+// and the scales are applied to scores and weights: that is exact for scales that are moderate (`attention_coded.inl`).
 // `baton/engine/attention/kv_planes.py` makes and reads the same codes.
 
 typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
@@ -12,6 +14,15 @@ typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
 BATON_INLINE int64_t head_stride(const BatonPagedKv& kv) {
     return static_cast<int64_t>(kv.block_size) * (kv.head_dim + (kv.has_codes ? 1 : 0));
 }
+
+// A code among keys or values that are multiplied without their scales.
+struct E4m3 {
+    uint8_t bits;
+};
+template <class T>
+constexpr bool kIsCode = false;
+template <>
+constexpr bool kIsCode<E4m3> = true;
 
 // Decoded rows have the type of the queries, or float where that is what their products take anyway.
 template <class T>
@@ -30,6 +41,9 @@ BATON_INLINE Floats small_floats(const uint8_t* codes) {
     const Words bits = products::widen_bytes(codes);
     return reinterpret_cast<Floats>(((bits & 0x80) << 24) | ((bits & 0x7f) << 20));
 }
+
+// What kLanes codes stand for, but for their scale.
+BATON_INLINE Floats unscaled(const E4m3* codes) { return small_floats(&codes->bits) * from_bits(0x7b800000); }
 
 // `scale` 255, which no row of numbers has, makes none of each code 0: zero times infinity.
 template <class T>

@@ -26,6 +26,7 @@ struct FloatUnits {
     BATON_INLINE Words load_units(const T* from) {
         return reinterpret_cast<Words>(load(from));
     }
+    BATON_INLINE Words load_units(const E4m3* from) { return reinterpret_cast<Words>(unscaled(from)); }
     template <class T>
     BATON_INLINE Words load_first_units(const T* from, int64_t num_values) {
         return reinterpret_cast<Words>(load_first(from, num_values));

@@ -7,23 +7,17 @@
 constexpr int64_t kSpan = 512;
 constexpr float kNothing = -__builtin_inff();
 
-// 2^x for x <= 0, within 2e-7 of it; exactly 1 for 0 and 0 below -126.5. What is no number stays so.
+// 2^x for x <= 0, within 2e-7 of it; exactly 1 for 0, and 0 below kLowestPower. What is no number stays so.
 BATON_INLINE Floats power_of_two(Floats x) {
-#if BATON_VECTOR_BYTES == 64
-    const __m512 lowest = _mm512_set1_ps(-127.0f);
-    const Floats bounded =
-        reinterpret_cast<Floats>(_mm512_mask_max_ps(lowest, 0xffff, lowest, reinterpret_cast<__m512>(x)));
-#else
-    const Floats bounded = x < -127.0f ? Floats{} - 127.0f : x;
-#endif
-    const Floats shifted = bounded + 12582912.0f;  // its lowest bits are the nearest whole number
-    const Floats r = bounded - (shifted - 12582912.0f);
+    const Floats shifted = x + 12582912.0f;  // its lowest bits are the nearest whole number
+    const Floats r = x - (shifted - 12582912.0f);
     Floats y = r * 1.3264726390e-3f + 9.6715126973e-3f;
     y = y * r + 5.5507337459e-2f;
     y = y * r + 2.4022242084e-1f;
     y = y * r + 6.9314697760e-1f;
     y = y * r + 1.0f;
-    return y * reinterpret_cast<Floats>((reinterpret_cast<Ints>(shifted) + 127) << 23);
+    y = y * reinterpret_cast<Floats>((reinterpret_cast<Ints>(shifted) + 127) << 23);
+    return x < kLowestPower ? Floats{} : y;
 }
 
 BATON_INLINE float highest_lane(Floats x) {
@@ -98,9 +92,9 @@ BATON_INLINE float highest_score(const ScoreRow& row) {
     return highest_lane(highest);
 }
 
-// Returns the lanes' sums of the weights.
+// Returns the lanes' sums of the weights. These are multiplied by `scales` then, unless it is NULL.
 template <class Units>
-BATON_INLINE Floats scores_to_weights(const ScoreRow& row, float scale, float base) {
+BATON_INLINE Floats scores_to_weights(const ScoreRow& row, float scale, float base, const Scales* scales) {
     Floats total = {};
     uint32_t* weights = reinterpret_cast<uint32_t*>(row.scores);
     for (int64_t i = 0; i < kKeysAtOnce; i += kLanes) {
@@ -109,6 +103,7 @@ BATON_INLINE Floats scores_to_weights(const ScoreRow& row, float scale, float ba
             values = power_of_two(load(row.scores + i) * scale - base);
             if (!is_seen_whole(row, i)) values = seen_lanes(row, i) ? values : Floats{};
             total += values;
+            if (scales != nullptr) values *= powers(scales->of_piece[i / kLanes]);
         }
         Units::write_row(weights, i, values);
     }

@@ -103,9 +103,11 @@ BATON_INLINE KeyRange seen_keys(const TileMemory& memory, int64_t first_row, int
     return {begin > 0 ? begin : 0, end < kKeysAtOnce ? end : kKeysAtOnce};
 }
 
-// The scores of a head's rows become weights, and its sums so far get factors; all are those of the head.
+// The scores of a head's rows become weights, and its sums so far get factors; all are those of the head. `scales`: by
+// which weights are multiplied, as values are; NULL for none.
 template <class Units>
-void compute_weights(const Tile& tile, const TileMemory& memory, const Partial& partial, int64_t first_key) {
+void compute_weights(const Tile& tile, const TileMemory& memory, const Partial& partial, int64_t first_key,
+                     const Scales* scales = nullptr) {
     const float scale = tile.attention.scale * 1.44269504f;  // powers of two are taken
     const auto score_row = [&](int64_t row) {
         const KeyRange seen = seen_keys(memory, row, 1, first_key);
@@ -122,7 +124,7 @@ void compute_weights(const Tile& tile, const TileMemory& memory, const Partial& 
     float* lanes = memory.lanes;
     for (int64_t row = 0; row < tile.num_rows; ++row, lanes += kLanes) {
         const float highest = partial.highest[row], base = highest == kNothing ? 0.0f : highest;
-        const Floats total = scores_to_weights<Units>(score_row(row), scale, base);
+        const Floats total = scores_to_weights<Units>(score_row(row), scale, base, scales);
         store(lanes, round_to(load(lanes) * memory.factors[row], lanes) + total);
     }
 }
