@@ -99,6 +99,42 @@ class BatonQuantize(Structure):
     ]
 
 
+class BatonRoundRows(Structure):
+    """`BatonRoundRows` of kernels.h: round rows of x to 8 bits."""
+
+    _fields_ = [
+        ("out", c_void_p),
+        ("x", c_void_p),
+        ("num_rows", c_int64),
+        ("size", c_int64),
+        ("out_stride", c_int64),
+        ("x_stride", c_int64),
+        ("dtype", c_int32),
+    ]
+
+
+class BatonRoundedLinear(Structure):
+    """`BatonRoundedLinear` of kernels.h: multiply rounded rows by a quantized weight that is packed for them."""
+
+    _fields_ = [
+        ("out", c_void_p),
+        ("x", c_void_p),
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_out", c_int64),
+        ("num_in", c_int64),
+        ("out_stride", c_int64),
+        ("x_stride", c_int64),
+        ("group_size", c_int64),
+        ("dtype", c_int32),
+        ("out_is_float32", c_int32),
+        ("codes_kind", c_int32),
+        ("scale_dtype", c_int32),
+        ("has_offsets", c_int32),
+    ]
+
+
 class BatonPagedKv(Structure):
     """`BatonPagedKv` of kernels.h: where a layer's keys and values lie, and in which format."""
 
@@ -313,6 +349,8 @@ KINDS: dict[type[Structure], int] = {
     BatonGate: 5,
     BatonGather: 6,
     BatonQuantizedLinear: 7,
+    BatonRoundRows: 8,
+    BatonRoundedLinear: 9,
 }
 """`BatonKind`, by the arguments of its function."""
 TOKEN_IDS, POSITIONS, DUE = 0, 1, 2

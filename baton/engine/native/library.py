@@ -28,7 +28,7 @@ from baton.engine.native.loans import CoreLoans, Lending
 from baton.wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
-_INTERFACE = 9
+_INTERFACE = 10
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
 _SHARED_BYTES = 1 << 24
@@ -79,6 +79,9 @@ class Kernels:
         self.quantized_pack = self._call("quantized_pack", BatonQuantizedPack)
         self.quantized_linear = self._call("quantized_linear", arguments.BatonQuantizedLinear)
         self.quantize = self._call("quantize", arguments.BatonQuantize)
+        self.round_rows = self._call("round_rows", arguments.BatonRoundRows)
+        self.rounded_pack = self._call("rounded_pack", BatonQuantizedPack)
+        self.rounded_linear = self._call("rounded_linear", arguments.BatonRoundedLinear)
 
     def packed_bytes(self, dtype: torch.dtype, num_out: int, num_in: int) -> int:
         """The bytes of a packed weight [num_out, num_in]; 0 where there is no product for `dtype`."""
@@ -89,6 +92,14 @@ class Kernels:
     def quantized_bytes(self, given: BatonQuantizedPack) -> int:
         """The bytes that `given` packs into, whose pointers need not be set but for NULL or not of the offsets."""
         return int(self._library.baton_quantized_bytes(self._pool, byref(given)))
+
+    def rounded_bytes(self, size: int) -> int:
+        """The bytes of a row of so many inputs that is rounded to 8 bits."""
+        return int(self._library.baton_rounded_bytes(self._pool, size))
+
+    def rounded_pack_bytes(self, given: BatonQuantizedPack) -> int:
+        """As `quantized_bytes`, for products with rounded rows; 0 where there are none."""
+        return int(self._library.baton_rounded_pack_bytes(self._pool, byref(given)))
 
     def attention_scratch(self, max_sequences: int, head_dim: int) -> int:
         """The bytes of scratch that attention over a step of so many sequences needs at most."""
@@ -160,6 +171,9 @@ def load_library(path: Path | None = None) -> CDLL:
     library.baton_packed_bytes.restype = c_int64
     library.baton_quantized_bytes.argtypes = (c_void_p, POINTER(BatonQuantizedPack))
     library.baton_quantized_bytes.restype = c_int64
+    library.baton_rounded_bytes.argtypes, library.baton_rounded_bytes.restype = (c_void_p, c_int64), c_int64
+    library.baton_rounded_pack_bytes.argtypes = (c_void_p, POINTER(BatonQuantizedPack))
+    library.baton_rounded_pack_bytes.restype = c_int64
     library.baton_attention_scratch.argtypes = (c_void_p, c_int64, c_int32)
     library.baton_attention_scratch.restype = c_int64
     library.baton_plan.argtypes, library.baton_plan.restype = (POINTER(BatonPlan),), c_int32

@@ -24,10 +24,15 @@ struct KernelTable {
     void (*quantized_pack)(Pool&, const BatonQuantizedPack&);
     void (*quantized_linear)(Pool&, const BatonQuantizedLinear&);
     void (*quantize)(Pool&, const BatonQuantize&);
+    int64_t (*rounded_bytes)(int64_t size);
+    void (*round_rows)(Pool&, const BatonRoundRows&);
+    int64_t (*rounded_pack_bytes)(const BatonQuantizedPack&);
+    void (*rounded_pack)(Pool&, const BatonQuantizedPack&);
+    void (*rounded_linear)(Pool&, const BatonRoundedLinear&);
 };
 
 #if defined(__x86_64__)
-extern const KernelTable kAvx512Bf16, kAvx512, kAvx2;
+extern const KernelTable kAvx512Bf16, kAvx512Vnni, kAvx512, kAvx2Vnni, kAvx2;
 #endif
 extern const KernelTable kBaseline;
 

@@ -16,7 +16,7 @@ extern "C" {
 enum BatonDtype : int32_t { BATON_FLOAT32 = 0, BATON_BFLOAT16 = 1, BATON_FLOAT16 = 2 };
 
 // Raise it with every change of what follows: `baton/engine/native/library.py` loads no other version.
-constexpr int32_t BATON_INTERFACE = 9;
+constexpr int32_t BATON_INTERFACE = 10;
 int32_t baton_interface(void);
 
 // The dispatch levels that this processor can run, best first, as a list of names separated by commas.
@@ -112,6 +112,35 @@ struct BatonQuantizedLinear {
     int32_t dtype, out_is_float32, codes_kind, scale_dtype, has_offsets;
 };
 void baton_quantized_linear(BatonPool* pool, const BatonQuantizedLinear* arguments);
+
+// --- the same with x rounded to 8 bits: INT8 and INT4, in groups of a multiple of 16 inputs, or of all of them
+
+// Round rows of x, for all products that they go into. Rows of `out` are out_stride bytes apart and have
+// baton_rounded_bytes(size) bytes. See `rounded.inl`.
+struct BatonRoundRows {
+    void* out;
+    const void* x;
+    int64_t num_rows, size, out_stride, x_stride;
+    int32_t dtype;
+};
+int64_t baton_rounded_bytes(const BatonPool* pool, int64_t size);
+void baton_round_rows(BatonPool* pool, const BatonRoundRows* arguments);
+
+// As baton_quantized_bytes and baton_quantized_pack; 0 for what has no such product.
+int64_t baton_rounded_pack_bytes(const BatonPool* pool, const BatonQuantizedPack* arguments);
+void baton_rounded_pack(BatonPool* pool, const BatonQuantizedPack* arguments);
+
+// As BatonQuantizedLinear; `x` are rounded rows, x_stride bytes apart, and `packed` is of baton_rounded_pack. Results are
+// the same at every level, bit for bit.
+struct BatonRoundedLinear {
+    void* out;
+    const void* x;
+    const void* packed;
+    const void* bias;
+    int64_t num_tokens, num_out, num_in, out_stride, x_stride, group_size;
+    int32_t dtype, out_is_float32, codes_kind, scale_dtype, has_offsets;
+};
+void baton_rounded_linear(BatonPool* pool, const BatonRoundedLinear* arguments);
 
 // --- attention over a paged KV pool
 
@@ -295,7 +324,9 @@ enum BatonKind : int32_t {
     BATON_NORM_ROTATE = 4,
     BATON_GATE = 5,
     BATON_GATHER = 6,
-    BATON_QUANTIZED_LINEAR = 7
+    BATON_QUANTIZED_LINEAR = 7,
+    BATON_ROUND_ROWS = 8,
+    BATON_ROUNDED_LINEAR = 9
 };
 // `arguments`: those of the kind's own function.
 struct BatonCall {
