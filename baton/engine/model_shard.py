@@ -38,6 +38,7 @@ from baton.engine.models.modelling.config import ModellingConfig
 from baton.engine.models.noted_collectives import NotedCollectives
 from baton.engine.models.ops.base import DecoderOps
 from baton.engine.models.ops.choose import choose_ops
+from baton.engine.models.ops.native_ops import NativeOps
 from baton.engine.models.ops.torch_ops import TorchOps
 from baton.engine.models.quantization.choose import choose_quantization
 from baton.engine.models.quantization.while_loading import AUTO
@@ -145,7 +146,8 @@ def fingerprint_of(basis: Basis, model: ModelShard) -> str:
     that of its drafts."""
     kv_dtype = model.layout.dtype if model.layout.has_scales else ""
     draft = "" if basis.draft is None else basis.draft.identity
-    return with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype, draft)
+    activations = "" if basis.settings.activation_dtype == AUTO else basis.settings.activation_dtype
+    return with_quantization(checkpoint_fingerprint(basis), model.quantization, kv_dtype, draft, activations)
 
 
 def node_memory(settings: EngineSettings) -> HostMemory:
@@ -208,13 +210,14 @@ def _load_shard(
     shapes = Decoder(config, TORCH_DTYPES[dtype], "meta", TorchOps(), all_stages, collectives, quantization)
     KvLayout.of_layers(kv_dtype, settings.block_size, shapes.layer_kvs)  # refuses what has no KV of that dtype
     weights_bytes = _checked_weights(settings, folder, shapes, device, shard)
-    ops = choose_ops(device.torch_device, kernels)
+    ops = choose_ops(device.torch_device, kernels, rounds_activations=settings.activation_dtype != AUTO)
     decoder = Decoder(config, TORCH_DTYPES[dtype], device.torch_device, ops, shard, collectives, quantization)
     if settings.load_format == DUMMY:
         fill_with_noise(decoder)
     else:
         load_weights(folder, decoder, on_weights)
     return_freed_memory()  # plain weights that were packed, or quantized
+    _require_rounding(settings, ops)
     own = KvLayout.of_layers(kv_dtype, settings.block_size, decoder.layer_kvs)
     layout = own
     if not shard.is_whole:
@@ -223,6 +226,14 @@ def _load_shard(
     towers = towers_of(basis, TORCH_DTYPES[dtype])
     weights_bytes += sum(tower.num_bytes for tower in towers.values())
     return ModelShard(decoder, layout, own, ops, weights_bytes, quantization.name, towers)
+
+
+def _require_rounding(settings: EngineSettings, ops: DecoderOps) -> None:
+    if settings.activation_dtype != AUTO and not (isinstance(ops, NativeOps) and ops.has_rounded):
+        raise InvalidSetting(
+            f"--activation-dtype {settings.activation_dtype}: no weight here has 8 or 4 bits in groups of 16 inputs or "
+            "more (see --quantization)"
+        )
 
 
 def towers_of(basis: Basis, dtype: torch.dtype) -> Mapping[str, MediaTower[Any]]:
@@ -321,8 +332,10 @@ def _load_modelling(
     # imported late: models of Baton's own need none of it, and it takes seconds
     from baton.engine.models.modelling import loading
 
-    if settings.quantization != AUTO:
-        raise InvalidSetting("--quantization: what transformers' modelling code computes is not quantized")
+    if settings.quantization != AUTO or settings.activation_dtype != AUTO:
+        raise InvalidSetting(
+            "--quantization, --activation-dtype: what transformers' modelling code computes is not quantized"
+        )
     name, remote_code = choose_dtype(settings.dtype, config), settings.trust_remote_code
     dtype, kv_dtype = TORCH_DTYPES[name], choose_kv_dtype(settings.kv_cache_dtype, name)
     num_bytes = loading.count_weights(folder, config, dtype, remote_code=remote_code)

@@ -45,6 +45,12 @@ class EngineSettings:
         "weights of products; auto: as the checkpoint has them; int8, int4: plain ones are quantized while loading",
         choices=("auto", "int8", "int4"),
     )
+    activation_dtype: str = _model(
+        "auto",
+        "what int8 and int4 weights multiply on a CPU; auto: numbers of the model's dtype; int8: these rounded to 8 "
+        "bits with a scale for 32 of them, which is faster for batches and prompts",
+        choices=("auto", "int8"),
+    )
     kv_cache_dtype: str = _cache(
         "auto",
         "type of stored KV; auto: the model's dtype; fp8, fp8_e4m3: floats of 8 bits with a scale for each token and "

@@ -101,6 +101,42 @@ class BatonQuantize(Structure):
     ]
 
 
+class BatonRoundRows(Structure):
+    """`BatonRoundRows` of kernels.h: round rows of x to 8 bits."""
+
+    _fields_ = [
+        ("out", c_void_p),
+        ("x", c_void_p),
+        ("num_rows", c_int64),
+        ("size", c_int64),
+        ("out_stride", c_int64),
+        ("x_stride", c_int64),
+        ("dtype", c_int32),
+    ]
+
+
+class BatonRoundedLinear(Structure):
+    """`BatonRoundedLinear` of kernels.h: multiply rounded rows by a quantized weight that is packed for them."""
+
+    _fields_ = [
+        ("out", c_void_p),
+        ("x", c_void_p),
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("num_tokens", c_int64),
+        ("num_out", c_int64),
+        ("num_in", c_int64),
+        ("out_stride", c_int64),
+        ("x_stride", c_int64),
+        ("group_size", c_int64),
+        ("dtype", c_int32),
+        ("out_is_float32", c_int32),
+        ("codes_kind", c_int32),
+        ("scale_dtype", c_int32),
+        ("has_offsets", c_int32),
+    ]
+
+
 class BatonRouting(Structure):
     """`BatonRouting` of kernels.h: choose the experts of each token."""
 
@@ -377,6 +413,8 @@ KINDS: dict[type[Structure], int] = {
     BatonQuantizedLinear: 7,
     BatonRouting: 8,
     BatonExperts: 9,
+    BatonRoundRows: 10,
+    BatonRoundedLinear: 11,
 }
 """`BatonKind`, by the arguments of its function."""
 TOKEN_IDS, POSITIONS, DUE = 0, 1, 2

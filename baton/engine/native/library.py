@@ -89,6 +89,9 @@ class Kernels:
         self.quantize = self._call("quantize", arguments.BatonQuantize)
         self.route = self._call("route", arguments.BatonRouting)
         self.experts = self._call("experts", arguments.BatonExperts)
+        self.round_rows = self._call("round_rows", arguments.BatonRoundRows)
+        self.rounded_pack = self._call("rounded_pack", BatonQuantizedPack)
+        self.rounded_linear = self._call("rounded_linear", arguments.BatonRoundedLinear)
 
     def packed_bytes(self, dtype: torch.dtype, num_out: int, num_in: int) -> int:
         """The bytes of a packed weight [num_out, num_in]; 0 where there is no product for `dtype`."""
@@ -103,6 +106,14 @@ class Kernels:
     def expert_scratch(self, given: BatonExperts, num_chosen: int) -> int:
         """The bytes of scratch that `given` needs for each token."""
         return int(self._library.baton_expert_scratch(given.dtype, given.size, given.inner, num_chosen))
+
+    def rounded_bytes(self, size: int) -> int:
+        """The bytes of a row of so many inputs that is rounded to 8 bits."""
+        return int(self._library.baton_rounded_bytes(self._pool, size))
+
+    def rounded_pack_bytes(self, given: BatonQuantizedPack) -> int:
+        """As `quantized_bytes`, for products with rounded rows; 0 where there are none."""
+        return int(self._library.baton_rounded_pack_bytes(self._pool, byref(given)))
 
     def attention_scratch(self, max_sequences: int, head_dim: int) -> int:
         """The bytes of scratch that attention over a step of so many sequences needs at most."""
@@ -176,6 +187,9 @@ def load_library(path: Path | None = None) -> CDLL:
     library.baton_quantized_bytes.restype = c_int64
     library.baton_expert_scratch.argtypes = (c_int32, c_int64, c_int64, c_int64)
     library.baton_expert_scratch.restype = c_int64
+    library.baton_rounded_bytes.argtypes, library.baton_rounded_bytes.restype = (c_void_p, c_int64), c_int64
+    library.baton_rounded_pack_bytes.argtypes = (c_void_p, POINTER(BatonQuantizedPack))
+    library.baton_rounded_pack_bytes.restype = c_int64
     library.baton_attention_scratch.argtypes = (c_void_p, c_int64, c_int32)
     library.baton_attention_scratch.restype = c_int64
     library.baton_plan.argtypes, library.baton_plan.restype = (POINTER(BatonPlan),), c_int32

@@ -265,7 +265,7 @@ def test_known_hashes_are_bounded(registry: NodeRegistry, monkeypatch: pytest.Mo
         assert len(_cached(registry, hello)) <= 2
 
 
-def test_nodes_of_one_model_agree_on_its_quantization_and_the_dtype_of_its_kv_and_its_draft() -> None:
+def test_nodes_of_one_model_agree_on_what_it_computes_and_stores() -> None:
     registry = NodeRegistry({"m": "abcd"})
     _join(registry, fingerprint="abcd+int8")
     with pytest.raises(Refused, match="quantization differs: int8 here, none at plain"):
@@ -276,5 +276,7 @@ def test_nodes_of_one_model_agree_on_its_quantization_and_the_dtype_of_its_kv_an
         Refused, match=r"KV cache differs: the model's dtype here, fp8_e4m3 at codes .*--kv-cache-dtype"
     ):
         registry.register(make_hello(PREFILL, node_id="codes", fingerprint="abcd+int8+kv-fp8_e4m3"), 0.0)
+    with pytest.raises(Refused, match=r"activations differ: not rounded here, int8 at rounds .*--activation-dtype"):
+        registry.register(make_hello(PREFILL, node_id="rounds", fingerprint="abcd+int8+x-int8"), 0.0)
     with pytest.raises(Refused, match=r"draft model differs: none here, 12ab34cd at guesses .*--speculative-config"):
         registry.register(make_hello(PREFILL, node_id="guesses", fingerprint="abcd+int8+draft-12ab34cd"), 0.0)

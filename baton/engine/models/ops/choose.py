@@ -16,6 +16,7 @@ from baton.engine.models.ops.cpu_ops import CpuOps
 from baton.engine.models.ops.native_ops import NativeOps
 from baton.engine.models.ops.torch_ops import TorchOps
 from baton.engine.native.library import Kernels
+from baton.wire.errors import InvalidSetting
 
 _log = logging.getLogger(__name__)
 
@@ -34,15 +35,18 @@ def choose_ops(
     device: torch.device,
     kernels: Kernels | None = None,
     *,
+    rounds_activations: bool = False,
     load: Callable[[torch.device], DecoderOps] = load_triton_ops,
 ) -> DecoderOps:
     """The fastest operations for `device`: Triton's on CUDA, where Triton works; `kernels` on a CPU where there are
     some, else packed products; torch's everywhere else.
 
-    One log line says why a GPU gets plain torch.
+    One log line says why a GPU gets plain torch. Raises `InvalidSetting` where `rounds_activations` has no kernels.
     """
+    if rounds_activations and kernels is None:
+        raise InvalidSetting("--activation-dtype int8 needs Baton's CPU kernels (see --cpu-kernels)")
     if device.type == "cpu":
-        return CpuOps() if kernels is None else NativeOps(kernels)
+        return CpuOps() if kernels is None else NativeOps(kernels, rounds_activations=rounds_activations)
     if device.type != "cuda":
         return TorchOps()
     try:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton.engine.models.linear_weights import LinearWeight, LoadedWeight, PlainWeight, QuantizedWeight, StackedWeight
 from baton.engine.models.ops.cpu_ops import CpuOps
-from baton.engine.models.ops.native_quantized import pack_quantized
+from baton.engine.models.ops.native_quantized import pack_quantized, round_rows
 from baton.engine.models.parameters import Parameter
 from baton.engine.models.rope import Rotation
 from baton.engine.native.arguments import (
@@ -27,6 +27,7 @@ from baton.engine.native.arguments import (
     BatonNormRotate,
     BatonPack,
     BatonQuantizedLinear,
+    BatonRoundedLinear,
 )
 from baton.engine.native.library import Kernels, WeightMemory
 
@@ -41,7 +42,7 @@ class NativeWeight:
 
     packed: Tensor
     num_out: int
-    product: BatonLinear | BatonQuantizedLinear
+    product: BatonLinear | BatonQuantizedLinear | BatonRoundedLinear
     input_order: Tensor | None = None
 
     def parameters(self) -> tuple[Parameter, ...]:
@@ -66,6 +67,26 @@ def gather_of(out: Tensor, table: Tensor | LinearWeight, index: int, rows: Tenso
     )
 
 
+class _Inputs:
+    """What goes into one product: rows of x, rounded once for all weights that take them so."""
+
+    def __init__(self, kernels: Kernels, x: Tensor) -> None:
+        self._kernels, self._x = kernels, x
+        self._rounded: Tensor | None = None
+
+    def of(self, weight: NativeWeight) -> Tensor:
+        """x in the order and the form that `weight` multiplies."""
+        is_rounded = isinstance(weight.product, BatonRoundedLinear)
+        if weight.input_order is not None:
+            ordered = self._x[:, weight.input_order]
+            return round_rows(self._kernels, ordered) if is_rounded else ordered
+        if not is_rounded:
+            return self._x
+        if self._rounded is None:
+            self._rounded = round_rows(self._kernels, self._x)
+        return self._rounded
+
+
 def _native(stack: StackedWeight) -> list[NativeWeight] | None:
     """The pieces, if the kernels multiply by all of them."""
     pieces = [piece for piece in stack.pieces if isinstance(piece, NativeWeight)]
@@ -76,11 +97,14 @@ class NativeOps(CpuOps):
     """A decoder's operations by Baton's CPU kernels, for the dtypes of `DTYPES` and heads of at most 512 elements.
 
     `has_packed_all`: no product was left to torch, so a row of a result is the same whatever the other rows are.
+    `has_rounded`: some product rounds what it multiplies.
     """
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, *, rounds_activations: bool = False) -> None:
+        """`rounds_activations`: what goes into products with int8 and int4 weights is rounded to 8 bits."""
         super().__init__()
-        self.has_packed_all = True
+        self.has_packed_all, self.has_rounded = True, False
+        self._rounds_activations = rounds_activations
         self.kernels = kernels
         self._memory = WeightMemory()
 
@@ -88,7 +112,10 @@ class NativeOps(CpuOps):
         """Pack a weight for the kernels, quantized or plain. A packed weight is a copy; the loaded one is freed with
         its last owner."""
         if isinstance(weight, QuantizedWeight):
-            packed, quantized_product = pack_quantized(self.kernels, self._memory, weight)
+            packed, quantized_product = pack_quantized(
+                self.kernels, self._memory, weight, for_rounded=self._rounds_activations
+            )
+            self.has_rounded = self.has_rounded or isinstance(quantized_product, BatonRoundedLinear)
             return NativeWeight(packed, weight.num_rows, quantized_product, weight.input_order)
         matrix = weight.matrix
         num_out, num_in = matrix.shape
@@ -121,10 +148,10 @@ class NativeOps(CpuOps):
         """x W^T + b, [T, out]. The pieces of a stack write side by side into one result."""
         if isinstance(weight, StackedWeight) and (pieces := _native(weight)) is not None:
             out = self.kernels.empty((x.shape[0], sum(piece.num_out for piece in pieces)), x.dtype)
-            first = 0
+            first, inputs = 0, _Inputs(self.kernels, x)
             for piece in pieces:
                 end = first + piece.num_out
-                self.multiply(out[:, first:end], x, piece, None if bias is None else bias[first:end])
+                self._multiply(out[:, first:end], inputs, piece, None if bias is None else bias[first:end])
                 first = end
             return out
         if not isinstance(weight, NativeWeight):
@@ -135,14 +162,17 @@ class NativeOps(CpuOps):
 
     def multiply(self, out: Tensor, x: Tensor, weight: NativeWeight, bias: Tensor | None) -> None:
         """Write x W^T + b to `out` [T, out], whose rows may lie any distance apart."""
-        if weight.input_order is not None:
-            x = x[:, weight.input_order]
-        product = weight.product
+        self._multiply(out, _Inputs(self.kernels, x), weight, bias)
+
+    def _multiply(self, out: Tensor, inputs: _Inputs, weight: NativeWeight, bias: Tensor | None) -> None:
+        x, product = inputs.of(weight), weight.product
         product.out, product.x = out.data_ptr(), x.data_ptr()
         product.num_tokens, product.x_stride, product.out_stride = x.shape[0], x.stride(0), out.stride(0)
         product.bias = None if bias is None else bias.data_ptr()
         if isinstance(product, BatonLinear):
             self.kernels.linear(product)
+        elif isinstance(product, BatonRoundedLinear):
+            self.kernels.rounded_linear(product)
         else:
             self.kernels.quantized_linear(product)
 

@@ -1,4 +1,4 @@
-"""Quantized weights in the layout of Baton's CPU kernels.
+"""Quantized weights in the layouts of Baton's CPU kernels: for x as it is, or for rows of x rounded to 8 bits.
 
 Owns the choice of how scales are kept: in 8 or 16 bits where that changes none of them, else in 32.
 """
@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from baton.engine.models.linear_weights import QuantizedWeight
-from baton.engine.native.arguments import DTYPES, SCALE_DTYPES, BatonQuantize, BatonQuantizedLinear, BatonQuantizedPack
+from baton.engine.native.arguments import (
+    DTYPES,
+    SCALE_DTYPES,
+    BatonQuantize,
+    BatonQuantizedLinear,
+    BatonQuantizedPack,
+    BatonRoundedLinear,
+    BatonRoundRows,
+)
 from baton.engine.native.library import Kernels, WeightMemory
 
 _CODES = {torch.int8: 0, torch.uint8: 1, torch.float8_e4m3fn: 2, torch.float4_e2m1fn_x2: 3}
@@ -17,9 +25,10 @@ _CODES = {torch.int8: 0, torch.uint8: 1, torch.float8_e4m3fn: 2, torch.float4_e2
 
 
 def pack_quantized(
-    kernels: Kernels, memory: WeightMemory, weight: QuantizedWeight
-) -> tuple[Tensor, BatonQuantizedLinear]:
-    """The packed weight, and the arguments of a product with it but for those that belong to its tokens."""
+    kernels: Kernels, memory: WeightMemory, weight: QuantizedWeight, *, for_rounded: bool = False
+) -> tuple[Tensor, BatonQuantizedLinear | BatonRoundedLinear]:
+    """The packed weight, and the arguments of a product with it but for those that belong to its tokens. `for_rounded`:
+    for rounded rows, where the kernels have such a product with the weight."""
     codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
     offsets = None if weight.offsets is None else weight.offsets.contiguous()
     given = BatonQuantizedPack(
@@ -34,10 +43,14 @@ def pack_quantized(
         codes_kind=_CODES[codes.dtype],
         scale_dtype=SCALE_DTYPES[_kept_dtype(scales, offsets)],
     )
-    packed = memory.take(kernels.quantized_bytes(given))
+    rounded_bytes = kernels.rounded_pack_bytes(given) if for_rounded else 0
+    packed = memory.take(rounded_bytes or kernels.quantized_bytes(given))
     given.packed = packed.data_ptr()
-    kernels.quantized_pack(given)
-    product = BatonQuantizedLinear(
+    pack, kind = kernels.quantized_pack, BatonQuantizedLinear
+    if rounded_bytes:
+        pack, kind = kernels.rounded_pack, BatonRoundedLinear
+    pack(given)
+    product = kind(
         packed=given.packed,
         num_out=given.num_out,
         num_in=given.num_in,
@@ -48,6 +61,16 @@ def pack_quantized(
         has_offsets=int(offsets is not None),
     )
     return packed, product
+
+
+def round_rows(kernels: Kernels, x: Tensor) -> Tensor:
+    """The rows of x [T, in] rounded to 8 bits, as opaque bytes [T, ...] for all products that they go into."""
+    num_rows, size = x.shape
+    rows = kernels.empty((num_rows, kernels.rounded_bytes(size)), torch.uint8)
+    kernels.round_rows(
+        BatonRoundRows(rows.data_ptr(), x.data_ptr(), num_rows, size, rows.stride(0), x.stride(0), DTYPES[x.dtype])
+    )
+    return rows
 
 
 def quantize(kernels: Kernels, matrix: Tensor, group_size: int, codes_dtype: torch.dtype) -> QuantizedWeight:

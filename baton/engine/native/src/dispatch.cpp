@@ -3,6 +3,10 @@
 #include <exception>
 #include <new>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "kernel_table.h"
 
 namespace baton {
@@ -13,6 +17,14 @@ struct Level {
     bool runs_here;
 };
 
+#if defined(__x86_64__)
+// Not every compiler knows this one by name.
+bool has_avx_vnni() {
+    unsigned eax, ebx, ecx, edx;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1 << 4) != 0;
+}
+#endif
+
 // Best first. Asked for anew each time: this is called when an engine starts.
 int levels(const Level** found) {
 #if defined(__x86_64__)
@@ -21,12 +33,12 @@ int levels(const Level** found) {
         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     static const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    static const bool has_avx512_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
     static const bool has_bf16 =
-        has_avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
-    static const Level all[] = {{&kAvx512Bf16, has_bf16},
-                                {&kAvx512, has_avx512},
-                                {&kAvx2, has_avx2},
-                                {&kBaseline, true}};
+        has_avx512_vnni && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+    static const Level all[] = {{&kAvx512Bf16, has_bf16}, {&kAvx512Vnni, has_avx512_vnni},
+                                {&kAvx512, has_avx512},   {&kAvx2Vnni, has_avx2 && has_avx_vnni()},
+                                {&kAvx2, has_avx2},       {&kBaseline, true}};
 #else
     static const Level all[] = {{&kBaseline, true}};
 #endif
@@ -44,6 +56,8 @@ const KernelTable* find(const char* name) {
 // What of the arguments belongs to the step.
 void set_step(BatonLinear& a, const BatonStep&, int64_t num_rows) { a.num_tokens = num_rows; }
 void set_step(BatonQuantizedLinear& a, const BatonStep&, int64_t num_rows) { a.num_tokens = num_rows; }
+void set_step(BatonRoundRows& a, const BatonStep&, int64_t num_rows) { a.num_rows = num_rows; }
+void set_step(BatonRoundedLinear& a, const BatonStep&, int64_t num_rows) { a.num_tokens = num_rows; }
 void set_step(BatonAddNorm& a, const BatonStep&, int64_t num_rows) { a.num_rows = num_rows; }
 void set_step(BatonNormRotate& a, const BatonStep&, int64_t num_rows) { a.num_tokens = num_rows; }
 void set_step(BatonGate& a, const BatonStep&, int64_t num_rows) { a.num_rows = num_rows; }
@@ -91,6 +105,8 @@ struct Replay {
             case BATON_QUANTIZED_LINEAR: return make(pool.table.quantized_linear, call.arguments);
             case BATON_ROUTING: return make(pool.table.route, call.arguments);
             case BATON_EXPERTS: return make(pool.table.experts, call.arguments);
+            case BATON_ROUND_ROWS: return make(pool.table.round_rows, call.arguments);
+            case BATON_ROUNDED_LINEAR: return make(pool.table.rounded_linear, call.arguments);
         }
     }
 };
@@ -156,6 +172,19 @@ int64_t baton_expert_scratch(int32_t dtype, int64_t size, int64_t inner, int64_t
     return num_chosen * (8 + (size + inner) * (dtype == BATON_FLOAT32 ? 4 : 2));
 }
 void baton_experts(BatonPool* pool, const BatonExperts* arguments) { pool->table.experts(pool->threads, *arguments); }
+int64_t baton_rounded_bytes(const BatonPool* pool, int64_t size) { return pool->table.rounded_bytes(size); }
+void baton_round_rows(BatonPool* pool, const BatonRoundRows* arguments) {
+    pool->table.round_rows(pool->threads, *arguments);
+}
+int64_t baton_rounded_pack_bytes(const BatonPool* pool, const BatonQuantizedPack* arguments) {
+    return pool->table.rounded_pack_bytes(*arguments);
+}
+void baton_rounded_pack(BatonPool* pool, const BatonQuantizedPack* arguments) {
+    pool->table.rounded_pack(pool->threads, *arguments);
+}
+void baton_rounded_linear(BatonPool* pool, const BatonRoundedLinear* arguments) {
+    pool->table.rounded_linear(pool->threads, *arguments);
+}
 void baton_store(BatonPool* pool, const BatonStore* arguments) { pool->table.store(pool->threads, *arguments); }
 int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim) {
     return pool->table.attention_scratch(pool->threads.max_threads(), max_sequences, head_dim);

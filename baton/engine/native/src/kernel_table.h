@@ -26,10 +26,15 @@ struct KernelTable {
     void (*quantize)(Pool&, const BatonQuantize&);
     void (*route)(Pool&, const BatonRouting&);
     void (*experts)(Pool&, const BatonExperts&);
+    int64_t (*rounded_bytes)(int64_t size);
+    void (*round_rows)(Pool&, const BatonRoundRows&);
+    int64_t (*rounded_pack_bytes)(const BatonQuantizedPack&);
+    void (*rounded_pack)(Pool&, const BatonQuantizedPack&);
+    void (*rounded_linear)(Pool&, const BatonRoundedLinear&);
 };
 
 #if defined(__x86_64__)
-extern const KernelTable kAvx512Bf16, kAvx512, kAvx2;
+extern const KernelTable kAvx512Bf16, kAvx512Vnni, kAvx512, kAvx2Vnni, kAvx2;
 #endif
 extern const KernelTable kBaseline;
 

@@ -164,6 +164,34 @@ struct BatonExperts {
 };
 int64_t baton_expert_scratch(int32_t dtype, int64_t size, int64_t inner, int64_t num_chosen);
 void baton_experts(BatonPool* pool, const BatonExperts* arguments);
+// --- the same with x rounded to 8 bits: INT8 and INT4, in groups of a multiple of 16 inputs, or of all of them
+
+// Round rows of x, for all products that they go into. Rows of `out` are out_stride bytes apart and have
+// baton_rounded_bytes(size) bytes. See `rounded.inl`.
+struct BatonRoundRows {
+    void* out;
+    const void* x;
+    int64_t num_rows, size, out_stride, x_stride;
+    int32_t dtype;
+};
+int64_t baton_rounded_bytes(const BatonPool* pool, int64_t size);
+void baton_round_rows(BatonPool* pool, const BatonRoundRows* arguments);
+
+// As baton_quantized_bytes and baton_quantized_pack; 0 for what has no such product.
+int64_t baton_rounded_pack_bytes(const BatonPool* pool, const BatonQuantizedPack* arguments);
+void baton_rounded_pack(BatonPool* pool, const BatonQuantizedPack* arguments);
+
+// As BatonQuantizedLinear; `x` are rounded rows, x_stride bytes apart, and `packed` is of baton_rounded_pack. Results are
+// the same at every level, bit for bit.
+struct BatonRoundedLinear {
+    void* out;
+    const void* x;
+    const void* packed;
+    const void* bias;
+    int64_t num_tokens, num_out, num_in, out_stride, x_stride, group_size;
+    int32_t dtype, out_is_float32, codes_kind, scale_dtype, has_offsets;
+};
+void baton_rounded_linear(BatonPool* pool, const BatonRoundedLinear* arguments);
 
 // --- attention over a paged KV pool
 
@@ -349,7 +377,9 @@ enum BatonKind : int32_t {
     BATON_GATHER = 6,
     BATON_QUANTIZED_LINEAR = 7,
     BATON_ROUTING = 8,
-    BATON_EXPERTS = 9
+    BATON_EXPERTS = 9,
+    BATON_ROUND_ROWS = 10,
+    BATON_ROUNDED_LINEAR = 11
 };
 // `arguments`: those of the kind's own function.
 struct BatonCall {

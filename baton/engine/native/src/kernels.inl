@@ -13,6 +13,10 @@ namespace {
 namespace products {
 #include "linear.inl"
 #include "quantized.inl"
+#include "byte_dots.inl"
+#include "rounded.inl"
+#include "rounded_pack.inl"
+#include "rounded_linear.inl"
 #include "gather.inl"
 #include "experts.inl"
 }
@@ -45,6 +49,11 @@ namespace rounding {
                                          BATON_LEVEL::products::quantized_linear, \
                                          BATON_LEVEL::rounding::quantize, \
                                          BATON_LEVEL::route, \
-                                         BATON_LEVEL::products::experts}
+                                         BATON_LEVEL::products::experts, \
+                                         BATON_LEVEL::products::rounded_bytes, \
+                                         BATON_LEVEL::products::round_rows, \
+                                         BATON_LEVEL::products::rounded_pack_bytes, \
+                                         BATON_LEVEL::products::rounded_pack, \
+                                         BATON_LEVEL::products::rounded_linear}
 
 }  // namespace baton

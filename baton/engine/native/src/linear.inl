@@ -20,9 +20,8 @@ struct Tiling {
     int64_t num_tiles() const { return divided_up(num_panels, panels_per_tile) * num_blocks; }
 };
 
-template <class T>
-BATON_INLINE Tiling tiling(const Pool& threads, const BatonLinear& a) {
-    const int64_t per_row = num_steps<T>(a.num_in) * kPanelVectors + 1;
+// `per_row`: multiplications of vectors for a row and a panel.
+BATON_INLINE Tiling tiling_of(const Pool& threads, const BatonLinear& a, int64_t per_row) {
     const int64_t most_rows = smaller(kMaxBlockRows, kMultipliesPerTile / per_row);
     Tiling t;
     t.num_panels = divided_up(a.num_out, kPanelOutputs);
@@ -33,6 +32,11 @@ BATON_INLINE Tiling tiling(const Pool& threads, const BatonLinear& a) {
                                         t.num_panels * t.num_blocks / (kTilesPerThread * threads.num_threads()));
     t.panels_per_tile = most_panels > 1 ? most_panels : 1;
     return t;
+}
+
+template <class T>
+BATON_INLINE Tiling tiling(const Pool& threads, const BatonLinear& a) {
+    return tiling_of(threads, a, num_steps<T>(a.num_in) * kPanelVectors + 1);
 }
 
 // One panel and one block of rows.

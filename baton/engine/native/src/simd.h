@@ -12,6 +12,7 @@ typedef int32_t Ints __attribute__((vector_size(BATON_VECTOR_BYTES)));
 typedef uint16_t Halves __attribute__((vector_size(BATON_VECTOR_BYTES / 2)));
 
 #define BATON_INLINE static inline __attribute__((always_inline))
+#define BATON_MEMBER inline __attribute__((always_inline))
 
 struct Bfloat16 {
     uint16_t bits;

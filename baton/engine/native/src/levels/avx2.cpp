@@ -9,6 +9,7 @@
 #define BATON_LEVEL avx2
 #define BATON_VECTOR_BYTES 32
 #define BATON_BF16_DOT 0
+#define BATON_BYTE_DOT 0
 
 #include "../kernels.inl"
 

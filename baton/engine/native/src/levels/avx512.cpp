@@ -9,6 +9,7 @@
 #define BATON_LEVEL avx512
 #define BATON_VECTOR_BYTES 64
 #define BATON_BF16_DOT 0
+#define BATON_BYTE_DOT 0
 
 #include "../kernels.inl"
 
