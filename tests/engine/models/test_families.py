@@ -154,3 +154,7 @@ def test_experts_in_mxfp4_are_those_that_transformers_makes_of_them(tmp_path: Pa
     (answer,) = answers(built(tmp_path), prompts()[0])
     assert_same(model, answer)
     assert built(tmp_path, load_format="dummy").fingerprint
+    # what is plain beside them may be quantized
+    rounded = built(tmp_path, quantization="int8")
+    assert rounded.fingerprint != built(tmp_path).fingerprint
+    assert answers(rounded, prompts()[0])

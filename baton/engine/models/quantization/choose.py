@@ -26,13 +26,13 @@ def choose_quantization(
 ) -> Quantization:
     """`kernels`: of a CPU, where the model's weights lie there. Raises `InvalidSetting` for a setting that does not fit
     the checkpoint, and `ModelLoadError`."""
-    method = _published_method(config)
-    if method and setting != AUTO:
-        raise InvalidSetting(
-            f"--quantization {setting}: the checkpoint is quantized already ({method}); leave the flag out"
-        )
-    if config.quantization is None:
+    if config.quantization is None:  # experts in MXFP4 stay as they are, and what is plain beside them may change
         return quantization_while_loading(setting, kernels)
+    if setting != AUTO:
+        raise InvalidSetting(
+            f"--quantization {setting}: the checkpoint is quantized already ({config.quantization.method}); "
+            "leave the flag out"
+        )
     _require_supported(config)
     entries = {name: entry for file in weight_files(folder) for name, entry in read_header(file).items()}
     if config.quantization.method == GGUF:
@@ -53,13 +53,6 @@ def choose_quantization(
             "--kv-cache-dtype fp8 a scale for each token and head"
         )
     return Published(config.quantization, entries)
-
-
-def _published_method(config: ModelConfig) -> str:
-    """How the checkpoint is quantized, "" for not at all."""
-    if config.experts is not None and config.experts.is_mxfp4:
-        return "mxfp4"
-    return "" if config.quantization is None else config.quantization.method
 
 
 def _require_supported(config: ModelConfig) -> None:
