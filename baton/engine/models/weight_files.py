@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from baton.engine.models.gguf.file import read_gguf
+from baton.engine.models.gguf.file import read_tensors
 from baton.wire.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         # imported late: its blocks are read with numpy, which routers do without
         from baton.engine.models.gguf.weights import views
 
-        return {name: _view_entry(view) for name, view in views(read_gguf(path)).items()}
+        return {name: _view_entry(view) for name, view in views(read_tensors(path)).items()}
     try:
         content, data_bytes = _raw_header(path)
         decoded = json.loads(content)
@@ -134,7 +134,7 @@ def _view_entry(view: View) -> TensorEntry:
 def _raw_header(path: Path) -> tuple[bytes, int]:
     """The bytes of a header and the number of bytes after them."""
     if path.name == GGUF_FILE:
-        num_bytes = read_gguf(path).header_bytes
+        num_bytes = read_tensors(path).header_bytes
         with path.open("rb") as opened:
             return opened.read(num_bytes), path.stat().st_size - num_bytes
     try:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
@@ -89,6 +90,21 @@ def read_gguf(path: Path) -> GgufFile:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, UnicodeDecodeError) as error:
         raise ModelLoadError(f"{path}: not a valid GGUF file: {error}") from error
+
+
+def read_tensors(path: Path) -> GgufFile:
+    """As `read_gguf`, but without its facts, among which are vocabularies. A file that has not changed is not read
+    again. Raises `ModelLoadError`."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}") from error
+    return _tensors_of(path, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _tensors_of(path: Path, num_bytes: int, mtime_ns: int) -> GgufFile:
+    return replace(read_gguf(path), facts={})
 
 
 class _Reader:

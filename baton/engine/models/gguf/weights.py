@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from baton.engine.models.gguf.blocks import BLOCK_KINDS, Decoded, numbers_of
-from baton.engine.models.gguf.file import GgufFile, GgufTensor, read_gguf
+from baton.engine.models.gguf.file import GgufFile, GgufTensor, read_tensors
 from baton.engine.models.gguf.names import published_name
 from baton.wire.errors import ModelLoadError
 
@@ -69,11 +69,13 @@ def opened_gguf(path: Path) -> Iterator[OpenGguf]:
 
 
 class OpenGguf:
-    """Reads views. Keeps nothing of what it has decoded."""
+    """Reads views. Keeps what it has decoded last: the parts of a matrix are asked for one after another."""
 
     def __init__(self, path: Path) -> None:
-        self._views = views(read_gguf(path))
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+        self._views = views(read_tensors(path))
+        # what is written into a tensor stays in this process; nobody does, but torch wants to be allowed to
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="c")
+        self._decoded: tuple[tuple[int, int], Decoded] | None = None
 
     def get_tensor(self, name: str) -> Tensor:
         """The whole tensor of that name, decoded."""
@@ -94,10 +96,12 @@ class OpenGguf:
         shape = (len(chosen), *tensor.shape[1:]) if len(tensor.shape) > 1 else tensor.shape
         kind = BLOCK_KINDS.get(tensor.type.name)
         if kind is None:
-            numbers = torch.from_numpy(raw.copy())
+            numbers = torch.from_numpy(raw)
             dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
             return numbers.view(dtypes[tensor.type.name]).view(shape)
-        decoded: Decoded = kind.decode(raw.reshape(len(chosen), -1, tensor.type.block_bytes))
+        if self._decoded is None or self._decoded[0] != (first, len(raw)):
+            self._decoded = (first, len(raw)), kind.decode(raw.reshape(len(chosen), -1, tensor.type.block_bytes))
+        decoded = self._decoded[1]
         if not view.part:
             return torch.from_numpy(numbers_of(decoded, kind.group_size))
         return torch.from_numpy(np.ascontiguousarray(getattr(decoded, view.part)))

@@ -9,7 +9,7 @@ import pytest
 
 from baton.engine.models.checkpoint import resolve_checkpoint
 from baton.engine.models.gguf.blocks import BLOCK_KINDS, numbers_of
-from baton.engine.models.gguf.file import read_gguf
+from baton.engine.models.gguf.file import read_gguf, read_tensors
 from baton.engine.models.gguf.folder import checkpoint_folder
 from baton.engine.text.tokenizer import Tokenizer
 from baton.wire.errors import InvalidSetting, ModelLoadError
@@ -149,3 +149,14 @@ def test_a_quantized_file_is_not_quantized_again(tmp_path: Path) -> None:
     file, reference = small(tmp_path)
     with pytest.raises(InvalidSetting, match=r"--quantization int8: the checkpoint is quantized already \(gguf\)"):
         assert_same_answer(file, reference, quantization="int8")
+
+
+def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+    file, _ = small(tmp_path)
+    before = read_tensors(file)
+    assert read_tensors(file) is before
+    assert before.tensors == read_gguf(file).tensors
+    assert not before.facts
+    file.write_bytes(b"GGML")
+    with pytest.raises(ModelLoadError, match="not GGUF"):
+        read_tensors(file)
