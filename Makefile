@@ -32,8 +32,9 @@ $(STAMP): pyproject.toml $(wildcard baton/engine/native/src/* baton/engine/nativ
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-serve: install ## start a router, a prefill node and a decode node: MODEL=, PORT=, ARGS=
-	exec $(BIN)/baton serve $(MODEL) --port $(PORT) $(ARGS)
+# The demo shows the relay; for a model that was named, baton serve chooses.
+serve: install ## start a router and nodes; without a model the demo, split in two: MODEL=, PORT=, ARGS=
+	exec $(BIN)/baton serve $(or $(MODEL),--prefill 1) --port $(PORT) $(ARGS)
 
 chat: install ## talk to what `make serve` started
 	exec $(BIN)/baton chat --url http://127.0.0.1:$(PORT) $(ARGS)
