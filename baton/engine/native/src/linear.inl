@@ -21,9 +21,9 @@ struct Tiling {
 };
 
 template <class T>
-BATON_INLINE Tiling tiling(const Pool& threads, const BatonLinear& a) {
+BATON_INLINE Tiling tiling(const Pool& threads, const BatonLinear& a, int64_t max_rows = kMaxBlockRows) {
     const int64_t per_row = num_steps<T>(a.num_in) * kPanelVectors + 1;
-    const int64_t most_rows = smaller(kMaxBlockRows, kMultipliesPerTile / per_row);
+    const int64_t most_rows = smaller(max_rows, kMultipliesPerTile / per_row);
     Tiling t;
     t.num_panels = divided_up(a.num_out, kPanelOutputs);
     t.num_blocks = divided_up(a.num_tokens, most_rows > kMinBlockRows ? most_rows : kMinBlockRows);
