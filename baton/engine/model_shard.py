@@ -354,7 +354,9 @@ def _checked_weights(settings: EngineSettings, folder: Path, shapes: Decoder, de
     nothing has been allocated. `shapes`: a rank's share of all stages. Raises `ModelLoadError` and `InvalidSetting`."""
     if settings.load_format != DUMMY:
         check_weights(folder, shapes)
-    num_bytes = shard.size * sum(parameter.num_bytes for parameter in shapes.parameters())
+    parameters = shapes.parameters()
+    held = (each.num_gpu_bytes if device.has_own_memory else each.num_bytes for each in parameters)
+    num_bytes = shard.size * sum(held)
     # asked by the driver, before the others have taken theirs
     if shard.rank == 0 and shard.is_last_stage:
         _require_room(num_bytes, device, settings)

@@ -15,7 +15,7 @@ from baton.engine.runner.kv_memory import allocate_private
 from baton.engine.settings import EngineSettings
 from baton.wire.errors import InvalidSetting
 from tests.checkpoints import make_checkpoint
-from tests.engine.models.families import make_model
+from tests.engine.models.families import VOCAB_SIZE, make_model
 
 NUM_PROMPTS = 24
 
@@ -25,10 +25,25 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("invariant"), "llama", changes={"vocab_size": 33_000})
 
 
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixture")
+    make_model(folder, "qwen3-moe")
+    return folder
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
 def test_requests_alone_and_together_have_the_same_bits(checkpoint: Path, temperature: float) -> None:
+    assert_same_bits(checkpoint, 300, temperature)
+
+
+def test_experts_have_the_same_bits_too(mixture: Path) -> None:
+    assert_same_bits(mixture, VOCAB_SIZE, 0.0)
+
+
+def assert_same_bits(folder: Path, num_ids: int, temperature: float) -> None:
     chance = random.Random(7)
-    prompts = [[chance.randrange(300) for _ in range(chance.randrange(3, 90))] for _ in range(NUM_PROMPTS)]
+    prompts = [[chance.randrange(num_ids) for _ in range(chance.randrange(3, 90))] for _ in range(NUM_PROMPTS)]
     sampling = SamplingParams(temperature=temperature, seed=11, max_tokens=12, ignore_eos=True, logprobs=3)
     # small chunks cut prompts at other places when others share the step
     settings: dict[str, Any] = {
@@ -37,7 +52,7 @@ def test_requests_alone_and_together_have_the_same_bits(checkpoint: Path, temper
         "max_num_batched_tokens": 48,
         "enable_prefix_caching": False,
     }
-    llm = LLM(str(checkpoint), batch_invariant=True, **settings)
+    llm = LLM(str(folder), batch_invariant=True, **settings)
     alone = [llm.generate(prompt, sampling)[0] for prompt in prompts]
     together = llm.generate(prompts, sampling)
     assert [(each.token_ids, each.logprobs) for each in together] == [(each.token_ids, each.logprobs) for each in alone]

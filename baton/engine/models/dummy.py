@@ -15,6 +15,8 @@ from baton.engine.models.decoder import Decoder
 _SEED = 0
 _DEVIATION = 0.02
 _SCALES = range(117, 121)
+_NUM_RANDOM = 1_048_573
+"""Numbers that are drawn for a tensor; a larger one repeats them. Prime, so that no two rows are alike."""
 
 
 def fill_with_noise(decoder: Decoder) -> None:
@@ -28,8 +30,17 @@ def fill_with_noise(decoder: Decoder) -> None:
 
 
 def _fill(tensor: Tensor, center: float, generator: torch.Generator) -> None:
+    noise = tensor.new_empty(min(tensor.numel(), _NUM_RANDOM))
     if tensor.is_floating_point():
-        tensor.normal_(center, _DEVIATION, generator=generator)
+        noise.normal_(center, _DEVIATION, generator=generator)
     else:
         # small powers of two as scales, and any numbers they scale
-        tensor.random_(_SCALES.start, _SCALES.stop, generator=generator)
+        noise.random_(_SCALES.start, _SCALES.stop, generator=generator)
+    _repeat(noise, tensor.view(-1))
+
+
+def _repeat(noise: Tensor, flat: Tensor) -> None:
+    """Fill `flat` with `noise`, again and again."""
+    whole = len(flat) // max(len(noise), 1) * len(noise)
+    flat[:whole].view(-1, max(len(noise), 1)).copy_(noise)
+    flat[whole:].copy_(noise[: len(flat) - whole])

@@ -61,7 +61,7 @@ class Parameter:
 
     `name`: unique within a model, for messages. `center`: the mean of its elements in trained models, for random
     weights. `copies`: names under which a checkpoint may have the same content once more. `held_bytes`: what it takes
-    after loading, where that is not what the tensor takes.
+    after loading, where that is not what the tensor takes; `gpu_bytes`: on a GPU, where it is something else again.
     """
 
     name: str
@@ -70,11 +70,17 @@ class Parameter:
     center: float = 0.0
     copies: tuple[str, ...] = ()
     held_bytes: int = 0
+    gpu_bytes: int = 0
 
     @property
     def num_bytes(self) -> int:
         """The bytes of memory that the parameter takes after loading."""
         return self.held_bytes or self.tensor.nbytes
+
+    @property
+    def num_gpu_bytes(self) -> int:
+        """The bytes of a GPU's memory that it takes after loading."""
+        return self.gpu_bytes or self.num_bytes
 
     @property
     def is_covered(self) -> bool:

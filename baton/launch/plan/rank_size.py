@@ -72,6 +72,6 @@ def stage_sizes(
 def _size(decoder: Decoder, kv_dtype: str, block_size: int) -> RankSize:
     parameters = list(decoder.parameters())
     layout = KvLayout.of_layers(kv_dtype, block_size, decoder.layer_kvs)
-    experts = sum(parameter.num_bytes for parameter in parameters if _EXPERTS in parameter.name)
-    tables = sum(parameter.num_bytes for parameter in parameters if parameter.name in _EMBEDDINGS)
-    return RankSize(sum(parameter.num_bytes for parameter in parameters), experts, tables, layout)
+    experts = sum(parameter.num_gpu_bytes for parameter in parameters if _EXPERTS in parameter.name)
+    tables = sum(parameter.num_gpu_bytes for parameter in parameters if parameter.name in _EMBEDDINGS)
+    return RankSize(sum(parameter.num_gpu_bytes for parameter in parameters), experts, tables, layout)

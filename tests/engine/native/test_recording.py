@@ -30,6 +30,7 @@ from baton.engine.runner.forward import DueRows
 from baton.engine.runner.recorded_layers import StepSizes, record_layers
 from baton.wire.layout import DTYPE_BYTES, KvLayout
 from tests.checkpoints import make_checkpoint
+from tests.engine.models.families import make_model
 from tests.engine.native.compiled import LEVELS, kernels, needs_kernels
 
 pytestmark = needs_kernels
@@ -52,6 +53,7 @@ class Model:
         taps: Taps | None = None,
     ) -> None:
         config = load_config(folder)
+        self.vocab_size = min(300, config.vocab_size)
         self.decoder = Decoder(config, DTYPES[dtype], "cpu", ops, collectives=collectives)
         load_weights(folder, self.decoder)
         self.decoder.taps = taps
@@ -66,7 +68,7 @@ class Model:
         """Token ids and positions of a step."""
         self.attention.plan(shares, HostStaging(), layer_stored)
         positions = torch.cat([torch.arange(share.start, share.context_len) for share in shares])
-        return (positions * 7 + len(positions)) % 300, positions
+        return (positions * 7 + len(positions)) % self.vocab_size, positions
 
     @torch.inference_mode()
     def run(self, shares: list[SequenceShare], layer_stored: LayerStored | None = None) -> Tensor:
@@ -107,7 +109,18 @@ STEPS = [
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_steps_of_any_size_are_those_of_the_decoder(tmp_path: Path, family: str, dtype: str) -> None:
-    model = model_of(tmp_path, family, dtype)
+    assert_replays_equal(model_of(tmp_path, family, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
+def test_mixtures_of_experts_are_recorded_as_well(tmp_path: Path, family: str, dtype: str) -> None:
+    make_model(tmp_path, family)
+    threads = kernels(LEVELS[0], 2)
+    assert_replays_equal(Model(tmp_path, dtype, NativeOps(threads), threads))
+
+
+def assert_replays_equal(model: Model) -> None:
     for number, shares in enumerate(STEPS):
         before = model.blocks.clone()
         expected = model.run(shares)

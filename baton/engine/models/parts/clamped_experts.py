@@ -9,7 +9,7 @@ Letters: T tokens of the step, E hidden size, X experts, I intermediate size.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -135,17 +135,18 @@ class _Mxfp4(_Plain):
         own = (cut.count, len(cut.rows), len(groups))
         self._blocks = torch.empty(*own, GROUP_BYTES, dtype=torch.uint8, device=setup.device)
         self._scales = torch.empty(own, dtype=torch.uint8, device=setup.device)
-        # a plan, on the device "meta", is for a GPU as well
-        held = 0 if setup.device.type == "cpu" else cut.count * len(cut.rows) * num_in * setup.dtype.itemsize
-        shape, per_group = (cut.count, cut.num_out, cut.num_in // MXFP4_GROUP), range(GROUP_BYTES)
+        shape = (cut.count, cut.num_out, cut.num_in // MXFP4_GROUP)
         blocks, scales, bias = (f"{tensor}_{part}" for part in ("blocks", "scales", "bias"))
         self.parameters = [
             _taken(
-                f"{name}.{blocks}", blocks, (*shape, GROUP_BYTES), self._blocks, cut.rows, groups, per_group, held=held
+                f"{name}.{blocks}", blocks, (*shape, GROUP_BYTES), self._blocks, cut.rows, groups, range(GROUP_BYTES)
             ),
             _taken(f"{name}.{scales}", scales, shape, self._scales, cut.rows, groups),
             _taken(f"{name}.{bias}", bias, shape[:2], self._bias, cut.biased),
         ]
+        # grouped products of a GPU take plain matrices
+        gpu_bytes = cut.count * len(cut.rows) * num_in * setup.dtype.itemsize
+        self.parameters[0] = replace(self.parameters[0], gpu_bytes=gpu_bytes)
 
     def free(self) -> None:
         """Forget what was loaded."""
@@ -156,7 +157,7 @@ class _Mxfp4(_Plain):
         return from_mxfp4(self._blocks[expert], self._scales[expert], self._setup.dtype)
 
 
-def _taken(name: str, tensor: str, shape: tuple[int, ...], values: Tensor, *places: range, held: int = 0) -> Parameter:
+def _taken(name: str, tensor: str, shape: tuple[int, ...], values: Tensor, *places: range) -> Parameter:
     """Of each expert, what is in `places` of the other dimensions."""
     source = Source(tensor, shape, (range(shape[0]), *places), whole(tuple(values.shape)))
-    return Parameter(name, values, (source,), held_bytes=held)
+    return Parameter(name, values, (source,))

@@ -49,9 +49,10 @@ class Experts:
                 gate_up.append(Source(f"{prefix}.{part}.weight", (inner, size), (share, range(size)), place))
             place = (range(expert, expert + 1), range(size), range(rows))
             down.append(Source(f"{prefix}.{names.expert_down}.weight", (size, inner), (range(size), share), place))
+        held = (count * setup.quantization.held_bytes(*shape) for shape in ((2 * rows, size), (size, rows)))
         self._parameters = [
-            Parameter(f"{name}.gate_up", self._gate_up, tuple(gate_up)),
-            Parameter(f"{name}.down", self._down, tuple(down)),
+            Parameter(f"{name}.gate_up", self._gate_up, tuple(gate_up), held_bytes=next(held)),
+            Parameter(f"{name}.down", self._down, tuple(down), held_bytes=next(held)),
         ]
         self._gate = expert_gate(config.hidden_act, setup)
         self._setup = setup

@@ -71,21 +71,25 @@ struct ExpertRows {
 };
 
 // What is between the products: of each choice, in the order of `chosen`, its place among the rows that are gathered;
-// those rows, and later their results; and the inputs of the second product. See `baton_expert_scratch`.
+// those rows, and later their results; and the inputs of the second product. Rows lie `row_stride` and `inner_stride`
+// apart.
 template <class T>
 struct ExpertScratch {
     int64_t* places;
     T* rows;
     T* inner;
+    int64_t row_stride, inner_stride;
 };
 
 template <class T>
 BATON_INLINE ExpertScratch<T> expert_scratch(const BatonExperts& a) {
     const int64_t count = a.num_tokens * a.num_chosen;
     ExpertScratch<T> s;
+    s.row_stride = expert_row_stride(a.size);
+    s.inner_stride = expert_row_stride(a.inner);
     s.places = static_cast<int64_t*>(a.scratch);
     s.rows = reinterpret_cast<T*>(s.places + count);
-    s.inner = s.rows + count * a.size;
+    s.inner = s.rows + count * s.row_stride;
     return s;
 }
 
@@ -102,6 +106,9 @@ BATON_INLINE void place_rows(ExpertRows& r, int64_t* places, const BatonExperts&
     for (int64_t i = 0; i < count; ++i) places[i] = next[a.chosen[i]]++;
 }
 
+// Of a tile: the sums of their inputs are computed once for all of them.
+constexpr int64_t kFewestPieces = 4;
+
 // A product of all experts, cut into pieces: a panel of an expert and some of its rows.
 struct ExpertPieces {
     int64_t num_panels, most_rows, num_pieces, per_tile;
@@ -112,7 +119,7 @@ template <class T>
 BATON_INLINE ExpertPieces cut_in_pieces(const Pool& threads, ExpertRows& r, const BatonExperts& a, int64_t num_out,
                                         int64_t num_in) {
     const int64_t per_row = num_steps<T>(num_in) * kPanelVectors + 1;
-    const int64_t most_rows = smaller(kMaxBlockRows, kMultipliesPerTile / per_row);
+    const int64_t most_rows = smaller(kMaxCodedRows, kMultipliesPerTile / per_row);
     ExpertPieces p;
     p.num_panels = divided_up(num_out, kPanelOutputs);
     p.most_rows = most_rows > kMinBlockRows ? most_rows : kMinBlockRows;
@@ -123,7 +130,8 @@ BATON_INLINE ExpertPieces cut_in_pieces(const Pool& threads, ExpertRows& r, cons
     }
     r.first[a.num_experts] = p.num_pieces;
     const int64_t rows = a.num_tokens * a.num_chosen * p.num_panels / (p.num_pieces > 0 ? p.num_pieces : 1) + 1;
-    const int64_t most = smaller(kMultipliesPerTile / (per_row * (rows > kRowsPerRead ? rows : kRowsPerRead)),
+    const int64_t in_time = kMultipliesPerTile / (per_row * (rows > kRowsPerRead ? rows : kRowsPerRead));
+    const int64_t most = smaller(in_time > kFewestPieces ? in_time : kFewestPieces,
                                  p.num_pieces / (kTilesPerThread * threads.num_threads()));
     p.per_tile = most > 1 ? most : 1;
     return p;
@@ -167,20 +175,26 @@ BATON_INLINE void each_piece(Pool& threads, ExpertRows& r, const BatonExperts& a
     });
 }
 
-// The arguments of an expert's product, whose rows of x and of out begin at its first ones.
+// Rows that a product reads, or writes, and how far they are apart.
 template <class T>
-BATON_INLINE BatonQuantizedLinear product_of(const BatonExpertWeight& w, const BatonExperts& a, const ExpertRows& r,
-                                             int64_t expert, const T* x, int64_t num_in, T* out, int64_t num_out) {
+struct Rows {
+    T* first;
+    int64_t stride;
+};
+
+// The arguments of an expert's product from its rows of `x` to those of `out`.
+template <class T>
+BATON_INLINE BatonQuantizedLinear product_of(const BatonExpertWeight& w, const BatonExperts& a, int64_t first_row,
+                                             const Rows<T>& x, int64_t num_in, const Rows<T>& out, int64_t num_out) {
     BatonQuantizedLinear found = {};
-    found.x = x + r.rows[expert] * num_in;
-    found.out = out + r.rows[expert] * num_out;
+    found.x = x.first + first_row * x.stride;
+    found.out = out.first + first_row * out.stride;
     found.packed = w.packed;
     found.bias = w.bias;
-    found.num_tokens = r.count(expert);
     found.num_out = num_out;
     found.num_in = num_in;
-    found.out_stride = num_out;
-    found.x_stride = num_in;
+    found.out_stride = out.stride;
+    found.x_stride = x.stride;
     found.group_size = w.group_size;
     found.dtype = a.dtype;
     found.codes_kind = w.codes_kind;
@@ -226,7 +240,7 @@ BATON_INLINE void finish_gate(const float* sums, const Block<T>& block, const Ba
                 ups[place / 2 + lane] = values[2 * lane + 1];
             }
         }
-        T* out = static_cast<T*>(block.a.out) + (block.first_row + row) * a.inner + first / 2;
+        T* out = static_cast<T*>(block.a.out) + (block.first_row + row) * block.a.out_stride + first / 2;
         for (int64_t place = 0; place < count / 2; place += kLanes) {
             const Floats values = gated_as(a, load(gates + place), load(ups + place), dtype);
             const int64_t rest = count / 2 - place;
@@ -262,7 +276,7 @@ BATON_INLINE void add_results(const BatonExperts& a, const ExpertScratch<T>& s, 
         const int64_t count = smaller(kLanes, a.size - first);
         Floats sum = {};
         for (int64_t i = 0; i < a.num_chosen; ++i) {
-            const T* result = s.rows + places[order[i]] * a.size + first;
+            const T* result = s.rows + places[order[i]] * s.row_stride + first;
             const Floats values = count == kLanes ? load(result) : load_first(result, count);
             sum = round_to(sum + round_to(values * widen(weights[order[i]]), out), out);
         }
@@ -277,29 +291,25 @@ BATON_INLINE void add_results(const BatonExperts& a, const ExpertScratch<T>& s, 
 template <class T>
 void experts_of(Pool& threads, const BatonExperts& a) {
     const ExpertScratch<T> s = expert_scratch<T>(a);
+    const Rows<T> rows = {s.rows, s.row_stride}, inner = {s.inner, s.inner_stride};
     ExpertRows r;
     place_rows(r, s.places, a);
     each_row(threads, a.num_tokens, a.num_chosen * a.size, [&](int64_t token) {
         const T* x = static_cast<const T*>(a.x) + token * a.x_stride;
         for (int64_t choice = token * a.num_chosen; choice < (token + 1) * a.num_chosen; ++choice)
-            __builtin_memcpy(s.rows + s.places[choice] * a.size, x, static_cast<uint64_t>(a.size) * sizeof(T));
+            __builtin_memcpy(s.rows + s.places[choice] * s.row_stride, x, static_cast<uint64_t>(a.size) * sizeof(T));
     });
-    each_piece<T>(
-        threads, r, a, a.gate_up, 2 * a.inner, a.size,
-        [&](int64_t expert) {
-            BatonQuantizedLinear found =
-                product_of<T>(a.gate_up[expert], a, r, expert, s.rows, a.size, s.inner, a.inner);
-            found.num_out = 2 * a.inner;
-            return found;
-        },
-        [&](const float* sums, const Block<T>& block) { finish_gate(sums, block, a); });
-    // the rows of x are not needed any more
-    each_piece<T>(
-        threads, r, a, a.down, a.size, a.inner,
-        [&](int64_t expert) {
-            return product_of<T>(a.down[expert], a, r, expert, s.inner, a.inner, s.rows, a.size);
-        },
-        [](const float* sums, const Block<T>& block) { finish<T, T>(sums, block); });
+    const auto gate_up = [&](int64_t expert) {
+        return product_of<T>(a.gate_up[expert], a, r.rows[expert], rows, a.size, inner, 2 * a.inner);
+    };
+    each_piece<T>(threads, r, a, a.gate_up, 2 * a.inner, a.size, gate_up,
+                  [&](const float* sums, const Block<T>& block) { finish_gate(sums, block, a); });
+    // the rows of x are not needed any more: results take their place
+    const auto down = [&](int64_t expert) {
+        return product_of<T>(a.down[expert], a, r.rows[expert], inner, a.inner, rows, a.size);
+    };
+    each_piece<T>(threads, r, a, a.down, a.size, a.inner, down,
+                  [](const float* sums, const Block<T>& block) { finish<T, T>(sums, block); });
     each_row(threads, a.num_tokens, a.num_chosen * a.size, [&](int64_t token) { add_results(a, s, token); });
 }
 

@@ -6,6 +6,10 @@
 
 namespace baton {
 
+// Of rows of so many numbers between the products of experts: no power of two, so that rows do not push each other out of
+// a cache.
+constexpr int64_t expert_row_stride(int64_t size) { return (size + 31) / 32 * 32 + 32; }
+
 struct KernelTable {
     const char* name;
     int64_t (*packed_bytes)(int32_t dtype, int64_t num_out, int64_t num_in);

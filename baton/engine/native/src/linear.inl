@@ -21,8 +21,9 @@ struct Tiling {
 };
 
 // `per_row`: multiplications of vectors for a row and a panel.
-BATON_INLINE Tiling tiling_of(const Pool& threads, const BatonLinear& a, int64_t per_row) {
-    const int64_t most_rows = smaller(kMaxBlockRows, kMultipliesPerTile / per_row);
+BATON_INLINE Tiling tiling_of(const Pool& threads, const BatonLinear& a, int64_t per_row,
+                              int64_t max_rows = kMaxBlockRows) {
+    const int64_t most_rows = smaller(max_rows, kMultipliesPerTile / per_row);
     Tiling t;
     t.num_panels = divided_up(a.num_out, kPanelOutputs);
     t.num_blocks = divided_up(a.num_tokens, most_rows > kMinBlockRows ? most_rows : kMinBlockRows);
@@ -35,8 +36,8 @@ BATON_INLINE Tiling tiling_of(const Pool& threads, const BatonLinear& a, int64_t
 }
 
 template <class T>
-BATON_INLINE Tiling tiling(const Pool& threads, const BatonLinear& a) {
-    return tiling_of(threads, a, num_steps<T>(a.num_in) * kPanelVectors + 1);
+BATON_INLINE Tiling tiling(const Pool& threads, const BatonLinear& a, int64_t max_rows = kMaxBlockRows) {
+    return tiling_of(threads, a, num_steps<T>(a.num_in) * kPanelVectors + 1, max_rows);
 }
 
 // One panel and one block of rows.

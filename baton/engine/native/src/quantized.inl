@@ -10,6 +10,8 @@
 
 // Decoded at once: what fits the first cache beside x.
 constexpr int64_t kDecodedSteps = 64;
+// Rows of a block: their sums, to which each group adds, stay in the first cache.
+constexpr int64_t kMaxCodedRows = 64;
 
 // sums[row] += x[row] * codes, for one step; in the order of `add_step`
 template <class T, class Codes, int kRows>
@@ -212,13 +214,54 @@ BATON_INLINE bool needs_input_sums(const BatonQuantizedLinear& a) {
     return kBiasOf<T, Codes> != 0.0f || a.has_offsets;
 }
 
+// A group whose codes are decoded, for kRows rows: `add_group`, without sums of codes that are stored.
+template <class T, class Codes, int kRows>
+__attribute__((noinline)) void add_decoded_group_of(float* sums, const T* decoded, const Inputs in,
+                                                    const GroupScales& scales, const float* x_sums, bool is_first) {
+    Floats of_codes[kRows][kPanelVectors] = {};
+    for (int64_t step = 0; step < in.steps; ++step)
+        add_step<T, kRows>(of_codes, decoded + step * kStepElements<T>, in.x + step * kInputBytes<T>, in.x_stride);
+    for (int row = 0; row < kRows; ++row, sums += kPanelOutputs) {
+        const RowSum of_row = row_sum<T, Codes>(x_sums != nullptr ? x_sums + row : nullptr);
+        for (int part = 0; part < kPanelVectors; ++part) {
+            const Floats sum = is_first ? Floats{} : load(sums + part * kLanes);
+            store(sums + part * kLanes, with_group<T, Codes>(sum, of_codes[row][part], scales, part, of_row));
+        }
+    }
+}
+
+template <class T, class Codes, int kRows = kMaxRows>
+BATON_INLINE void add_decoded_group(int64_t num_rows, float* sums, const T* decoded, const Inputs& in,
+                                    const GroupScales& scales, const float* x_sums, bool is_first) {
+    if (num_rows == kRows) {
+        add_decoded_group_of<T, Codes, kRows>(sums, decoded, in, scales, x_sums, is_first);
+    } else if constexpr (kRows > 1) {
+        add_decoded_group<T, Codes, kRows - 1>(num_rows, sums, decoded, in, scales, x_sums, is_first);
+    }
+}
+
+template <class T, class Codes>
+BATON_INLINE void add_group_of_many(float* sums, const Block<T>& block, const uint8_t* codes, const Grouping& g,
+                                    const BatonQuantizedLinear& a, int64_t group, const float* x_sums) {
+    alignas(64) T decoded[kDecodedSteps * kStepElements<T>];
+    const GroupScales scales = group_scales(codes + g.steps * g.code_bytes, g, a);
+    for (int64_t step = 0; step < g.steps; ++step)
+        decode<Codes>(decoded + step * kStepElements<T>, codes + step * g.code_bytes);
+    for_rows(block, group * a.group_size, g.steps, [&](int64_t row, int64_t num_rows, const Inputs& in) {
+        add_decoded_group<T, Codes>(num_rows, sums + row * kPanelOutputs, decoded, in, scales,
+                                    x_sums != nullptr ? x_sums + row : nullptr, group == 0);
+    });
+}
+
 template <class T, class Codes>
 BATON_INLINE void add_group(float* sums, float* of_codes, const Block<T>& block, const uint8_t* panel,
                             const Grouping& g, const BatonQuantizedLinear& a, int64_t group, InputSums& input_sums) {
     const uint8_t* codes = panel + group * g.group_bytes;
+    const float* x_sums = needs_input_sums<T, Codes>(a) ? input_sums.of(block, a, group) : nullptr;
+    if (block.num_rows > kMaxRows && g.steps <= kDecodedSteps)
+        return add_group_of_many<T, Codes>(sums, block, codes, g, a, group, x_sums);
     sum_codes<T, Codes>(of_codes, block, codes, g.steps, group * a.group_size);
     const GroupScales scales = group_scales(codes + g.steps * g.code_bytes, g, a);
-    const float* x_sums = needs_input_sums<T, Codes>(a) ? input_sums.of(block, a, group) : nullptr;
     for (int64_t row = 0; row < block.num_rows; ++row) {
         const RowSum of_row = row_sum<T, Codes>(x_sums != nullptr ? x_sums + row : nullptr);
         for (int part = 0; part < kPanelVectors; ++part) {
@@ -291,7 +334,7 @@ void quantized_linear_of(Pool& threads, const BatonQuantizedLinear& a) {
     const BatonLinear plain = {a.out,    a.x,          a.packed,   a.bias,  a.num_tokens,    a.num_out,
                                a.num_in, a.out_stride, a.x_stride, a.dtype, a.out_is_float32};
     const Grouping g = grouping<T, Codes>(a.num_in, a.group_size, a.scale_dtype, a.has_offsets);
-    const Tiling t = tiling<T>(threads, plain);
+    const Tiling t = tiling<T>(threads, plain, kMaxCodedRows);
     threads.each(t.num_tiles(), [&](int64_t tile, int) {
         alignas(64) float sums[kMaxBlockRows * kPanelOutputs], of_codes[kMaxBlockRows * kPanelOutputs];
         InputSums input_sums;

@@ -36,11 +36,19 @@ BATON_INLINE void write_vector(Pointer* to, Vector vector) {
 BATON_INLINE Floats all_lanes(float value) { return Floats{} + value; }
 
 BATON_INLINE float sum_of_lanes(Floats vector) {
+#if BATON_VECTOR_BYTES == 64
+    const __m512 all = reinterpret_cast<__m512>(vector);
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_maskz_extractf32x8_ps(0xff, all, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
     float lanes[kLanes];
     write_vector(lanes, vector);
     for (int width = kLanes / 2; width > 0; width /= 2)
         for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
     return lanes[0];
+#endif
 }
 
 BATON_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
