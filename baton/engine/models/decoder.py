@@ -145,7 +145,8 @@ class Decoder:
         return delta
 
     def attend(self, residual: Tensor, rotations: Rotations, attention: Attention) -> Tensor:
-        """`run_layers` up to what the heads of the last layer find [T, Hq, D]: no taps. Where it `is_recordable`."""
+        """`run_layers` up to what the heads of the last layer find, [T, Hq, D]; without taps, of a decoder that
+        `is_recordable`."""
         delta: Tensor | None = None
         for layer in self._layers[:-1]:
             delta = layer.forward(residual, delta, rotations, attention)

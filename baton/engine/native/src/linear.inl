@@ -12,13 +12,29 @@ constexpr int64_t kMaxBlockRows = 192, kMinBlockRows = 24;
 // Multiplications of vectors in a tile: some 80 microseconds at one in each cycle.
 constexpr int64_t kMultipliesPerTile = 1 << 18;
 constexpr int64_t kTilesPerThread = 8;
+// The rows of so many blocks, a quarter of a megabyte each, stay in the second cache while all panels pass by. With more
+// of them at once each panel would read the rows from further away.
+constexpr int64_t kBlocksAtOnce = 3;
 // So many rows take the time in which their weights are read from memory: fewer do not make a tile any shorter.
 constexpr int64_t kRowsPerRead = 8;
 
 struct Tiling {
     int64_t num_panels, panels_per_tile, num_blocks;
-    int64_t num_tiles() const { return divided_up(num_panels, panels_per_tile) * num_blocks; }
+    int64_t tiles_of_block() const { return divided_up(num_panels, panels_per_tile); }
+    int64_t num_tiles() const { return tiles_of_block() * num_blocks; }
 };
+
+// Where a tile lies: blocks that are computed at once, of these panel after panel, of a panel block after block.
+struct TilePlace {
+    int64_t block, first_panel;
+};
+
+BATON_INLINE TilePlace place_of(const Tiling& t, int64_t tile) {
+    const int64_t first_block = tile / (t.tiles_of_block() * kBlocksAtOnce) * kBlocksAtOnce;
+    const int64_t at_once = smaller(kBlocksAtOnce, t.num_blocks - first_block);
+    const int64_t within = tile - first_block * t.tiles_of_block();
+    return {first_block + within % at_once, within / at_once * t.panels_per_tile};
+}
 
 // `per_row`: multiplications of vectors for a row and a panel.
 BATON_INLINE Tiling tiling_of(const Pool& threads, const BatonLinear& a, int64_t per_row,
@@ -131,10 +147,10 @@ void linear_of(Pool& threads, const BatonLinear& a) {
     const int64_t steps = num_steps<T>(a.num_in);
     threads.each(t.num_tiles(), [&](int64_t tile, int) {
         alignas(64) float sums[kMaxBlockRows * kPanelOutputs];
-        const int64_t number = tile % t.num_blocks, first_row = a.num_tokens * number / t.num_blocks;
-        const int64_t first_panel = tile / t.num_blocks * t.panels_per_tile;
-        Block<T> block = {a, first_panel, first_row, a.num_tokens * (number + 1) / t.num_blocks - first_row};
-        for (; block.panel < smaller(first_panel + t.panels_per_tile, t.num_panels); ++block.panel) {
+        const TilePlace place = place_of(t, tile);
+        const int64_t first_row = a.num_tokens * place.block / t.num_blocks;
+        Block<T> block = {a, place.first_panel, first_row, a.num_tokens * (place.block + 1) / t.num_blocks - first_row};
+        for (; block.panel < smaller(place.first_panel + t.panels_per_tile, t.num_panels); ++block.panel) {
             for (int64_t step = 0; step == 0 || step < steps; step += kStretchSteps) add_to_block<T>(sums, block, step);
             if (a.out_is_float32) {
                 finish<T, float>(sums, block);
