@@ -28,7 +28,7 @@ from baton.engine.native.loans import CoreLoans, Lending
 from baton.wire.errors import InvalidSetting
 
 AUTO, TORCH = "auto", "torch"
-_INTERFACE = 9
+_INTERFACE = 10
 _NAME = "_kernels"
 _HUGE_PAGE_BYTES = 1 << 21
 _SHARED_BYTES = 1 << 24
