@@ -50,8 +50,8 @@ class AttentionShape:
     rules: tuple[LayerRule, ...] = ()
 
     @property
-    def needs_torch(self) -> bool:
-        """Whether some layer attends by a rule that no kernel computes, or keeps a state."""
+    def has_own_rules(self) -> bool:
+        """Whether some layer attends by a rule that only Baton's own backends compute, or keeps a state."""
         return self.layout.has_states or not all(rule.is_plain for rule in self.rules)
 
 
@@ -125,17 +125,17 @@ def choose_attention(
     plugin = None if setting in _OWN else plugins.load(plugins.ATTENTION_BACKENDS, _FLAG, setting, _OWN)
     if setting == NATIVE and kernels is None:
         raise InvalidSetting(f"--attention-backend {NATIVE} needs Baton's CPU kernels (see --cpu-kernels)")
-    if shape.needs_torch:
+    if kernels is not None and setting in (AUTO, NATIVE):
+        return AttentionChoice(
+            NATIVE, 0, lambda pool: NativeAttention(kernels, pool, shape.num_heads, shape.rules, shape.dtype)
+        )
+    if shape.has_own_rules:
         if setting not in (AUTO, TORCH):
             raise InvalidSetting(f"--attention-backend {setting} has no {_RULES}, which this model needs")
         _log.info("attention: plain torch, because of the model's %s", _RULES)
         return _torch_choice(shape)
     if plugin is not None:
         return _plugged_choice(plugin, device, shape, attempt)
-    if kernels is not None and setting in (AUTO, NATIVE):
-        return AttentionChoice(
-            NATIVE, 0, lambda pool: NativeAttention(kernels, pool, shape.num_heads, shape.rules, shape.dtype)
-        )
     if setting == TORCH or (setting == AUTO and device.torch_device.type != "cuda"):
         return _torch_choice(shape)
     found = _find_flashinfer(device, shape, load, look, attempt)

@@ -1,6 +1,7 @@
 """Paged attention by Baton's own CPU kernels: they read the blocks where they lie, nothing is gathered.
 
-Owns a step's index arrays and the scratch of the kernels. Knows no requests and no scheduling. Host memory only.
+Owns a step's index arrays and the scratch of the kernels. States of a pool are `BlockStates`, in torch. Knows no requests
+and no scheduling. Host memory only.
 
 Letters: T tokens of the step, N sequences, Hq query heads, Hkv key and value heads, D head size.
 """
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 from baton.device.base import Staging
-from baton.engine.attention.base import PLAIN, LayerRule, LayerStored, PlannedShare
+from baton.engine.attention.base import PLAIN, LayerRule, LayerStored, PlannedShare, StatePiece
+from baton.engine.attention.block_states import BlockStates
 from baton.engine.attention.paged_kv import PagedKv
 from baton.engine.cache.block_pool import BlockTable, pack_blocks
 from baton.engine.native.arguments import (
@@ -32,6 +34,7 @@ from baton.engine.native.arguments import (
 )
 from baton.engine.native.library import Kernels
 from baton.engine.native.recording import Recording
+from baton.wire.layout import STATE
 
 
 class _StepArrays:
@@ -98,15 +101,17 @@ class NativeAttention:
         rules: Sequence[LayerRule] = (),
         dtype: torch.dtype | None = None,
     ) -> None:
-        """`rules`: of each layer, all plain; none: the default for all. `dtype`: of queries; None: the pool's."""
+        """`rules`: of each layer; none: the default for all. `dtype`: of queries and sinks; None: the pool's."""
         self._rules = rules or [PLAIN] * pool.layout.num_layers
         self._kernels = kernels
         self._blocks = pool.blocks  # the addresses below stay valid as long as somebody holds it
         self._block_size = pool.layout.block_size
         self._num_heads = num_heads
         dtype = dtype or pool.blocks.dtype
-        self._layers = [self._layer(pool, layer, dtype) for layer in range(len(pool.layout.layers))]
-        self._largest_head = max(kv.head_dim for kv in pool.layout.layers)
+        attended = {layer: kv for layer, kv in enumerate(pool.layout.layers) if kv.kind != STATE}
+        self._layers = {layer: self._layer(pool, layer, dtype) for layer in attended}
+        self._largest_head = max((kv.head_dim for kv in attended.values()), default=0)
+        self._states = BlockStates(pool)
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._arrays = _StepArrays(0, 0, 0)
         self._plan = self._arrays.plan(self._block_size)
@@ -122,17 +127,21 @@ class NativeAttention:
 
     def _layer(self, pool: PagedKv, number: int, dtype: torch.dtype) -> _Layer:
         paged, kv = layer_kv(pool, number, dtype), pool.layout.layers[number]
+        rule = self._rules[number]
         attention = BatonAttention(
             kv=paged,
-            scale=self._rules[number].scale_of(kv.head_dim),
+            scale=rule.scale_of(kv.head_dim),
             num_heads=self._num_heads,
             window=kv.window or 0,
+            sinks=None if rule.sinks is None else rule.sinks.data_ptr(),
+            cap=rule.cap or 0.0,
         )
         return _Layer(BatonStore(kv=paged), attention)
 
     def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
-        """Make the index arrays of the step. Nothing is staged: the kernels read the host's memory."""
+        """Make the index arrays of the step. Only what states need is staged: the kernels read the host's memory."""
         self._layer_stored = layer_stored
+        self._states.plan(shares, staging)
         values: list[int] = []
         self._tables = tables = []
         for share in shares:
@@ -187,13 +196,34 @@ class NativeAttention:
         store.k_stride, store.v_stride = k.stride(0), v.stride(0)
         store.num_tokens = self._num_tokens
         self._kernels.store(store)
-        if self._layer_stored is not None:
-            self._layer_stored()
+        self.stored()
         out = self._kernels.empty(q.shape, q.dtype)
         attention.out, attention.q, attention.q_stride = out.data_ptr(), q.data_ptr(), q.stride(0)
         attention.num_sequences = self._num_sequences
         self._kernels.attention(attention)
         return out
+
+    def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
+        """See `KeepsStates`."""
+        return self._states.recent(layer, x, num_before)
+
+    def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
+        """See `KeepsStates`."""
+        return self._states.carried(layer, num_before, num_elements)
+
+    @property
+    def pieces(self) -> Sequence[StatePiece]:
+        """See `KeepsStates`."""
+        return self._states.pieces
+
+    def stored(self) -> None:
+        """Tell the caller of the last `plan`, if it wants to know, that a layer is stored."""
+        if self._layer_stored is not None:
+            self._layer_stored()
+
+    def settle(self, num_accepted: Tensor) -> None:
+        """See `KeepsStates`."""
+        self._states.settle(num_accepted)
 
     def take_due(self, rows: Tensor) -> None:
         """Let what a recording gathers of the rows that are due take `rows` [T] int64, which have to stay."""
@@ -222,7 +252,7 @@ class NativeAttention:
         scratch = torch.empty(num_bytes, dtype=torch.uint8)
         # only now: where there was no memory for all of it, the plan and the layers go on with what they have
         self._arrays, self._scratch = arrays, scratch
-        for layer in self._layers:
+        for layer in self._layers.values():
             layer.store.slots = self._arrays.slots.ctypes.data
             self._set_addresses(layer.attention)
         self._step.slots = self._arrays.slots.ctypes.data

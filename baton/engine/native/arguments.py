@@ -251,6 +251,8 @@ class BatonAttention(Structure):
         ("scale", c_float),
         ("num_heads", c_int32),
         ("window", c_int64),
+        ("sinks", c_void_p),
+        ("cap", c_float),
     ]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from baton.engine.attention.base import PLAIN, LayerRule
 from baton.engine.native.arguments import DTYPES, BatonAttention, BatonPagedKv, BatonStore
 from tests.engine.native.compiled import kernels
 
@@ -36,7 +36,14 @@ class Threads:
         self._kernels.store(arguments)
 
     def attend(
-        self, planes: Tensor, shares: Sequence[Share], q: Tensor, window: int = 0, out: Tensor | None = None
+        self,
+        planes: Tensor,
+        shares: Sequence[Share],
+        q: Tensor,
+        window: int = 0,
+        *,
+        out: Tensor | None = None,
+        rule: LayerRule = PLAIN,
     ) -> Tensor:
         """q: [T, Hq, D], a view; returns [T, Hq, D]. The scratch ends with bytes that must stay as they are."""
         _, num_heads, head_dim = q.shape
@@ -62,9 +69,11 @@ class Threads:
             block_tables.data_ptr(),
             len(shares),
             memory.data_ptr() + offset,
-            1 / math.sqrt(head_dim),
+            rule.scale_of(head_dim),
             num_heads,
             window,
+            None if rule.sinks is None else rule.sinks.data_ptr(),
+            rule.cap or 0.0,
         )
         self._kernels.attention(arguments)
         assert (memory[offset + num_bytes :] == 0xFF).all()

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.attention.base import PLAIN, LayerRule
 from tests.engine.native.calls import Share, Threads
 from tests.engine.native.compiled import needs_kernels
 
@@ -24,7 +25,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 DTYPES = list(TOLERANCES)
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, start: int, window: int) -> Tensor:
+def dense(q: Tensor, k: Tensor, v: Tensor, start: int, window: int, rule: LayerRule = PLAIN) -> Tensor:
     """Attention in float64 of q [T, Hq, D] at the positions start ... over k and v [S, Hkv, D]."""
     group = q.shape[1] // k.shape[1]
     keys, values = (x.double().repeat_interleave(group, dim=1).transpose(0, 1) for x in (k, v))
@@ -32,7 +33,12 @@ def dense(q: Tensor, k: Tensor, v: Tensor, start: int, window: int) -> Tensor:
     positions = torch.arange(start, start + len(q))[:, None]
     keys_seen = torch.arange(len(k))
     hidden = (keys_seen > positions) | (keys_seen <= positions - (window or len(k) + 1))
-    weights: Tensor = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    if rule.cap is not None:
+        scores = rule.cap * (scores / rule.cap).tanh()
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if rule.sinks is not None:
+        scores = torch.cat((scores, rule.sinks.double()[:, None, None].expand(-1, len(q), 1)), dim=-1)
+    weights: Tensor = scores.softmax(-1)[..., : len(k)]
     return (weights @ values).transpose(0, 1)
 
 
@@ -170,6 +176,29 @@ def test_scores_may_be_large(two_threads: Threads, dtype: torch.dtype) -> None:
     tolerance = 10 * TOLERANCES[dtype]
     for found, expected in zip(large.attend(two_threads), large.expected, strict=True):
         torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+RULED = ((0, 37), (5, 3), (700, 1), (1500, 1), (600, 40))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cap", [None, 2.0, 50.0])
+@pytest.mark.parametrize("sink", [None, -200.0, 0.5, 6.0, 200.0])
+def test_scores_may_be_capped_and_have_sinks(
+    two_threads: Threads, dtype: torch.dtype, cap: float | None, sink: float | None
+) -> None:
+    sequences = Sequences.random(*RULED, dtype=dtype, head_dim=64)
+    sinks = None if sink is None else torch.tensor([sink, 0.0, 1.5, -sink]).to(dtype)
+    rule = LayerRule(cap=cap, sinks=sinks)
+    q = [3 * each for each in sequences.q]
+    found = two_threads.attend(sequences.planes, sequences.shares, torch.cat(q), rule=rule)
+    starts = [share.start for share in sequences.shares]
+    for i, each in enumerate(torch.split(found, [share.num_tokens for share in sequences.shares])):
+        expected = dense(q[i], sequences.k[i], sequences.v[i], starts[i], 0, rule)
+        tolerance = 2 * TOLERANCES[dtype]
+        torch.testing.assert_close(each.double(), expected, atol=tolerance, rtol=tolerance)
+        alone = two_threads.attend(sequences.planes, sequences.shares[i : i + 1], q[i], rule=rule)
+        assert torch.equal(each, alone)
 
 
 def test_what_is_no_number_stays_in_its_row(two_threads: Threads) -> None:

@@ -6,6 +6,7 @@
 
 constexpr int64_t kSpan = 512;
 constexpr float kNothing = -__builtin_inff();
+constexpr float kLog2OfE = 1.44269504f;
 
 // 2^x for x <= 0, within 2e-7 of it; exactly 1 for 0, and 0 below kLowestPower. What is no number stays so.
 BATON_INLINE Floats power_of_two(Floats x) {
@@ -81,6 +82,15 @@ BATON_INLINE Ints seen_lanes(const ScoreRow& row, int64_t first) {
 
 BATON_INLINE bool is_seen_whole(const ScoreRow& row, int64_t first) {
     return first >= row.begin && first + kLanes <= row.end;
+}
+
+// The scaled scores x become cap * tanh(x / cap), within 2e-7 times the cap.
+BATON_INLINE void cap_scores(const ScoreRow& row, float scale, float cap) {
+    const float doubled = 2.0f * scale / cap;
+    for (int64_t i = row.begin / kLanes * kLanes; i < row.end; i += kLanes) {
+        const Floats powers = exponential(load(row.scores + i) * doubled);
+        store(row.scores + i, cap - 2.0f * cap / (powers + 1.0f));
+    }
 }
 
 BATON_INLINE float highest_score(const ScoreRow& row) {

@@ -51,10 +51,13 @@ struct Tile {
     int64_t first_token, start, group, first_head, num_heads, first_row, num_rows;
 
     int64_t token(int64_t row) const { return (first_row + row) / group; }
-    // Of the query or the result of a row of the tile's KV head `head`.
+    // Of a row of the tile's KV head `head`.
+    int64_t query_head(int64_t head, int64_t row) const {
+        return (first_head + head) * group + (first_row + row) % group;
+    }
+    // Of the query or the result.
     int64_t first_value(int64_t head, int64_t row, int64_t token_stride) const {
-        const int64_t query_head = (first_head + head) * group + (first_row + row) % group;
-        return (first_token + token(row)) * token_stride + query_head * attention.kv.head_dim;
+        return (first_token + token(row)) * token_stride + query_head(head, row) * attention.kv.head_dim;
     }
 };
 
@@ -108,12 +111,14 @@ BATON_INLINE KeyRange seen_keys(const TileMemory& memory, int64_t first_row, int
 template <class Units>
 void compute_weights(const Tile& tile, const TileMemory& memory, const Partial& partial, int64_t first_key,
                      const Scales* scales = nullptr) {
-    const float scale = tile.attention.scale * 1.44269504f;  // powers of two are taken
+    const float cap = tile.attention.cap;
+    const float scale = (cap > 0.0f ? 1.0f : tile.attention.scale) * kLog2OfE;  // powers of two are taken
     const auto score_row = [&](int64_t row) {
         const KeyRange seen = seen_keys(memory, row, 1, first_key);
         return ScoreRow{memory.scores + row * kKeysAtOnce, seen.begin, seen.end};
     };
     for (int64_t row = 0; row < tile.num_rows; ++row) {
+        if (cap > 0.0f) cap_scores(score_row(row), tile.attention.scale, cap);
         const float before = partial.highest[row], here = highest_score(score_row(row)) * scale;
         const float highest = here > before ? here : before;
         partial.highest[row] = highest;
@@ -129,15 +134,24 @@ void compute_weights(const Tile& tile, const TileMemory& memory, const Partial& 
     }
 }
 
+// A sink is one more score of a row: the sum of weights with it, all of them relative to the highest score without.
+BATON_INLINE float total_with_sink(float total, float highest, float sink) {
+    const float above = sink * kLog2OfE - highest;
+    // a sink far above all scores leaves nothing of them
+    return total + (above > 0.0f ? 1.0f / power_of_two(all_lanes(-above))[0] : power_of_two(all_lanes(above))[0]);
+}
+
 template <class T>
 void write_results(const Tile& tile, const Partial& partial) {
     const BatonAttention& a = tile.attention;
+    const T* sinks = static_cast<const T*>(a.sinks);
     const int64_t size = a.kv.head_dim;
-    const float *sums = partial.sums, *total = partial.totals;
+    const float *sums = partial.sums, *total = partial.totals, *highest = partial.highest;
     for (int64_t head = 0; head < tile.num_heads; ++head)
-        for (int64_t row = 0; row < tile.num_rows; ++row, sums += partial.stride, ++total) {
+        for (int64_t row = 0; row < tile.num_rows; ++row, sums += partial.stride, ++total, ++highest) {
             T* out = static_cast<T*>(a.out) + tile.first_value(head, row, a.num_heads * size);
-            const Floats totals = all_lanes(*total);
+            const Floats totals = all_lanes(
+                sinks == nullptr ? *total : total_with_sink(*total, *highest, widen(sinks[tile.query_head(head, row)])));
             int64_t i = 0;
             for (; i + kLanes <= size; i += kLanes) store(out + i, load(sums + i) / totals);
             if (i < size) store_first(out + i, load(sums + i) / totals, size - i);

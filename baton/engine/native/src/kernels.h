@@ -221,6 +221,9 @@ void baton_store(BatonPool* pool, const BatonStore* arguments);
 // num_tokens[i] - 1 of q and out, at the positions start[i] ...; its blocks are block_tables[table_begin[i]] ... A token
 // at position p sees the keys at max(0, p - window + 1) .. p; window 0: no bound. Nothing behind the context is read,
 // whatever a block holds there.
+//
+// With cap above 0 a score x, scaled already, is cap * tanh(x / cap). `sinks` [num_heads] of the dtype, NULL for none: one
+// more score of each query head, whose weight goes nowhere.
 struct BatonAttention {
     BatonPagedKv kv;
     void* out;  // [T][num_heads][head_dim], contiguous
@@ -236,6 +239,8 @@ struct BatonAttention {
     float scale;
     int32_t num_heads;
     int64_t window;
+    const void* sinks;
+    float cap;
 };
 // Scratch for any step of at most so many sequences, however many tokens they have.
 int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim);
