@@ -170,6 +170,7 @@ class BatonExpertWeight(Structure):
         ("codes_kind", c_int32),
         ("scale_dtype", c_int32),
         ("has_offsets", c_int32),
+        ("is_rounded", c_int32),
     ]
 
 

@@ -105,7 +105,8 @@ class Kernels:
 
     def expert_scratch(self, given: BatonExperts, num_chosen: int) -> int:
         """The bytes of scratch that `given` needs for each token."""
-        return int(self._library.baton_expert_scratch(given.dtype, given.size, given.inner, num_chosen))
+        rounds = given.gate_up[0].is_rounded or given.down[0].is_rounded
+        return int(self._library.baton_expert_scratch(given.dtype, given.size, given.inner, num_chosen, rounds))
 
     def rounded_bytes(self, size: int) -> int:
         """The bytes of a row of so many inputs that is rounded to 8 bits."""
@@ -185,7 +186,7 @@ def load_library(path: Path | None = None) -> CDLL:
     library.baton_packed_bytes.restype = c_int64
     library.baton_quantized_bytes.argtypes = (c_void_p, POINTER(BatonQuantizedPack))
     library.baton_quantized_bytes.restype = c_int64
-    library.baton_expert_scratch.argtypes = (c_int32, c_int64, c_int64, c_int64)
+    library.baton_expert_scratch.argtypes = (c_int32, c_int64, c_int64, c_int64, c_int32)
     library.baton_expert_scratch.restype = c_int64
     library.baton_rounded_bytes.argtypes, library.baton_rounded_bytes.restype = (c_void_p, c_int64), c_int64
     library.baton_rounded_pack_bytes.argtypes = (c_void_p, POINTER(BatonQuantizedPack))

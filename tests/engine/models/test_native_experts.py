@@ -110,15 +110,21 @@ def silu(ops: NativeOps) -> ExpertGate:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "rounds"),
+    [(torch.float32, False), (torch.bfloat16, False), (torch.float16, False), (torch.bfloat16, True)],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_call_is_expert_after_expert_bit_for_bit(level: str, kind: str, dtype: torch.dtype) -> None:
-    ops = NativeOps(kernels(level, 2))
+def test_one_call_is_expert_after_expert_bit_for_bit(
+    level: str, kind: str, dtype: torch.dtype, *, rounds: bool
+) -> None:
+    ops = NativeOps(kernels(level, 2), rounds_activations=rounds)
     made = experts(KINDS[kind], dtype, has_biases=True)
     one_call, loop = native(ops, silu(ops), made, dtype), looped(ops, silu(ops), made, dtype)
     for num_tokens in (1, 2, 17, 230):
         given = routed(num_tokens, dtype)
         assert torch.equal(one_call(*given), loop(*given))
+    assert ops.has_rounded == (rounds and kind in ("int8", "int4", "mxfp4"))
 
 
 @pytest.mark.parametrize("level", LEVELS)

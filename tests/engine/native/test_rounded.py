@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.native.arguments import DTYPES, BatonQuantizedPack, BatonRoundedLinear, BatonRoundRows
+from baton.engine.native.arguments import (
+    DTYPES,
+    SCALE_DTYPES,
+    BatonQuantizedPack,
+    BatonRoundedLinear,
+    BatonRoundRows,
+)
 from baton.engine.native.library import Kernels
 from tests.engine.native.compiled import kernels, needs_kernels
 from tests.engine.native.linear_calls import guarded, guarded_copy
@@ -52,7 +58,7 @@ def rounded(x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass
 class Weight:
-    """A random quantized weight that is packed for rounded rows, and its numbers."""
+    """A random quantized weight that is packed for rounded rows, and its numbers: whole ones, each so many `unit`s."""
 
     codes: np.ndarray
     scales: np.ndarray
@@ -60,6 +66,7 @@ class Weight:
     group_size: int
     packed: torch.Tensor
     fields: dict[str, int]
+    unit: float
 
     def expected(self, x: torch.Tensor) -> torch.Tensor:
         """x times this, each operation rounded to float32 once, in the order of `rounded_linear.inl`."""
@@ -75,7 +82,7 @@ class Weight:
         of_scale = np.zeros_like(found)
         for place in range(dots.shape[2]):
             group = place * unit // self.group_size
-            of_unit = dots[:, :, place] * self.scales[None, :, group]
+            of_unit = dots[:, :, place] * (self.scales[None, :, group] * np.float32(self.unit))
             if self.offsets is not None:
                 of_unit = of_unit + self.offsets[None, :, group] * sums[:, place, None]
             is_first = place * unit % SCALED == 0
@@ -128,7 +135,7 @@ def packed(
         "num_in": num_in,
         "group_size": group_size,
         "codes_kind": KINDS[kind],
-        "scale_dtype": DTYPES[scale_dtype],
+        "scale_dtype": SCALE_DTYPES[scale_dtype],
     }
     codes = guarded_copy(codes, codes.shape[1] + 3)
     kept = [guarded_copy(scales), guarded_copy(offsets)]
@@ -142,8 +149,9 @@ def packed(
     memory = guarded((pool.rounded_pack_bytes(given),), torch.uint8).fill_(0xFF)
     given.packed = memory.data_ptr()
     pool.rounded_pack(given)
-    numbers = values.numpy().astype(np.int64)
-    return Weight(numbers, scales.numpy(), offsets.numpy() if has_offsets else None, group_size, memory, fields)
+    unit = 0.5 if kind == "e2m1" else 1.0
+    numbers = (values.numpy() / unit).astype(np.int64)
+    return Weight(numbers, scales.numpy(), offsets.numpy() if has_offsets else None, group_size, memory, fields, unit)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -167,8 +175,8 @@ def test_rows_are_rounded_to_the_nearest_of_their_scale(level: str, dtype: torch
 def test_products_are_those_of_whole_numbers_bit_for_bit(level: str, kind: str, dtype: torch.dtype) -> None:
     pool = kernels(level, 1)
     for number, (num_out, num_in, group_size, rows) in enumerate(SHAPES):
-        scale_dtype = torch.float16 if number % 3 == 0 else torch.float32
-        for has_offsets in (False, True):
+        scale_dtype = (torch.float16, torch.float32, torch.float8_e8m0fnu)[number % 3]
+        for has_offsets in (False, True)[: 1 if scale_dtype == torch.float8_e8m0fnu else 2]:
             shape = (num_out, num_in, group_size)
             weight = packed(pool, kind, shape, has_offsets=has_offsets, scale_dtype=scale_dtype)
             x = guarded_copy(random((rows, num_in), dtype), num_in + number)

@@ -23,6 +23,7 @@ from baton.engine.native.arguments import (
     BatonExperts,
     BatonExpertWeight,
     BatonLinear,
+    BatonRoundedLinear,
     BatonRouting,
 )
 
@@ -60,7 +61,8 @@ class NativeMatrix:
         if isinstance(product, BatonLinear):
             return BatonExpertWeight(product.packed, bias, codes_kind=PLAIN_CODES)
         kinds = (product.codes_kind, product.scale_dtype, product.has_offsets)
-        return BatonExpertWeight(product.packed, bias, product.group_size, *kinds)
+        is_rounded = int(isinstance(product, BatonRoundedLinear))
+        return BatonExpertWeight(product.packed, bias, product.group_size, *kinds, is_rounded)
 
 
 class NativeProducts:

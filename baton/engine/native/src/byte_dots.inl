@@ -30,6 +30,28 @@ BATON_INLINE Four four_of_weights(Words bytes) {
 }
 #endif
 
+// Of codes of E2M1, a byte each, twice what they stand for; 12 larger where weights are unsigned.
+alignas(16) constexpr int8_t kDoubledE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+BATON_INLINE Words doubled_e2m1(Words codes) {
+#if BATON_VECTOR_BYTES == 64
+    const __m512i table = _mm512_maskz_broadcast_i32x4(0xffff, read_vector<__m128i>(kDoubledE2m1));
+    const __m512i bytes = _mm512_maskz_shuffle_epi8(~uint64_t{0}, table, reinterpret_cast<__m512i>(codes));
+    return reinterpret_cast<Words>(_mm512_add_epi8(bytes, _mm512_set1_epi8(12)));
+#elif BATON_VECTOR_BYTES == 32
+    const __m256i table = _mm256_broadcastsi128_si256(read_vector<__m128i>(kDoubledE2m1));
+    const __m256i bytes = _mm256_shuffle_epi8(table, reinterpret_cast<__m256i>(codes));
+    return reinterpret_cast<Words>(_mm256_add_epi8(bytes, _mm256_set1_epi8(12)));
+#else
+    typedef uint8_t Bytes __attribute__((vector_size(BATON_VECTOR_BYTES)));
+    const Bytes of_bytes = reinterpret_cast<Bytes>(codes), size = of_bytes & 7;
+    // a comparison that holds is minus one
+    const Bytes twice = size - reinterpret_cast<Bytes>(size > 4) - reinterpret_cast<Bytes>(size > 5) +
+                        (reinterpret_cast<Bytes>(size > 6) & 3);
+    const Bytes negative = reinterpret_cast<Bytes>(of_bytes > 7), found = (twice ^ negative) - negative;
+    return reinterpret_cast<Words>(kWeightsAreSigned ? found : found + 12);
+#endif
+}
+
 #if BATON_BYTE_DOT && BATON_VECTOR_BYTES == 64
 BATON_INLINE Ints add_dots(Ints sums, Four weights, Four x) {
     return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums),

@@ -168,9 +168,10 @@ void baton_quantize(BatonPool* pool, const BatonQuantize* arguments) {
     pool->table.quantize(pool->threads, *arguments);
 }
 void baton_route(BatonPool* pool, const BatonRouting* arguments) { pool->table.route(pool->threads, *arguments); }
-int64_t baton_expert_scratch(int32_t dtype, int64_t size, int64_t inner, int64_t num_chosen) {
+int64_t baton_expert_scratch(int32_t dtype, int64_t size, int64_t inner, int64_t num_chosen, int32_t rounds) {
     const int64_t numbers = baton::expert_row_stride(size) + baton::expert_row_stride(inner);
-    return num_chosen * (8 + numbers * (dtype == BATON_FLOAT32 ? 4 : 2));
+    const int64_t rounded = rounds ? baton::rounded_row_bytes(size > inner ? size : inner) : 0;
+    return num_chosen * (8 + numbers * (dtype == BATON_FLOAT32 ? 4 : 2) + rounded);
 }
 void baton_experts(BatonPool* pool, const BatonExperts* arguments) { pool->table.experts(pool->threads, *arguments); }
 int64_t baton_rounded_bytes(const BatonPool* pool, int64_t size) { return pool->table.rounded_bytes(size); }

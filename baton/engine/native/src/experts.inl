@@ -36,9 +36,27 @@ __attribute__((noinline)) void sum_coded_panel(PanelRoom& room, const Block<T>& 
     sum_panel<T, Codes>(room.sums, room.of_codes, block, g, a, room.input_sums);
 }
 
+template <class Weights>
+__attribute__((noinline)) void sum_panel_of_rounded(float* sums, const BatonRoundedLinear& a, int64_t panel,
+                                                    int64_t first_row, int64_t num_rows) {
+    const Units u = units_of<Weights>(a.num_in, a.group_size, a.scale_dtype, a.has_offsets);
+    sum_by_unit<Weights>(sums, a, u, panel, first_row, num_rows);
+}
+
+template <class T>
+BATON_INLINE void sum_rounded_piece(PanelRoom& room, const Block<T>& block, const BatonQuantizedLinear& a) {
+    const BatonRoundedLinear rounded = {a.out,        a.x,     a.packed,         nullptr,      a.num_tokens,  a.num_out,
+                                        a.num_in,     0,       a.x_stride,       a.group_size, a.dtype,       0,
+                                        a.codes_kind, a.scale_dtype, a.has_offsets};
+    BATON_BY_WEIGHTS(a.codes_kind, sum_panel_of_rounded, room.sums, rounded, block.panel, block.first_row,
+                     block.num_rows);
+}
+
 // The sums of a block's rows and its panel, whatever kind the weight is.
 template <class T>
-BATON_INLINE void sum_any_panel(PanelRoom& room, const Block<T>& block, const BatonQuantizedLinear& a) {
+BATON_INLINE void sum_any_panel(PanelRoom& room, const Block<T>& block, const BatonQuantizedLinear& a,
+                                bool is_rounded) {
+    if (is_rounded) return sum_rounded_piece(room, block, a);
     switch (a.codes_kind) {
         case BATON_INT8: return sum_coded_panel<T, Int8Codes>(room, block, a);
         case BATON_INT4: return sum_coded_panel<T, Int4Codes>(room, block, a);
@@ -72,13 +90,15 @@ struct ExpertRows {
 
 // What is between the products: of each choice, in the order of `chosen`, its place among the rows that are gathered;
 // those rows, and later their results; and the inputs of the second product. Rows lie `row_stride` and `inner_stride`
-// apart.
+// apart. Where a product takes rounded rows, those are made of its inputs, `rounded_stride` bytes apart.
 template <class T>
 struct ExpertScratch {
     int64_t* places;
     T* rows;
     T* inner;
     int64_t row_stride, inner_stride;
+    char* rounded;
+    int64_t rounded_stride;
 };
 
 template <class T>
@@ -90,6 +110,8 @@ BATON_INLINE ExpertScratch<T> expert_scratch(const BatonExperts& a) {
     s.places = static_cast<int64_t*>(a.scratch);
     s.rows = reinterpret_cast<T*>(s.places + count);
     s.inner = s.rows + count * s.row_stride;
+    s.rounded = reinterpret_cast<char*>(s.inner + count * s.inner_stride);
+    s.rounded_stride = rounded_row_bytes(a.size > a.inner ? a.size : a.inner);
     return s;
 }
 
@@ -168,33 +190,35 @@ BATON_INLINE void each_piece(Pool& threads, ExpertRows& r, const BatonExperts& a
                 if (number != last_block) room.input_sums.count = 0;
                 if (piece + 1 == r.first[expert + 1]) fetch_next(r, a, weights, expert);
                 last_block = number;
-                sum_any_panel<T>(room, block, of_expert);
+                sum_any_panel<T>(room, block, of_expert, weights[expert].is_rounded != 0);
                 finish(room.sums, block);
             }
         }
     });
 }
 
-// Rows that a product reads, or writes, and how far they are apart.
+// Rows that a product reads, or writes: how far they are apart, and how many numbers of each it takes or makes.
 template <class T>
 struct Rows {
     T* first;
-    int64_t stride;
+    int64_t stride, size;
 };
 
-// The arguments of an expert's product from its rows of `x` to those of `out`.
+// The arguments of an expert's product from its rows of `x`, or what they are rounded to, to those of `out`.
 template <class T>
-BATON_INLINE BatonQuantizedLinear product_of(const BatonExpertWeight& w, const BatonExperts& a, int64_t first_row,
-                                             const Rows<T>& x, int64_t num_in, const Rows<T>& out, int64_t num_out) {
+BATON_INLINE BatonQuantizedLinear product_of(const BatonExpertWeight& w, const BatonExperts& a,
+                                             const ExpertScratch<T>& s, int64_t first_row, const Rows<T>& x,
+                                             const Rows<T>& out) {
     BatonQuantizedLinear found = {};
-    found.x = x.first + first_row * x.stride;
+    found.x = w.is_rounded ? static_cast<const void*>(s.rounded + first_row * s.rounded_stride)
+                           : static_cast<const void*>(x.first + first_row * x.stride);
     found.out = out.first + first_row * out.stride;
     found.packed = w.packed;
     found.bias = w.bias;
-    found.num_out = num_out;
-    found.num_in = num_in;
+    found.num_out = out.size;
+    found.num_in = x.size;
     found.out_stride = out.stride;
-    found.x_stride = x.stride;
+    found.x_stride = w.is_rounded ? s.rounded_stride : x.stride;
     found.group_size = w.group_size;
     found.dtype = a.dtype;
     found.codes_kind = w.codes_kind;
@@ -288,25 +312,47 @@ BATON_INLINE void add_results(const BatonExperts& a, const ExpertScratch<T>& s, 
     }
 }
 
+// Each token's row of x to the places of its choices, rounded where the first product takes it so.
+template <class T>
+BATON_INLINE void gather_rows(Pool& threads, const BatonExperts& a, const ExpertScratch<T>& s) {
+    const bool is_rounded = a.gate_up[0].is_rounded != 0;
+    char* to = is_rounded ? s.rounded : reinterpret_cast<char*>(s.rows);
+    const int64_t stride = is_rounded ? s.rounded_stride : s.row_stride * int64_t{sizeof(T)};
+    const int64_t bytes = is_rounded ? rounded_row_bytes(a.size) : a.size * int64_t{sizeof(T)};
+    each_row(threads, a.num_tokens, a.num_chosen * a.size, [&](int64_t token) {
+        const T* x = static_cast<const T*>(a.x) + token * a.x_stride;
+        const int64_t* places = s.places + token * a.num_chosen;
+        if (is_rounded) round_row(to + places[0] * stride, x, a.size);
+        const void* from = is_rounded ? static_cast<const void*>(to + places[0] * stride) : x;
+        for (int64_t choice = is_rounded; choice < a.num_chosen; ++choice)
+            __builtin_memcpy(to + places[choice] * stride, from, static_cast<uint64_t>(bytes));
+    });
+}
+
+template <class T>
+BATON_INLINE void round_inner(Pool& threads, const BatonExperts& a, const ExpertScratch<T>& s) {
+    each_row(threads, a.num_tokens * a.num_chosen, a.inner, [&](int64_t row) {
+        round_row(s.rounded + row * s.rounded_stride, s.inner + row * s.inner_stride, a.inner);
+    });
+}
+
 template <class T>
 void experts_of(Pool& threads, const BatonExperts& a) {
     const ExpertScratch<T> s = expert_scratch<T>(a);
-    const Rows<T> rows = {s.rows, s.row_stride}, inner = {s.inner, s.inner_stride};
+    const Rows<T> rows = {s.rows, s.row_stride, a.size}, inner = {s.inner, s.inner_stride, a.inner};
+    const Rows<T> gates_and_ups = {s.inner, s.inner_stride, 2 * a.inner};
     ExpertRows r;
     place_rows(r, s.places, a);
-    each_row(threads, a.num_tokens, a.num_chosen * a.size, [&](int64_t token) {
-        const T* x = static_cast<const T*>(a.x) + token * a.x_stride;
-        for (int64_t choice = token * a.num_chosen; choice < (token + 1) * a.num_chosen; ++choice)
-            __builtin_memcpy(s.rows + s.places[choice] * s.row_stride, x, static_cast<uint64_t>(a.size) * sizeof(T));
-    });
+    gather_rows(threads, a, s);
     const auto gate_up = [&](int64_t expert) {
-        return product_of<T>(a.gate_up[expert], a, r.rows[expert], rows, a.size, inner, 2 * a.inner);
+        return product_of<T>(a.gate_up[expert], a, s, r.rows[expert], rows, gates_and_ups);
     };
     each_piece<T>(threads, r, a, a.gate_up, 2 * a.inner, a.size, gate_up,
                   [&](const float* sums, const Block<T>& block) { finish_gate(sums, block, a); });
+    if (a.down[0].is_rounded) round_inner(threads, a, s);
     // the rows of x are not needed any more: results take their place
     const auto down = [&](int64_t expert) {
-        return product_of<T>(a.down[expert], a, r.rows[expert], inner, a.inner, rows, a.size);
+        return product_of<T>(a.down[expert], a, s, r.rows[expert], inner, rows);
     };
     each_piece<T>(threads, r, a, a.down, a.size, a.inner, down,
                   [](const float* sums, const Block<T>& block) { finish<T, T>(sums, block); });

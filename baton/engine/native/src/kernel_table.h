@@ -8,6 +8,12 @@ namespace baton {
 
 // Of rows of so many numbers between the products of experts: no power of two, so that rows do not push each other out of
 // a cache.
+// The bytes of a row of inputs rounded to 8 bits: its numbers, a scale for each 32, and a sum for each 16.
+constexpr int64_t rounded_row_bytes(int64_t size) {
+    const int64_t padded = (size + 31) / 32 * 32;
+    return (padded + padded / 32 * 4 + padded / 16 * 4 + 63) / 64 * 64;
+}
+
 constexpr int64_t expert_row_stride(int64_t size) { return (size + 31) / 32 * 32 + 32; }
 
 struct KernelTable {

@@ -135,13 +135,14 @@ struct BatonRouting {
 };
 void baton_route(BatonPool* pool, const BatonRouting* arguments);
 
-// One expert's packed weight; `codes_kind` BATON_PLAIN for what baton_pack has made. `bias`: NULL for none.
+// One expert's packed weight; `codes_kind` BATON_PLAIN for what baton_pack has made. `bias`: NULL for none. `is_rounded`,
+// the same for all of a product: of baton_rounded_pack.
 constexpr int32_t BATON_PLAIN = -1;
 struct BatonExpertWeight {
     const void* packed;
     const void* bias;
     int64_t group_size;
-    int32_t codes_kind, scale_dtype, has_offsets;
+    int32_t codes_kind, scale_dtype, has_offsets, is_rounded;
 };
 // out [num_tokens][size] = for each token the sum of its experts' results, each rounded, times its weight, rounded; added
 // and rounded one by one, in the order of the experts. Of an expert: gate and up of x by gate_up [2 inner][size], whose
@@ -162,9 +163,9 @@ struct BatonExperts {
     float gate_limit, gate_slope;
     int32_t dtype, gate;
 };
-int64_t baton_expert_scratch(int32_t dtype, int64_t size, int64_t inner, int64_t num_chosen);
+int64_t baton_expert_scratch(int32_t dtype, int64_t size, int64_t inner, int64_t num_chosen, int32_t rounds);
 void baton_experts(BatonPool* pool, const BatonExperts* arguments);
-// --- the same with x rounded to 8 bits: INT8 and INT4, in groups of a multiple of 16 inputs, or of all of them
+// --- the same with x rounded to 8 bits: INT8, INT4 and E2M1, in groups of a multiple of 16 inputs, or of all of them
 
 // Round rows of x, for all products that they go into. Rows of `out` are out_stride bytes apart and have
 // baton_rounded_bytes(size) bytes. See `rounded.inl`.

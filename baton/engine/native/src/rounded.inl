@@ -16,7 +16,7 @@ BATON_INLINE RoundedRow rounded_row(int64_t num_in) {
     RoundedRow r;
     r.scales = padded;
     r.sums = r.scales + padded / kScaledInputs * 4;
-    r.bytes = divided_up(r.sums + padded / kSummedInputs * 4, 64) * 64;
+    r.bytes = rounded_row_bytes(num_in);
     return r;
 }
 

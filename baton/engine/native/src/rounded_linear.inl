@@ -79,11 +79,12 @@ BATON_INLINE void add_unit(UnitSums<kRows, kScaledInputs / kUnit>& to, const uin
         add_four<Weights, 0, kRows>(found, codes, x, unit * kUnit + k);
         if constexpr (Weights::kInputs == 8) add_four<Weights, 1, kRows>(found, codes, x, unit * kUnit + k);
     }
-    const uint8_t* offsets = scales + kPanelOutputs * (scale_dtype == BATON_FLOAT16 ? 2 : 4);
+    const uint8_t* offsets = scales + kPanelOutputs * bytes_of_scale(scale_dtype);
     // the sums stay in registers only if each has its own instructions
 #pragma GCC unroll 4
     for (int part = 0; part < kPanelVectors; ++part) {
-        const Floats scale = load_scales(scales, part, scale_dtype);
+        Floats scale = load_scales(scales, part, scale_dtype);
+        if constexpr (Weights::kUnit != 1.0f) scale *= Weights::kUnit;
         const Floats offset = kHasOffsets ? load_scales(offsets, part, scale_dtype) : Floats{};
 #pragma GCC unroll 6
         for (int row = 0; row < kRows; ++row) {

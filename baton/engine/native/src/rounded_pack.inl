@@ -10,6 +10,7 @@ struct ByteWeights {
     static constexpr int64_t kBits = 8, kInputs = 4;
     static constexpr uint8_t kZero = kWeightsAreSigned ? 0 : 0x80;
     static constexpr int32_t kBias = kWeightsAreSigned ? 0 : 128;
+    static constexpr float kUnit = 1.0f;  // of what a whole number stands for
     static constexpr uint8_t stored(uint8_t code) { return kWeightsAreSigned ? code : code ^ 0x80; }
     // The four inputs number `four` of a step.
     template <int kFour>
@@ -22,10 +23,24 @@ struct HalfByteWeights {
     static constexpr int64_t kBits = 4, kInputs = 8;
     static constexpr uint8_t kZero = 8;
     static constexpr int32_t kBias = 8;
+    static constexpr float kUnit = 1.0f;
     static constexpr uint8_t stored(uint8_t code) { return code; }
     template <int kFour>
     BATON_INLINE Words read(const uint8_t* from) {
         return read_vector<Words>(from) >> (4 * kFour) & 0x0f0f0f0f;
+    }
+};
+
+// Twice the numbers of E2M1, which are whole ones then.
+struct E2m1Weights {
+    static constexpr int64_t kBits = 4, kInputs = 8;
+    static constexpr uint8_t kZero = 0;
+    static constexpr int32_t kBias = kWeightsAreSigned ? 0 : 12;
+    static constexpr float kUnit = 0.5f;
+    static constexpr uint8_t stored(uint8_t code) { return code; }
+    template <int kFour>
+    BATON_INLINE Words read(const uint8_t* from) {
+        return doubled_e2m1(read_vector<Words>(from) >> (4 * kFour) & 0x0f0f0f0f);
     }
 };
 
@@ -53,7 +68,7 @@ BATON_INLINE Units units_of(int64_t num_in, int64_t group_size, int32_t scale_dt
     u.num = divided_up(num_in, u.inputs);
     u.per_group = divided_up(group_size, u.inputs);
     u.code_bytes = u.inputs * kPanelOutputs * Weights::kBits / 8;
-    u.scale_bytes = kPanelOutputs * (scale_dtype == BATON_FLOAT16 ? 2 : 4);
+    u.scale_bytes = kPanelOutputs * bytes_of_scale(scale_dtype);
     u.group_bytes = u.per_group * u.code_bytes + u.scale_bytes * (has_offsets ? 2 : 1);
     u.num_groups = divided_up(u.num, u.per_group);
     return u;
@@ -63,6 +78,7 @@ BATON_INLINE Units units_of(int64_t num_in, int64_t group_size, int32_t scale_dt
     switch (codes) {                                                            \
         case BATON_INT8: function<ByteWeights>(__VA_ARGS__); break;             \
         case BATON_INT4: function<HalfByteWeights>(__VA_ARGS__); break;         \
+        case BATON_E2M1: function<E2m1Weights>(__VA_ARGS__); break;             \
     }
 
 template <class Weights>
