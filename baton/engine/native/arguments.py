@@ -5,7 +5,7 @@ Pointers are addresses (`Tensor.data_ptr`). Who fills in an address keeps its te
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 
 import torch
 
@@ -183,8 +183,8 @@ class BatonExperts(Structure):
         ("chosen", c_void_p),
         ("weights", c_void_p),
         ("scratch", c_void_p),
-        ("gate_up", POINTER(BatonExpertWeight)),
-        ("down", POINTER(BatonExpertWeight)),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
         ("num_tokens", c_int64),
         ("size", c_int64),
         ("inner", c_int64),

@@ -8,6 +8,7 @@ Letters: T tokens of the step, E hidden size, X experts, K experts of each token
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import addressof
 from dataclasses import dataclass
 
 import torch
@@ -79,8 +80,8 @@ class NativeProducts:
         )
         down = experts[0][1].weight.product
         self._call = BatonExperts(
-            gate_up=self._gate_ups,
-            down=self._downs,
+            gate_up=addressof(self._gate_ups),
+            down=addressof(self._downs),
             size=down.num_out,
             inner=down.num_in,
             num_experts=len(experts),
