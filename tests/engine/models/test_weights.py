@@ -85,6 +85,22 @@ def test_matrices_of_several_dtypes_are_told(tmp_path: Path, caplog: pytest.LogC
     assert f"F16 ({name})" in caplog.text
 
 
+def test_a_parameter_has_no_memory_until_it_is_written(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    decoder = Decoder(load_config(folder), torch.float32, "cpu")
+    parameters = list(decoder.parameters())
+    num_bytes = sum(parameter.tensor.nbytes for parameter in parameters)
+    held: list[int] = []
+
+    def note(done: int, total: int) -> None:
+        held.append(sum(parameter.tensor.untyped_storage().nbytes() for parameter in parameters))
+
+    load_weights(folder, decoder, note)
+    assert held[0] == 0
+    assert held == sorted(held)
+    assert held[-1] == num_bytes
+
+
 def test_progress_counts_every_byte_once(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "llama", shard_bytes=60_000)
     total = sum(tensor.nbytes for path in folder.glob("*.safetensors") for tensor in load_file(path).values())

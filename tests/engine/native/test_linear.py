@@ -117,3 +117,17 @@ def test_rows_of_what_was_packed_are_those_that_were_packed(
             found = threads.rows(threads.pack(weight), places)
             assert torch.equal(found[:-2], weight[places[:-2]])
             assert found[-2:].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_packed_weights_lie_in_panels_step_after_step(products: Products, dtype: torch.dtype) -> None:
+    for seed, (num_out, num_in, _) in enumerate(SHAPES):
+        weight = random((num_out, num_in), dtype, seed)
+        packed = products.pack(guarded_copy(weight, num_in + seed)).memory.view(dtype)
+        num_inputs = 2 if dtype == torch.bfloat16 else 1
+        num_of_panel = products.packed_bytes(torch.float32, 1, 1) // 4  # outputs, by the level
+        num_panels, num_steps = -(-num_out // num_of_panel), -(-num_in // num_inputs)
+        padded = torch.zeros((num_panels * num_of_panel, num_steps * num_inputs), dtype=dtype)
+        padded[:num_out, :num_in] = weight
+        expected = padded.view(num_panels, num_of_panel, num_steps, num_inputs).transpose(1, 2)
+        assert torch.equal(packed.view(expected.shape).view(torch.uint8), expected.contiguous().view(torch.uint8))

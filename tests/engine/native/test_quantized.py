@@ -161,3 +161,49 @@ def test_sizes_of_zero(level: str, kind: str) -> None:
     weight = Quantized(kernels(level, 1), kind, torch.bfloat16, (5, 4, 0))
     weight.product(guarded((1, 5), torch.bfloat16)[:0], guarded((1, 4), torch.bfloat16)[:0])
     assert kernels(level, 1).quantized_bytes(BatonQuantizedPack(num_in=4, group_size=4, codes_kind=KINDS[kind])) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("kind", "group_size"), [("int8", 8), ("int4", 16), ("e4m3", 8)])
+def test_a_group_lies_packed_as_it_does_alone(level: str, kind: str, group_size: int, dtype: torch.dtype) -> None:
+    """Alone it is too short for squares of words, and is packed code by code."""
+    pool = kernels(level, 1)
+    for num_out, num_groups in ((64, 32), (70, 25), (1, 19)):
+        generator = torch.Generator().manual_seed(num_out)
+        codes, _ = random_codes(kind, (num_out, num_groups * group_size), generator)
+        scales = torch.rand((num_out, num_groups), generator=generator)
+        whole = packed_codes(pool, kind, dtype, group_size, codes, scales)
+        row_bytes = codes.shape[1] // num_groups
+        for group in range(num_groups):
+            own = codes[:, group * row_bytes : (group + 1) * row_bytes].contiguous()
+            alone = packed_codes(pool, kind, dtype, group_size, own, scales[:, group : group + 1].contiguous())
+            of_group = whole.view(-1, num_groups, group_bytes(pool, kind, dtype, group_size))[:, group]
+            assert torch.equal(of_group.flatten(), alone)
+
+
+def packed_codes(
+    pool: Kernels, kind: str, dtype: torch.dtype, group_size: int, codes: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """A weight without offsets, packed."""
+    given = BatonQuantizedPack(
+        codes=codes.data_ptr(),
+        scales=scales.data_ptr(),
+        num_out=len(codes),
+        num_in=scales.shape[1] * group_size,
+        group_size=group_size,
+        codes_stride=codes.stride(0),
+        dtype=DTYPES[dtype],
+        codes_kind=KINDS[kind],
+        scale_dtype=DTYPES[torch.float32],
+    )
+    packed = guarded((pool.quantized_bytes(given),), torch.uint8).fill_(0xFF)
+    given.packed = packed.data_ptr()
+    pool.quantized_pack(given)
+    return packed
+
+
+def group_bytes(pool: Kernels, kind: str, dtype: torch.dtype, group_size: int) -> int:
+    """Those of a group of one panel."""
+    given = BatonQuantizedPack(num_out=1, num_in=group_size, group_size=group_size, dtype=DTYPES[dtype])
+    given.codes_kind, given.scale_dtype = KINDS[kind], DTYPES[torch.float32]
+    return pool.quantized_bytes(given)

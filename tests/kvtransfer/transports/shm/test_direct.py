@@ -101,7 +101,7 @@ def test_a_segment_that_was_cut_off_after_it_was_mapped_is_not_touched(segment: 
 
 
 def test_nothing_is_written_into_holes_of_a_segment(source: Blocks) -> None:
-    segment = Segment(64 * BLOCK_BYTES, 4096)  # a write to the rest may find no memory, and end the process
+    segment = Segment(64 * BLOCK_BYTES, 4096)  # where there is no memory, a write to the rest would end the process
     sender = ShmSender(Endpoint("shm", segment.name), source, 64)
     num_reserved = 4096 // BLOCK_BYTES
     assert sender.push(key_of(1), [Move(0, 0, num_reserved - 1, 1)])
