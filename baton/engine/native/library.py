@@ -103,9 +103,8 @@ class Kernels:
         """The bytes that `given` packs into, whose pointers need not be set but for NULL or not of the offsets."""
         return int(self._library.baton_quantized_bytes(self._pool, byref(given)))
 
-    def expert_scratch(self, given: BatonExperts, num_chosen: int) -> int:
-        """The bytes of scratch that `given` needs for each token."""
-        rounds = given.gate_up[0].is_rounded or given.down[0].is_rounded
+    def expert_scratch(self, given: BatonExperts, num_chosen: int, *, rounds: bool) -> int:
+        """The bytes of scratch that `given` needs for each token. `rounds`: a product takes rounded rows."""
         return int(self._library.baton_expert_scratch(given.dtype, given.size, given.inner, num_chosen, rounds))
 
     def rounded_bytes(self, size: int) -> int:

@@ -78,6 +78,7 @@ class NativeProducts:
         self._gate_ups, self._downs = (
             (BatonExpertWeight * len(experts))(*(pair[place].arguments() for pair in experts)) for place in (0, 1)
         )
+        self._rounds = any(weights[0].is_rounded for weights in (self._gate_ups, self._downs))
         down = experts[0][1].weight.product
         self._call = BatonExperts(
             gate_up=addressof(self._gate_ups),
@@ -96,7 +97,8 @@ class NativeProducts:
         call, kernels = self._call, self._kernels
         factors = weights.to(x.dtype)
         out = kernels.empty(x.shape, x.dtype)
-        scratch = kernels.empty((len(x), kernels.expert_scratch(call, chosen.shape[1])), torch.uint8)
+        num_bytes = kernels.expert_scratch(call, chosen.shape[1], rounds=self._rounds)
+        scratch = kernels.empty((len(x), num_bytes), torch.uint8)
         call.out, call.x, call.x_stride = out.data_ptr(), x.data_ptr(), x.stride(0)
         call.chosen, call.weights, call.scratch = chosen.data_ptr(), factors.data_ptr(), scratch.data_ptr()
         call.num_tokens, call.num_chosen = chosen.shape
