@@ -63,7 +63,9 @@ constexpr int64_t kAheadBytes = 512;
 BATON_INLINE void read_square(Words (&columns)[kLanes], const uint8_t* const* rows, int64_t offset, Words padding) {
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) {
-        columns[i] = rows[i] == nullptr ? padding : read_vector<Words>(rows[i] + offset);
+        columns[i] = padding;
+        if (rows[i] == nullptr) continue;
+        columns[i] = read_vector<Words>(rows[i] + offset);
         __builtin_prefetch(rows[i] + offset + kAheadBytes);
     }
     transpose(columns);
