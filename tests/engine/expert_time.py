@@ -20,8 +20,7 @@ from statistics import median
 
 import torch
 
-from baton.engine.build import build_engine
-from baton.engine.core import EngineCore
+from baton.engine.build import Engine, build_engine
 from baton.engine.models.config import ModelConfig, load_config
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.model_costs import share_of_experts
@@ -89,7 +88,7 @@ def with_layers(folder: Path, num_layers: int, to: Path) -> None:
     (to / "config.json").write_text(json.dumps(content))
 
 
-def measured(engine: EngineCore, rounds: int, prompts: tuple[int, ...]) -> dict[str, list[float]]:
+def measured(engine: Engine, rounds: int, prompts: tuple[int, ...]) -> dict[str, list[float]]:
     """The seconds of all kinds of steps, in turns."""
     found: dict[str, list[float]] = {}
     for turn in range(rounds + 1):
@@ -97,9 +96,10 @@ def measured(engine: EngineCore, rounds: int, prompts: tuple[int, ...]) -> dict[
         if turn < 4:
             steps |= {f"prompt {count}": prompt_step(count) for count in prompts}
         for name, step in steps.items():
-            seconds = _seconds(lambda step=step: engine.runner.launch(step).result())
+            begun_s = time.perf_counter()
+            engine.runner.launch(step).result()
             if turn:  # the first of a kind may take longer
-                found.setdefault(name, []).append(seconds)
+                found.setdefault(name, []).append(time.perf_counter() - begun_s)
     return found
 
 

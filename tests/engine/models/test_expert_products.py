@@ -36,8 +36,9 @@ def experts(dtype: torch.dtype, *, has_biases: bool) -> list[ExpertMatrices]:
         return torch.randn(shape, generator=chance).div_(shape[-1] ** 0.5).to(dtype)
 
     def one() -> ExpertMatrices:
-        matrices = normal(2 * INNER, SIZE), normal(SIZE, INNER)
-        return ExpertMatrices(*map(PlainWeight, matrices), *((normal(2 * INNER), normal(SIZE)) if has_biases else ()))
+        matrices = PlainWeight(normal(2 * INNER, SIZE)), PlainWeight(normal(SIZE, INNER))
+        biases = (normal(2 * INNER), normal(SIZE)) if has_biases else (None, None)
+        return ExpertMatrices(*matrices, *biases)
 
     return [one() for _ in range(NUM_EXPERTS)]
 

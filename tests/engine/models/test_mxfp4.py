@@ -21,7 +21,8 @@ def published() -> tuple[torch.Tensor, torch.Tensor]:
 
 def expected(dtype: torch.dtype) -> torch.Tensor:
     blocks, scales = published()
-    return convert_moe_packed_tensors(blocks[None], scales[None], dtype=dtype)[0].T
+    matrices: torch.Tensor = convert_moe_packed_tensors(blocks[None], scales[None], dtype=dtype)
+    return matrices[0].T
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

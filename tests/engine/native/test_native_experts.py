@@ -76,9 +76,9 @@ def experts(
         return torch.randn(shape, generator=chance).div_(shape[-1] ** 0.5).to(dtype)
 
     def one() -> ExpertMatrices:
-        weights = make(normal(2 * inner, SIZE)), make(normal(SIZE, inner))
-        biases = (normal(2 * inner), normal(SIZE)) if has_biases else (None, None)
-        return ExpertMatrices(*weights, *biases, alternates=alternates)
+        gate_up, down = make(normal(2 * inner, SIZE)), make(normal(SIZE, inner))
+        gate_up_bias, down_bias = (normal(2 * inner), normal(SIZE)) if has_biases else (None, None)
+        return ExpertMatrices(gate_up, down, gate_up_bias, down_bias, alternates)
 
     return [one() for _ in range(NUM_EXPERTS)]
 
