@@ -34,6 +34,10 @@ class Row:
     def name(self) -> str:
         return f"{self.engine} {self.weights}"
 
+    def subject(self, model: Path, files: Path) -> Path:
+        """The file or folder that its engine reads."""
+        return files / model.name / self.file if self.file else model
+
 
 ROWS: Mapping[str, Sequence[Row]] = {
     "4": (
@@ -56,9 +60,14 @@ ROWS: Mapping[str, Sequence[Row]] = {
         Row(OPENVINO, "int8", "openvino-int8"),
         Row(VLLM, "W8A8", "vllm-w8a8"),
     ),
+    "experts": (
+        Row(BATON, "MXFP4", settings=("load_format=dummy",)),
+        Row(BATON, "int4", settings=("load_format=dummy", "quantization=int4")),
+        Row(LLAMA, "of the same shapes", "random.gguf"),
+    ),
     "16": (Row(BATON, "bfloat16"), Row(LLAMA, "BF16", "bf16.gguf"), Row(VLLM, "bfloat16")),
 }
-"""By bits of a weight. Times of the others are held against the first row."""
+"""By bits of a weight; "experts": mixtures of random weights. Times of the others are held against the first row's."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +81,9 @@ class Peers:
     def has(self, engine: str) -> bool:
         return bool({BATON: True, LLAMA: self.llama_cpp, OPENVINO: self.openvino, VLLM: self.vllm}[engine])
 
-    def command(self, row: Row, model: Path, files: Path) -> list[str]:
-        """The process of a row, without what it shall measure."""
+    def command(self, row: Row, subject: Path) -> list[str]:
+        """The process of a row for its file, without what it shall measure."""
         python = {OPENVINO: self.openvino, VLLM: self.vllm}.get(row.engine, sys.executable)
-        subject = files / model.name / row.file if row.file else model
         command = [*shlex.split(python), "-m", _MODULES[row.engine], str(subject)]
         if row.engine == LLAMA:
             command += ["--binaries", str(self.llama_cpp)]

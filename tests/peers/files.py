@@ -81,7 +81,9 @@ def write_vllm(model: Path, into: Path) -> None:
     }
     for name, (change, config) in kinds.items():
         if not (into / name).exists():
-            republished(model, into / name, change, {"quantization_config": config})
+            made = republished(model, into / name, change, {"quantization_config": config})
+            for file in made.glob("*.gguf"):  # the copy of one that lies beside the checkpoint
+                file.unlink()
 
 
 def main() -> None:

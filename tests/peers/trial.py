@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from baton.bench.numbers import NONE, number, paired_ratio, rate, whole
+from baton.bench.numbers import NONE, number, paired_ratio, rate, span, whole
 from baton.engine.text.tokenizer import Tokenizer
 from tests.measured import Cells, add_to, report
 from tests.peers.engines import ROWS, Peers, Row, rows_of
@@ -53,7 +53,7 @@ def answers(command: Sequence[str], asked: Sequence[str], cores: set[int]) -> di
         sys.stderr.write(f"  took longer than {_LONGEST_S:g} s\n")
         return {}
     if ran.returncode:
-        sys.stderr.write(f"  failed: {ran.stderr.strip()[-300:]}\n")
+        sys.stderr.write(f"  failed: {ran.stderr.strip().splitlines()[-1:]}\n")
     found = [json.loads(text) for text in ran.stdout.splitlines() if text.startswith('{"case"')]
     return {} if ran.returncode else {each["case"]: each["value"] for each in found}
 
@@ -65,7 +65,8 @@ def measured(flags: argparse.Namespace, rows: Sequence[Row], asked: Sequence[str
     for round_ in range(flags.rounds):
         for row in rows if round_ % 2 == 0 else rows[::-1]:
             sys.stderr.write(f"round {round_ + 1} of {flags.rounds}: {row.name}\n")
-            for case, value in answers(peers.command(row, flags.model, flags.files), asked, cores).items():
+            command = peers.command(row, row.subject(flags.model, flags.files))
+            for case, value in answers(command, asked, cores).items():
                 found[row.name][case].append(value)
     return {row.name: found[row.name] for row in rows if row.name in found}
 
@@ -86,7 +87,7 @@ def perplexity(flags: argparse.Namespace) -> None:
 
 
 def step_cells(found: Values) -> Cells:
-    """Milliseconds, tokens a second, and in brackets the time over the first row's: its median and range."""
+    """Milliseconds, tokens a second, and in brackets the time over the first row's: of medians, and its range."""
     base = next(iter(found.values()), {})
     return {name: {_head(case): _cell(case, base.get(case, ()), of[case]) for case in of} for name, of in found.items()}
 
@@ -102,7 +103,8 @@ def _cell(case: str, base_s: Sequence[float], taken_s: Sequence[float]) -> str:
     if base_s is taken_s or len(base_s) != len(taken_s):
         return told
     ratio = paired_ratio(taken_s, base_s)
-    return f"{told} ({rate(ratio.of_medians)}; {rate(ratio.low)} to {rate(ratio.high)})"
+    ends = f"; {span((ratio.low, ratio.high), rate)}" if len(base_s) > 1 else ""
+    return f"{told} ({rate(ratio.of_medians)}{ends})"
 
 
 def write_text(model: Path, files: Path, num_windows: int) -> Path:
@@ -120,7 +122,7 @@ def peers_of(flags: argparse.Namespace) -> Peers:
 
 
 def kind_of(flags: argparse.Namespace, bits: str) -> str:
-    return f"{flags.name or flags.model.name}, {bits} bits"
+    return f"{flags.name or flags.model.name}, {bits}{' bits' if bits.isdigit() else ''}"
 
 
 def cores_of(flags: argparse.Namespace) -> str:

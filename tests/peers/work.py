@@ -1,8 +1,8 @@
 """What a process of one engine is asked for, and what it answers.
 
 Owns the flags, and the line of JSON for each value: {"case": "8x512", "value": 0.11}. Cases are prompts (seconds, the
-best of a few), decode steps (BATCHxCONTEXT, the median of seconds) and "perplexity". Imports the standard library
-alone, because Pythons of other engines read it.
+best of two if they are short), decode steps (BATCHxCONTEXT, the median of seconds) and "perplexity". Imports the
+standard library alone, because Pythons of other engines read it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-NUM_PROMPTS, NUM_STEPS, NUM_FIRST_STEPS = 2, 24, 3
+NUM_STEPS, NUM_FIRST_STEPS = 24, 3
+_NUM_PROMPTS, _LONG = 2, 1024
+"""A prompt is computed twice, unless it is longer: then a moment's disturbance weighs less."""
 SPARE_TOKENS = 64
 """Room of a sequence beyond its context."""
 PERPLEXITY = "perplexity"
@@ -89,7 +91,8 @@ def measure(open_engine: Callable[[Work], Engine]) -> None:
     work = work_of(sys.argv[1:])
     engine = open_engine(work)
     for length in work.prompts:
-        say(f"{length}", min(engine.prompt_s(random_ids(length, seed)) for seed in range(NUM_PROMPTS)))
+        num_prompts = _NUM_PROMPTS if length <= _LONG else 1
+        say(f"{length}", min(engine.prompt_s(random_ids(length, seed)) for seed in range(num_prompts)))
     for batch, context in work.steps:
         prompts = [random_ids(context, seed) for seed in range(batch)]
         times_s = engine.steps_s(prompts, NUM_FIRST_STEPS + NUM_STEPS)
