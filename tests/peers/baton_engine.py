@@ -39,7 +39,7 @@ class Baton:
             block_size=_BLOCK_SIZE,
             num_blocks=-(-num_tokens // _BLOCK_SIZE) + work.max_batch,
             speculative_config="none",
-            **chosen,  # type: ignore[arg-type]
+            **chosen,
         )
 
     def prompt_s(self, token_ids: Sequence[int]) -> float:

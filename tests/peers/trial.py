@@ -59,9 +59,10 @@ def answers(command: Sequence[str], asked: Sequence[str], cores: set[int]) -> di
 
 
 def measured(flags: argparse.Namespace, rows: Sequence[Row], asked: Sequence[str]) -> Values:
-    """All rows in turns; the order is turned around in each round."""
+    """All rows whose files are there, in turns; the order is turned around in each round."""
     found = defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
     peers, cores = peers_of(flags), {int(core) for core in flags.cores.split(",")}
+    rows = [row for row in rows if row.subject(flags.model, flags.files).exists()]
     for round_ in range(flags.rounds):
         for row in rows if round_ % 2 == 0 else rows[::-1]:
             sys.stderr.write(f"round {round_ + 1} of {flags.rounds}: {row.name}\n")
