@@ -33,7 +33,7 @@ PAGES = (
     "docs/kv_store.md",
     "docs/speculation.md",
 )
-_MEASURED = {"kv": "docs/kv_store.jsonl", "drafts": "docs/speculation.jsonl"}
+_MEASURED = {"kv": "docs/kv_store.jsonl", "drafts": "docs/speculation.jsonl", "packed": "docs/packed.jsonl"}
 CHART = "docs/pictures/against-vllm.svg"
 _BLOCK = re.compile(r"(?<=<!-- figures: )([\w-]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
@@ -142,7 +142,7 @@ def _is_program(line: str) -> bool:
 def measured() -> dict[str, Callable[[], str]]:
     """The tables of trials, by their names on the pages."""
     return {
-        f"{prefix}-{kind.replace(' ', '-')}": partial(_table, rows[0], rows[1:])
+        re.sub(r"\W+", "-", f"{prefix} {kind}"): partial(_table, rows[0], rows[1:])
         for prefix, file in _MEASURED.items()
         for kind, cells in tables((ROOT / file).read_text().splitlines()).items()
         for rows in [rows_of(kind, cells)]
