@@ -78,6 +78,7 @@ class Kernels:
         self.sample = self._call("sample", arguments.BatonSample)
         self.quantized_pack = self._call("quantized_pack", BatonQuantizedPack)
         self.quantized_linear = self._call("quantized_linear", arguments.BatonQuantizedLinear)
+        self.delta_rule = self._call("delta_rule", arguments.BatonDeltaRule)
         self.quantize = self._call("quantize", arguments.BatonQuantize)
 
     def packed_bytes(self, dtype: torch.dtype, num_out: int, num_in: int) -> int:

@@ -147,6 +147,9 @@ void baton_quantized_linear(BatonPool* pool, const BatonQuantizedLinear* argumen
 void baton_quantize(BatonPool* pool, const BatonQuantize* arguments) {
     pool->table.quantize(pool->threads, *arguments);
 }
+void baton_delta_rule(BatonPool* pool, const BatonDeltaRule* arguments) {
+    pool->table.delta_rule(pool->threads, *arguments);
+}
 void baton_store(BatonPool* pool, const BatonStore* arguments) { pool->table.store(pool->threads, *arguments); }
 int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim) {
     return pool->table.attention_scratch(pool->threads.max_threads(), max_sequences, head_dim);

@@ -24,6 +24,7 @@ struct KernelTable {
     void (*quantized_pack)(Pool&, const BatonQuantizedPack&);
     void (*quantized_linear)(Pool&, const BatonQuantizedLinear&);
     void (*quantize)(Pool&, const BatonQuantize&);
+    void (*delta_rule)(Pool&, const BatonDeltaRule&);
 };
 
 #if defined(__x86_64__)

@@ -8,6 +8,7 @@ namespace {
 #include "elementwise.inl"
 #include "argmax.inl"
 #include "sampling.inl"
+#include "delta_rule.inl"
 namespace products {
 #include "linear.inl"
 #include "quantized.inl"
@@ -40,6 +41,7 @@ namespace rounding {
                                          BATON_LEVEL::products::quantized_bytes, \
                                          BATON_LEVEL::products::quantized_pack, \
                                          BATON_LEVEL::products::quantized_linear, \
-                                         BATON_LEVEL::rounding::quantize}
+                                         BATON_LEVEL::rounding::quantize, \
+                                         BATON_LEVEL::delta_rule}
 
 }  // namespace baton
