@@ -215,7 +215,10 @@ class NativeOps(CpuOps):
         keep, out = fading.exp(), torch.empty_like(v)
         begins = [number for number, piece in enumerate(pieces) if piece.level == 0]
         cut = (BatonDeltaPiece * len(pieces))(
-            *((first, last, -1 if before is None else before, block) for first, last, before, block, _ in pieces)
+            *(
+                BatonDeltaPiece(first, last, -1 if before is None else before, block)
+                for first, last, before, block, _ in pieces
+            )
         )
         begin = torch.tensor([*begins, len(pieces)])
         addresses = [tensor.data_ptr() for tensor in (out, q, k, v, beta, keep, matrices)]
