@@ -1,7 +1,7 @@
 """Paged attention by Baton's own CPU kernels: they read the blocks where they lie, nothing is gathered.
 
-Owns a step's index arrays and the scratch of the kernels. States of a pool are `BlockStates`, in torch. Knows no requests
-and no scheduling. Host memory only.
+Owns a step's index arrays and the scratch of the kernels; the states of a pool are kept by `BlockStates`. Knows no
+requests and no scheduling. Host memory only.
 
 Letters: T tokens of the step, N sequences, Hq query heads, Hkv key and value heads, D head size.
 """
@@ -204,16 +204,16 @@ class NativeAttention:
         return out
 
     def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
-        """See `KeepsStates`."""
+        """The windows of inputs [T, 1 + num_before, E] that states and this step have."""
         return self._states.recent(layer, x, num_before)
 
     def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
-        """See `KeepsStates`."""
+        """This rank's elements of the states behind `num_before` inputs: a view [B, num_elements]."""
         return self._states.carried(layer, num_before, num_elements)
 
     @property
     def pieces(self) -> Sequence[StatePiece]:
-        """See `KeepsStates`."""
+        """The step's tokens, cut where blocks end, as the last `plan` found them."""
         return self._states.pieces
 
     def stored(self) -> None:
@@ -222,7 +222,7 @@ class NativeAttention:
             self._layer_stored()
 
     def settle(self, num_accepted: Tensor) -> None:
-        """See `KeepsStates`."""
+        """Have the states behind the drafts that were right in the blocks of their sequences."""
         self._states.settle(num_accepted)
 
     def take_due(self, rows: Tensor) -> None:

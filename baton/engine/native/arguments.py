@@ -285,6 +285,33 @@ class BatonPlan(Structure):
     ]
 
 
+class BatonDeltaPiece(Structure):
+    """`BatonDeltaPiece` of kernels.h: neighbouring tokens, and the blocks with the matrices before and behind them."""
+
+    _fields_ = [("first", c_int64), ("last", c_int64), ("before", c_int64), ("block", c_int64)]
+
+
+class BatonDeltaRule(Structure):
+    """`BatonDeltaRule` of kernels.h: the recurrence of a gated delta net."""
+
+    _fields_ = [
+        ("out", c_void_p),
+        ("q", c_void_p),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("beta", c_void_p),
+        ("keep", c_void_p),
+        ("matrices", c_void_p),
+        ("pieces", c_void_p),
+        ("sequence_begin", c_void_p),
+        ("num_sequences", c_int64),
+        ("stride", c_int64),
+        ("num_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+    ]
+
+
 class BatonAddNorm(Structure):
     """`BatonAddNorm` of kernels.h: add to the residual stream and norm it."""
 

@@ -86,6 +86,7 @@ class Kernels:
         self.sample = self._call("sample", arguments.BatonSample)
         self.quantized_pack = self._call("quantized_pack", BatonQuantizedPack)
         self.quantized_linear = self._call("quantized_linear", arguments.BatonQuantizedLinear)
+        self.delta_rule = self._call("delta_rule", arguments.BatonDeltaRule)
         self.quantize = self._call("quantize", arguments.BatonQuantize)
         self.route = self._call("route", arguments.BatonRouting)
         self.experts = self._call("experts", arguments.BatonExperts)

@@ -123,6 +123,27 @@ def test_attention_over_codes_is_attention_over_what_they_stand_for(
         assert torch.equal(of_codes, of_numbers)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backend", LEVELS)
+def test_a_small_weight_of_a_small_value_is_not_lost(backend: str, dtype: torch.dtype) -> None:
+    # nearly all weight is that of a value of zeros: the others have about 2^-20 each
+    k = torch.tensor([14.0, -0.125, 0.25])[:, None, None] * torch.eye(64)[0].expand(3, NUM_KV_HEADS, 64)
+    v = torch.tensor([0.0, 2.0**-100, 2.0**-99])[:, None, None].expand(3, NUM_KV_HEADS, 64)
+    q = (8 * torch.eye(64)[0]).expand(3, 6, 64)
+    q, k, v = (each.contiguous().to(dtype) for each in (q, k, v))
+    results = []
+    for kv_dtype in (FP8_E4M3, str(dtype).removeprefix("torch.")):
+        attention = backend_of(backend, pool_of(kv_dtype, dtype, 64, 16, fill=0xFF), dtype, 6)
+        staging = EmulatedStaging(attention_staging_bytes(600, 2, 77))
+        for first, last in ((0, 2), (2, 3)):
+            staging.begin()
+            attention.plan([SequenceShare(first, last - first, TABLES[0])], staging)
+            staging.upload()
+            results.append(attention.run(0, q[first:last], rounded(k[first:last]), rounded(v[first:last])))
+    assert (results[3] > 0).all()
+    assert torch.equal(results[1], results[3])
+
+
 @cache
 def stored_blocks(backend: str, dtype: torch.dtype) -> Tensor:
     """What the pool holds after all steps."""

@@ -8,11 +8,14 @@ Letters: T tokens of the step, V vocabulary, E hidden size, I intermediate size,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
+from baton.engine.attention.base import StatePiece
 from baton.engine.models.linear_weights import LinearWeight, LoadedWeight
+from baton.engine.models.ops.delta_rule import DeltaHeads
 from baton.engine.models.rope import Rotation
 
 
@@ -65,4 +68,10 @@ class DecoderOps(Protocol):
 
     def gate(self, gate_up: Tensor) -> Tensor:
         """silu(gate), rounded, times up, rounded: [T, I] of `gate_up` [T, 2 I], which holds gate first."""
+        ...
+
+    def carry_on(self, matrices: Tensor, pieces: Sequence[StatePiece], heads: DeltaHeads) -> Tensor:
+        """What the tokens of a step read of the matrices of a gated delta net: float32 [T, Hv, Dv].
+
+        `matrices`, float32 [B, Hv, Dk, Dv], are brought up to date. Heads of a block lie one after another."""
         ...

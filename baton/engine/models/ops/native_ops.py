@@ -6,13 +6,17 @@ call, where torch needs several and passes over memory: at decode sizes, startin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from ctypes import addressof
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from baton.engine.attention.base import StatePiece
 from baton.engine.models.linear_weights import LinearWeight, LoadedWeight, PlainWeight, QuantizedWeight, StackedWeight
 from baton.engine.models.ops.cpu_ops import CpuOps
+from baton.engine.models.ops.delta_rule import DeltaHeads
 from baton.engine.models.ops.native_quantized import pack_quantized, round_rows
 from baton.engine.models.parameters import Parameter
 from baton.engine.models.rope import Rotation
@@ -21,6 +25,8 @@ from baton.engine.native.arguments import (
     NOT_PACKED,
     TOKEN_IDS,
     BatonAddNorm,
+    BatonDeltaPiece,
+    BatonDeltaRule,
     BatonGate,
     BatonGather,
     BatonLinear,
@@ -32,6 +38,7 @@ from baton.engine.native.arguments import (
 from baton.engine.native.library import Kernels, WeightMemory
 
 _MAX_HEAD_DIM = 512
+_MAX_KEY_DIM = 256
 _DTYPES = {number: dtype for dtype, number in DTYPES.items()}
 
 
@@ -228,4 +235,24 @@ class NativeOps(CpuOps):
         self.kernels.gate(
             BatonGate(out.data_ptr(), gate_up.data_ptr(), num_rows, size, gate_up.stride(0), DTYPES[gate_up.dtype])
         )
+        return out
+
+    def carry_on(self, matrices: Tensor, pieces: Sequence[StatePiece], heads: DeltaHeads) -> Tensor:
+        """All pieces in one kernel call, token by token; by torch for keys of more than 256 elements."""
+        num_heads, key_dim, value_dim = matrices.shape[1:]
+        if key_dim > _MAX_KEY_DIM or not pieces:
+            return super().carry_on(matrices, pieces, heads)
+        q, k, v, beta, fading = (part.contiguous() for part in heads)
+        keep, out = fading.exp(), torch.empty_like(v)
+        begins = [number for number, piece in enumerate(pieces) if piece.level == 0]
+        cut = (BatonDeltaPiece * len(pieces))(
+            *(
+                BatonDeltaPiece(first, last, -1 if before is None else before, block)
+                for first, last, before, block, _ in pieces
+            )
+        )
+        begin = torch.tensor([*begins, len(pieces)])
+        addresses = [tensor.data_ptr() for tensor in (out, q, k, v, beta, keep, matrices)]
+        sizes = (len(begins), matrices.stride(0), num_heads, key_dim, value_dim)
+        self._kernels.delta_rule(BatonDeltaRule(*addresses, addressof(cut), begin.data_ptr(), *sizes))
         return out

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.engine.attention.base import StatePiece
 from baton.engine.models.linear_weights import LinearWeight, LoadedWeight, PlainWeight, QuantizedWeight, StackedWeight
+from baton.engine.models.ops.delta_rule import DeltaHeads, carry_on_pieces
 from baton.engine.models.rope import Rotation, rotate
 
 
@@ -54,6 +58,10 @@ class TorchOps:
         """silu(gate) * up of `gate_up` [T, 2 I], in torch: [T, I]."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
+
+    def carry_on(self, matrices: Tensor, pieces: Sequence[StatePiece], heads: DeltaHeads) -> Tensor:
+        """The pieces of a sequence one after another, and single tokens of all sequences at once."""
+        return carry_on_pieces(matrices, pieces, heads)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

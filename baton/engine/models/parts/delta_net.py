@@ -1,26 +1,25 @@
 """A gated delta net in the place of a layer's attention: a head carries on a matrix, which tokens fade and correct.
 
-Owns the weights and the arithmetic, those of a rank's heads. Where the matrices and the last inputs lie is
-`baton.engine.attention.block_states`. In a state they lie key head by key head, so that a rank's share of it is in one
-piece. Tokens of a block are computed together: what each of them corrects depends on those before it, which is a
-triangular system of equations. Matrices are float32, whatever the model's dtype is.
+Owns the weights and the arithmetic around the recurrence, those of a rank's heads. Where matrices and last inputs lie
+is `baton.engine.attention.block_states`, and `DecoderOps` carries matrices on. In a state they lie key head by key
+head, so that a rank's share of it is in one piece. They are float32, whatever the model's dtype is.
 
-Letters: T tokens of the step, E hidden size, Hk key heads, Hv value heads, Dk and Dv their sizes, n tokens of a piece.
+Letters: T tokens of the step, E hidden size, Hk key heads, Hv value heads, Dk and Dv their sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, groupby
-from operator import attrgetter
+from collections.abc import Iterator
+from itertools import chain
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.engine.attention.base import PLAIN, Attention, KeepsStates, LayerRule, StatePiece
+from baton.engine.attention.base import PLAIN, Attention, KeepsStates, LayerRule
 from baton.engine.models.config import ModelConfig
+from baton.engine.models.ops.delta_rule import DeltaHeads
 from baton.engine.models.parameters import Parameter, Source, whole
 from baton.engine.models.parts.base import PartSetup
 from baton.engine.models.parts.linear import Linear, Matrix
@@ -42,6 +41,7 @@ class GatedDeltaNet:
         heads = setup.shard.share_of(settings.num_key_heads, "key heads of a delta net")
         repeats = settings.num_value_heads // settings.num_key_heads
         value_heads = scaled(heads, repeats)
+        self._ops = setup.ops
         self._place, self._eps = layer - setup.shard.layers_of(config.num_layers).start, config.rms_norm_eps
         self._settings, self._num_keys, self._num_values = settings, len(heads), len(value_heads)
         self._sizes = [settings.key_dim, settings.key_dim, repeats * settings.value_dim]
@@ -88,8 +88,9 @@ class GatedDeltaNet:
         convolved = F.silu((recent * self._convolution[:, 0].T).sum(dim=1))
         q, k, v = torch.split(convolved.view(len(x), self._num_keys, -1), self._sizes, dim=-1)
         fading = -self._log_rate.float().exp() * F.softplus(step.float() + self._time_bias)
-        heads = (*self._heads(q, k, v), beta.sigmoid().float(), fading)
-        carried = self._carry_on(states, *heads).to(x.dtype)
+        heads = DeltaHeads(*self._heads(q, k, v), beta.sigmoid().float(), fading)
+        matrices = self._matrices_in(states.carried(self._place, self._num_before, self._num_carried))
+        carried = self._ops.carry_on(matrices, states.pieces, heads).to(x.dtype)
         states.stored()
         return self._out(self._gated_norm(carried, gate.view(carried.shape)).flatten(1))
 
@@ -103,22 +104,6 @@ class GatedDeltaNet:
             normed.append(heads.repeat_interleave(self._num_values // self._num_keys, dim=1))
         values = v.float().reshape(len(v), self._num_values, -1)
         return normed[0] * self._settings.key_dim**-0.5, normed[1], values
-
-    def _carry_on(self, states: KeepsStates, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, fading: Tensor) -> Tensor:
-        """[T, Hv, Dv]; the matrices in the states are brought up to date."""
-        out = torch.zeros_like(v)
-        pieces = states.pieces
-        if not pieces:
-            return out
-        matrices = self._matrices_in(states.carried(self._place, self._num_before, self._num_carried))
-        for together in _computed_together(pieces):
-            tokens = torch.tensor([range(piece.first, piece.last) for piece in together], device=v.device)
-            # [pieces, Hv, n, ...]
-            of_pieces = [part[tokens].transpose(1, 2) for part in (q, k, v, beta, fading)]
-            found, after = carry_on(_before(matrices, together), *of_pieces)
-            out[tokens] = found.transpose(1, 2)
-            matrices[torch.tensor([piece.block for piece in together], device=v.device)] = after
-        return out
 
     def _matrices_in(self, carried: Tensor) -> Tensor:
         """[B, Hv, Dk, Dv] float32, a view of what is carried."""
@@ -138,46 +123,6 @@ class GatedDeltaNet:
         """Pack the two products; the rest stays as it is."""
         self._in.pack()
         self._out.pack()
-
-
-def carry_on(before: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, fading: Tensor) -> tuple[Tensor, Tensor]:
-    """Carry the matrices of heads on over n tokens. Returns what the tokens read, [..., n, Dv], and the matrices [...,
-    Dk, Dv] behind them.
-
-    A token multiplies the matrix by e to its `fading` [..., n]. It then adds the outer product of its key and of its
-    value minus what that key reads, times `beta` [..., n]. At last it reads by its query. q, k: [..., n, Dk]; v: [...,
-    n, Dv]; before: [..., Dk, Dv].
-    """
-    faded = fading.cumsum(dim=-1)
-    # how much of what a token has added is left at another one, which comes later
-    left = (faded[..., :, None] - faded[..., None, :]).exp().tril()
-    from_begin = faded.exp()[..., None]
-    among = (k @ k.mT * left).tril(-1) * beta[..., None]
-    wanted = beta[..., None] * (v - from_begin * (k @ before))
-    added = torch.linalg.solve_triangular(among, wanted, upper=False, unitriangular=True)
-    read = from_begin * (q @ before) + (q @ k.mT * left) @ added
-    last = faded[..., -1:]
-    after = before * last.exp()[..., None] + (k * (last - faded).exp()[..., None]).mT @ added
-    return read, after
-
-
-def _computed_together(pieces: Sequence[StatePiece]) -> Iterator[Sequence[StatePiece]]:
-    """Pieces of which none needs another: of each level those of a single token, and the others one by one."""
-    by_level = attrgetter("level")
-    for _, of_level in groupby(sorted(pieces, key=by_level), by_level):
-        here = list(of_level)
-        single = [piece for piece in here if piece.last - piece.first == 1]
-        if single:
-            yield single
-        yield from ([piece] for piece in here if piece.last - piece.first > 1)
-
-
-def _before(matrices: Tensor, pieces: Sequence[StatePiece]) -> Tensor:
-    """The matrices before each piece, zeros at the begin of a sequence."""
-    before = matrices[torch.tensor([piece.before or 0 for piece in pieces], device=matrices.device)]
-    is_first = torch.tensor([piece.before is None for piece in pieces], device=matrices.device)
-    # by a choice and not by a product: what an unused block holds may be NaN
-    return before.masked_fill_(is_first[:, None, None, None], 0.0)
 
 
 def _rows_carried(settings: DeltaSettings, dtype: torch.dtype) -> int:

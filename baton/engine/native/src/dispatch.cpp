@@ -187,6 +187,9 @@ void baton_rounded_pack(BatonPool* pool, const BatonQuantizedPack* arguments) {
 void baton_rounded_linear(BatonPool* pool, const BatonRoundedLinear* arguments) {
     pool->table.rounded_linear(pool->threads, *arguments);
 }
+void baton_delta_rule(BatonPool* pool, const BatonDeltaRule* arguments) {
+    pool->table.delta_rule(pool->threads, *arguments);
+}
 void baton_store(BatonPool* pool, const BatonStore* arguments) { pool->table.store(pool->threads, *arguments); }
 int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim) {
     return pool->table.attention_scratch(pool->threads.max_threads(), max_sequences, head_dim);

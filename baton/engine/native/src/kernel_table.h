@@ -41,6 +41,7 @@ struct KernelTable {
     int64_t (*rounded_pack_bytes)(const BatonQuantizedPack&);
     void (*rounded_pack)(Pool&, const BatonQuantizedPack&);
     void (*rounded_linear)(Pool&, const BatonRoundedLinear&);
+    void (*delta_rule)(Pool&, const BatonDeltaRule&);
 };
 
 #if defined(__x86_64__)

@@ -247,6 +247,31 @@ struct BatonAttention {
 int64_t baton_attention_scratch(const BatonPool* pool, int64_t max_sequences, int32_t head_dim);
 void baton_attention(BatonPool* pool, const BatonAttention* arguments);
 
+// The recurrence of a gated delta net over the tokens of a step, float32. q, k: [num_tokens][num_heads][key_dim]; v and
+// out: [num_tokens][num_heads][value_dim]; keep, beta: [num_tokens][num_heads]. A token makes M to keep * M + k (beta * (v -
+// k keep * M)), and reads q M. The matrix M [key_dim][value_dim] of a head of the block b lies at b * stride of `matrices`,
+// head behind head.
+//
+// A piece are the tokens from `first` to `last`; their matrices are those of the block `before`, zeros where that is
+// negative, and those behind them go into `block`. Those of sequence i are pieces[sequence_begin[i]] ... in their order.
+struct BatonDeltaPiece {
+    int64_t first, last, before, block;
+};
+struct BatonDeltaRule {
+    float* out;
+    const float* q;
+    const float* k;
+    const float* v;
+    const float* beta;
+    const float* keep;
+    float* matrices;
+    const BatonDeltaPiece* pieces;
+    const int64_t* sequence_begin;
+    int64_t num_sequences, stride;
+    int32_t num_heads, key_dim, value_dim;  // key_dim: at most 256
+};
+void baton_delta_rule(BatonPool* pool, const BatonDeltaRule* arguments);
+
 // The index arrays of a step: those of BatonAttention, and the slots of its tokens.
 struct BatonSequence {
     int64_t start, num_tokens;

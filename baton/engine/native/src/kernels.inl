@@ -10,6 +10,7 @@ namespace {
 #include "argmax.inl"
 #include "sampling.inl"
 #include "routing.inl"
+#include "delta_rule.inl"
 namespace products {
 #include "linear.inl"
 #include "quantized.inl"
@@ -54,6 +55,7 @@ namespace rounding {
                                          BATON_LEVEL::products::round_rows, \
                                          BATON_LEVEL::products::rounded_pack_bytes, \
                                          BATON_LEVEL::products::rounded_pack, \
-                                         BATON_LEVEL::products::rounded_linear}
+                                         BATON_LEVEL::products::rounded_linear, \
+                                         BATON_LEVEL::delta_rule}
 
 }  // namespace baton

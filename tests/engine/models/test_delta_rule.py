@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.models.parts.delta_net import carry_on
+from baton.engine.models.ops.delta_rule import carry_on
 
 HEADS, KEY, VALUE = 2, 3, 5
 
