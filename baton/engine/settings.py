@@ -136,7 +136,7 @@ class EngineSettings:
     cpu_kernels: str = _kernels(
         "auto",
         "kernels on a CPU; auto: Baton's own where they were compiled, for the best this processor can; torch; or "
-        "avx512_bf16, avx512, avx2, baseline",
+        "avx512_bf16, avx512_vnni, avx512, avx2_vnni, avx2, dotprod, baseline",
         metavar="{auto,torch,LEVEL}",
     )
     tensor_parallel_size: int = setting(

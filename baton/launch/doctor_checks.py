@@ -21,7 +21,10 @@ OK, NOTE, MISSING = "ok", "note", "missing"
 ROUTER_PORT, CONTROL_PORT = 8000, 8001
 MIN_FREE_BYTES, MIN_SHARED_BYTES = 2**30, 2**30
 MIN_OPEN_FILES = 8192
-CPU_FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vbmi")
+CPU_FEATURES = (
+    *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    *("avx512_vnni", "avx512_bf16", "avx512_vbmi", "asimddp"),
+)
 """Those that the kernels use, as Linux names them."""
 _GIB, _MORE_SHARED = 2**30, "mount -o remount,size=8G /dev/shm, or docker run --shm-size 8g"
 

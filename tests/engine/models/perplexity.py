@@ -73,13 +73,14 @@ class Regrouped(Int4):
 @dataclass(frozen=True)
 class Kind:
     """`method` None: as the checkpoint in `folder` has its weights. `kv_dtype`: of a pool of KV, "" for attention that
-    needs none."""
+    needs none. `rounds`: products with quantized weights round what they multiply; those of the reference do not."""
 
     name: str
     folder: Path
     setting: str = AUTO
     method: Quantization | None = None
     kv_dtype: str = ""
+    rounds: bool = False
 
     def quantization(self) -> Quantization:
         return self.method or choose_quantization(self.setting, load_config(self.folder), self.folder)
@@ -92,12 +93,19 @@ def token_ids(folder: Path, num_sequences: int = NUM_SEQUENCES, length: int = LE
 
 @torch.inference_mode()
 def log_probabilities(
-    folder: Path, dtype: torch.dtype, quantization: Quantization, kernels: str, ids: Tensor, kv_dtype: str = ""
+    folder: Path,
+    dtype: torch.dtype,
+    quantization: Quantization,
+    kernels: str,
+    ids: Tensor,
+    kv_dtype: str = "",
+    *,
+    rounds: bool = False,
 ) -> Tensor:
     """[sequences, length, V]. With `kv_dtype` attention is that of a node; the reference (without kernels) rounds keys
     and values in the same way."""
     config, opened = load_config(folder), open_kernels(kernels, torch.get_num_threads())
-    ops = choose_ops(torch.device("cpu"), opened)
+    ops = choose_ops(torch.device("cpu"), opened, rounds_activations=rounds)
     decoder = Decoder(config, dtype, "cpu", ops, quantization=quantization)
     load_weights(folder, decoder)
     length = ids.shape[1]
@@ -129,7 +137,8 @@ def perplexity(found: Tensor, ids: Tensor) -> float:
 
 def both(kind: Kind, dtype: torch.dtype, ids: Tensor) -> tuple[Tensor, Tensor]:
     """The log probabilities of a kind, and those of its dequantized reference."""
-    found = log_probabilities(kind.folder, dtype, kind.quantization(), AUTO, ids, kind.kv_dtype)
+    method = kind.quantization()
+    found = log_probabilities(kind.folder, dtype, method, AUTO, ids, kind.kv_dtype, rounds=kind.rounds)
     reference = Dequantized(kind.quantization())
     return found, log_probabilities(kind.folder, torch.float32, reference, TORCH, ids, kind.kv_dtype)
 
@@ -137,6 +146,10 @@ def both(kind: Kind, dtype: torch.dtype, ids: Tensor) -> tuple[Tensor, Tensor]:
 def rows(folder: Path, gguf: Path | None) -> Iterator[str]:
     kinds = [Kind("bfloat16", folder), Kind("bfloat16, `--kv-cache-dtype fp8`", folder, kv_dtype=FP8_E4M3)]
     kinds += [Kind(f"bfloat16, `--quantization {setting}`", folder, setting) for setting in ("int8", "int4")]
+    kinds += [
+        Kind(f"bfloat16, `--quantization {setting} --activation-dtype int8`", folder, setting, rounds=True)
+        for setting in ("int8", "int4")
+    ]
     kinds.append(Kind("the same `int4`, other groups", folder, method=Regrouped()))
     kinds += [Kind(f"bfloat16, `{gguf.name}`", resolve_checkpoint(str(gguf)))] if gguf else []
     ids = token_ids(folder)

@@ -4,7 +4,7 @@
 // Each word has four bytes: unsigned ones of the weights, signed ones of x. Where the instruction takes signed bytes
 // alone (Arm), weights are stored signed.
 
-#if defined(__ARM_FEATURE_DOTPROD)
+#if BATON_BYTE_DOT && defined(__aarch64__)
 constexpr bool kWeightsAreSigned = true;
 #else
 constexpr bool kWeightsAreSigned = false;
@@ -12,7 +12,7 @@ constexpr bool kWeightsAreSigned = false;
 
 // Four bytes of x in all words, as `add_dots` takes them. Where there is no dot product of bytes, they are two pairs of
 // 16 bits: bytes 0 and 2, 1 and 3.
-#if BATON_BYTE_DOT || defined(__ARM_FEATURE_DOTPROD)
+#if BATON_BYTE_DOT
 typedef Words Four;
 BATON_INLINE Four four_of_x(uint32_t bytes) { return Words{} + bytes; }
 BATON_INLINE Four four_of_weights(Words bytes) { return bytes; }
@@ -58,13 +58,13 @@ BATON_INLINE Ints add_dots(Ints sums, Four weights, Four x) {
                                                       reinterpret_cast<__m512i>(weights),
                                                       reinterpret_cast<__m512i>(x)));
 }
-#elif BATON_BYTE_DOT
+#elif BATON_BYTE_DOT && BATON_VECTOR_BYTES == 32
 BATON_INLINE Ints add_dots(Ints sums, Four weights, Four x) {
     return reinterpret_cast<Ints>(_mm256_dpbusd_avx_epi32(reinterpret_cast<__m256i>(sums),
                                                           reinterpret_cast<__m256i>(weights),
                                                           reinterpret_cast<__m256i>(x)));
 }
-#elif defined(__ARM_FEATURE_DOTPROD)
+#elif BATON_BYTE_DOT
 BATON_INLINE Ints add_dots(Ints sums, Four weights, Four x) {
     return reinterpret_cast<Ints>(vdotq_s32(reinterpret_cast<int32x4_t>(sums), reinterpret_cast<int8x16_t>(weights),
                                             reinterpret_cast<int8x16_t>(x)));

@@ -5,6 +5,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 #include "kernel_table.h"
@@ -25,6 +27,12 @@ bool has_avx_vnni() {
 }
 #endif
 
+#if defined(__aarch64__) && defined(__linux__)
+bool has_dotprod() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+#elif defined(__aarch64__)
+bool has_dotprod() { return true; }  // every Mac
+#endif
+
 // Best first. Asked for anew each time: this is called when an engine starts.
 int levels(const Level** found) {
 #if defined(__x86_64__)
@@ -39,6 +47,8 @@ int levels(const Level** found) {
     static const Level all[] = {{&kAvx512Bf16, has_bf16}, {&kAvx512Vnni, has_avx512_vnni},
                                 {&kAvx512, has_avx512},   {&kAvx2Vnni, has_avx2 && has_avx_vnni()},
                                 {&kAvx2, has_avx2},       {&kBaseline, true}};
+#elif defined(__aarch64__)
+    static const Level all[] = {{&kDotprod, has_dotprod()}, {&kBaseline, true}};
 #else
     static const Level all[] = {{&kBaseline, true}};
 #endif

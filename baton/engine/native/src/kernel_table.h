@@ -46,6 +46,8 @@ struct KernelTable {
 
 #if defined(__x86_64__)
 extern const KernelTable kAvx512Bf16, kAvx512Vnni, kAvx512, kAvx2Vnni, kAvx2;
+#elif defined(__aarch64__)
+extern const KernelTable kDotprod;
 #endif
 extern const KernelTable kBaseline;
 

@@ -1,8 +1,8 @@
 // Rows of x rounded to 8 bits, once for all products that they go into.
 //
 // Each kScaledInputs of a row share a scale, 1/127 of the one furthest from zero; what is left of a row is padded with
-// zeros. A rounded row has the whole numbers -127 .. 127, then the scales, then the sum of each kSummedInputs numbers. A
-// scale that is no number makes all products with the row none.
+// zeros. A rounded row has the whole numbers -127 .. 127, then the scales, then the sum of each kSummedInputs numbers.
+// A scale that is no number makes all products with the row none.
 
 constexpr int64_t kScaledInputs = 32, kSummedInputs = 16;
 constexpr float kSmallestScaled = 1e-30f;  // less than this is zero: its inverse would not be a number
@@ -37,7 +37,8 @@ BATON_INLINE float furthest_of(const Floats* values) {
 
 // The nearest whole numbers, ties to even, of what lies within +-127.5 or is brought there.
 BATON_INLINE Ints whole_numbers(Floats values) {
-    const Floats least = values > -127.0f ? values : all_lanes(-127.0f), bounded = least < 127.0f ? least : all_lanes(127.0f);
+    const Floats above = values > -127.0f ? values : all_lanes(-127.0f);
+    const Floats bounded = above < 127.0f ? above : all_lanes(127.0f);
     return reinterpret_cast<Ints>(bounded + 12582912.0f) - 0x4b400000;
 }
 
@@ -79,7 +80,8 @@ BATON_INLINE void round_row(char* to, const T* x, int64_t num_in) {
 template <class T>
 void round_rows_of(Pool& threads, const BatonRoundRows& a) {
     each_row(threads, a.num_rows, a.size, [&](int64_t row) {
-        round_row(static_cast<char*>(a.out) + row * a.out_stride, static_cast<const T*>(a.x) + row * a.x_stride, a.size);
+        const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+        round_row(static_cast<char*>(a.out) + row * a.out_stride, x, a.size);
     });
 }
 

@@ -3,16 +3,23 @@
 //
 // The sum of a unit is exact. It is multiplied by the weights' scale, and the offset times the sum of the unit's inputs
 // is added. The units of one scale of x are added up, multiplied by that, and added to the row's sum. Each of these
-// operations is rounded by itself and has its place in one order, so a row has the same result whatever is computed with
-// it, by any number of threads, on any processor.
+// operations is rounded by itself and has its place in one order. So a row has the same result whatever is computed
+// with it, by any number of threads, on any processor.
 
 // Codes of some inputs of a panel, which stay in the first cache while all rows of a block use them.
 constexpr int64_t kStretchCodeBytes = 16384;
 
-BATON_INLINE void fetch_ahead(const uint8_t* from, int64_t num_bytes) {
-    for (int64_t line = 0; line < num_bytes; line += 64)
-        __builtin_prefetch(from + kStreamAhead + line, 0, kFetchToSecondCache);
-}
+// What is fetched from memory while other units are multiplied: as many bytes as these have, halved so often.
+struct Fetching {
+    const uint8_t* next;
+    int32_t num_halvings;
+
+    BATON_MEMBER void fetch(int64_t num_bytes) {
+        const uint8_t* end = next + (num_bytes >> num_halvings);
+        for (; next < end; next += 64) __builtin_prefetch(next, 0, kFetchToSecondCache);
+    }
+};
+constexpr int32_t kFetchesNothing = 62;
 
 // Some rounded rows, `stride` bytes apart.
 struct RoundedRows {
@@ -67,7 +74,7 @@ struct UnitSums {
 // One unit of all rows. `scales`: of the weights, followed by their offsets.
 template <class Weights, int kRows, int kUnit, bool kHasOffsets>
 BATON_INLINE void add_unit(UnitSums<kRows, kScaledInputs / kUnit>& to, const uint8_t* codes, const uint8_t* scales,
-                           const RoundedRows& x, int64_t unit, int32_t scale_dtype, bool is_fetched) {
+                           const RoundedRows& x, int64_t unit, int32_t scale_dtype, Fetching& ahead) {
     Ints found[kRows][kPanelVectors];
     int32_t sums[kRows];
     for (int row = 0; row < kRows; ++row) {
@@ -75,7 +82,7 @@ BATON_INLINE void add_unit(UnitSums<kRows, kScaledInputs / kUnit>& to, const uin
         for (int part = 0; part < kPanelVectors; ++part) found[row][part] = Ints{} - sums[row] * Weights::kBias;
     }
     for (int64_t k = 0; k < kUnit; k += Weights::kInputs, codes += kWordBytes) {
-        if (is_fetched) fetch_ahead(codes, kWordBytes);
+        ahead.fetch(kWordBytes);
         add_four<Weights, 0, kRows>(found, codes, x, unit * kUnit + k);
         if constexpr (Weights::kInputs == 8) add_four<Weights, 1, kRows>(found, codes, x, unit * kUnit + k);
     }
@@ -95,10 +102,10 @@ BATON_INLINE void add_unit(UnitSums<kRows, kScaledInputs / kUnit>& to, const uin
     }
 }
 
-// The units `first` to `end` of a panel. `is_fetched`: what comes behind them is fetched ahead.
+// The units `first` to `end` of a panel.
 struct UnitRange {
     int64_t first, end;
-    bool is_fetched;
+    Fetching ahead;
 };
 
 template <class Weights, int kRows, int kUnit, bool kHasOffsets>
@@ -107,6 +114,7 @@ __attribute__((noinline)) void add_units(float* sums, const uint8_t* panel, cons
     constexpr int64_t kUnits = kScaledInputs / kUnit, kCodeBytes = kUnit * kPanelOutputs * Weights::kBits / 8;
     const RoundedRows x = rows;
     UnitSums<kRows, kUnits> to;
+    Fetching ahead = range.ahead;
     to.sums = sums;
     const uint8_t* group = panel + range.first / u.per_group * u.group_bytes;
     int64_t in_group = range.first % u.per_group;
@@ -114,9 +122,9 @@ __attribute__((noinline)) void add_units(float* sums, const uint8_t* panel, cons
         const uint8_t *codes = group + in_group * kCodeBytes, *scales = group + u.per_group * kCodeBytes;
         to.is_first = unit % kUnits == 0;
         to.is_last = unit % kUnits == kUnits - 1 || unit + 1 == u.num;
-        add_unit<Weights, kRows, kUnit, kHasOffsets>(to, codes, scales, x, unit, scale_dtype, range.is_fetched);
+        add_unit<Weights, kRows, kUnit, kHasOffsets>(to, codes, scales, x, unit, scale_dtype, ahead);
         if (++in_group < u.per_group) continue;
-        if (range.is_fetched) fetch_ahead(scales, group + u.group_bytes - scales);
+        ahead.fetch(group + u.group_bytes - scales);
         in_group = 0;
         group += u.group_bytes;
     }
@@ -132,6 +140,15 @@ BATON_INLINE void add_units_of(int64_t num_rows, float* sums, const uint8_t* pan
     }
 }
 
+// Alone, some rows fetch the stream that they read. Of several that read the same units, the first two fetch half of
+// what comes behind those.
+BATON_INLINE Fetching fetching(const uint8_t* packed, const Units& u, int64_t first, int64_t end, int64_t number,
+                               int64_t num_groups) {
+    const uint8_t *begin = u.codes(packed, first), *behind = u.codes(packed, end);
+    if (num_groups == 1) return {begin + kStreamAhead, 0};
+    return {behind + (behind - begin) / 128 * 64 * number, number < 2 ? 1 : kFetchesNothing};
+}
+
 // The sums of a block of rows and a panel: stretch by stretch, some rows after the others.
 template <class Weights, int kUnit, bool kHasOffsets>
 BATON_INLINE void sum_rounded_panel(float* sums, const BatonRoundedLinear& a, const Units& u, int64_t panel,
@@ -145,15 +162,17 @@ BATON_INLINE void sum_rounded_panel(float* sums, const BatonRoundedLinear& a, co
             // groups of equal size, give or take one
             const int64_t first = num_rows * group / num_groups, end = num_rows * (group + 1) / num_groups;
             const char* rows = static_cast<const char*>(a.x) + (first_row + first) * a.x_stride;
-            add_units_of<Weights, kUnit, kHasOffsets>(end - first, sums + first * kPanelOutputs, packed, u,
-                                                      {rows, a.x_stride, rounded_row(a.num_in)},
-                                                      {unit, smaller(unit + at_once, u.num), group == 0}, a.scale_dtype);
+            const int64_t end_unit = smaller(unit + at_once, u.num);
+            const RoundedRows x = {rows, a.x_stride, rounded_row(a.num_in)};
+            const UnitRange range = {unit, end_unit, fetching(packed, u, unit, end_unit, group, num_groups)};
+            add_units_of<Weights, kUnit, kHasOffsets>(end - first, sums + first * kPanelOutputs, packed, u, x, range,
+                                                      a.scale_dtype);
         }
 }
 
 template <class Weights>
-BATON_INLINE void sum_by_unit(float* sums, const BatonRoundedLinear& a, const Units& u, int64_t panel, int64_t first_row,
-                              int64_t num_rows) {
+BATON_INLINE void sum_by_unit(float* sums, const BatonRoundedLinear& a, const Units& u, int64_t panel,
+                              int64_t first_row, int64_t num_rows) {
 #define BATON_SUM(unit, has_offsets) \
     sum_rounded_panel<Weights, unit, has_offsets>(sums, a, u, panel, first_row, num_rows)
     switch (u.inputs) {

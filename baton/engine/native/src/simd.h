@@ -33,7 +33,7 @@ BATON_INLINE void write_vector(Pointer* to, Vector vector) {
     __builtin_memcpy(to, &vector, sizeof vector);
 }
 
-BATON_INLINE Floats all_lanes(float value) { return Floats{} + value; }
+BATON_INLINE Floats all_lanes(float value) { return value - Floats{}; }  // 0 + value takes an addition: it may be -0
 
 BATON_INLINE float sum_of_lanes(Floats vector) {
 #if BATON_VECTOR_BYTES == 64
