@@ -254,5 +254,5 @@ class NativeOps(CpuOps):
         begin = torch.tensor([*begins, len(pieces)])
         addresses = [tensor.data_ptr() for tensor in (out, q, k, v, beta, keep, matrices)]
         sizes = (len(begins), matrices.stride(0), num_heads, key_dim, value_dim)
-        self._kernels.delta_rule(BatonDeltaRule(*addresses, addressof(cut), begin.data_ptr(), *sizes))
+        self.kernels.delta_rule(BatonDeltaRule(*addresses, addressof(cut), begin.data_ptr(), *sizes))
         return out
