@@ -46,9 +46,10 @@ def pack_quantized(
     rounded_bytes = kernels.rounded_pack_bytes(given) if for_rounded else 0
     packed = memory.take(rounded_bytes or kernels.quantized_bytes(given))
     given.packed = packed.data_ptr()
-    pack, kind = kernels.quantized_pack, BatonQuantizedLinear
-    if rounded_bytes:
-        pack, kind = kernels.rounded_pack, BatonRoundedLinear
+    pack = kernels.rounded_pack if rounded_bytes else kernels.quantized_pack
+    kind: type[BatonQuantizedLinear | BatonRoundedLinear] = (
+        BatonRoundedLinear if rounded_bytes else BatonQuantizedLinear
+    )
     pack(given)
     product = kind(
         packed=given.packed,

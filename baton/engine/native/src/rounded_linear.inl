@@ -15,8 +15,15 @@ struct Fetching {
     int32_t num_halvings;
 
     BATON_MEMBER void fetch(int64_t num_bytes) {
-        const uint8_t* end = next + (num_bytes >> num_halvings);
-        for (; next < end; next += 64) __builtin_prefetch(next, 0, kFetchToSecondCache);
+        const int64_t some = num_bytes >> num_halvings;
+        if (num_halvings == 0) {  // without a loop: a single row is a third faster so
+#pragma GCC unroll 8
+            for (int64_t line = 0; line < num_bytes; line += 64)
+                __builtin_prefetch(next + line, 0, kFetchToSecondCache);
+        } else {
+            for (int64_t line = 0; line < some; line += 64) __builtin_prefetch(next + line, 0, kFetchToSecondCache);
+        }
+        next += some;
     }
 };
 constexpr int32_t kFetchesNothing = 62;

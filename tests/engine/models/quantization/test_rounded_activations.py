@@ -25,9 +25,9 @@ ROUNDED = {"activation_dtype": "int8"}
 
 def rounded(x: Tensor) -> Tensor:
     """Each 32 numbers of a row as multiples of 1/127 of the largest."""
-    numbers = x.float().unflatten(-1, (-1, 32))
+    numbers = x.float().reshape(len(x), -1, 32)
     scales = numbers.abs().amax(-1, keepdim=True) / 127
-    return ((numbers / scales).round() * scales).flatten(-2)
+    return ((numbers / scales).round() * scales).view(x.shape)
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
