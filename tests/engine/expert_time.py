@@ -2,7 +2,7 @@
 
 Decode steps by their number of sequences, and prompts of 512 and 2,048 tokens, computed in turns; of each the fastest
 and the median. Beside decode steps stands the share of the memory's speed: the bytes of the weights that a step reads,
-over what this machine reads in that time. `--layers` takes the first layers only, and says what all of them would take.
+over what this machine reads in that time. `--layers` takes the first layers only.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import torch
 
 from baton.engine.build import Engine, build_engine
@@ -66,16 +67,15 @@ def _request(
 
 
 def read_bytes_per_s(num_threads: int) -> float:
-    """The fastest of some sums over fresh memory, by as many threads."""
-    torch.set_num_threads(num_threads)
-    memory = torch.ones(_READ_BYTES // 4)
-    return _READ_BYTES / min(_seconds(lambda: memory.sum()) for _ in range(5))
-
-
-def _seconds(act: Callable[[], object]) -> float:
-    begun_s = time.perf_counter()
-    act()
-    return time.perf_counter() - begun_s
+    """The fastest of some passes over memory, in which each thread multiplies the halves of its share."""
+    shares = [np.ones(_READ_BYTES // 4 // num_threads, dtype=np.float32) for _ in range(num_threads)]
+    seconds = []
+    with ThreadPoolExecutor(num_threads) as threads:
+        for _ in range(8):
+            begun_s = time.perf_counter()
+            list(threads.map(lambda share: np.dot(*np.split(share, 2)), shares))
+            seconds.append(time.perf_counter() - begun_s)
+    return _READ_BYTES / min(seconds)
 
 
 def with_layers(folder: Path, num_layers: int, to: Path) -> None:
@@ -126,14 +126,12 @@ def sizes_of(folder: Path, quantization: str) -> Sizes:
     return Sizes(experts, sum(held.values()) - experts, config)
 
 
-def print_table(found: dict[str, list[float]], sizes: Sizes, num_all: int, bytes_per_s: float) -> None:
+def print_table(found: dict[str, list[float]], sizes: Sizes, bytes_per_s: float) -> None:
     """Each kind of step; of decode steps the share of the memory's speed that the fastest has."""
     sys.stdout.write(f"memory: {bytes_per_s / 1e9:.1f} GB/s\n")
     for name, seconds in found.items():
         kind, count = name.split()
         line = f"{name:11}: fastest {1000 * min(seconds):8.2f} ms, median {1000 * median(seconds):8.2f} ms"
-        per_layer = min(seconds) / sizes.config.num_layers
-        line += f", {1000 * per_layer:.3f} a layer with the head, x {num_all}: {1000 * per_layer * num_all:.1f} ms"
         if kind == "decode":
             line += f", {sizes.read(int(count)) / bytes_per_s / min(seconds):.2f} of the memory's speed"
         sys.stdout.write(f"{line}\n")
@@ -158,7 +156,7 @@ def main() -> None:
         sys.stdout.write(f"{num_layers} of {num_all} layers, started in {time.perf_counter() - begun_s:.1f} s\n")
         found = measured(engine, asked.rounds, tuple(asked.prompts))
         sizes = sizes_of(Path(folder), asked.quantization)
-    print_table(found, sizes, num_all, read_bytes_per_s(asked.threads))
+    print_table(found, sizes, read_bytes_per_s(asked.threads))
 
 
 def settings_of(folder: str, asked: argparse.Namespace) -> EngineSettings:
