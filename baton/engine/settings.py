@@ -47,8 +47,8 @@ class EngineSettings:
     )
     activation_dtype: str = _model(
         "auto",
-        "what int8 and int4 weights multiply on a CPU; auto: numbers of the model's dtype; int8: these rounded to 8 "
-        "bits with a scale for 32 of them, which is faster for batches and prompts",
+        "inputs of products with quantized weights on a CPU; auto: as they are; int8: rounded to 8 "
+        "bits, which is faster for batches and prompts",
         choices=("auto", "int8"),
     )
     kv_cache_dtype: str = _cache(

@@ -26,12 +26,12 @@ from baton.engine.native import arguments
 from baton.engine.native.arguments import (
     DTYPES,
     BatonCall,
-    BatonExperts,
     BatonGuest,
     BatonPlan,
     BatonQuantizedPack,
     BatonStep,
 )
+from baton.engine.native.expert_arguments import BatonExperts, BatonRouting
 from baton.engine.native.loans import CoreLoans, Lending
 from baton.wire.errors import InvalidSetting
 
@@ -88,8 +88,8 @@ class Kernels:
         self.quantized_linear = self._call("quantized_linear", arguments.BatonQuantizedLinear)
         self.delta_rule = self._call("delta_rule", arguments.BatonDeltaRule)
         self.quantize = self._call("quantize", arguments.BatonQuantize)
-        self.route = self._call("route", arguments.BatonRouting)
-        self.experts = self._call("experts", arguments.BatonExperts)
+        self.route = self._call("route", BatonRouting)
+        self.experts = self._call("experts", BatonExperts)
         self.round_rows = self._call("round_rows", arguments.BatonRoundRows)
         self.rounded_pack = self._call("rounded_pack", BatonQuantizedPack)
         self.rounded_linear = self._call("rounded_linear", arguments.BatonRoundedLinear)

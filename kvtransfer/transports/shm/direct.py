@@ -102,7 +102,8 @@ class ShmSender:
 
     def _require_memory(self, moves: Sequence[Move]) -> None:
         """Blocks of a pool get their memory in order."""
-        self._mapping.require_whole((max(move.target for move in moves) + 1) * self._blocks.shape[1])
+        num_blocks = 1 + max((move.target for move in moves), default=-1)
+        self._mapping.require_whole(num_blocks * self._blocks.shape[1])
 
     def poll(self) -> None:
         """Do nothing: no push is ever in flight."""

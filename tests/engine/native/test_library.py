@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.native import arguments, library
+from baton.engine.native import arguments, expert_arguments, library
 from baton.engine.native.library import Kernels, WeightMemory, huge_pages, levels, load_library, open_kernels
 from baton.wire.errors import InvalidSetting
 from tests.engine.native import compiled
@@ -33,16 +33,19 @@ def declared(name: str) -> list[tuple[str, type]]:
             if kind.endswith("*"):
                 fields.append((field.strip(), ctypes.c_void_p))
             else:
-                fields.append((field.strip(), C_TYPES.get(kind.strip()) or getattr(arguments, kind.strip())))
+                fields.append((field.strip(), C_TYPES.get(kind.strip()) or DECLARED[kind.strip()]))
     return fields
 
 
-STRUCTURES = sorted(name for name in vars(arguments) if name.startswith("Baton"))
+DECLARED = {
+    name: value for name, value in (vars(arguments) | vars(expert_arguments)).items() if name.startswith("Baton")
+}
+STRUCTURES = sorted(DECLARED)
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_arguments_are_declared_as_the_kernels_declare_them(name: str) -> None:
-    assert list(getattr(arguments, name)._fields_) == declared(name)
+    assert list(DECLARED[name]._fields_) == declared(name)
 
 
 def test_every_argument_block_of_the_kernels_is_known() -> None:

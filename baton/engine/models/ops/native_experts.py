@@ -16,15 +16,13 @@ from torch import Tensor
 
 from baton.engine.models.expert_settings import ExpertSettings, Scoring
 from baton.engine.models.ops.native_ops import NativeOps, NativeWeight
-from baton.engine.native.arguments import (
+from baton.engine.native.arguments import DTYPES, BatonLinear, BatonRoundedLinear
+from baton.engine.native.expert_arguments import (
     CLAMPED_GATE,
-    DTYPES,
     PLAIN_CODES,
     SILU_GATE,
     BatonExperts,
     BatonExpertWeight,
-    BatonLinear,
-    BatonRoundedLinear,
     BatonRouting,
 )
 
