@@ -108,7 +108,7 @@ class NativeOps(CpuOps):
     """
 
     def __init__(self, kernels: Kernels, *, rounds_activations: bool = False) -> None:
-        """`rounds_activations`: what goes into products with int8 and int4 weights is rounded to 8 bits."""
+        """`rounds_activations`: what goes into products with int8, int4 and MXFP4 weights is rounded to 8 bits."""
         super().__init__()
         self.has_packed_all, self.has_rounded = True, False
         self._rounds_activations = rounds_activations
