@@ -21,9 +21,12 @@ _NUM_RANDOM = 1_048_573
 
 def fill_with_noise(decoder: Decoder) -> None:
     """Set every parameter of `decoder`, then pack it."""
+    for parameter in decoder.parameters():
+        parameter.take_memory_back()
     generator = torch.Generator(decoder.device).manual_seed(_SEED)
     for part in decoder.parts():
         for parameter in part.parameters():
+            parameter.allocate()
             _fill(parameter.tensor, parameter.center, generator)
         # at once, so that a quantized weight takes the memory of the plain one
         part.pack()

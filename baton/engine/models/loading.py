@@ -112,7 +112,8 @@ def load_weights(folder: Path, model: Loadable, progress: OnProgress | None = No
     uses = _Uses(model.parameters())
     _check_complete(headers, uses, model)
     _report_mixed(headers, uses, model)
-    _take_memory_back(uses)
+    for parameter in model.parameters():
+        parameter.take_memory_back()
     waiting = _Waiting(model)
     bytes_total = sum(entry.num_bytes for header in headers.values() for entry in header.values())
     bytes_done = 0
@@ -130,17 +131,6 @@ def load_weights(folder: Path, model: Loadable, progress: OnProgress | None = No
                     progress(bytes_done, bytes_total)
     _check_copies(headers, uses.copies)
     waiting.finish()
-
-
-def _take_memory_back(uses: _Uses) -> None:
-    """Leave parameters in host memory without it until they are written. Nearly all are packed then and freed, so that
-    what is written next lies in the same pages: new ones take longer than the copy."""
-    for of_name in uses.by_name.values():
-        for use in of_name:
-            tensor = use.parameter.tensor
-            storage = tensor.untyped_storage()
-            if tensor.device.type == "cpu" and storage.nbytes() == tensor.nbytes:
-                storage.resize_(0)
 
 
 def _report_mixed(headers: Mapping[Path, Mapping[str, TensorEntry]], uses: _Uses, model: Loadable) -> None:
@@ -253,8 +243,7 @@ def _write(file: Any, use: _Use) -> None:
     if source.is_empty:
         return
     tensor = use.parameter.tensor
-    if tensor.untyped_storage().nbytes() == 0:
-        tensor.untyped_storage().resize_(tensor.nbytes)
+    use.parameter.allocate()
     piece = file.get_tensor(source.name) if source.is_whole else file.get_slice(source.name)[slices(source.taken)]
     tensor[slices(source.region)].copy_(piece.T if source.is_transposed else piece)
 

@@ -82,6 +82,18 @@ class Parameter:
         """The bytes of a GPU's memory that it takes after loading."""
         return self.gpu_bytes or self.num_bytes
 
+    def take_memory_back(self) -> None:
+        """Leave a tensor of host memory without it until `allocate`. Nearly all are packed then and freed, so that what
+        is written next lies in the same pages: new ones take longer than the copy."""
+        storage = self.tensor.untyped_storage()
+        if self.tensor.device.type == "cpu" and storage.nbytes() == self.tensor.nbytes:
+            storage.resize_(0)
+
+    def allocate(self) -> None:
+        """Give the tensor its memory, if it has none: it is about to be written."""
+        if self.tensor.untyped_storage().nbytes() == 0:
+            self.tensor.untyped_storage().resize_(self.tensor.nbytes)
+
     @property
     def is_covered(self) -> bool:
         """Whether the sources write each element exactly once."""

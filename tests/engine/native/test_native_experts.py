@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from baton.engine.models.config import parse_config
+from baton.engine.models.config import load_config, parse_config
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.dummy import fill_with_noise
 from baton.engine.models.expert_settings import ExpertSettings
 from baton.engine.models.linear_weights import LoadedWeight, PlainWeight, QuantizedWeight
 from baton.engine.models.mxfp4 import from_mxfp4
@@ -29,6 +34,7 @@ from baton.engine.models.parts.expert_products import (
 from baton.engine.models.parts.routing import ExpertRouting
 from baton.engine.models.quantization.while_loading import Int4, Int8
 from baton.engine.models.shard import WHOLE
+from tests.engine.models.families import make_model
 from tests.engine.native.compiled import LEVELS, kernels, needs_kernels
 from tests.launch.plan.model_configs import QWEN3_06B
 
@@ -238,3 +244,18 @@ def test_logits_that_are_no_numbers_choose_experts_that_exist(level: str) -> Non
     chosen, _ = routing(ROUTINGS["glm"], torch.float32, NativeOps(kernels(level, 1)))(x)
     assert ((chosen >= 0) & (chosen < ROUTINGS["glm"].num_experts)).all()
     assert all(len(set(each)) == len(each) for each in chosen.tolist())
+
+
+def test_nothing_keeps_what_was_loaded_once_it_is_packed(tmp_path: Path) -> None:
+    make_model(tmp_path, "gpt-oss")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    decoder = Decoder(load_config(tmp_path), torch.bfloat16, "cpu", NativeOps(kernels(LEVELS[0], 1)))
+    loaded = [
+        StorageWeakRef(parameter.tensor.untyped_storage())
+        for parameter in decoder.parameters()
+        if parameter.name.endswith(("_blocks", "_scales"))
+    ]
+    fill_with_noise(decoder)
+    assert loaded
+    assert all(each.expired() for each in loaded)

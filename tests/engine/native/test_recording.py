@@ -113,7 +113,7 @@ def test_steps_of_any_size_are_those_of_the_decoder(tmp_path: Path, family: str,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe", "gpt-oss"])
 def test_mixtures_of_experts_are_recorded_as_well(tmp_path: Path, family: str, dtype: str) -> None:
     make_model(tmp_path, family)
     threads = kernels(LEVELS[0], 2)

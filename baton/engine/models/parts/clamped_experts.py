@@ -116,7 +116,7 @@ class _Plain:
     def free(self) -> None:
         """Forget what was loaded."""
         self.parameters = []
-        self._matrices = self._matrices[:0]
+        self._matrices = self._matrices.new_empty(0)  # a view would keep all
 
     def _weight(self, expert: int) -> LoadedWeight:
         return PlainWeight(self._matrices[expert].T.contiguous())
@@ -151,7 +151,7 @@ class _Mxfp4(_Plain):
     def free(self) -> None:
         """Forget what was loaded."""
         self.parameters = []
-        self._blocks, self._scales = self._blocks[:0], self._scales[:0]
+        self._blocks, self._scales = self._blocks.new_empty(0), self._scales.new_empty(0)  # views would keep all
 
     def _weight(self, expert: int) -> LoadedWeight:
         return from_mxfp4(self._blocks[expert], self._scales[expert], self._setup.dtype)
