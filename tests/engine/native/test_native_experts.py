@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -251,8 +252,9 @@ def test_nothing_keeps_what_was_loaded_once_it_is_packed(tmp_path: Path) -> None
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
     decoder = Decoder(load_config(tmp_path), torch.bfloat16, "cpu", NativeOps(kernels(LEVELS[0], 1)))
+    weak: Callable[[torch.UntypedStorage], Any] = StorageWeakRef
     loaded = [
-        StorageWeakRef(parameter.tensor.untyped_storage())
+        weak(parameter.tensor.untyped_storage())
         for parameter in decoder.parameters()
         if parameter.name.endswith(("_blocks", "_scales"))
     ]
