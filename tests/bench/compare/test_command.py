@@ -19,7 +19,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def test_two_servers_are_compared_from_start_to_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "result.json"
-    targets = [mock_target("slow", ttft_ms=60, itl_ms=10), mock_target("fast", ttft_ms=15, itl_ms=10)]
+    targets = [mock_target("slow", ttft_ms=300, itl_ms=10), mock_target("fast", ttft_ms=15, itl_ms=10)]
     arguments = [*LOAD, "--target", *targets, "--rates=40", "--num-prompts=8", "--warmup-rounds=0", "--goodput=ttft:30"]
     assert main([*arguments, f"--json={path}"]) == 0
     document = read(path)
