@@ -65,12 +65,18 @@ def e4m3(matrix: Tensor) -> LoadedWeight:
     return QuantizedWeight(matrix.to(torch.float8_e4m3fn), scales, None, matrix.shape[1], matrix.dtype)
 
 
+def mixed(matrix: Tensor) -> LoadedWeight:
+    """Some plain and some int4."""
+    return plain(matrix) if int(matrix.float().abs().sum() * 100) % 2 else quantized(Int4, matrix)
+
+
 KINDS: dict[str, Make] = {
     "plain": plain,
     "int8": partial(quantized, Int8),
     "int4": partial(quantized, Int4),
     "mxfp4": mxfp4,
     "e4m3": e4m3,
+    "mixed": mixed,
 }
 
 
@@ -131,7 +137,7 @@ def test_one_call_is_expert_after_expert_bit_for_bit(
     for num_tokens in (1, 2, 17, 230):
         given = routed(num_tokens, dtype)
         assert torch.equal(one_call(*given), loop(*given))
-    assert ops.has_rounded == (rounds and kind in ("int8", "int4", "mxfp4"))
+    assert ops.has_rounded == (rounds and kind in ("int8", "int4", "mxfp4", "mixed"))
 
 
 @pytest.mark.parametrize("level", LEVELS)

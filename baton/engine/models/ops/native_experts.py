@@ -76,7 +76,7 @@ class NativeProducts:
         self._gate_ups, self._downs = (
             (BatonExpertWeight * len(experts))(*(pair[place].arguments() for pair in experts)) for place in (0, 1)
         )
-        self._rounds = any(weights[0].is_rounded for weights in (self._gate_ups, self._downs))
+        self._rounds = any(weight.is_rounded for weight in (*self._gate_ups, *self._downs))
         down = experts[0][1].weight.product
         self._call = BatonExperts(
             gate_up=addressof(self._gate_ups),

@@ -312,20 +312,36 @@ BATON_INLINE void add_results(const BatonExperts& a, const ExpertScratch<T>& s, 
     }
 }
 
-// Each token's row of x to the places of its choices, rounded where the first product takes it so.
+// How the weights of a product take their inputs.
+struct InputForms {
+    bool plain, rounded;
+};
+
+BATON_INLINE InputForms forms_of(const BatonExpertWeight* weights, int64_t num_experts) {
+    InputForms found = {};
+    for (int64_t expert = 0; expert < num_experts; ++expert) {
+        found.plain |= !weights[expert].is_rounded;
+        found.rounded |= weights[expert].is_rounded != 0;
+    }
+    return found;
+}
+
+// Each token's row of x to the places of its choices, in the forms that the first product takes.
 template <class T>
 BATON_INLINE void gather_rows(Pool& threads, const BatonExperts& a, const ExpertScratch<T>& s) {
-    const bool is_rounded = a.gate_up[0].is_rounded != 0;
-    char* to = is_rounded ? s.rounded : reinterpret_cast<char*>(s.rows);
-    const int64_t stride = is_rounded ? s.rounded_stride : s.row_stride * int64_t{sizeof(T)};
-    const int64_t bytes = is_rounded ? rounded_row_bytes(a.size) : a.size * int64_t{sizeof(T)};
+    const InputForms forms = forms_of(a.gate_up, a.num_experts);
+    const uint64_t bytes = static_cast<uint64_t>(a.size) * sizeof(T);
     each_row(threads, a.num_tokens, a.num_chosen * a.size, [&](int64_t token) {
         const T* x = static_cast<const T*>(a.x) + token * a.x_stride;
         const int64_t* places = s.places + token * a.num_chosen;
-        if (is_rounded) round_row(to + places[0] * stride, x, a.size);
-        const void* from = is_rounded ? static_cast<const void*>(to + places[0] * stride) : x;
-        for (int64_t choice = is_rounded; choice < a.num_chosen; ++choice)
-            __builtin_memcpy(to + places[choice] * stride, from, static_cast<uint64_t>(bytes));
+        char* rounded = s.rounded + places[0] * s.rounded_stride;
+        if (forms.rounded) round_row(rounded, x, a.size);
+        for (int64_t choice = 0; choice < a.num_chosen; ++choice) {
+            if (forms.plain) __builtin_memcpy(s.rows + places[choice] * s.row_stride, x, bytes);
+            if (forms.rounded && choice > 0)
+                __builtin_memcpy(s.rounded + places[choice] * s.rounded_stride, rounded,
+                                 static_cast<uint64_t>(rounded_row_bytes(a.size)));
+        }
     });
 }
 
@@ -349,7 +365,7 @@ void experts_of(Pool& threads, const BatonExperts& a) {
     };
     each_piece<T>(threads, r, a, a.gate_up, 2 * a.inner, a.size, gate_up,
                   [&](const float* sums, const Block<T>& block) { finish_gate(sums, block, a); });
-    if (a.down[0].is_rounded) round_inner(threads, a, s);
+    if (forms_of(a.down, a.num_experts).rounded) round_inner(threads, a, s);
     // the rows of x are not needed any more: results take their place
     const auto down = [&](int64_t expert) {
         return product_of<T>(a.down[expert], a, s, r.rows[expert], inner, rows);

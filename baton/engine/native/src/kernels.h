@@ -135,8 +135,8 @@ struct BatonRouting {
 };
 void baton_route(BatonPool* pool, const BatonRouting* arguments);
 
-// One expert's packed weight; `codes_kind` BATON_PLAIN for what baton_pack has made. `bias`: NULL for none. `is_rounded`,
-// the same for all of a product: of baton_rounded_pack.
+// One expert's packed weight; `codes_kind` BATON_PLAIN for what baton_pack has made. `bias`: NULL for none. `is_rounded`:
+// of baton_rounded_pack.
 constexpr int32_t BATON_PLAIN = -1;
 struct BatonExpertWeight {
     const void* packed;
