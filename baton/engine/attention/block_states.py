@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from baton.device.base import Staging
-from baton.engine.attention.base import PlannedShare, StatePiece
+from baton.engine.attention.base import LayerStored, PlannedShare, StatePiece
 from baton.engine.attention.paged_kv import PagedKv
 from baton.wire.layout import STATE
 
@@ -158,6 +158,36 @@ class BlockStates:
             num_drafts += share.num_drafts
         columns = (*zip(*values, strict=True), self._draft_blocks[:num_drafts])
         return _Drafted(*[staging.put(np.array(column, dtype=np.int64)) for column in columns])
+
+
+class AttendsOverStates:
+    """The part of an attention backend that is `KeepsStates`: it hands on to the `BlockStates` of its pool."""
+
+    def __init__(self, pool: PagedKv) -> None:
+        self._states = BlockStates(pool)
+        self._layer_stored: LayerStored | None = None
+
+    def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
+        """The windows of inputs [T, 1 + num_before, E] that states and this step have."""
+        return self._states.recent(layer, x, num_before)
+
+    def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
+        """A view [B, num_elements] of this rank's states behind `num_before` inputs."""
+        return self._states.carried(layer, num_before, num_elements)
+
+    @property
+    def pieces(self) -> Sequence[StatePiece]:
+        """The step's tokens, cut where blocks end, as the last `plan` found them."""
+        return self._states.pieces
+
+    def stored(self) -> None:
+        """Tell the caller of the last `plan`, if it wants to know, that a layer is stored."""
+        if self._layer_stored is not None:
+            self._layer_stored()
+
+    def settle(self, num_accepted: Tensor) -> None:
+        """Have the states behind the drafts that were right in the blocks of their sequences."""
+        self._states.settle(num_accepted)
 
 
 def _windows(inputs: _Inputs, num_before: int) -> Tensor:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from baton.device.base import Staging
-from baton.engine.attention.base import PLAIN, LayerRule, LayerStored, PlannedShare, StatePiece
-from baton.engine.attention.block_states import BlockStates
+from baton.engine.attention.base import PLAIN, LayerRule, LayerStored, PlannedShare
+from baton.engine.attention.block_states import AttendsOverStates
 from baton.engine.attention.paged_kv import PagedKv
 from baton.engine.cache.block_pool import BlockTable, pack_blocks
 from baton.engine.native.arguments import (
@@ -90,7 +90,7 @@ def layer_kv(pool: PagedKv, number: int, dtype: torch.dtype) -> BatonPagedKv:
     )
 
 
-class NativeAttention:
+class NativeAttention(AttendsOverStates):
     """Attention over one KV pool. One instance serves one runner, whose decoder computes with the same `Kernels`."""
 
     def __init__(
@@ -102,6 +102,7 @@ class NativeAttention:
         dtype: torch.dtype | None = None,
     ) -> None:
         """`rules`: of each layer; none: the default for all. `dtype`: of queries and sinks; None: the pool's."""
+        super().__init__(pool)
         self._rules = rules or [PLAIN] * pool.layout.num_layers
         self._kernels = kernels
         self._blocks = pool.blocks  # the addresses below stay valid as long as somebody holds it
@@ -111,7 +112,6 @@ class NativeAttention:
         attended = {layer: kv for layer, kv in enumerate(pool.layout.layers) if kv.kind != STATE}
         self._layers = {layer: self._layer(pool, layer, dtype) for layer in attended}
         self._largest_head = max((kv.head_dim for kv in attended.values()), default=0)
-        self._states = BlockStates(pool)
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._arrays = _StepArrays(0, 0, 0)
         self._plan = self._arrays.plan(self._block_size)
@@ -121,7 +121,6 @@ class NativeAttention:
         self._lengths: list[int] = []
         self._num_sequences = 0
         self._num_tokens = 0
-        self._layer_stored: LayerStored | None = None
         self.num_positions = 0
         """One more than the highest position of the step that was planned last."""
 
@@ -202,28 +201,6 @@ class NativeAttention:
         attention.num_sequences = self._num_sequences
         self._kernels.attention(attention)
         return out
-
-    def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
-        """The windows of inputs [T, 1 + num_before, E] that states and this step have."""
-        return self._states.recent(layer, x, num_before)
-
-    def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
-        """This rank's elements of the states behind `num_before` inputs: a view [B, num_elements]."""
-        return self._states.carried(layer, num_before, num_elements)
-
-    @property
-    def pieces(self) -> Sequence[StatePiece]:
-        """The step's tokens, cut where blocks end, as the last `plan` found them."""
-        return self._states.pieces
-
-    def stored(self) -> None:
-        """Tell the caller of the last `plan`, if it wants to know, that a layer is stored."""
-        if self._layer_stored is not None:
-            self._layer_stored()
-
-    def settle(self, num_accepted: Tensor) -> None:
-        """Have the states behind the drafts that were right in the blocks of their sequences."""
-        self._states.settle(num_accepted)
 
     def take_due(self, rows: Tensor) -> None:
         """Let what a recording gathers of the rows that are due take `rows` [T] int64, which have to stay."""

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from baton.device.base import Staging
-from baton.engine.attention.base import PLAIN, LayerRule, LayerStored, PlannedShare, StatePiece
-from baton.engine.attention.block_states import BlockStates
+from baton.engine.attention.base import PLAIN, LayerRule, LayerStored, PlannedShare
+from baton.engine.attention.block_states import AttendsOverStates
 from baton.engine.attention.kv_planes import PlainPlane, Plane, ScaledPlane
 from baton.engine.attention.paged_kv import PagedKv
 from baton.wire.errors import InvalidSetting
@@ -189,12 +189,13 @@ class _Layer:
         self.keys, self.values = rows.plane(heads[:, 0]), rows.plane(heads[:, -1])
 
 
-class TorchAttention:
+class TorchAttention(AttendsOverStates):
     """Attention over one KV pool. One instance serves one runner. Raises `InvalidSetting` for a pool whose layers
     differ so much that their rows lie in no grid."""
 
     def __init__(self, pool: PagedKv, rules: Sequence[LayerRule] = ()) -> None:
         """`rules`: of each layer; none: the default for all."""
+        super().__init__(pool)
         rules = rules or [PLAIN] * pool.layout.num_layers
         self._blocks = pool.blocks
         self._block_size = pool.layout.block_size
@@ -207,12 +208,10 @@ class TorchAttention:
             for number, (rows, group) in enumerate(zip(self._groups, groups, strict=True))
             for layer in group.layers
         }
-        self._states = BlockStates(pool)
         self._workspace = self._blocks.new_empty(2, 0)
         self._score_workspace = self._blocks.new_empty(2, 0)
         self._inputs: _StepInputs | None = None
         self._plans: list[_GroupPlan] = []
-        self._layer_stored: LayerStored | None = None
 
     def plan(self, shares: Sequence[PlannedShare], staging: Staging, layer_stored: LayerStored | None = None) -> None:
         """Stage slots, block tables and masks for gathers; decodes are computed together, prompts one after another."""
@@ -260,25 +259,7 @@ class TorchAttention:
     def recent(self, layer: int, x: Tensor, num_before: int) -> Tensor:
         """Windows of inputs, [T, 1 + num_before, E]. The first call of a step also wipes the blocks that it begins."""
         self._begin_step()
-        return self._states.recent(layer, x, num_before)
-
-    def carried(self, layer: int, num_before: int, num_elements: int) -> Tensor:
-        """A view [B, num_elements] of this rank's states behind `num_before` inputs."""
-        return self._states.carried(layer, num_before, num_elements)
-
-    @property
-    def pieces(self) -> Sequence[StatePiece]:
-        """The step's tokens, cut where blocks end, as the last `plan` found them."""
-        return self._states.pieces
-
-    def stored(self) -> None:
-        """Tell the caller of the last `plan`, if it wants to know, that a layer is stored."""
-        if self._layer_stored is not None:
-            self._layer_stored()
-
-    def settle(self, num_accepted: Tensor) -> None:
-        """Have the states behind the drafts that were right in the blocks of their sequences."""
-        self._states.settle(num_accepted)
+        return super().recent(layer, x, num_before)
 
     def _begin_step(self) -> None:
         """Prepare what several layers share in a step; issued by its first layer, when the staged inputs are on the

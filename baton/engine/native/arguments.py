@@ -117,26 +117,8 @@ class BatonRoundRows(Structure):
     ]
 
 
-class BatonRoundedLinear(Structure):
+class BatonRoundedLinear(BatonQuantizedLinear):
     """`BatonRoundedLinear` of kernels.h: multiply rounded rows by a quantized weight that is packed for them."""
-
-    _fields_ = [
-        ("out", c_void_p),
-        ("x", c_void_p),
-        ("packed", c_void_p),
-        ("bias", c_void_p),
-        ("num_tokens", c_int64),
-        ("num_out", c_int64),
-        ("num_in", c_int64),
-        ("out_stride", c_int64),
-        ("x_stride", c_int64),
-        ("group_size", c_int64),
-        ("dtype", c_int32),
-        ("out_is_float32", c_int32),
-        ("codes_kind", c_int32),
-        ("scale_dtype", c_int32),
-        ("has_offsets", c_int32),
-    ]
 
 
 class BatonPagedKv(Structure):

@@ -1,4 +1,4 @@
-"""How fast products of one thread are: `taskset -c 0 python -m tests.engine.native.product_time [LEVEL [ROWS ...]]`.
+"""How fast products are: `taskset -c 0 python -m tests.engine.native.packed_product_time [LEVEL [ROWS ...]]`.
 
 Prints a table for the layers of Qwen3-0.6B: plain weights, and quantized ones that multiply bfloat16, or rows rounded
 to 8 bits, the rounding included. The weights of several layers are multiplied in turns, so that they come from memory.

@@ -49,7 +49,7 @@ class NativeWeight:
 
     packed: Tensor
     num_out: int
-    product: BatonLinear | BatonQuantizedLinear | BatonRoundedLinear
+    product: BatonLinear | BatonQuantizedLinear
     input_order: Tensor | None = None
 
     def parameters(self) -> tuple[Parameter, ...]:

@@ -26,7 +26,7 @@ _CODES = {torch.int8: 0, torch.uint8: 1, torch.float8_e4m3fn: 2, torch.float4_e2
 
 def pack_quantized(
     kernels: Kernels, memory: WeightMemory, weight: QuantizedWeight, *, for_rounded: bool = False
-) -> tuple[Tensor, BatonQuantizedLinear | BatonRoundedLinear]:
+) -> tuple[Tensor, BatonQuantizedLinear]:
     """The packed weight, and the arguments of a product with it but for those that belong to its tokens. `for_rounded`:
     for rounded rows, where the kernels have such a product with the weight."""
     codes, scales = weight.codes.contiguous(), weight.scales.contiguous()
@@ -47,9 +47,7 @@ def pack_quantized(
     packed = memory.take(rounded_bytes or kernels.quantized_bytes(given))
     given.packed = packed.data_ptr()
     pack = kernels.rounded_pack if rounded_bytes else kernels.quantized_pack
-    kind: type[BatonQuantizedLinear | BatonRoundedLinear] = (
-        BatonRoundedLinear if rounded_bytes else BatonQuantizedLinear
-    )
+    kind = BatonRoundedLinear if rounded_bytes else BatonQuantizedLinear
     pack(given)
     product = kind(
         packed=given.packed,
